@@ -1,1 +1,1 @@
-"""What ``ProcessPoolExecutor`` is made of: a loop in a thread, and the results that it hands out."""
+"""What ``ProcessPoolExecutor`` consists of: a pool in a thread, and the results that it returns."""

@@ -1,11 +1,11 @@
 """The thread behind an executor: a pool, and the loop that it lives in.
 
-Calls come from any thread.  They are put into a dict, and the loop is woken only if it
-is not at it already: to write to its pipe for each of them would cost more than all the
-rest.  The loop hands them over to the pool as long as workers have room, and a little
-more.  Whoever takes a call out of that dict has it for himself, the loop to run it or
-:meth:`Call.cancel` to drop it: so a call that was cancelled never runs, as the protocol
-of :class:`concurrent.futures.Future` has it, and one that the pool has is running.
+Calls come from any thread.  Each goes into a dict, and the loop is woken only if it does not
+look there anyway: to write to the loop's pipe for each call would cost more than all the rest.
+The loop gives the pool as many calls as workers have room for, and a few more.  To take a call
+out of the dict is atomic, so only one side gets it: the loop, which runs it, or
+:meth:`Call.cancel`, which drops it.  So a cancelled call never runs, and a call counts as running
+once the pool has it.  That is the protocol of :class:`concurrent.futures.Future`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from asyncpool.pool import Pool
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# What the pool may have waiting for each worker, in the reckoning of profiles.py: as much
-# as a worker may have in flight, and once more, so that none runs dry meanwhile.
+# How much work the pool may have queued for each worker, in the unit of ``BUDGET``: as much as
+# a worker may have in flight, and as much again, so that no worker runs out of calls meanwhile.
 _AHEAD = 2 * BUDGET
 
-# Calls that are handed over in one turn of the loop: half a millisecond or so.
+# How many calls the pool gets in one turn of the loop, which takes about half a millisecond.
 _CALLS_A_TURN = 100
 
 _OPTIONS = JobOptions()
 
-# Seconds that a loop has to settle the futures of its own calls; see :class:`Delivery`.
+# Seconds that the loop of a caller has to settle the futures of its calls; see :class:`Delivery`.
 _PATIENCE = 0.005
 
 _What: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -69,9 +69,9 @@ class Call(Future[Any]):
 
 
 class Engine:
-    """A pool in a thread of its own; it ends when it is closed and all calls are done.
+    """A pool in a thread of its own.  The thread ends when it is told to and all calls are done.
 
-    It knows nothing of its executor, which may be collected while calls are pending.
+    It has no reference to its executor, which may be collected while calls are pending.
 
     Args:
         pool: The pool, not started.
@@ -89,11 +89,11 @@ class Engine:
         self._workers = workers
         self._on_end = on_end
         self._queue: OrderedDict[Call, _What] = OrderedDict()
-        self._lock = threading.RLock()  # a signal's handler may submit, too
+        self._lock = threading.RLock()  # reentrant: a signal handler may submit, too
         self._refusal: Callable[[], Exception] | None = None
         self._open = 0
         self._room = workers
-        self._awake = True  # it begins with a look at the queue
+        self._awake = True  # the loop begins with a look at the queue
         self._coming = False
         self._closing = False
         self._grace: float | None = None
@@ -104,7 +104,7 @@ class Engine:
         self._supervisor: Supervisor
         self.thread = threading.Thread(target=self._run, name=f"asyncpool {pool.name}")
 
-    # Called in any thread.
+    # Any thread may call these.
 
     def put(
         self,
@@ -112,11 +112,11 @@ class Engine:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Call:
-        """Have a call made, and return its future.
+        """Queue a call, and return its future.
 
         Raises:
-            PoolBrokenError: If the pool did not come up.
-            RuntimeError: If no more calls are taken.
+            PoolBrokenError: If the pool could not start.
+            RuntimeError: If no more calls are accepted.
         """
         call = Call()
         queue = call.queue = self._queue
@@ -130,14 +130,14 @@ class Engine:
         return call
 
     def refuse(self, refusal: Callable[[], Exception]) -> None:
-        """Take no more calls, from the next one on."""
+        """Accept no more calls; each later one gets the error of *refusal*."""
         with self._lock:
             self._refusal = self._refusal or refusal
 
     def finish(self) -> None:
-        """Have it end when all calls are done.
+        """End the thread when all calls are done.
 
-        Takes no lock, since the garbage collector may call it at any moment.
+        This takes no lock, since the garbage collector may call it at any moment.
         """
         self._closing = True
         if not self._awake:
@@ -149,7 +149,7 @@ class Engine:
             call.cancel()
 
     def end_now(self, grace: float) -> None:
-        """Have it end though calls are running, which fail.
+        """End the thread although calls are running; they fail.
 
         Args:
             grace: Seconds until workers that still run are killed.
@@ -157,22 +157,24 @@ class Engine:
         with self._lock:
             self._grace = grace if self._grace is None else min(grace, self._grace)
             if not self._begun:
-                return  # it looks, before it starts anything
-        with contextlib.suppress(RuntimeError):  # it has ended
+                return  # the thread looks at the grace before it starts the pool
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
             self._loop.call_soon_threadsafe(self._press)
 
     def _wake(self) -> None:
-        # Two threads may get here at once, and then it is woken twice.
+        # Two threads may get here at once, and then wake the loop twice.
         self._awake = True
         self._loop.call_soon_threadsafe(self._hand_over)
 
     def forked(self, refusal: Callable[[], Exception]) -> None:
-        """Take note that this is a copy in another process, where the thread is not."""
-        self._lock = threading.RLock()  # somebody may have held the old one
+        """Note that this is a copy in a forked process, where the thread does not exist."""
+        self._lock = (
+            threading.RLock()
+        )  # some thread may have held the old one at the fork
         self._awake, self._begun = True, False
         self.refuse(refusal)
 
-    # Called in its own thread.
+    # Only the engine's thread calls these.
 
     def _run(self) -> None:
         try:
@@ -195,9 +197,9 @@ class Engine:
         try:
             await self._pool.start()
         except PoolClosedError:
-            return  # by end_now(), and there are no calls
+            return  # end_now() was called, so there are no calls
         except PoolBrokenError as error:
-            # The pool is gone, and does not try again.
+            # The pool could not start, and does not try again.
             reason, crashes = error.reason, error.crashes
             self._break(
                 lambda: with_base(
@@ -233,7 +235,7 @@ class Engine:
                 self._rest()
                 return
             if waiting >= self._room:
-                return  # the next one that is done comes back here
+                return  # the end of the next call leads here again
             waiting += self._begin(*queue.popitem(last=False))
         self._come_back()
 
@@ -244,18 +246,18 @@ class Engine:
 
     def _rest(self) -> None:
         if self._finished.done():
-            return  # it stays awake: nobody need wake it any more
+            return  # the loop counts as awake, so nobody wakes it any more
         if self._closing and not self._open:
             self._finished.set_result(None)
             return
         self._awake = False
-        # Somebody may have come meanwhile, and have seen that it was awake.
+        # A call may have come just before, from a thread that still saw the loop awake.
         if self._queue or (self._closing and not self._open):
             self._awake = True
             self._come_back()
 
     def _begin(self, call: Call, what: _What) -> bool:
-        """Submit a call to the pool, and tell whether it has to wait there."""
+        """Submit a call to the pool, and return whether it is queued there."""
         if not call.set_running_or_notify_cancel():
             return False
         function, args, kwargs = what
@@ -265,7 +267,7 @@ class Engine:
             _settle(call, error=error)
             return False
         except BaseException as error:  # noqa: BLE001 - an argument's
-            # No signal is handled in this thread, so it is nobody's but this call's.
+            # No signal is handled in this thread, so the error belongs to this call.
             _settle(call, error=unpicklable(error))
             return False
         self._open += 1
@@ -280,7 +282,7 @@ class Engine:
         error = job.exception()
         value = job.result() if error is None else None
         self._delivery.add((call, value, error))
-        # Awake, it has left calls in the queue; they may have been cancelled meanwhile.
+        # If the loop is awake, it has left calls in the queue.
         if self._awake or self._closing:
             self._come_back()
 
@@ -291,14 +293,14 @@ _EndedCall: TypeAlias = tuple[Call, Any, BaseException | None]
 class Delivery:
     """Settles the futures of calls, several at a time.
 
-    What a future has to tell a loop, it tells by a write to that loop's pipe, and each
-    write lets go of the GIL: two threads then hand it to and fro for every call.  So the
-    futures of calls that come from a loop are settled there, all that have landed by one
-    visit; or here, if that loop does not get around to it, since it waits for one of them
-    in a blocking way for example.
+    To tell an event loop that a future is done, concurrent.futures writes to that loop's
+    pipe.  Each write releases the GIL, so two threads would pass the GIL to and fro for
+    every call.  So if calls come from a loop, their futures are settled in that loop, all
+    that have ended in one visit.  They are settled here if that loop does not get around to
+    it; for example, because it is blocked and waits for one of them.
 
     Args:
-        loop: The loop that this is used in.
+        loop: The loop of the engine.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -307,13 +309,13 @@ class Delivery:
         self._sent: list[deque[_EndedCall]] = []
 
     def add(self, ended: _EndedCall) -> None:
-        """Have a future settled soon."""
+        """Settle a future soon."""
         if not self._landed:
             self._loop.call_soon(self._deliver)
         self._landed.append(ended)
 
     def finish(self) -> None:
-        """Settle what is not settled yet."""
+        """Settle the futures that are left."""
         self._deliver()
         self._settle_rest()
 
@@ -328,7 +330,7 @@ class Delivery:
                 continue
             try:
                 home.call_soon_threadsafe(_settle_all, ended_calls)
-            except RuntimeError:  # it is closed
+            except RuntimeError:  # the caller's loop has been closed
                 _settle_all(ended_calls)
                 continue
             if not self._sent:
@@ -342,7 +344,7 @@ class Delivery:
 
 
 def _settle_all(ended_calls: deque[_EndedCall]) -> None:
-    # Two threads may be at it: each call is taken by one of them.
+    # Two threads may do this at once: each call is taken by one of them.
     while ended_calls:
         try:
             call, value, error = ended_calls.popleft()
@@ -361,8 +363,8 @@ def _settle(
         else:
             call.set_exception(_as_documented(error))
     except BaseException as failure:
-        # In the main thread that may be Ctrl-C, and must end what runs there; what is not
-        # settled yet, the engine's thread settles.
+        # In the main thread it may be Ctrl-C, which must end what runs there.  Then the
+        # engine's thread settles the futures that are left.
         ends = isinstance(failure, SystemExit | KeyboardInterrupt)
         if ends and threading.current_thread() is threading.main_thread():
             raise
@@ -370,10 +372,10 @@ def _settle(
 
 
 def _as_documented(error: BaseException) -> BaseException:
-    """Return what an executor raises: what the call has raised, or a broken pool."""
+    """Return what an executor raises: the error of the call, or that of a broken pool."""
     match error:
         case JobRaisedError(exception=StopIteration()):
-            return error  # an asyncio future would refuse it, and never be done
+            return error  # an asyncio future would refuse a StopIteration, and never be done
         case JobRaisedError():
             return error.exception
         case WorkerCrashedError() | PoolBrokenError() | PoolClosedError():

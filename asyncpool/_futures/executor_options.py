@@ -1,4 +1,4 @@
-"""The options of an executor, refused in the words of the standard library's."""
+"""The options of an executor, with the standard library's error messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
 from asyncpool._runtime.options.checks import Check, anything, checked
 from asyncpool._runtime.options.worker_options import LauncherKind, OutputMode
 
-# Whatever passes for one, as where this is dropped in: those of NumPy are none of Python's.
+# Whatever passes for an int in the standard library: integers of NumPy do too.
 INT: ArgumentType = ((SupportsIndex,), "an int")
 
 
 class StartMethod(Protocol):
-    """What is asked of a context of :mod:`multiprocessing`."""
+    """The part of a context of :mod:`multiprocessing` that the executor uses."""
 
     def get_start_method(self) -> str:
         """Return ``"fork"``, ``"forkserver"`` or ``"spawn"``."""
@@ -68,10 +68,10 @@ EXECUTOR_CHECKS: dict[str, Check] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """What an executor is told, checked and in shape; see :class:`asyncpool.ProcessPoolExecutor`.
+    """The options of an executor, checked; see :class:`asyncpool.ProcessPoolExecutor`.
 
     Attributes:
-        mp_context: What starts workers as that context of :mod:`multiprocessing` would.
+        mp_context: Starts workers as that context of :mod:`multiprocessing` would.
     """
 
     max_workers: int
@@ -83,7 +83,7 @@ class ExecutorOptions:
 
 
 def executor_options(given: Mapping[str, Any]) -> ExecutorOptions:
-    """Return the options of an executor, which its constructor was given.
+    """Return the options that the constructor of an executor was given, checked.
 
     Raises:
         TypeError: If one is of the wrong type.

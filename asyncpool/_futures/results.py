@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 def chunks_of(calls: Iterator[T], size: int) -> Iterator[tuple[list[T]]]:
-    """Yield *size* of *calls* after the other, each as the only argument of a call."""
+    """Yield lists of *size* calls, each as the only argument of a call."""
     while chunk := list(itertools.islice(calls, size)):
         yield (chunk,)
 
 
 def flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
-    """Yield what is in *chunks*, and keep nothing of what was yielded."""
+    """Yield the items of *chunks*, and keep no reference to what was yielded."""
     for chunk in chunks:
         chunk.reverse()
         while chunk:
@@ -40,10 +40,10 @@ def results_of(
     try:
         for args in itertools.islice(calls, buffersize):
             futures.append(executor.submit(function, *args))
-    except BaseException:  # an iterable's, too
+    except BaseException:  # even one that an iterable has raised
         _cancel(futures)
         raise
-    # Nobody else may have the executor, and then it should go.
+    # A weak reference: if nobody else has the executor, it can be collected.
     found = weakref.ref(executor)
 
     def more() -> None:
@@ -59,7 +59,7 @@ def results_of(
 def _in_turn(
     futures: deque[Future[T]], more: Callable[[], None], end: float | None
 ) -> Iterator[T]:
-    # What the caller has got is kept by nobody here, while it works on it.
+    # No reference to a result is kept here while the caller works on it.
     try:
         while futures:
             result = [_result_of(futures.popleft(), end)]
@@ -74,7 +74,7 @@ def _result_of(future: Future[T], end: float | None) -> T:
         return future.result(None if end is None else end - time.monotonic())
     finally:
         future.cancel()
-        del future  # its exception has a traceback that has this frame
+        del future  # else its exception, its traceback and this frame would be a cycle
 
 
 def _cancel(futures: Iterable[Future[Any]]) -> None:

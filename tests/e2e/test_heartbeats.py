@@ -332,8 +332,14 @@ async def test_a_beating_job_that_hears_no_signal_can_be_cancelled() -> None:
 @pytest.mark.parametrize(
     ("work", "detail"),
     [
-        (lambda: beats.send_beat(job=999), "attempt 1 of job 999, which it has not"),
-        (lambda: beats.send_beat(attempt=2), "attempt 2 of job 1, which it has not"),
+        (
+            lambda: beats.send_beat(job=999),
+            "attempt 1 of job 999, which it does not have",
+        ),
+        (
+            lambda: beats.send_beat(attempt=2),
+            "attempt 2 of job 1, which it does not have",
+        ),
         (beats.send_garbage, "a heartbeat cannot be read"),
         (beats.send_a_large_beat, "a heartbeat cannot be read"),
         (beats.beat_on_control, "it sent LAST_HEARTBEAT on its control channel"),

@@ -720,8 +720,8 @@ async def test_what_a_worker_has_already_it_need_not_receive() -> None:
 
 # Workers that say what no worker says.
 
-HAS_NOT = "it spoke of segment {}, which it does not have"
-MAY_NOT = "it asked for {} bytes, which it may not"
+HAS_NOT = "it named segment {}, which it does not have"
+MAY_NOT = "it asked for {} bytes when it was not allowed to"
 EXCEEDS = "an outcome of {} bytes exceeds the limit of 1048576"
 DETAILS = {
     "lends what there is not": HAS_NOT.format(999),

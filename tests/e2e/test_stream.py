@@ -468,7 +468,7 @@ async def test_one_that_is_closed_at_once_fails_it_behind_what_has_come() -> Non
     ("fault", "detail"),
     [
         ((streams.more_than_allowed, 17), "more than 16 items"),
-        ((streams.item_of, 12345), "an item of job 12345, which it has not"),
+        ((streams.item_of, 12345), "an item of job 12345, which it does not have"),
     ],
 )
 async def test_a_worker_that_sends_what_nobody_wants_is_not_trusted(

@@ -239,7 +239,7 @@ async def test_want_of_descriptors_is_a_pause_and_told_once(
             await master.guest()
             await worker.take()
         text = (
-            "cluster mine accepts no connections for want of descriptors: [Errno 24] "
+            "cluster mine accepts no connections, since there are too few descriptors: [Errno 24] "
             "Too many open files"
         )
         found = [(r.levelno, r.getMessage()) for r in caplog.records]

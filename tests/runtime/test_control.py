@@ -90,7 +90,7 @@ def test_a_folder_that_is_a_link_is_a_trap(tmp: Path, make: bool) -> None:  # no
     (tmp / "elsewhere").mkdir(mode=0o700)
     trap = tmp / f"asyncpool-{US}"
     trap.symlink_to(tmp / "elsewhere")
-    error = f"{trap} is no folder: somebody has made it before us; {WAY_OUT}"
+    error = f"{trap} is no folder: somebody else has taken the name; {WAY_OUT}"
     with pytest.raises(PermissionError, match=f"^{re.escape(error)}$"):
         private_folder(make=make)
 
@@ -247,7 +247,9 @@ async def test_who_is_unknown_is_refused(
     async with patience(), serving() as path:
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             await asyncio.to_thread(ask, path, Request("status"))
-    assert caplog.messages == ["the control socket knows nobody here: unknown"]
+    assert caplog.messages == [
+        "the control socket cannot tell whose a connection is: unknown"
+    ]
 
 
 @pytest.mark.asyncio
@@ -343,7 +345,7 @@ async def test_who_lets_nobody_in_in_time(runtime: Path) -> None:
                 guest = stack.enter_context(socket.socket(socket.AF_UNIX))
                 guest.setblocking(False)
                 guest.connect(control.path)
-        nobody = f"^nobody is let in at {control.path}$"
+        nobody = f"^too many clients wait at {control.path}, and none is accepted$"
         async with patience():
             with pytest.raises(TimeoutError, match=nobody):
                 await asyncio.to_thread(ControlClient, control.path, within=0.01)
@@ -402,7 +404,7 @@ async def test_it_waits_while_no_file_can_be_opened(
         assert await asyncio.to_thread(ask, control.path, Request("status"))
         await control.close()
     assert caplog.messages == [
-        "the control socket accepts nobody: [Errno 24] Too many open files"
+        "the control socket cannot accept a connection: [Errno 24] Too many open files"
     ]
 
 

@@ -194,7 +194,7 @@ async def test_what_the_supervisor_does_is_a_member_and_a_text(
     [
         ((3, 4), "out of memory", ""),
         ((3, 3), "crash", ""),
-        ((None, None), "crash", "not by the pool: perhaps for want of memory"),
+        ((None, None), "crash", "not by the pool; perhaps there was no memory left"),
     ],
 )
 async def test_who_was_killed_by_somebody_else(

@@ -406,7 +406,7 @@ async def test_the_outcomes_before_an_offence_count(
     harbour = make()
     frames, trouble = harbour.hear(value(job=1), lost(5), value(job=2))
     assert frames == [value(job=1)]
-    assert trouble == "it spoke of segment 5, which it does not have"
+    assert trouble == "it named segment 5, which it does not have"
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ async def test_an_outcome_of_nothing_has_a_bound_too(
     await harbour.granted(1000)
     outcomes, trouble = harbour.hear(*frames)
     assert outcomes == []
-    assert trouble == "it sent an outcome in more parts than it can have"
+    assert trouble == "it sent an outcome in more parts than an outcome can have"
 
 
 async def test_the_bound_is_that_of_each_outcome(make: Callable[..., Harbour]) -> None:
@@ -507,7 +507,7 @@ async def test_who_asks_for_what_nobody_needs_offends(
     size: int, make: Callable[..., Harbour]
 ) -> None:
     harbour = make()
-    text = f"it asked for {size} bytes, which it may not"
+    text = f"it asked for {size} bytes when it was not allowed to"
     assert harbour.hear(want(size)) == ([], text)
     assert harbour.tasks == []
     assert harbour.segments.total == 0
@@ -515,7 +515,7 @@ async def test_who_asks_for_what_nobody_needs_offends(
 
 async def test_who_asks_twice_offends(make: Callable[..., Harbour]) -> None:
     harbour = make()
-    text = "it asked for 9 bytes, which it may not"
+    text = "it asked for 9 bytes when it was not allowed to"
     assert harbour.hear(want(9), want(9)) == ([], text)
     await harbour.settled()
     assert harbour.segments.total == 65_536
@@ -527,7 +527,7 @@ async def test_who_asks_for_more_than_it_uses_offends(
     """Else it could have all of the pool's memory, and do nothing with it."""
     harbour = make()
     await harbour.granted(100_000)
-    text = "it asked for 100000 bytes, which it may not"
+    text = "it asked for 100000 bytes when it was not allowed to"
     assert harbour.hear(want(100_000)) == ([], text)
     await harbour.settled()
 
@@ -574,7 +574,7 @@ async def test_a_worker_speaks_of_what_it_has(
         segment.use = use
         frame = Frame(kind, 0, 0, segment.number, b"")
         _, trouble = harbour.hear(frame)
-        text = f"it spoke of segment {segment.number}, which it does not have"
+        text = f"it named segment {segment.number}, which it does not have"
         assert trouble == (None if kind in speaks else text)
 
 

@@ -114,9 +114,7 @@ async def test_connections_that_came_back_and_were_lost_are_told(
         assert ours.recv(1) == b""
         worker.die()
     [record] = caplog.records
-    text = (
-        "2 connections of worker 0 were closed, not handed on, for want of descriptors"
-    )
+    text = "2 connections of worker 0 were closed, since there were too few descriptors to hand them on"
     assert record.getMessage() == f"cluster c: {text}"
     assert record.levelname == "ERROR"
     assert master.balancer.lost == 2
@@ -271,9 +269,9 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
     ),
     "a frame of a pool's": (
         lambda w, _: w.say(FrameKind.VALUE, 1),
-        "it sent VALUE on its line",
+        "it sent VALUE on its link",
     ),
-    "LISTEN": (lambda w, _: w.say(FrameKind.LISTEN), "it sent LISTEN on its line"),
+    "LISTEN": (lambda w, _: w.say(FrameKind.LISTEN), "it sent LISTEN on its link"),
     "no frame": (lambda w, _: w.peer.sendall(b"x" * 100), "speaks version 120"),
     "a message that is too long": (
         lambda w, _: w.peer.sendall(header(FrameKind.MESSAGE, MAX_MESSAGE + 1)),
@@ -413,7 +411,9 @@ async def test_who_does_not_read_its_answers_is_found_out(
         worker.channel.flush()
         async with patience():
             worker.send(1, theirs.fileno())
-            assert await worker.accused() == "it does not read what it is answered"
+            assert (
+                await worker.accused() == "it does not read the answers to its handles"
+            )
 
 
 # The end.

@@ -143,7 +143,9 @@ async def test_what_is_left_is_dropped_at_the_end_and_that_is_told(
         await book.finish()
         book.close()
     assert kept.messages == []
-    assert caplog.messages == ["2 records of workers are left out here"]
+    assert caplog.messages == [
+        "the pool ends; 2 log records of its workers are dropped"
+    ]
 
 
 async def test_before_its_pid_is_known_a_worker_goes_by_its_own_word() -> None:

@@ -388,7 +388,7 @@ async def test_where_no_control_socket_can_be_it_serves_without(
     assert told(caplog) == [
         (
             "cluster app: there is no control socket, so commands cannot reach it: "
-            f"{runtime / 'asyncpool'} is no folder: somebody has made it before us; have it "
+            f"{runtime / 'asyncpool'} is no folder: somebody else has taken the name; have it "
             "removed, or set XDG_RUNTIME_DIR to a folder of your own; --control PATH has it "
             "elsewhere"
         )

@@ -548,7 +548,7 @@ async def test_a_worker_may_speak_of_its_own_segments_only(stock: Stock) -> None
         with pytest.raises(ProtocolError) as caught:
             find(owner, number, *uses)
         assert str(caught.value) == (
-            f"it spoke of segment {number}, which it does not have"
+            f"it named segment {number}, which it does not have"
         )
 
 

@@ -1,4 +1,4 @@
 """What every other room uses.
 
-The machine, threads, callbacks, timers, events, the loop that a pool belongs to.
+The machine, threads, callbacks, timers, events, and the event loop that a pool belongs to.
 """

@@ -10,9 +10,9 @@ class Alarm:
     """Calls back once, at the time that it is set to.
 
     Args:
-        loop: Whose clock counts.
-        callback: Called with the time, which is never before *due*: a timer may fire a tick of
-            the clock early, as the loop sees it.  The alarm is not set any more then.
+        loop: The loop, for its clock and its timer.
+        callback: Called with the time, which is never before *due*, though a timer of the loop
+            may fire a tick of the clock early.  By then the alarm is no longer set.
 
     Attributes:
         is_set: Whether it is going to call back.
@@ -31,7 +31,7 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set_at(self, when: float | None) -> None:
-        """Call back at *when*, if that is not ``None``, instead of any time set before."""
+        """Call back at *when* instead of at any time set before; ``None`` sets no time."""
         self.cancel()
         if when is not None:
             self._timer = self._loop.call_at(when, self._ring)
@@ -43,10 +43,10 @@ class Alarm:
             self.set_at(when)
 
     def set_in(self, seconds: float) -> None:
-        """Call back in so many seconds, instead of at any time set before."""
+        """Call back after *seconds*, instead of at any time set before."""
         self.cancel()
-        # Not call_at(): uvloop counts in whole milliseconds, and would round the difference
-        # of two times otherwise than the seconds themselves.
+        # Not call_at(): uvloop counts in whole milliseconds.  It would round the difference of
+        # two times, and get another number than for the seconds themselves.
         self._timer = self._loop.call_later(seconds, self._ring)
         self.due, self.is_set = self._loop.time() + seconds, True
 

@@ -6,18 +6,18 @@ from asyncpool._core.base.validation import INT, SECONDS, check_type, or_none
 
 
 def not_callable(verb: str, function: object) -> TypeError:
-    """Return the error for what the method named *verb* cannot have called."""
+    """Return the error for a *function* that the method named *verb* cannot call."""
     called = hasattr(function, "__await__") or hasattr(function, "__aiter__")
     hint = ": pass the function, and its arguments behind it" if called else ""
     return TypeError(f"{verb}() takes a callable first, not {function!r}{hint}")
 
 
 def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
-    """Return between which numbers of workers a pool is.
+    """Return the least and the greatest number of workers.
 
     Raises:
-        TypeError: If *workers* is neither an int nor two.
-        ValueError: If there is to be none.
+        TypeError: If *workers* is neither an int nor two of them.
+        ValueError: If they leave a pool without workers, or are in the wrong order.
     """
     pair = workers if isinstance(workers, tuple) else (workers, workers)
     if len(pair) != 2:  # noqa: PLR2004
@@ -63,11 +63,11 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_seconds(name: str, value: float | None, *, optional: bool = False) -> None:
-    """Check an argument.
+    """Check a time in seconds.
 
     Raises:
         TypeError: If it is no number.
-        ValueError: If it is no time at all.
+        ValueError: If it is not greater than 0.
     """
     check_type(name, value, or_none(SECONDS) if optional else SECONDS)
     if value is not None and not value > 0:
@@ -76,7 +76,7 @@ def check_seconds(name: str, value: float | None, *, optional: bool = False) -> 
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Check how long something may take that need not take any time.
+    """Check a timeout, which may be 0.
 
     Raises:
         TypeError: If it is no number.

@@ -1,4 +1,4 @@
-"""Report crashes so that nothing which a logger or callback does can hurt the pool."""
+"""Report crashes, so that no logger or callback of the user's can hurt the pool."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# Seconds that async callbacks get to return after the last worker has ended, and then
-# again to obey their cancellation.
+# Seconds that async callbacks have to return after the last worker has ended.  After that they
+# are cancelled, and have as long again to end.
 _GRACE = 1.0
 
 
 class Reporter:
-    """Reports crashes to the log, and to a callback, sync or async.
+    """Reports crashes to the log, and to a callback, which may be sync or async.
 
     Args:
         loop: The pool's loop.
         title: What the log calls the pool.
         callback: What to call, or ``None``.
-        traces: Whether records of starts that have failed have their traceback, as those
-            of workers that hang have their stacks.
+        traces: Whether the log shows the traceback of a failed start, and the stacks of a
+            worker that hung.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class Reporter:
         self._title = title
         self._callback = callback
         self._traces = traces
-        # Not a task group: one that never returns would hold up the close for ever.
+        # Not a task group: a callback that never returns would keep the pool from closing.
         self._tasks: set[asyncio.Task[None]] = set()
 
     def report(self, crash: Crash, *, stacks: str = "") -> None:
-        """Have it logged and the callback called soon.
+        """Log the crash and call the callback, in the next turn of the loop.
 
-        *stacks* tells where a worker was that was killed since it had not ended in time.
+        *stacks* are those of a worker that was killed since it had not ended in time.
         """
-        # Not from here: the callback may submit, cancel or close, and the supervisor
-        # is in the middle of a decision.  Before the job's own callbacks, though.
+        # Not at once: the callback may submit, cancel or close, and the supervisor is in the
+        # middle of a decision.  But still before the callbacks of the jobs.
         self._loop.call_soon(self._tell, crash, stacks)
 
     def report_late(self, end: Crash) -> None:
-        """Have it logged soon that a worker was killed, which had not ended in time."""
+        """Log, in the next turn, that a worker was killed since it had not ended in time."""
         self._loop.call_soon(self._log_late, end)
 
     async def finish(self) -> None:
@@ -74,7 +74,9 @@ class Reporter:
         if late:
             _, late = await asyncio.wait(late, timeout=_GRACE)
         if late:
-            _LOGGER.warning("%d calls of on_crash ignore that the pool ends", len(late))
+            _LOGGER.warning(
+                "%d callbacks of on_crash still run though the pool ends", len(late)
+            )
 
     def _tell(self, crash: Crash, stacks: str) -> None:
         with contextlib.suppress(Exception):  # a handler or filter of the user's
@@ -120,7 +122,7 @@ def warn(
     stacks: str = "",
     trace: str = "",
 ) -> None:
-    """Log a warning of the caller's with the *stacks* of a worker, or its *trace*."""
+    """Log a warning in the caller's name, with the *stacks* of a worker, or its *trace*."""
     if not logger.isEnabledFor(logging.WARNING):
         return
     path, line, function, _ = logger.findCaller(stacklevel=2)

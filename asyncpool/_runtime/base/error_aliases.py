@@ -1,8 +1,8 @@
-"""Give an error a second kind, so that those who expect that one catch it too.
+"""Give an error a second class, so that code which expects that class catches it too.
 
-A caller that was written for another library knows that library's errors.  Their
-modules are expensive to import, and only the face that stands in for them needs them,
-so no class in ``errors.py`` can derive from them.
+Code that was written for another library expects that library's errors.  Their modules are
+expensive to import, and only the part of asyncpool that stands in for that library needs them.
+So no class in ``errors.py`` can derive from them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ E = TypeVar("E", bound=AsyncPoolError)
 
 
 def with_base(error: E, kind: type[Exception]) -> E:
-    """Return *error* itself, which is an instance of *kind* too from now on.
+    """Return *error* itself, which from now on is also an instance of *kind*.
 
-    Its attributes, its cause and its text stay, and it survives pickling.
+    It keeps its attributes, its cause and its text.  It can still be pickled.
     """
     if not isinstance(error, kind):
         pair: Any = (type(error), kind)
@@ -29,7 +29,7 @@ def with_base(error: E, kind: type[Exception]) -> E:
 @functools.cache
 def _both(cls: Any, kind: Any) -> type[Any]:
     def reduce(self: AsyncPoolError) -> tuple[Any, ...]:
-        # This class has no name by which a pickle could find it.
+        # A pickle could not find this class by a name, since it is in no module.
         return _rebuild, (cls, kind, self.args, self.__dict__.copy())
 
     namespace = {

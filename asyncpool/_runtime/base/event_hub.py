@@ -16,7 +16,7 @@ class EventStream(Generic[E]):
     """The events of a pool from here on, for one listener; an async iterator.
 
     It ends when the pool is closed.  If the listener is slower than the pool, the
-    oldest events are dropped and counted.  A lease keeper's are the same.
+    oldest events are dropped and counted.  A lease keeper's events come in such a stream too.
 
     Attributes:
         dropped: How many events this listener has missed.
@@ -36,7 +36,7 @@ class EventStream(Generic[E]):
         """Wait for the next event.
 
         Raises:
-            RuntimeError: In another event loop than that in which it was made.
+            RuntimeError: In another event loop than the one in which the stream was made.
 
         Cancellation:
             Safe: no event is lost.
@@ -50,7 +50,7 @@ class EventStream(Generic[E]):
         return self._events.popleft()
 
     def put(self, event: E) -> bool:
-        """Take an event, and tell whether there was room for it."""
+        """Add an event, and return whether none had to be dropped for it."""
         full = len(self._events) == self._events.maxlen
         self.dropped += full
         self._events.append(event)
@@ -58,7 +58,7 @@ class EventStream(Generic[E]):
         return not full
 
     def end(self) -> None:
-        """Let the iteration end behind the events that are still here."""
+        """End the iteration after the events that are still here."""
         self._ended = True
         self._news.set()
 

@@ -1,6 +1,6 @@
-"""The event loop that a pool lives in: whoever acts on it elsewhere is refused.
+"""The event loop that a pool lives in, and the error for using the pool elsewhere.
 
-Wait for what goes on if its waiter is cancelled.
+Also a way to wait for something that goes on if the wait is cancelled.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 
 def elsewhere(what: str) -> RuntimeError:
-    """Return the error for *what* is used in another event loop than its own."""
+    """Return the error for using *what* in another event loop than its own."""
     return RuntimeError(
         f"{what} belongs to another event loop: from another thread use "
         "asyncio.run_coroutine_threadsafe() or loop.call_soon_threadsafe()"
@@ -18,13 +18,13 @@ def elsewhere(what: str) -> RuntimeError:
 
 
 def check_home(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
-    """Check that *what*, which belongs to *loop* if it was started, is used there.
+    """Check that *what* is used in its own loop, which is *loop* if it was started.
 
     Raises:
-        RuntimeError: If another loop runs here, or *loop* does so in another thread.
+        RuntimeError: If another loop runs here, or if *loop* runs in another thread.
     """
     here = asyncio._get_running_loop()  # noqa: SLF001 - no exception if there is none
-    # Between two runs of its loop there is nobody whom a plain call could disturb.
+    # If its loop does not run now, a plain call disturbs nobody.
     if loop is not None and here is not loop and (here or loop.is_running()):
         raise elsewhere(what)
 
@@ -33,10 +33,10 @@ R = TypeVar("R")
 
 
 async def shielded(future: asyncio.Future[R]) -> R:
-    """Return what comes of *future*, as :func:`asyncio.shield` has it.
+    """Wait for *future* and return its result, as :func:`asyncio.shield` does.
 
-    What it raises when its waiter has gone is nobody's.  From Python 3.14 on
-    :func:`asyncio.shield` tells the loop's exception handler of it.
+    If the waiter has been cancelled, a later exception of the future is dropped.  From
+    Python 3.14 on, :func:`asyncio.shield` would report it to the loop's exception handler.
 
     Cancellation:
         Safe: the future goes on.
@@ -52,4 +52,4 @@ async def shielded(future: asyncio.Future[R]) -> R:
 
 def _ignore(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
-        future.exception()  # heard
+        future.exception()  # marks it as retrieved

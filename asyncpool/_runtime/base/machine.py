@@ -1,4 +1,4 @@
-"""What this machine allows: how many CPUs, and whether a pool can run at all."""
+"""What this machine allows: how many CPUs a pool may use, and whether a pool can run at all."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._runtime.base.arguments import check_choice
 from asyncpool.errors import UnsupportedPlatformError
 
-# On macOS a fork without exec breaks what the system's frameworks need: jobs that use
-# Accelerate, by way of NumPy, or look for a proxy crash or hang.
+# On macOS a fork without exec breaks the system's frameworks: jobs that use Accelerate, as NumPy
+# does, or that look for a proxy, crash or hang.
 DEFAULT_LAUNCHER: Literal["forkserver", "spawn"] = (
     "spawn" if sys.platform == "darwin" else "forkserver"
 )
@@ -28,23 +28,23 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
 
 
-# How many descriptors are left for other things, such as to start workers.
+# How many descriptors a pool leaves for other things, such as starting workers.
 _SPARE_DESCRIPTORS = 64
 
 
 def is_scarce(fd: int) -> bool:
-    """Tell whether descriptors are scarce here, where *fd* is the newest."""
+    """Return whether descriptors are scarce here, given that *fd* is the newest."""
     try:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    except OSError:  # a sandbox refuses to say
+    except OSError:  # a sandbox refuses to tell the limit
         return False
-    # Each new one has the lowest number that is free.
+    # A new descriptor gets the lowest free number, so its number shows how many are open.
     return limit != resource.RLIM_INFINITY and fd >= limit - _SPARE_DESCRIPTORS
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process, and those that it starts, open as many files as it may allow."""
-    # macOS says that there is no limit, and has one.
+    """Raise the soft limit of open files to the hard one, here and for child processes."""
+    # macOS reports no hard limit, and refuses too high a soft one.
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -54,7 +54,7 @@ def check_platform() -> None:
     """Check that this platform has what a pool needs.
 
     Raises:
-        UnsupportedPlatformError: If it has not; the text says what is missing.
+        UnsupportedPlatformError: If something is missing; the text says what.
     """
     if os.name != "posix":
         missing = "a POSIX system, such as Linux or macOS"
@@ -68,10 +68,10 @@ def check_platform() -> None:
 
 
 def check_loop(kind: str) -> None:
-    """Check that workers can have such an event loop.
+    """Check that workers can have an event loop of this kind.
 
     Raises:
-        ValueError: If there is none of that kind, or it is not installed.
+        ValueError: If there is no such kind, or it is not installed.
     """
     check_choice("worker_loop", kind, ("asyncio", "uvloop"))
     if kind == "uvloop" and importlib.util.find_spec("uvloop") is None:
@@ -81,24 +81,24 @@ def check_loop(kind: str) -> None:
 
 
 def module_path() -> tuple[str, ...]:
-    """Return ``sys.path``, less what the import system would ignore."""
+    """Return ``sys.path`` without entries that the import system would ignore."""
     entries: list[object] = [*sys.path]
     return tuple(entry for entry in entries if isinstance(entry, str))
 
 
 def umask_and_ignored() -> tuple[str, ...]:
-    """Return this process's umask, and which signals it ignores; only Linux says so.
+    """Return this process's umask and the signals that it ignores, as far as Linux tells.
 
-    To ask with ``os.umask()`` means to set another one for a moment, in which another
-    thread may make a file.
+    ``os.umask()`` cannot ask without setting another umask for a moment, in which another
+    thread may create a file.
     """
     lines = _read(Path("/proc/self/status")).splitlines()
     return tuple(line for line in lines if line.startswith(("Umask:", "SigIgn:")))
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether a process is stopped, by SIGSTOP or a debugger; only Linux says so."""
-    # Behind its name, which may contain anything.
+    """Return whether SIGSTOP or a debugger has stopped a process, as far as Linux tells."""
+    # The state comes after the process's name, which may contain anything.
     _, _, rest = _read(Path(f"/proc/{pid}/stat")).rpartition(") ")
     return rest[:1] in {"T", "t"}
 
@@ -111,7 +111,7 @@ def usable_cpus() -> int:
 
 
 def usable_cores() -> set[int]:
-    """Return the numbers of those; none if the system does not say, or must not."""
+    """Return the numbers of the CPUs that this process may use; an empty set if unknown."""
     try:
         return os.sched_getaffinity(0)
     except (AttributeError, OSError):
@@ -119,7 +119,7 @@ def usable_cores() -> set[int]:
 
 
 def _quota(root: Path) -> float | None:
-    """Return the tightest CPU quota of the cgroups that this process is in."""
+    """Return the smallest CPU quota of the cgroups that this process is in."""
     quotas: list[float] = []
     for folder, second in _cgroups(root, "cpu"):
         with contextlib.suppress(ValueError, ZeroDivisionError):
@@ -130,7 +130,7 @@ def _quota(root: Path) -> float | None:
 def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
     """Yield the folders of this process's cgroups, and whether they are of version 2.
 
-    Each is followed by those that it is in.
+    After each cgroup come the cgroups that contain it.
     """
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -140,7 +140,7 @@ def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
             base = root / controller
         else:
             continue
-        # In a container the path is often that of the host, and not visible.
+        # In a container the path is often that of the host, and not visible here.
         place = base / path.lstrip("/")
         for folder in (place, *place.parents):
             if not folder.is_relative_to(base):
@@ -150,7 +150,7 @@ def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
 
 def _quota_v2(folder: Path) -> float:
     quota, period = _read(folder / "cpu.max").split()
-    return int(quota) / int(period)  # "max" is no number, hence no quota
+    return int(quota) / int(period)  # raises ValueError for "max", which means no quota
 
 
 def _quota_v1(folder: Path) -> float:
@@ -161,12 +161,12 @@ def _quota_v1(folder: Path) -> float:
 
 
 class OomKills:
-    """How many processes the kernel has killed for want of memory.
+    """How many processes the kernel has killed since memory ran out.
 
-    Those of this process's cgroup, if it counts them, else of the machine.  That a worker
-    was meant is likely when it has just been killed by a SIGKILL that nobody here has sent.
-    Which file has that number is found out once: it takes 0.3 ms, and would be asked for at
-    every crash.
+    The count is that of this process's cgroup, if the cgroup counts, else that of the
+    machine.  If it has risen while a worker died of a SIGKILL that the pool has not sent,
+    that worker was probably one of them.  To find the file with the count takes 0.3 ms, so
+    that is done only once and not at every crash.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class OomKills:
         self._file = next(counts, None)
 
     def count(self) -> int | None:
-        """Return the number, or ``None`` if nobody counts them."""
+        """Return the count, or ``None`` if nobody counts."""
         return None if self._file is None else max(_count(self._file), 0)
 
 
@@ -188,13 +188,13 @@ def _count(file: Path) -> int:
 
 
 def memory_limit() -> int | None:
-    """Return how many bytes the tightest of this process's cgroups allows, if any does."""
+    """Return the smallest memory limit of this process's cgroups in bytes, if there is one."""
     limits: list[int] = []
     for folder, second in _cgroups(_CGROUPS, "memory"):
         file = folder / ("memory.max" if second else "memory.limit_in_bytes")
-        with contextlib.suppress(ValueError):  # "max" is no number, hence no limit
+        with contextlib.suppress(ValueError):  # raised for "max", which means no limit
             limits.append(int(_read(file)))
-    # Version 1 says "none" by a number that no machine has.
+    # Version 1 shows "no limit" as a number of bytes that no machine has.
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
@@ -218,11 +218,11 @@ def cpu_time(pid: int) -> float:
 
 
 def check_limits(limits: WorkerLimits) -> None:
-    """Check what depends on this machine.
+    """Check the limits that depend on this machine.
 
     Raises:
-        UnsupportedPlatformError: If it cannot be had here.
-        ValueError: If there is no such thing.
+        UnsupportedPlatformError: If this platform does not offer a limit.
+        ValueError: If this machine does not have what a limit names.
     """
     watched = limits.max_memory is not None or limits.kill_memory is not None
     if watched and not Path("/proc/self/statm").exists():
@@ -245,6 +245,6 @@ def check_limits(limits: WorkerLimits) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")  # a name of a process may be anything
+        return path.read_text(errors="replace")  # a process's name may be any bytes
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""Context variables that jobs find as their submitters had them."""
+"""Context variables whose values a job gets from the code that submits it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _WORDS = "context variables and their names, such as 'package.module:name'"
 
 
 class Propagation:
-    """The variables of one pool.
+    """The context variables that one pool propagates.
 
     Args:
-        variables: Each by itself, if it is an attribute of a module, or by its name,
+        variables: Each variable itself, if it is an attribute of a module, or its name,
             ``"package.module:name"``.
 
     Raises:
-        TypeError: If one is neither, or there is no such variable.
-        ValueError: If workers could not find one.
+        TypeError: If one is neither, or if there is no such variable.
+        ValueError: If workers could not find a variable.
     """
 
     def __init__(self, variables: Iterable[ContextVar[Any] | str]) -> None:
@@ -38,10 +38,10 @@ class Propagation:
         self._last = (b"", b"", b"")
 
     def add_to(self, context: bytes) -> bytes:
-        """Return a packed context with the values that are set just now.
+        """Return a packed context with the present values of the variables.
 
         Raises:
-            JobNotPicklableError: If one cannot be pickled, or they are too large.
+            JobNotPicklableError: If a value cannot be pickled, or all together are too large.
         """
         values: list[tuple[str, Any]] = []
         for name, variable in self._variables:
@@ -49,7 +49,7 @@ class Propagation:
             if value is not _UNSET:
                 values.append((name, value))
         packed = pack_variables(values)
-        # Most of the time all is as before; then all jobs share one object, too.
+        # Mostly nothing has changed since the last job.  Then all jobs share one object, too.
         before, variables, together = self._last
         if packed == variables and context == before:
             return together
@@ -95,7 +95,7 @@ def _find_name(variable: ContextVar[Any]) -> str:
     found: list[tuple[int, str]] = []
     modules: list[tuple[str, object]] = list(sys.modules.items())
     for module_name, module in modules:
-        if not isinstance(module, ModuleType):  # a substitute that may do anything
+        if not isinstance(module, ModuleType):  # it may be any object, and do anything
             continue
         names = vars(module)
         for attribute, value in list(names.items()):
@@ -106,7 +106,7 @@ def _find_name(variable: ContextVar[Any]) -> str:
             f"propagate: context variable {variable.name!r} is no attribute of a "
             "module, so workers cannot find it"
         )
-    # Where it is defined, most likely, and not where it is imported: the smallest.
+    # Prefer the module that most likely defines the variable: the shortest name.
     elsewhere = [pair for pair in found if not pair[1].startswith(_OF_MAIN)]
     if elsewhere:
         return min(elsewhere)[1]
@@ -117,7 +117,7 @@ def _find_name(variable: ContextVar[Any]) -> str:
 
 
 def _is_imported(name: str) -> bool:
-    """Tell whether workers have that global too, since they import the script."""
+    """Return whether workers have a global of this name too, since they import the script."""
     script = main_module.script()
     return script is not None and name in script.importable
 

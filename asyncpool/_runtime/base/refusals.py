@@ -1,7 +1,7 @@
-"""System calls that exist and are refused, as sandboxes do; the pool does without them.
+"""System calls that exist but are refused, as in sandboxes; the pool does without them.
 
-A filter of system calls (seccomp, gVisor) answers with ``EPERM`` or ``ENOSYS``, so whether
-there is such a call shows only when it is made.
+A filter of system calls (seccomp, gVisor) answers with ``EPERM`` or ``ENOSYS``.  So the pool
+learns only from the call itself whether it is allowed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _told: set[str] = set()
 
 
 def is_refusal(error: OSError) -> bool:
-    """Tell whether *error* says that a call may not be made here, whatever it is for."""
+    """Return whether *error* says that the system call itself is not allowed here."""
     return error.errno in _REFUSED
 
 
 def tell_once(call: str, error: OSError, instead: str) -> None:
-    """Log that *call* is refused, and what the pool does instead; once in a process."""
+    """Log that *call* is refused, and what the pool does instead; once for each call."""
     if call in _told:
         return
     _told.add(call)

@@ -12,7 +12,7 @@ from asyncpool._core.main.scripts import Origin, Script, recognise
 
 
 class _Seen:
-    """The ``__main__`` that was looked at last."""
+    """The ``__main__`` that ``main_script`` has looked at last."""
 
     main: ModuleType | None = None
     script: Script | None = None
@@ -21,7 +21,7 @@ class _Seen:
 def main_script() -> tuple[str, str, tuple[str, ...]] | None:
     """Return the script that workers import: its module's name, file and arguments.
 
-    ``None`` if what is in ``__main__`` travels by value.
+    ``None`` if what is defined in ``__main__`` travels by value.
     """
     main = sys.modules["__main__"]
     if _Seen.main is not main:
@@ -29,17 +29,17 @@ def main_script() -> tuple[str, str, tuple[str, ...]] | None:
         main_module.know(script)
         _Seen.main, _Seen.script = main, script
         if script is not None:
-            # By that name workers call what they have imported.
+            # Workers import the script under that name, so pickles from them need it here.
             sys.modules["__mp_main__"] = main
     found = _Seen.script
     return None if found is None else (found.module, found.path, tuple(sys.argv))
 
 
 def check_not_imported(what: str) -> None:
-    """Check that no worker imports the script just now, which is to start a *what*.
+    """Check that this process is no worker that imports the script, before it starts a *what*.
 
     Raises:
-        RuntimeError: If one does: its pool would have workers that start pools.
+        RuntimeError: If it is one: then each worker would start a pool with workers.
     """
     path = main_module.importing()
     if path:
@@ -57,7 +57,9 @@ def _look_at(main: ModuleType) -> Origin:
             found = Path(file).absolute()
             if stat.S_ISREG(found.stat().st_mode):
                 path, source = str(found), found.read_bytes()
-        except OSError:  # it has no file, such as what is in an archive
+        except (
+            OSError
+        ):  # it has no file of its own: it is inside an archive, for example
             pass
     spec = getattr(main, "__spec__", None)
     return Origin(

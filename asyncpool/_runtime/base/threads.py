@@ -1,11 +1,10 @@
-"""Threads of a pool's own, for what would hold up its loop.
+"""A pool's own threads, for work that would hold up its event loop.
 
-Copying lets go of the GIL, so the loop hardly notices it.  Pickling holds it, and what
-is built of many small objects takes a second for 100 MB; so who does that makes way
-every millisecond (:class:`Pause`), and does one thing after the other, but for what is
-short and would wait for what is long.  The threads start when they are needed, and end
-with the pool.  They are not the loop's default executor, which belongs to the user and
-may be full, or may be a pool of this very kind.
+Copying releases the GIL, so the loop hardly notices it.  Pickling holds the GIL, and takes a
+second for 100 MB of many small objects.  So pickling lets other threads run every millisecond
+(:class:`Pause`).  It does one call after the other, except that a short call need not wait for
+a long one.  The threads start when they are needed, and end with the pool.  The loop's default
+executor would not do: it belongs to the user, may be full, or may be a pool of this kind.
 """
 
 from __future__ import annotations
@@ -27,51 +26,50 @@ P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R")
 
-# Two copies at once take all of the memory's bandwidth.
+# Two copies at once use all of the memory's bandwidth.
 _COPIERS = 2
 
-# After so many seconds another one may begin beside it; which rests when it has computed
-# for as long itself, until it is the first.  What has been made until then takes memory,
-# so there are only so many of them.
+# Seconds after which a call counts as long, so that another call may begin beside it.  When that
+# one has computed for as long too, it rests until it is the first.  What it has pickled takes
+# memory until then, so only a few calls may rest.
 _LONG = 0.02
 _PICKLERS = 3
 
-# How often one that rests looks whether it is its turn.
+# Seconds between two looks of a resting call whether it may go on.
 _REST = 0.005
 
-# Seconds that one thread may hold the GIL, and how long it then leaves it to others: who
-# waits for it must wake up meanwhile, or finds it taken again.
+# Seconds for which a thread holds the GIL without a break, and seconds of the break.  A thread
+# that waits for the GIL must wake up in the break, or it finds the GIL taken again.
 _STINT = 0.001
 _PAUSE = 0.00005
 
-# Seconds that a closing pool waits for a thread that runs the user's own code.
+# Seconds that a closing pool waits for a thread that runs code of the user's.
 _GRACE = 5.0
 
 
 class AbandonedError(BaseException):
-    """Nobody wants it any more; no ``except Exception`` of the user's stops this."""
+    """Nobody wants the result any more.  No ``except Exception`` of the user's stops this."""
 
 
 class Pause:
-    """Called between two pieces of work, so that others may work too.
+    """What long work calls between two pieces, so that other threads may run.
 
     Args:
-        unwanted: Tells whether the work may be given up.
+        unwanted: Returns whether the work may be given up.
 
     Attributes:
-        second: Whether other work is to be done first, if this is long; set by another
-            thread.
+        second: Whether other work comes first, if this work is long; another thread sets it.
     """
 
     def __init__(self, unwanted: Callable[[], bool]) -> None:
         self._unwanted = unwanted
         self.second = False
         self._until = 0.0
-        # By the time that the thread has computed: it may have waited for the GIL.
+        # The time that the thread has computed, and not waited for the GIL.
         self._long_at = math.inf
 
     def __call__(self) -> None:
-        """Sleep a little if it is time, or until the work before is done.
+        """Sleep a little if it is time for a break, or until the work that comes first is done.
 
         Raises:
             AbandonedError: If the work may be given up.
@@ -106,7 +104,7 @@ class Threads:
     def copy(
         self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> asyncio.Future[R]:
-        """Call what lets go of the GIL, or takes a moment only."""
+        """Call *function*, which releases the GIL or takes only a moment."""
         return self._copiers.call(partial(function, *args, **kwargs))
 
     def pickle(
@@ -115,24 +113,24 @@ class Threads:
         *args: *Ts,
         unwanted: Callable[[], bool],
     ) -> asyncio.Future[R]:
-        """Call what computes; such calls wait for each other, as long as they are short.
+        """Call *function*, which computes; a short call goes before the next one begins.
 
         Args:
-            function: What to call, with *args* and what it is to call now and then.
+            function: What to call, with *args* and a :class:`Pause`, which it calls often.
             args: Its arguments.
-            unwanted: Tells whether it may be given up.
+            unwanted: Returns whether the work may be given up.
         """
         pause = Pause(unwanted)
         return self._picklers.call(partial(function, *args, pause), pause)
 
     async def close(self) -> None:
-        """Wait until everything is done, and end the threads.
+        """Wait until all calls are done, and end the threads.
 
-        What runs the user's code, and does not come back, is left alone after some
-        seconds; calls behind it are cancelled.
+        If a call runs code of the user's and does not return within some seconds, the pool
+        leaves it alone, and cancels the calls behind it.
 
         Cancellation:
-            Does the same at once.
+            Leaves the calls alone at once.
         """
         running = self._copiers.running | self._picklers.running
         try:
@@ -144,13 +142,13 @@ class Threads:
 
 
 class _Call(NamedTuple):
-    """What a thread is to do.
+    """A call that a thread is to make.
 
     Attributes:
-        function: What it calls.
-        pause: What that calls now and then, if it does.
-        answer: What the caller has, and may cancel.
-        ended: Done when the thread is through with it.
+        function: What the thread calls.
+        pause: The pause that *function* calls, if it does.
+        answer: The future that the caller has, and may cancel.
+        ended: Done when the thread has finished the call.
     """
 
     function: Callable[[], Any]
@@ -162,16 +160,15 @@ class _Call(NamedTuple):
 class _ThreadPool:
     """Some threads that take calls from one queue.
 
-    Not an executor of the standard library's: that one waits for its threads when the
-    interpreter ends, and when it may start no more of them, it raises an error and keeps
-    the call.  These are daemons, and if there is no thread at all, the loop has to do it.
+    The standard library's executor would not do: it waits for its threads when the
+    interpreter ends, and if it cannot start a thread, it raises an error and yet keeps the
+    call.  These threads are daemons, and if none can be started, the loop makes the call.
 
     Args:
         loop: The pool's loop.
-        name: What its threads are called.
+        name: The name of its threads.
         most: How many calls may be made at once.
-        apart: For how many seconds a call must have been made before the next one begins,
-            unless it ends before.
+        apart: How many seconds a call must have lasted before the next one begins beside it.
 
     Attributes:
         running: The end of each call that has not ended.
@@ -191,7 +188,7 @@ class _ThreadPool:
         self._apart = apart
         self._waiting: deque[_Call] = deque()
         self._made: list[_Call] = []
-        # Until when the last one of them is waited for.
+        # When the last call has lasted long enough for the next one to begin.
         self._until = Alarm(loop, self._wait_no_longer)
         self._threads: list[threading.Thread] = []
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
@@ -200,9 +197,9 @@ class _ThreadPool:
     def call(
         self, function: Callable[[], R], pause: Pause | None = None
     ) -> asyncio.Future[R]:
-        """Have *function* called; to cancel the future does not stop that."""
-        # Two, and no asyncio.shield(): if its caller has gone, what the call has raised
-        # after that is nobody's, and asyncio would complain of it.
+        """Make a call in a thread; cancelling the future does not stop the call."""
+        # Two futures, and not asyncio.shield(): if the caller has gone, nobody retrieves what
+        # the call raises after that, and asyncio would complain.
         answer: asyncio.Future[R] = self._loop.create_future()
         ended: asyncio.Future[None] = self._loop.create_future()
         self.running.add(ended)
@@ -212,7 +209,7 @@ class _ThreadPool:
         return answer
 
     def _go_on(self) -> None:
-        """Begin with the next ones if they may begin."""
+        """Begin with the next calls, if they may begin."""
         while self._waiting and len(self._made) < self._most and not self._until.is_set:
             call = self._waiting.popleft()
             if call.pause:
@@ -245,7 +242,7 @@ class _ThreadPool:
         """End the threads."""
         stuck = bool(self.running)
         self._until.cancel()
-        for call in self._made:  # nobody would tell them of the end of a stuck one
+        for call in self._made:  # those that rest: nothing else would wake them up
             if call.pause:
                 call.pause.second = False
         while not self._calls.empty():
@@ -258,12 +255,12 @@ class _ThreadPool:
         for _ in self._threads:
             self._calls.put(None)
         while self._threads and not stuck:
-            self._threads.pop().join()  # it takes no longer than it needs to wake up
+            self._threads.pop().join()  # it only has to wake up
 
     def _start_one(self) -> None:
         name = f"{self._name}_{len(self._threads)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
-        with contextlib.suppress(RuntimeError):  # there may be no more
+        with contextlib.suppress(RuntimeError):  # the system may allow no more threads
             thread.start()
             self._threads.append(thread)
 
@@ -286,10 +283,10 @@ def _answer(
     answer: asyncio.Future[Any], value: Any, error: BaseException | None
 ) -> None:
     if answer.done():
-        pass  # its caller has gone
+        pass  # the caller has cancelled it
     elif error is None:
         answer.set_result(value)
-    elif isinstance(error, StopIteration):  # which a future refuses
+    elif isinstance(error, StopIteration):  # a future does not accept that
         answer.set_exception(RuntimeError(f"it raised {error!r}"))
     else:
         answer.set_exception(error)

@@ -1,9 +1,9 @@
 """Frames over a socket, without ever blocking the event loop.
 
-The job channel of a worker and its control channel are both of this kind.  Reading
-is bounded per turn of the loop, so that a worker that sends without end takes no
-more than its share; writing goes out at once and is kept back only for a peer that
-does not read.
+Each worker has two channels of this kind: the job channel and the control channel.  In
+one turn of the loop the channel reads a bounded amount, so that a worker that sends
+without end takes no more than its share.  The channel writes at once; only if the peer
+does not read does it keep the rest for later.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from asyncpool._core.wire.frames import Frame, FrameDecoder
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool.errors import ProtocolError
 
-# The reader hears of these as well, after what there is to read.
+# Errors that mean no more than that the peer is gone.  The reader notices that too, after it
+# has read what is left.
 _PEER_IS_GONE = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN}
 
-# Frames up to this size are copied together, for one system call: given one by one to
-# sendmsg(), they cost the kernel 1.7 us each.
+# The channel copies frames up to this size together, for one system call: given one by one
+# to sendmsg(), they cost the kernel 1.7 us each.
 _SMALL = 65_536
 
-# Seconds after which a descriptor is sent once more, if too many are on their way already:
-# the kernel counts those of all processes of a user.
+# Seconds after which the channel sends a descriptor again that the kernel has refused since
+# too many are on their way.  The kernel counts those of all processes of a user.
 _TOO_MANY_PAUSE = 0.01
 
 
 class _WithDescriptor(bytes):
-    """A frame that a descriptor goes along with."""
+    """A frame with a descriptor that travels with it."""
 
     fd: int
     owned: bool
@@ -52,9 +53,10 @@ class Channel:
 
     Args:
         loop: The loop that watches the socket.
-        sock: The pool's end; it is owned, and closed, by the channel.
-        buffer: Where to read into.  All channels of a loop may share one, each for the
-            length of one call; to allocate it anew for every read costs 4 us.
+        sock: The pool's end.  The channel owns and closes it.
+        buffer: Where the channel reads into.  All channels of a loop may share one, since
+            each needs it for the length of one call.  Allocating one for every read costs
+            4 us.
         max_payload: The most bytes that a frame from the peer may carry.
         on_frames: Called with the frames of one read, in their order.
         on_end: Called once, when the peer is gone (``None``) or has broken the
@@ -75,15 +77,15 @@ class Channel:
         self._socket = sock
         self._fd = sock.fileno()
         self._buffer = buffer
-        # Of such memory only what is written to exists, so a long payload costs no
-        # more than the turn of the loop in which a part of it comes.
+        # The kernel gives such memory only as it is written, so a long payload costs memory
+        # as its parts arrive, and not when its header announces it.
         self._decoder = FrameDecoder(
             max_payload=max_payload, allocate=lambda size: mmap.mmap(-1, size)
         )
         self._on_frames = on_frames
         self._on_end = on_end
         self._unsent: deque[bytes | bytearray | memoryview] = deque()
-        self._small = bytearray()  # frames behind those
+        self._small = bytearray()  # small frames, which follow those in self._unsent
         self._never_sent = 0
         self._flushing = self._blocked = self._sending = False
         self._half_closed = False
@@ -94,11 +96,11 @@ class Channel:
 
     @property
     def unsent(self) -> int:
-        """How many bytes are left that the peer has not taken, or never took."""
+        """How many bytes the peer has not taken, including those that it never will."""
         return self._never_sent + len(self._small) + sum(map(len, self._unsent))
 
     def put(self, head: bytes, payload: bytes | memoryview = b"") -> None:
-        """Have a frame sent by the next flush, behind what was put before."""
+        """Put a frame behind the others; the next flush sends it."""
         self._small += head
         if len(payload) <= _SMALL:
             self._small += payload
@@ -108,14 +110,14 @@ class Channel:
 
     @property
     def unsent_descriptors(self) -> int:
-        """How many descriptors are left that were not sent."""
+        """How many descriptors the channel has not sent yet."""
         return sum(isinstance(piece, _WithDescriptor) for piece in self._unsent)
 
     def put_descriptor(self, frame: bytes, fd: int, *, keep: bool = False) -> None:
-        """Have a small frame sent, and a descriptor with it.
+        """Put a small frame behind the others, and a descriptor that travels with it.
 
-        It is owned, and closed, by the channel from now on; unless the caller *keeps* it,
-        and does not close it before it is sent.
+        The channel owns the descriptor from now on and closes it.  If *keep* is set, the
+        caller keeps it, and must not close it before the channel has sent it.
         """
         piece = _WithDescriptor(frame)
         piece.fd, piece.owned = fd, not keep
@@ -123,7 +125,7 @@ class Channel:
         self._unsent.append(piece)
 
     def flush_soon(self) -> None:
-        """Flush in the next turn of the loop, with what is put until then."""
+        """Flush in the next turn of the loop, together with what is put until then."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush_now)
@@ -131,51 +133,51 @@ class Channel:
     def flush(self) -> None:
         """Send what was put; what the socket does not take now goes out later.
 
-        A peer that is gone is reported by ``on_end``, not here.
+        If the peer is gone, ``on_end`` reports it, and this method does not.
         """
         if self._ended or self._blocked:
             return
-        if self._sending:  # Ctrl-C has cancelled a job in the middle of it
+        if self._sending:  # this call interrupts a send: Ctrl-C has cancelled a job
             self.flush_soon()
         elif self._send_some():
             self._blocked = True
             self._loop.add_writer(self._fd, self._write_some)
 
     def half_close(self) -> None:
-        """Tell the peer that nothing more comes, once all is sent."""
+        """Tell the peer, once all is sent, that nothing more comes."""
         self._half_closed = True
         if not self.unsent:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
     def read(self) -> None:
-        """Read what is there by now, as much of it as one turn of the loop may take."""
+        """Read what has arrived, but no more than one turn of the loop may take."""
         if not self._ended:
             self._read_some()
 
     def pause(self) -> None:
-        """Read no more, so that the peer has to wait, until :meth:`resume`."""
+        """Stop reading until :meth:`resume`, so that the peer has to wait."""
         if not self._ended:
             self._loop.remove_reader(self._fd)
 
     def resume(self) -> None:
-        """Read on."""
+        """Read again, after :meth:`pause`."""
         if not self._ended:
             self._loop.add_reader(self._fd, self._read_some)
 
     def drain(self) -> None:
-        """Read all that is there by now, for a peer that writes no more.
+        """Read all that has arrived, when the peer has stopped writing.
 
-        Somebody may have its end of the socket too, and write without end: what comes from
-        now on is not read, but for what one more look finds.
+        Another process may hold the peer's end of the socket too, and write without end.  So
+        the channel reads only what has arrived by now, and what one more read finds.
         """
         left = 0 if self._ended else _unread(self._socket)
         while left > 0 and not self._ended and (size := self._read_some()):
             left -= size
-        self.read()  # there may be nothing but the end
+        self.read()  # this also finds the end, if there is nothing else
 
     def close(self) -> None:
-        """Let go of the socket; no callback comes after this."""
+        """Close the socket; no callback comes after this."""
         self._ended = True
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
@@ -184,7 +186,7 @@ class Channel:
         self._socket.close()
 
     def _read_some(self) -> int:
-        """Read once, and return how many bytes there were; 0 behind what was wrong."""
+        """Read once; return how many bytes came, or 0 if the peer is gone or has erred."""
         target = self._decoder.target
         try:
             if target is None:
@@ -230,7 +232,7 @@ class Channel:
         self._small.clear()
 
     def _close_small(self) -> None:
-        """Have what is put from now on follow in another system call."""
+        """Close the run of small frames, so that what follows takes a system call of its own."""
         if self._small:
             self._unsent.append(self._small)
             self._small = bytearray()
@@ -245,7 +247,7 @@ class Channel:
             self._loop.remove_writer(self._fd)
 
     def _send_some(self) -> bool:
-        """Send once, and tell whether there is more."""
+        """Send once; return whether there is more to send."""
         self._sending = True
         try:
             return self._send_first()
@@ -287,7 +289,7 @@ class Channel:
     def _send(self, data: bytes | bytearray | memoryview) -> int:
         if not isinstance(data, _WithDescriptor):
             return self._socket.send(data)
-        # The descriptor goes with the first byte, and has gone if any was taken.
+        # The kernel sends the descriptor with the first byte: if it took any, it took both.
         sent = socket.send_fds(self._socket, [data], [data.fd])
         if data.owned:
             os.close(data.fd)
@@ -295,7 +297,7 @@ class Channel:
 
 
 def _unread(sock: socket.socket) -> int:
-    """Return how many bytes have arrived and were not read."""
+    """Return how many bytes have arrived that nobody has read yet."""
     try:
         data = fcntl.ioctl(sock, termios.FIONREAD, bytes(4))
     except OSError:

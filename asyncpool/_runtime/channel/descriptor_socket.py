@@ -1,8 +1,8 @@
 """A socket on which descriptors arrive, each beside the bytes that it belongs to.
 
-The kernel ends a read behind the bytes that a descriptor came with.  So the descriptors have the
-order of the frames that they came with.  Where this process may open no more, the kernel says
-so with the read, and the descriptor is lost.
+The kernel ends a read behind the bytes that a descriptor came with.  So the descriptors arrive
+in the order of their frames.  If this process may open no more descriptors, the kernel drops
+the descriptor, and says so in the result of the read.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import socket
 from collections import deque
 
-# A frame that comes in two reads leaves one descriptor here, and the second read brings
-# the next.
+# A frame may take two reads: the first leaves its descriptor here, and the second may bring the
+# descriptor of the next frame.
 _MOST_ARRIVED = 2
 
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -22,11 +22,13 @@ _ROOM = socket.CMSG_SPACE(_INT)
 
 
 class DescriptorSocket(socket.socket):
-    """A socket that keeps the descriptors which come with what is read.
+    """A socket that keeps the descriptors which arrive with the bytes.
 
     Attributes:
-        arrived: Those, the oldest first; ``None`` for one that was lost.
-        unwanted: Whether there came some that belong to no frame; none is kept since.
+        arrived: The descriptors that have arrived, the oldest first; ``None`` stands for one
+            that the kernel has dropped.
+        unwanted: Whether a descriptor has arrived that belongs to no frame.  From then on the
+            socket closes each that arrives.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -35,7 +37,7 @@ class DescriptorSocket(socket.socket):
         self.unwanted = False
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0) -> int:  # type: ignore[override]
-        """Read, as a socket does."""
+        """Read into *buffer*, as a socket does, and keep the descriptors that arrive."""
         target = buffer[:nbytes] if nbytes else buffer
         size, ancillary, found, _ = self.recvmsg_into([target], _ROOM, flags | _CLOEXEC)
         fds = array.array("i")
@@ -55,7 +57,7 @@ class DescriptorSocket(socket.socket):
         return size
 
     def close(self) -> None:
-        """Close it, and what has come and was not wanted."""
+        """Close the socket, and the descriptors that nobody has taken."""
         while self.arrived:
             fd = self.arrived.popleft()
             if fd is not None:

@@ -1,6 +1,8 @@
-"""What travels beside the frames of one worker's jobs: areas, in segments or frames.
+"""The large buffers of one worker's jobs, on their way to the worker and back.
 
-The worker's half of this is ``_worker/channel/large_buffers.py``.
+They travel in segments of shared memory, or, if there is no segment, in AREA frames on the
+job channel.  Either way they go ahead of the frame that they belong to.  The worker's half
+of this is ``_worker/channel/large_buffers.py``.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.segments import Segment, Segments, Use
 from asyncpool.errors import ProtocolError
 
-# Up to here it takes less time, 25 us, to copy into a warm segment than to have a
-# thread do it.
+# Up to this many bytes the event loop's thread copies into a warm segment itself, which takes
+# 25 us.  To hand the copy to another thread takes longer.
 _AT_ONCE = 1 << 20
 
 
-# What has its parts ahead of it.
+# The frames whose large buffers come ahead of them.
 _WHOLE = frozenset((FrameKind.VALUE, FrameKind.ERROR, FrameKind.ITEM))
 
 
@@ -35,8 +37,8 @@ class BufferLoad:
     """An out-of-band pickle on its way into a segment.
 
     Attributes:
-        withdrawn: Whether it is not to be sent after all.
-        done: Whether it was sent.
+        withdrawn: Whether the pool has given the load up.
+        done: Whether the worker has been sent it.
     """
 
     __slots__ = ("done", "withdrawn")
@@ -45,18 +47,18 @@ class BufferLoad:
         self.withdrawn = self.done = False
 
     def withdraw(self) -> bool:
-        """Have it not sent, and tell whether that is still possible."""
+        """Give the load up; return whether that was still possible."""
         self.withdrawn = not self.done
         return self.withdrawn
 
 
 class LargeBuffers:
-    """The large objects of one worker's jobs.
+    """Moves the large buffers of one worker's jobs.
 
     Args:
         spawn: Starts a task that the pool waits for.
-        segments: The pool's.
-        threads: The pool's.
+        segments: The pool's segments.
+        threads: The pool's threads, which copy into segments.
         max_payload: The most bytes that an outcome may have.
 
     Attributes:
@@ -83,7 +85,7 @@ class LargeBuffers:
         self.closed = False
 
     def connect(self, jobs: Channel, control: Channel) -> None:
-        """Use these channels."""
+        """Send on these channels from now on."""
         self._jobs, self._control = jobs, control
 
     # To the worker.
@@ -91,8 +93,8 @@ class LargeBuffers:
     def load(self, pickled: OutOfBandPickle, send: Callable[[], None]) -> BufferLoad:
         """Put *pickled* where the worker can see it, then call *send*.
 
-        The areas go before what *send* puts on the job channel.  Nothing is sent if
-        the load is withdrawn meanwhile, or the worker is gone.
+        The large buffers go ahead of what *send* puts on the job channel.  If the load is
+        withdrawn meanwhile, or the worker is gone, nothing is sent.
         """
         load = BufferLoad()
         size = lay_out(pickled.sizes)[1]
@@ -116,9 +118,9 @@ class LargeBuffers:
         if segment is None:
             segment = await self._segments.make(self, size)
         if segment is not None and not load.withdrawn:
-            # If this is cancelled, the segment is left to the thread, which writes on.
+            # If this task is cancelled here, the thread writes on, so the segment stays its own.
             await self._threads.copy(self._fill, segment, pickled)
-        # First this, then the question: Ctrl-C may withdraw it between any two steps.
+        # Set before the check: Ctrl-C may withdraw the load between any two steps.
         load.done = True
         if not load.withdrawn and not self.closed:
             self._send(pickled, segment, send)
@@ -151,7 +153,7 @@ class LargeBuffers:
         send()
 
     def announce(self, segment: Segment, fd: int) -> None:
-        """Send the worker a new segment."""
+        """Tell the worker about a new segment, and send its descriptor."""
         assert self._control is not None
         self._control.put_descriptor(
             header(FrameKind.SEGMENT, 0, segment.memory.size, tag=segment.number), fd
@@ -159,7 +161,7 @@ class LargeBuffers:
         self._control.flush()
 
     def drop(self, number: int) -> None:
-        """Have the worker forget a segment."""
+        """Tell the worker to forget a segment."""
         if self._control is not None and not self.closed:
             self._control.put(header(FrameKind.DROP, 0, tag=number))
             self._control.flush_soon()
@@ -168,14 +170,15 @@ class LargeBuffers:
 
     @property
     def pending(self) -> bool:
-        """Whether there are parts of an outcome that is not there yet."""
+        """Whether large buffers have come whose outcome is still to come."""
         return bool(self._areas)
 
     def unload(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
-        """Put outcomes, or items, and their parts together, and hear of segments.
+        """Put outcomes and items together with their large buffers; take notes about segments.
 
         Returns:
-            The outcomes and items; and what the worker said behind them that no worker says.
+            The outcomes and items; and, if the worker broke the protocol, how it did.  The
+            frames behind that one are dropped.
         """
         outcomes: list[Frame] = []
         for frame in frames:
@@ -193,7 +196,7 @@ class LargeBuffers:
             case FrameKind.AREA:
                 data = frame.payload
                 self._expect(len(data), 1)
-                # A caller may change what it gets.
+                # A bytearray, since the caller of the job may change what it gets.
                 area = memoryview(bytearray(data) if type(data) is bytes else data)
                 self._areas.append(area)
             case FrameKind.LENT:
@@ -224,7 +227,7 @@ class LargeBuffers:
         return frame._replace(payload=ReceivedPickle(frame.payload, areas))
 
     def close(self) -> None:
-        """Take note that the worker is gone."""
+        """Give up the segments of the worker, which is gone."""
         self.closed = True
         self._areas = []
         self._segments.forget_all(self)
@@ -236,13 +239,15 @@ class LargeBuffers:
                 f"an outcome of {self._expected} bytes exceeds the limit of "
                 f"{self._max_payload}"
             )
-        # All but the stream are large, or else would be in it.
+        # Each buffer beside the pickle is large: a small one would be inside the pickle.
         if len(self._areas) + parts > self._max_payload // LARGE + 1:
-            raise ProtocolError("it sent an outcome in more parts than it can have")
+            raise ProtocolError(
+                "it sent an outcome in more parts than an outcome can have"
+            )
 
     def _want(self, size: int) -> None:
         if self._wanting or not 0 < size <= 2 * self._max_payload:
-            raise ProtocolError(f"it asked for {size} bytes, which it may not")
+            raise ProtocolError(f"it asked for {size} bytes when it was not allowed to")
         self._wanting = True
         segment = self._segments.take(self, size)
         if segment is not None:

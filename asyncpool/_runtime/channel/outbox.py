@@ -1,4 +1,4 @@
-"""The way of jobs to one worker: what it knows already, and what must go ahead of them."""
+"""What the pool sends to one worker: jobs, and ahead of them what the worker lacks for them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ class Outbox:
     """Puts jobs on a worker's job channel, behind all that they need.
 
     Args:
-        large_buffers: What brings large objects to where the worker sees them.
+        large_buffers: Puts large objects where the worker can see them.
     """
 
     def __init__(self, large_buffers: LargeBuffers) -> None:
         self._large_buffers = large_buffers
         self._memory = FunctionCache()
-        self._context = b""  # the last that was put
+        self._context = b""  # the context that the worker has now
         self._load: BufferLoad | None = None
         self._channel: Channel | None = None
 
     def connect(self, channel: Channel) -> None:
-        """Use *channel*."""
+        """Send on *channel* from now on."""
         self._channel = channel
 
     @property
     def unsent(self) -> int:
-        """How many bytes of its jobs it has not taken."""
+        """How many bytes of its jobs the worker has not taken."""
         return self._channel.unsent if self._channel is not None else 0
 
     @property
     def loading(self) -> bool:
-        """Whether an out-of-band pickle is on its way to where it can see it."""
+        """Whether an out-of-band pickle is on its way to the worker."""
         return self._load is not None
 
     def put_job(
@@ -49,12 +49,13 @@ class Outbox:
         *,
         credit: int = 0,
     ) -> int:
-        """Have a job sent by the next flush.
+        """Put a job; the next flush sends it.
 
-        With *credit* for its items it is a stream.
+        A job with *credit* is a stream: *credit* is how many items the worker may send.
 
         Returns:
-            How many bytes go ahead of it, of what the worker does not know yet.
+            How many bytes go ahead of the job: the function and the context, if the worker
+            does not have them yet.
         """
         assert self._channel is not None
         number, ahead = function.number, 0
@@ -75,7 +76,7 @@ class Outbox:
         return ahead
 
     def load(self, pickled: OutOfBandPickle, send: Callable[[], None]) -> None:
-        """Put *pickled* where the worker sees it, then have *send* put its job."""
+        """Put *pickled* where the worker can see it, then have *send* put its job."""
 
         def sent() -> None:
             self._load = None
@@ -86,7 +87,7 @@ class Outbox:
             self._load = load
 
     def withdraw(self) -> bool:
-        """Give up a load, and tell whether there was one."""
+        """Give up the load that is on its way; return whether there was one."""
         load, self._load = self._load, None
         return load is not None and load.withdraw()
 
@@ -96,7 +97,7 @@ class Outbox:
         self._channel.flush()
 
     def flush_soon(self) -> None:
-        """Send what was put, and what is put until the end of this turn."""
+        """Send, at the end of this turn of the loop, what was put until then."""
         assert self._channel is not None
         self._channel.flush_soon()
 

@@ -1,4 +1,4 @@
-"""Memory that a worker shares with the pool: notes that outlive their writer."""
+"""A worker page: memory that a worker shares with the pool, for notes that outlive the worker."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _LOGGER = logging.getLogger("asyncpool")
 
 _OUTCOMES = (FrameKind.VALUE, FrameKind.ERROR)
 
-# How often beats are looked for: both may be torn, if the first is read while it is
-# written, and the second too.
+# How often the pool looks for heartbeats.  A lane has two records.  The worker may write into the
+# first while the pool reads it, and then into the second, and then neither can be used.
 _LOOKS = 5
 
 R = TypeVar("R", bound=Callable[..., object])
 
 
 def _or_else(otherwise: Callable[[], object]) -> Callable[[R], R]:
-    """Have a method return something else if what was noted cannot be read.
+    """Have a method return something else if it cannot read the notes.
 
-    The writer may be dead, and have written anything before; the reader may have no memory
-    left.  Neither may end the pool.
+    The worker may have died while it wrote, or may have written anything; this process may
+    have no memory left.  None of that may end the pool.
     """
 
     def decorate(read: R) -> R:
@@ -56,10 +56,10 @@ def _or_else(otherwise: Callable[[], object]) -> Callable[[R], R]:
 
 
 class WorkerPage:
-    """What one worker has noted; nothing, as long as it is not open.
+    """What one worker has noted.  While the page is not open, there are no notes.
 
     Args:
-        width: How many jobs it runs at once.
+        width: How many jobs the worker runs at once.
     """
 
     def __init__(self, width: int = 1) -> None:
@@ -70,7 +70,7 @@ class WorkerPage:
         """Make the memory; return a descriptor of it, which the caller closes.
 
         Raises:
-            OSError: If this process lacks the means.
+            OSError: If the system refuses the memory.
         """
         size = self._layout.size
         try:
@@ -78,7 +78,8 @@ class WorkerPage:
         except OSError as error:
             if error.errno != errno.EFBIG:
                 raise
-            # Nobody thinks of files here: the memory is one to the kernel.
+            # To the kernel this memory is a file.  Few would think of that, so the message
+            # names the limit.
             raise OSError(
                 errno.EFBIG,
                 f"a worker shares {size} bytes of memory with its pool, and the limit of "
@@ -87,41 +88,41 @@ class WorkerPage:
         return fd
 
     def close(self) -> None:
-        """Forget what was noted."""
+        """Release the memory, and the notes with it."""
         if self._memory is not None:
             self._memory.close()
             self._memory = None
 
-    @_or_else(lambda: True)  # it counts as an attempt then
+    @_or_else(lambda: True)  # an attempt that cannot be read counts as begun
     def begun(self, job: int, attempt: int) -> bool:
-        """Tell whether the worker has begun this attempt; it may be dead by now."""
+        """Return whether the worker has begun this attempt; the worker may be dead by now."""
         return self._lane(job, attempt) is not None
 
     @_or_else(list)
     def beats(self) -> list[Beat]:
-        """Return the newest beats of its jobs, two of each lane, the older one first."""
+        """Return the newest heartbeats of its jobs: two for each lane, the older one first."""
         found: list[Beat] = []
         for lane in range(self._layout.width):
             found += self._beats(self._layout.beats(lane))
         return found
 
-    @_or_else(lambda: [LOST] * CHUNK_SIZE)  # none of them is to be begun again
+    @_or_else(lambda: [LOST] * CHUNK_SIZE)  # so that no item is begun a second time
     def log(self, job: int, attempt: int) -> list[Any] | None:
-        """Return what has become of the items of that chunk, if they have begun."""
+        """Return the outcomes of the items of a chunk; ``None`` if it has not begun."""
         lane = self._lane(job, attempt)
         if lane is None or self._memory is None:
             return None
         return read_log(self._memory, self._layout.log(lane), job, attempt)
 
     def stop_chunk(self, job: int, attempt: int) -> None:
-        """Have no other item of that chunk begin, if it is running now."""
+        """Have the worker begin no other item of this chunk, if it runs the chunk now."""
         lane = self._lane(job, attempt)
         if lane is not None and self._memory is not None:
             ask_to_stop(self._memory, self._layout.log(lane))
 
     @_or_else(str)
     def stack(self, job: int, attempt: int) -> str:
-        """Return where its coroutine waits, if it is one of several and has said so."""
+        """Return where the job's coroutine waits; empty with one lane, or if unknown."""
         lane = self._lane(job, attempt) if self._layout.width > 1 else None
         if lane is None or self._memory is None:
             return ""
@@ -134,9 +135,9 @@ class WorkerPage:
 
     @_or_else(dict)
     def outcomes(self) -> dict[tuple[int, int], Frame]:
-        """Return the last outcomes, by job and attempt, if it runs several at once.
+        """Return the last outcome of each lane, by job and attempt.
 
-        They may have been sent, or not.
+        The worker may have sent it already.  A worker with one lane notes no outcomes.
         """
         found: dict[tuple[int, int], Frame] = {}
         if self._memory is None or self._layout.width == 1:
@@ -154,12 +155,12 @@ class WorkerPage:
 
     @property
     def stacks_size(self) -> int:
-        """How many bytes of its stacks it has written down so far."""
+        """How many bytes of its stacks the worker has written so far."""
         return len(self._stacks().rstrip(b"\0"))
 
     @_or_else(str)
     def read_stacks(self) -> str:
-        """Return what it has written down of its stacks, and wipe it out."""
+        """Return the stacks that the worker has written, and erase them."""
         text = self._stacks().strip(b"\0")
         if self._memory is not None:
             self._memory[self._layout.stacks : self._layout.size] = bytes(STACKS_SIZE)
@@ -180,7 +181,7 @@ class WorkerPage:
         return []
 
     def _lane(self, job: int, attempt: int) -> int | None:
-        """Return the lane in which that has begun; the worker may be dead by now."""
+        """Return the lane in which this attempt has begun; the worker may be dead by now."""
         if self._memory is None:
             return None
         start, end = self._layout.begun(0), self._layout.begun(self._layout.width)

@@ -1,7 +1,8 @@
 """The memory under a page, which its worker may try to take away.
 
-Where a mapped file is truncated, whoever looks there is killed by SIGBUS.  So a file that
-cannot be sealed against that is not mapped here, but read and written.
+If somebody truncates a mapped file, the kernel kills each process that looks there with
+SIGBUS.  So the pool maps only a file that it can seal against truncation.  It reads and
+writes any other file with system calls.
 """
 
 from __future__ import annotations
@@ -15,24 +16,27 @@ from typing import Protocol
 
 from asyncpool._runtime.base.refusals import is_refusal, tell_once
 
-# Files there are memory, on Linux.
+# On Linux, files in this folder are memory.
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - the file has no name
 
 
 class PageMemory(Protocol):
-    """What is shared; slices of it have a beginning and an end."""
+    """Shared memory; its slices name both a beginning and an end."""
 
     def __getitem__(self, where: slice, /) -> bytes: ...
     def __setitem__(self, where: slice, data: bytes, /) -> None: ...
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
 
 
 def make_memory(size: int) -> tuple[int, PageMemory]:
-    """Return a descriptor of *size* bytes, which the caller closes, and these bytes.
+    """Make shared memory.
+
+    Returns:
+        A descriptor of it, which the caller closes; and the memory, *size* bytes of zeros.
 
     Raises:
-        OSError: If there can be none.
+        OSError: If the system refuses it.
     """
     fd = _sealed_file(size) if hasattr(os, "memfd_create") else None
     sealed = fd is not None
@@ -46,7 +50,7 @@ def make_memory(size: int) -> tuple[int, PageMemory]:
 
 
 class _File:
-    """A file that somebody may truncate at any time: what is not there is zero."""
+    """A file that somebody may truncate at any time; what is missing reads as zeros."""
 
     def __init__(self, fd: int) -> None:
         self._fd = os.dup(fd)
@@ -63,7 +67,7 @@ class _File:
 
 
 def _sealed_file(size: int) -> int | None:
-    """Return memory that nobody can truncate; ``None`` if the system refuses that."""
+    """Return a descriptor of memory that nobody can truncate; ``None`` if it is refused."""
     fd = -1
     try:
         fd = os.memfd_create("asyncpool-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

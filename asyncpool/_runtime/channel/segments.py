@@ -1,7 +1,7 @@
-"""The shared memory of a pool: made here, lent to workers, taken back, given up.
+"""The shared memory of a pool: it makes segments, lends them to workers, and releases them.
 
-Each segment is mapped by the pool and by one worker.  Which of them there are and may
-be is the ledger's business (``_core/pickling/segments.py``); this is the memory itself.
+The pool and one worker map each segment.  ``SegmentLedger`` (``_core/pickling/segments.py``)
+decides which segments there may be; this module has their memory.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from asyncpool.errors import ProtocolError
 if TYPE_CHECKING:
     from asyncpool._system.memory import Memory
 
-# Seconds that a free segment is kept, since it is warm.
+# Seconds for which the pool keeps a free segment: a warm one is faster than a new one.
 _KEEP = 10.0
 
-# To give up as much takes some 0.2 ms; 64 MB take 15, and so a thread does it.
+# To release this many bytes takes about 0.2 ms.  64 MB take 15 ms, so a thread releases what is
+# larger.
 _SMALL = 1 << 20
 
 
 class Use(enum.Enum):
-    """Who has a segment just now."""
+    """Who uses a segment now."""
 
     NOBODY = "nobody"
-    POOL = "pool"  # what goes into it is on its way
-    WORKER = "worker"  # it has a view of a job's arguments
+    POOL = "pool"  # the pool writes into it, for a job that is on its way
+    WORKER = "worker"  # the worker has a view of a job's arguments
     GRANTED = "granted"  # the worker may put an outcome there
-    CALLER = "caller"  # somebody here has a view of an outcome
+    CALLER = "caller"  # the caller of a job has a view of its outcome
 
 
 class SegmentOwner(Protocol):
@@ -47,21 +48,21 @@ class SegmentOwner(Protocol):
     closed: bool
 
     def announce(self, segment: Segment, fd: int, /) -> None:
-        """Send the worker a new segment; the descriptor is handed over."""
+        """Tell the worker about a new segment; the callee owns the descriptor."""
 
     def drop(self, number: int, /) -> None:
-        """Have the worker forget a segment."""
+        """Tell the worker to forget a segment."""
 
 
 class Segment:
     """One segment.
 
     Attributes:
-        number: Its name.
-        owner: Whose it is.
-        memory: What is in it.
-        use: Who has it.
-        copied: Whether another process may have views of it, by a fork of this one.
+        number: Its number, by which the pool and the worker name it.
+        owner: The worker that it belongs to.
+        memory: Its memory.
+        use: Who uses it now.
+        copied: Whether a fork of this process may have views of it.
     """
 
     __slots__ = ("copied", "memory", "number", "owner", "use")
@@ -78,7 +79,7 @@ class Segment:
         offsets: Iterable[int],
         areas: Iterable[Sequence[bytes | memoryview]],
     ) -> None:
-        """Copy *areas*, each in pieces, to these *offsets*."""
+        """Copy *areas* to these *offsets*; each area comes in pieces."""
         self.memory.fill(offsets, areas)
 
 
@@ -88,7 +89,7 @@ class Segments:
     Args:
         loop: The pool's loop.
         bound: The most bytes that all of them may have together.
-        threads: Where memory is made, since that takes 35 ms for 64 MB.
+        threads: Make the memory, since that takes 35 ms for 64 MB.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Segments:
 
     @property
     def total(self) -> int:
-        """How many bytes all segments have."""
+        """How many bytes all segments have together."""
         return self._ledger.total
 
     def take(self, owner: SegmentOwner, size: int) -> Segment | None:
@@ -116,10 +117,10 @@ class Segments:
         return segment
 
     async def make(self, owner: SegmentOwner, size: int) -> Segment | None:
-        """Make a segment for *size* bytes and announce it; ``None`` if that cannot be.
+        """Make a segment for *size* bytes and announce it; ``None`` if that is not possible.
 
         Cancellation:
-            Safe: the memory is given back.
+            Safe: the memory is released.
         """
         size = size_class(size)
         number, dropped = self._ledger.add(owner, size)
@@ -146,10 +147,10 @@ class Segments:
         return segment
 
     def view(self, segment: Segment, size: int) -> memoryview:
-        """Return a view of an outcome of *size* bytes that a worker has put there.
+        """Return a view of an outcome of *size* bytes that the worker has put there.
 
         Raises:
-            ProtocolError: If it is larger than the segment.
+            ProtocolError: If the outcome is larger than the segment.
         """
         if size > segment.memory.size:
             raise ProtocolError(
@@ -159,18 +160,18 @@ class Segments:
         return segment.memory.lend(partial(self._tell_gone, segment.number))
 
     def find(self, owner: SegmentOwner, number: int, *uses: Use) -> Segment:
-        """Return the segment that *owner* speaks of.
+        """Return the segment that *owner* has named.
 
         Raises:
-            ProtocolError: If it has no such segment, or it is not in one of *uses*.
+            ProtocolError: If the worker has no such segment, or its use is none of *uses*.
         """
         segment = self._segments.get(number)
         if segment is None or segment.owner is not owner or segment.use not in uses:
-            raise ProtocolError(f"it spoke of segment {number}, which it does not have")
+            raise ProtocolError(f"it named segment {number}, which it does not have")
         return segment
 
     def free(self, segment: Segment) -> None:
-        """Take a segment back, to use it again or to give it up."""
+        """Take a segment back: keep it for another use, or release it."""
         segment.use = Use.NOBODY
         if segment.owner.closed:
             self.forget(segment)
@@ -184,31 +185,31 @@ class Segments:
             self._alarm.set_in(_KEEP)
 
     def forget(self, segment: Segment) -> None:
-        """Give a segment up; its memory lasts as long as there are views of it."""
+        """Release a segment; its memory lasts as long as somebody has a view of it."""
         del self._segments[segment.number]
         self._ledger.forget(segment.number)
         self._release(segment)
 
     def forget_all(self, owner: SegmentOwner) -> None:
-        """Give up what belongs to a worker that is gone, less what is still in use."""
+        """Release the segments of a worker that is gone, except those still in use here."""
         for segment in list(self._segments.values()):
             if segment.owner is owner and segment.use not in {Use.POOL, Use.CALLER}:
                 self.forget(segment)
 
     def after_fork(self) -> None:
-        """Use nothing again of which a copy of this process has views."""
+        """Mark the segments that a fork may see, so that the pool never lends them again."""
         for segment in self._segments.values():
             segment.copied = segment.copied or segment.use is Use.CALLER
 
     def close(self) -> None:
-        """Give up everything, and hear of nothing any more; threads may still do it."""
+        """Release all segments, and ignore views that end later; threads may still do the work."""
         self._alarm.cancel()
         for segment in list(self._segments.values()):
             segment.memory.forget_view()
             self.forget(segment)
 
     def _tell_gone(self, number: int) -> None:
-        # In any thread, and in the middle of anything.
+        # The garbage collector calls this, in any thread, between any two steps.
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._on_gone, number)
 
@@ -227,7 +228,7 @@ class Segments:
             self._alarm.set_at(since + _KEEP)
 
     def _drop(self, number: int) -> None:
-        """Have a free segment forgotten that the ledger has forgotten already."""
+        """Release a free segment, which the ledger has forgotten already, on both sides."""
         segment = self._segments.pop(number)
         segment.owner.drop(number)
         self._release(segment)
@@ -237,7 +238,7 @@ class Segments:
         if segment.memory.size > _SMALL and not seen_here:
             bag = [segment.memory]
             del segment.memory
-            self._threads.copy(bag.clear)  # the last reference goes there
+            self._threads.copy(bag.clear)  # drops the last reference there
 
 
 _living: WeakSet[Segments] = WeakSet()
@@ -252,7 +253,7 @@ os.register_at_fork(after_in_parent=_after_fork)
 
 
 def _make(size: int) -> tuple[int, Memory]:
-    # Few pools need ctypes.
+    # Imported here, since only few pools need ctypes.
     from asyncpool._system.memory import Memory, available, create  # noqa: PLC0415
 
     if not available():

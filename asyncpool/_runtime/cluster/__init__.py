@@ -1,4 +1,4 @@
 """What only the master of a cluster does.
 
-Listen, hand out connections and messages, obey signals and commands.
+It listens, hands out connections and messages, and obeys signals and commands.
 """

@@ -1,7 +1,7 @@
 """Accept connections, and hand them to workers.
 
-What goes to whom is decided in ``balancing.py``.  Nothing is accepted that could not go to
-a worker at once: what has to wait does so in the kernel's queue, where it outlives us all.
+``balancing.py`` decides which worker gets what.  The master accepts a connection only if a worker
+can have it at once.  Other connections wait in the kernel's queue, which outlives this process.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from asyncpool.errors import NoWorkerError, ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# The most that is accepted before the rest of the loop has its turn.
+# How many connections are accepted before the rest of the loop has its turn.
 _ACCEPTS_A_TURN = 64
 
-# And at the end: more than any kernel lets wait.  Who goes on to come meanwhile, as fast as
-# others are accepted, is not waited for.
+# The same at the end: more than any kernel lets wait.  The limit is for clients that keep coming
+# as fast as the master accepts.
 _ACCEPTS_AT_END = 1 << 16
 
-# This process, or this machine, has no descriptor or no memory for another socket.
+# Errors which say that this process, or this machine, has no descriptor or memory left.
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _PAUSE = 0.1  # seconds
 
@@ -42,8 +42,8 @@ class SocketHandle:
 
     Attributes:
         fd: Its descriptor, which is closed when a worker has it.
-        arrival: What a user awaits who has sent it; ``None`` for a connection.
-        payload: The pickled value that goes beside it.
+        arrival: The future that the user who has sent it awaits; ``None`` for a connection.
+        payload: The pickled value that travels with it.
         tried: The slots of the workers that it was sent to.
     """
 
@@ -53,22 +53,23 @@ class SocketHandle:
     tried: set[int] = field(default_factory=set)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the descriptor."""
         os.close(self.fd)
 
 
 class ConnectionBalancer:
-    """The connections of one cluster, and the sockets that are sent to its workers.
+    """The connections of one cluster, and the sockets that its user sends to workers.
 
     Args:
         loop: The loop that watches the listening sockets.
-        name: What logs call the cluster.
-        listeners: The listening sockets, if connections are accepted here.
-        links: The ways to the workers, by slot.
+        name: The cluster's name in logs.
+        listeners: The listening sockets, if the master accepts connections.
+        links: The links to the workers, by slot.
 
     Attributes:
-        core: What decides.
-        lost: How many connections of leaving workers were closed for want of descriptors.
+        core: Decides which worker gets what.
+        lost: How many connections of leaving workers were closed, since there were too few
+            descriptors to hand them on.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class ConnectionBalancer:
         self.lost = 0
         self.core: ConnectionBalancing[SocketHandle] = ConnectionBalancing()
 
-    # Workers.
+    # Events of workers.
 
     def joined(self, link: WorkerLink) -> None:
         """Give connections to a worker from now on."""
@@ -99,17 +100,17 @@ class ConnectionBalancer:
         self.dispatch()
 
     def left(self, link: WorkerLink) -> None:
-        """Give nothing more to a worker."""
+        """Give a worker nothing more."""
         self.core.leave(link.slot)
         self.dispatch()
 
     def gone(self, link: WorkerLink) -> None:
-        """Give what a dead worker has not taken to others."""
+        """Give others what a dead worker has not taken."""
         self._paused.discard(link)
         if link.lost:
             _LOGGER.error(
-                "cluster %s: %d connections of worker %d were closed, not handed on, for "
-                "want of descriptors",
+                "cluster %s: %d connections of worker %d were closed, since there were too few "
+                "descriptors to hand them on",
                 self._name,
                 link.lost,
                 link.slot,
@@ -119,10 +120,10 @@ class ConnectionBalancer:
         self.dispatch()
 
     def taken(self, link: WorkerLink, number: int) -> None:
-        """Let go of what a worker has.
+        """Close what a worker has now.
 
         Raises:
-            ProtocolError: If it was not sent.
+            ProtocolError: If the worker was not sent it.
         """
         handle = self.core.taken(link.slot, number)
         handle.close()
@@ -131,10 +132,10 @@ class ConnectionBalancer:
         self.dispatch()
 
     def refused(self, link: WorkerLink, number: int) -> None:
-        """Give what did not get to a worker to another one.
+        """Give another worker what this one could not receive.
 
         Raises:
-            ProtocolError: If it was not sent.
+            ProtocolError: If the worker was not sent it.
         """
         handle = self.core.refused_by(link.slot, number, self._loop.time())
         if handle is not None:
@@ -142,13 +143,13 @@ class ConnectionBalancer:
         self.dispatch()
 
     def returned(self, link: WorkerLink, fd: int) -> None:
-        """Give a connection that a leaving worker has given back to another one.
+        """Give another worker a connection that a leaving worker has given back.
 
-        While descriptors are scarce, it gives back the next when another worker has taken
-        one.
+        While descriptors are scarce, the leaving worker gives back the next connection only
+        when another worker has taken this one.
 
         Raises:
-            ProtocolError: If it cannot have had that.
+            ProtocolError: If the worker cannot have had that connection.
         """
         handle = SocketHandle(fd)
         try:
@@ -162,21 +163,21 @@ class ConnectionBalancer:
             link.pause()
 
     def lose(self, _: WorkerLink, more: int) -> None:
-        """Count connections that no other worker gets, for want of descriptors."""
+        """Count connections that no other worker gets, since there are too few descriptors."""
         self.lost += more
 
     def load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
-        """Take note of how many connections a worker has had; see :meth:`ConnectionBalancing.load`.
+        """Note how many connections a worker has had; see :meth:`ConnectionBalancing.load`.
 
         Raises:
-            ProtocolError: If that cannot be.
+            ProtocolError: If the numbers cannot be right.
         """
         self.core.load(link.slot, opened, closed, cut)
 
-    # What users send.
+    # What the user sends.
 
     async def send(self, worker: int, fd: int, payload: bytes) -> None:
-        """Send a copy to a worker, or, if it does not get there, to another one.
+        """Send a copy to a worker; or to another one, if the first cannot receive it.
 
         Raises:
             NoWorkerError: If there is no such worker, or no other one.
@@ -212,11 +213,11 @@ class ConnectionBalancer:
             return
         self._listen(wanted=False)
         self._listeners = list(listeners)
-        self._ready.clear()  # the loop tells of those that still are
+        self._ready.clear()  # the loop reports those that are still ready
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Hand on what can go to a worker now, and see to the rest."""
+        """Hand on what can go to a worker now, and decide whether to accept more."""
         while self._paused:
             self._paused.pop().resume()
         if self._stopped:
@@ -237,9 +238,9 @@ class ConnectionBalancer:
             self._look.set_at(self.core.next_look(now))
 
     def stop(self) -> None:
-        """Accept no more, and hand on what has come by now, to whomever there is.
+        """Accept no more; hand on what has come by now, to any worker that there is.
 
-        What comes back later is closed.
+        A connection that a worker gives back later is closed.
         """
         self._listen(wanted=False)
         self._ready.extend(self._listeners)
@@ -258,7 +259,7 @@ class ConnectionBalancer:
         self.dispatch()
 
     def close(self) -> None:
-        """Let go of everything; there are no workers any more."""
+        """Close everything; there are no workers any more."""
         self.stop()
         self._look.cancel()
 
@@ -270,7 +271,7 @@ class ConnectionBalancer:
         self._links[worker].hand(number, handle.fd)
 
     def _accept(self) -> SocketHandle | None:
-        """Return the next connection, if one waits in a socket that is ready."""
+        """Return the next connection, if one waits at a socket that is ready."""
         while self._ready:
             listener = self._ready.popleft()
             try:
@@ -281,8 +282,8 @@ class ConnectionBalancer:
                 if error.errno in _EXHAUSTED:
                     self._rest(error)
                     return None
-                # The peer was quicker to leave, or what is wrong is its own: so is the
-                # next one's turn, which the loop tells of.
+                # The client has left already, or the error is that of this one connection.
+                # The loop reports the socket again if another one waits.
                 continue
             self._ready.append(listener)
             self._exhausted = False
@@ -295,7 +296,7 @@ class ConnectionBalancer:
         self.dispatch()
 
     def _listen(self, *, wanted: bool) -> None:
-        """Watch the listening sockets, or leave connections in their queues."""
+        """Watch the listening sockets; or leave connections in the kernel's queues."""
         wanted = wanted and not self._pause.is_set
         if wanted is self._accepting:
             return
@@ -310,7 +311,7 @@ class ConnectionBalancer:
         """Accept nothing for a moment, since there are no descriptors."""
         if not self._exhausted:
             _LOGGER.error(
-                "cluster %s accepts no connections for want of descriptors: %s",
+                "cluster %s accepts no connections, since there are too few descriptors: %s",
                 self._name,
                 error,
             )

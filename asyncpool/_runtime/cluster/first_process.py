@@ -1,9 +1,9 @@
-"""Be the first process of a container, which has duties that no other has.
+"""Be the first process of a container, which has a duty that no other process has.
 
-Every process that loses its parent becomes a child of the first one, which must collect it when
-it ends.  To collect whatever ends would take the exits of children away from who has started
-them, so the two are kept apart: the first process does nothing but that, and the work is done in
-a child of it, as with tini or ``docker run --init``.
+A process that loses its parent becomes a child of the first process, which must collect it when
+it ends.  A process that collects every child takes the exit status away from code that has started
+that child itself.  So there are two processes: the first one only collects, and a child of it does
+the work, as with tini or ``docker run --init``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 
-# What a process does to itself cannot be passed on, and the kernel tells of children.
+# Signals that the first process must not pass on, since each process has its own: those of a fault
+# in itself, and the one that a child has ended.
 _OWN = frozenset(
     (
         signal.SIGCHLD,
@@ -29,17 +30,17 @@ _OWN = frozenset(
 
 
 def look_after_orphans() -> None:
-    """Go on in a child; this process collects orphans, and ends as the child does.
+    """Continue in a child; this process collects orphans, and ends when the child does.
 
-    Signals are passed on to the child.  Nothing may have been started before, no thread
-    either.  The exit code is the child's, or 128 and the number of the signal that has
-    ended it.
+    It passes signals on to the child.  Before this call, the program must not have started
+    anything, not even a thread.  The exit code is that of the child, or 128 plus the number of
+    the signal that has ended the child.
     """
     every = signal.valid_signals() - _OWN | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, every)
     child = os.fork()
     if child == 0:
-        # In a group of its own, so that Ctrl-C is not heard twice.
+        # A group of its own, so that the child gets Ctrl-C once: from this process.
         os.setpgid(0, 0)
         _take_terminal()
         if os.environ.get("LISTEN_PID") == str(os.getppid()):
@@ -56,7 +57,7 @@ def look_after_orphans() -> None:
 
 
 def _collect(child: int) -> int | None:
-    """Collect who has ended; return the exit status of the child, if it has."""
+    """Collect all that have ended; return the exit status of the child if it has ended."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -69,8 +70,8 @@ def _collect(child: int) -> int | None:
 
 
 def _take_terminal() -> None:
-    """Become the group that the terminal's signals go to, if there is a terminal."""
-    # Whoever is not that group is stopped for trying: all signals are blocked here.
+    """Become the process group that gets the terminal's signals, if there is a terminal."""
+    # The kernel stops a process of another group that tries this, unless it blocks the signal.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         fd = sys.stdin.fileno()
         if os.isatty(fd):

@@ -1,11 +1,10 @@
-"""The line to one worker that serves: sockets and messages, both ways.
+"""The link to one worker that serves: sockets and messages, both ways.
 
-It is the worker's job channel.  Every frame with a descriptor is one message of the socket,
-and the descriptors of a :class:`DescriptorSocket` belong to the frames of their kind in the
-same order.
+It uses the worker's job channel.  Each frame with a descriptor is one message of the socket.
+The descriptors of a :class:`DescriptorSocket` come in the order of the frames that carry one.
 
-Every handle is answered, by *taken* or *refused*, before anybody looks into its socket.
-Messages are counted instead: see :class:`MessageCredit`.
+The worker answers each handle with *taken* or *refused* before it uses the socket.  Messages
+are not answered; their number is limited, see :class:`MessageCredit`.
 """
 
 from __future__ import annotations
@@ -22,30 +21,31 @@ from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
 from asyncpool._runtime.cluster.link_events import LinkEvents
 from asyncpool.errors import ProtocolError
 
-# The most bytes of a message when pickled.
+# The most bytes of a pickled message.
 MAX_MESSAGE = 1 << 20
 
-# How many messages are taken before the other side hears of it: half of what it has.
+# After how many messages the sender hears that they were taken: half of what it may send.
 _TELL_EVERY = MOST_MESSAGES // 2
 
-# Answers to handles are the only thing that a worker can have us pile up.
+# A limit, since a worker can make the master queue answers to handles, and nothing else.
 _MOST_UNSENT = 2 * MOST_MESSAGES * MAX_MESSAGE
 
 
 class WorkerLink:
-    """The pool's end of the line to one worker.
+    """The pool's end of the link to one worker.
 
     Args:
         slot: The worker's slot.
-        generation: Which worker of that slot it is.
-        sock: Where the descriptors arrive.
-        channel: And the frames, which it reads from *sock*.
-        events: What is told.
+        generation: Which worker of that slot it is, counting from 1.
+        sock: The socket at which descriptors arrive.
+        channel: The channel that reads frames from *sock*.
+        events: Hears what the worker sends.
 
     Attributes:
         open: Whether the worker is ready, and may be sent something.
         listens: Whether it accepts for itself, by means of :meth:`Worker.connections`.
-        lost: How many connections no other worker got, for want of descriptors.
+        lost: How many of its connections no other worker got, since there were too few
+            descriptors.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class WorkerLink:
         self._socket, self._channel = sock, channel
         self._events = events
         self._last = 0  # the number of the last handle that was put
-        self._received = 0  # and of the last that came
+        self._received = 0  # the number of the last handle that came
         self._credit = MessageCredit("it", _TELL_EVERY)
         self._room = asyncio.Event()
-        self._turn = asyncio.Lock()  # who has come first is first to send
+        self._turn = asyncio.Lock()  # tasks send in the order in which they came
 
-    # What is sent.
+    # To the worker.
 
     def listen(self, sockets: list[tuple[str, socket.socket]]) -> None:
-        """Have the worker accept on these sockets; before anything else."""
+        """Have the worker accept on these sockets; this must come before anything else."""
         self._may_listen = bool(sockets)
         for index, (address, sock) in enumerate(sockets):
             name = address.encode()
@@ -87,18 +87,18 @@ class WorkerLink:
         tag: HandleTag = HandleTag.CONNECTION,
         payload: bytes = b"",
     ) -> None:
-        """Send a descriptor, which must not be closed before that is answered."""
+        """Send a descriptor; the caller must not close it before the worker has answered."""
         self._last = number
         head = header(FrameKind.HANDLE, len(payload), number, tag=tag)
         self._channel.put_descriptor(head + payload, fd, keep=True)
         self._channel.flush()
 
     async def send(self, payload: bytes, *, early: bool = False) -> bool:
-        """Send a message when there is room for it; tell whether there still was a worker.
+        """Send a message when there is room for it; return false if the worker is gone.
 
         Args:
             payload: The message, pickled.
-            early: Whether a worker may have it that is not ready yet.
+            early: Whether a worker may get it before it is ready.
 
         Cancellation:
             Safe: the message is not sent.
@@ -118,7 +118,7 @@ class WorkerLink:
         return not self._shut and (self.open or early)
 
     def consumed(self) -> None:
-        """Take note that a message of the worker was taken by the user."""
+        """Note that the user has taken a message of the worker."""
         taken = self._credit.take()
         if taken is not None:
             self._answer(FrameKind.ROOM, taken)
@@ -129,7 +129,7 @@ class WorkerLink:
         return self._shut
 
     def shut(self) -> None:
-        """Send nothing more; whoever waits for room hears of it."""
+        """Send nothing more, and wake tasks that wait for room."""
         if self._shut:
             return
         self.open, self._shut = False, True
@@ -139,22 +139,22 @@ class WorkerLink:
             self._channel.flush()
         self._events.on_shut(self)
 
-    # What comes.
+    # From the worker.
 
     def pause(self) -> None:
-        """Read nothing more before :meth:`resume`, if the worker is to leave."""
+        """If the worker is leaving, read nothing more until :meth:`resume`."""
         if self._shut:
             self._channel.pause()
 
     def resume(self) -> None:
-        """Read on."""
+        """Read again."""
         self._channel.resume()
 
     def on_frames(self, frames: list[Frame]) -> None:
-        """Take what the worker says.
+        """Take the frames that the worker has sent.
 
         Raises:
-            ProtocolError: If no worker says that.
+            ProtocolError: If a frame breaks the protocol.
         """
         if self._socket.unwanted:
             raise ProtocolError("it sent descriptors with no handle")
@@ -184,7 +184,7 @@ class WorkerLink:
             self.listens = True
             self._events.on_listens(self)
         else:
-            raise ProtocolError(f"it sent {frame.kind.name} on its line")
+            raise ProtocolError(f"it sent {frame.kind.name} on its link")
 
     def _on_load(self, frame: Frame) -> None:
         numbers = unpack_numbers(frame.payload)
@@ -212,7 +212,7 @@ class WorkerLink:
         self._received = frame.job
         fd = self._socket.arrived.popleft()
         if frame.number != HandleTag.USER:
-            # No answer is due: it could not hear it any more.
+            # Not answered: the worker cannot read answers any more.
             if fd is None:
                 self._lose(1)
             else:
@@ -229,7 +229,7 @@ class WorkerLink:
 
     def _answer(self, kind: FrameKind, number: int) -> None:
         if self._channel.unsent > _MOST_UNSENT:
-            raise ProtocolError("it does not read what it is answered")
+            raise ProtocolError("it does not read the answers to its handles")
         if not self._shut:
             self._channel.put(header(kind, 0, number))
             self._channel.flush()

@@ -9,36 +9,36 @@ if TYPE_CHECKING:
 
 
 class LinkEvents(Protocol):
-    """What a worker tells the cluster through its link, and the one thing that the link asks.
+    """What a worker tells the cluster through its link, and the one question that the link asks.
 
-    There is one: ``ServiceLinkEvents`` in ``service_link_events.py``.
+    One class implements it: ``ServiceLinkEvents`` in ``service_link_events.py``.
 
-    A method that reads what the worker has sent raises :exc:`ProtocolError` if no worker says
-    that.  The handle then accuses the worker.
+    A method that reads what the worker has sent raises :exc:`ProtocolError` if it breaks the
+    protocol.  The worker handle then trusts the worker no more.
     """
 
-    # Sockets that it is sent.
+    # Sockets that the worker is sent.
 
     def on_taken(self, link: WorkerLink, number: int) -> None:
-        """Hear that the worker has the handle of this number.
+        """Hear that the worker has the handle with this number.
 
         Raises:
-            ProtocolError: If it was not sent that.
+            ProtocolError: If the worker was not sent it.
         """
         ...
 
     def on_refused(self, link: WorkerLink, number: int) -> None:
-        """Hear that the worker had no descriptor for the handle of this number.
+        """Hear that the worker had no descriptor for the handle with this number.
 
         Raises:
-            ProtocolError: If it was not sent that.
+            ProtocolError: If the worker was not sent it.
         """
         ...
 
-    # What it sends.
+    # What the worker sends.
 
     def on_socket(self, link: WorkerLink, fd: int, payload: bytes) -> bool:
-        """Take a descriptor, with a pickled value, and tell whether it is wanted.
+        """Take a descriptor with its pickled value; return whether it is wanted.
 
         The link does not own the descriptor any more.
         """
@@ -48,38 +48,38 @@ class LinkEvents(Protocol):
         """Take a pickled message."""
         ...
 
-    # Its connections.
+    # The worker's connections.
 
     def on_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
         """Hear how many connections the worker has had, closed and cut off, in all.
 
         Raises:
-            ProtocolError: If that cannot be.
+            ProtocolError: If the numbers cannot be right.
         """
         ...
 
     def on_lost(self, link: WorkerLink, more: int) -> None:
-        """Hear of *more* connections for which it, or this process, had no descriptor."""
+        """Hear that *more* connections are lost: the worker, or this process, had no descriptor."""
         ...
 
     def on_returned(self, link: WorkerLink, fd: int) -> None:
         """Take a connection that the worker gives back.
 
         Raises:
-            ProtocolError: If it cannot have had that.
+            ProtocolError: If the worker cannot have had it.
         """
         ...
 
     def on_listens(self, link: WorkerLink) -> None:
-        """Hear that the worker accepts by itself from now on, and takes what is handed to it."""
+        """Hear that the worker accepts for itself from now on, and takes handles too."""
         ...
 
-    # Its end.
+    # The worker's end.
 
     def on_shut(self, link: WorkerLink) -> None:
         """Hear that nothing more is sent to the worker."""
         ...
 
     def others_serve(self) -> bool:
-        """Tell whether what the worker gives back finds another one."""
+        """Return whether another worker can get what this one gives back."""
         ...

@@ -1,4 +1,4 @@
-"""The listening sockets of a cluster: they belong to its master, and outlive every worker."""
+"""The listening sockets of a cluster: its master owns them, and they outlive every worker."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from asyncpool._runtime.cluster.socket_files import (
     listen_at,
 )
 
-# What a machine says that has one of the versions of IP switched off.
+# Errors of a machine on which one of the versions of IP is switched off.
 _NOT_HERE = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT))
 
-# The file of a Unix socket is its user's own, unless other permissions were written.
+# The permissions of a Unix socket's file if the address names none: only its user may connect.
 _PRIVATE = 0o600
 
 _FIRST_FREE_PORT = 1024
@@ -45,13 +45,13 @@ class _Listener:
 
 
 class Listeners:
-    """Listening sockets, all non-blocking and close-on-exec; :func:`open_listeners` opens.
+    """Listening sockets, all non-blocking and close-on-exec; :func:`open_listeners` opens them.
 
-    With ``SO_REUSEPORT`` there is one for each address and *group*, and each has a queue of
-    its own.
+    With ``SO_REUSEPORT`` there is a socket for each address and *group*, and each socket has a
+    queue of its own.
 
     Attributes:
-        addresses: What is listened on, with the real ports.
+        addresses: The addresses, with the real ports.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Listeners:
         self._groups = groups
         self._backlog = backlog
         first = next(iter(groups.values()))
-        # The same in every place, which may all be closed one day.
+        # The names are the same in every group.  They are kept, since every group may be closed.
         self._names = [listener.sock.getsockname() for listener in first]
         self._families = [listener.sock.family for listener in first]
         self.addresses: tuple[str, ...] = tuple(
@@ -68,16 +68,16 @@ class Listeners:
         )
 
     def sockets(self, group: int | None = None) -> list[socket.socket]:
-        """Return those of a place, in the order of :attr:`addresses`; ``None``: all."""
+        """Return the sockets of a group, in the order of :attr:`addresses`; ``None``: of all."""
         if group is None:
             return [it.sock for group in self._groups.values() for it in group]
         return [it.sock for it in self._groups.get(group, ())]
 
     def open_group(self, group: int) -> None:
-        """Open the sockets of one more place, or of one that was closed.
+        """Open the sockets of one more group, or of a group that was closed.
 
         Raises:
-            OSError: If they cannot be had; none is open then.
+            OSError: If a socket cannot be opened; then none of them is open.
         """
         if group not in self._groups:
             with _all_or_nothing() as opened:
@@ -88,12 +88,12 @@ class Listeners:
             self._groups[group] = opened
 
     def close_group(self, group: int) -> None:
-        """Close the sockets of a place; what the kernel has queued there is lost."""
+        """Close the sockets of a group; connections in their kernel queues are lost."""
         for listener in self._groups.pop(group, ()):
             listener.close()
 
     def close(self) -> None:
-        """Close all, and remove the files of Unix sockets that are still ours."""
+        """Close all, and remove the files of Unix sockets, if they are still the same."""
         while self._groups:
             _, listeners = self._groups.popitem()
             for listener in listeners:
@@ -108,9 +108,9 @@ def open_listeners(
     Args:
         binds: The addresses; see :mod:`asyncpool._core.cluster.addresses`.
         backlog: How many connections may wait in each socket.  A socket that is
-            inherited and listens already keeps its own.
-        reuseport_groups: How many sockets there are to be for each address; 0 for a
-            single one without ``SO_REUSEPORT``.
+            inherited and listens already keeps its own backlog.
+        reuseport_groups: How many sockets each address has; 0 for a single one without
+            ``SO_REUSEPORT``.
 
     Raises:
         ValueError: If an address makes no sense, or systemd has passed no socket.
@@ -169,7 +169,7 @@ def _open(bind: Bind, backlog: int, *, reuse: bool) -> list[_Listener]:
 
 
 def _open_tcp(bind: Tcp, backlog: int, *, reuse: bool) -> list[_Listener]:
-    """Listen on every address that a host has; all with the same port."""
+    """Listen on every address of a host, with the same port on each."""
     found = socket.getaddrinfo(
         bind.host or None, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -179,11 +179,12 @@ def _open_tcp(bind: Tcp, backlog: int, *, reuse: bool) -> list[_Listener]:
             there = (name[0], port, *name[2:])
             try:
                 if reuse and port == bind.port:
-                    # Or another server that does the same would share our port.
+                    # Fails if the port is in use.  Otherwise two servers with
+                    # SO_REUSEPORT would share it.
                     _tcp_socket(family, there, backlog, reuse=False).close()
                 sock = _tcp_socket(family, there, backlog, reuse=reuse)
             except OSError as error:
-                # A name, or all interfaces, may have addresses that this machine lacks.
+                # A host name, or "all interfaces", may have addresses that this machine lacks.
                 if error.errno not in _NOT_HERE:
                     raise
                 missing = error
@@ -205,7 +206,7 @@ def _tcp_socket(
         if reuse:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            # Or it would take the port of version 4 along, where the system likes that.
+            # Without this, some systems would take the same port of version 4 as well.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(name)
         sock.listen(backlog)
@@ -226,8 +227,8 @@ def _open_unix(bind: Unix, backlog: int) -> _Listener:
 
 
 def _adopt(fd: int, backlog: int) -> _Listener:
-    """Listen on a descriptor that was inherited; what is closed later is a duplicate."""
-    os.set_inheritable(fd, False)  # no program that is started here is to have it
+    """Listen on an inherited descriptor; the listener owns a duplicate of it."""
+    os.set_inheritable(fd, False)  # programs that this process starts must not have it
     copy = os.dup(fd)
     try:
         sock = socket.socket(fileno=copy)
@@ -238,7 +239,7 @@ def _adopt(fd: int, backlog: int) -> _Listener:
         if sock.type != socket.SOCK_STREAM:
             raise OSError(errno.EPROTOTYPE, "it is no stream socket")
         if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            # To listen again would change the backlog for everybody who has it.
+            # To listen again would change the backlog for all processes that have the socket.
             sock.listen(backlog)
         sock.setblocking(False)
     return _Listener(sock)
@@ -256,7 +257,7 @@ def _explained(bind: Bind, error: OSError) -> OSError:
     number = error.errno
     reason = error.strerror or str(error)
     if isinstance(error, socket.gaierror):
-        # Those have numbers of their own.
+        # Those errors have numbers of their own, which mean nothing to a caller.
         number = errno.EADDRNOTAVAIL
     elif error.errno is None:  # a path that is too long for the kernel
         number = errno.ENAMETOOLONG

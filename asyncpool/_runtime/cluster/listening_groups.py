@@ -1,8 +1,8 @@
-"""Which worker listens on which sockets, if each has sockets of its own.
+"""Which worker listens on which sockets, if each worker has its own.
 
-With ``reuseport`` there is a *group* of sockets, one for each address, for every worker that
-the cluster is to have.  A worker that comes gets the group of the one that it replaces, so
-that no connection which waits there is lost.
+With ``reuseport`` there is a *group* of sockets for each worker that the cluster wants, with
+one socket for each address.  A replacement gets the group of the worker that it replaces.  So
+no connection is lost that waits in those sockets.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class ListeningGroups:
-    """The listening sockets of one cluster, and who has them.
+    """The listening sockets of one cluster, and which worker has them.
 
     Args:
-        config: What is listened on, and how.
-        state: The pool of the workers.
-        balancer: What accepts where no worker does.
-        links: The ways to the workers, by slot.
+        config: The addresses, and how workers get connections.
+        state: The state of the cluster's supervisor.
+        balancer: Accepts on the groups that no worker has.
+        links: The links to the workers, by slot.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ListeningGroups:
         self._stopped = False
 
     def sockets_for(self, slot: int) -> list[tuple[str, socket.socket]]:
-        """Return what the worker that begins in *slot* is to listen on, with the addresses."""
+        """Return the sockets of the worker that begins in *slot*, each with its address."""
         listeners, group = self._config.listeners, None
         if listeners is None or self._config.spread == "handoff" or self._stopped:
             return []
@@ -56,7 +56,7 @@ class ListeningGroups:
         return list(zip(listeners.addresses, sockets, strict=True))
 
     def leave(self, slot: int) -> None:
-        """Close the sockets that a dead worker has listened on, if they are too many."""
+        """Close the sockets of a dead worker, if there are more groups than workers."""
         group = self._groups.pop(slot, None)
         if group is None or group in self._groups.values():
             return
@@ -67,9 +67,10 @@ class ListeningGroups:
             self._config.listeners.close_group(group)
 
     def fill_in(self) -> None:
-        """Accept here in the places where no worker does, and hand that to the others.
+        """Accept in the master on groups without a worker, and hand the connections to others.
 
-        Unless they accept by themselves: a server on ``worker.listening_sockets`` takes nothing else.
+        That is not done if a worker runs a server on ``worker.listening_sockets``: such a server
+        takes no connections from the master.
         """
         listeners = self._config.listeners
         if listeners is None or self._config.spread != "reuseport" or self._stopped:
@@ -82,16 +83,16 @@ class ListeningGroups:
         self._balancer.listen_on(sockets)
 
     def stop(self) -> None:
-        """Close all of them."""
+        """Close all sockets."""
         self._stopped = True
         if self._config.listeners is not None:
             self._config.listeners.close()
 
     def _group_of(self, slot: int) -> int:
-        """Give the worker that begins in *slot* a place, with the sockets that are there.
+        """Give the worker that begins in *slot* a group, and return the group's number.
 
-        That of the worker whose place it takes; or one whose worker is leaving, dead, or
-        never was.
+        It is the group of the worker that it replaces, or one whose worker leaves, is dead, or
+        never came.
         """
         slots = self._state.core.slots
         replaced = slots[slot].replaces

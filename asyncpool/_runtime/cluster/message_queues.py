@@ -1,4 +1,4 @@
-"""What the workers of a cluster have sent to its master, until somebody takes it."""
+"""What the workers of a cluster have sent to its master, until its user takes it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket, received
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# The most sockets that are kept here, and as many files: one more is refused, as if there
-# were no descriptors.
+# The most sockets that are kept here; the same for files.  One more is refused, as if there were
+# no descriptors.
 _MOST_SOCKETS = 64
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ H = TypeVar("H", bound=ReceivedSocket | ReceivedFile)
 class Inbox(Generic[T]):
     """Things in the order in which they came; an async iterator, for any number of tasks.
 
-    It ends with the cluster, behind what is still here.
+    After the end of the cluster, the iterator yields what is still here, and then ends.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Inbox(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """Wait for the next.
+        """Wait for the next thing.
 
         Raises:
             RuntimeError: In another event loop than the cluster's.
@@ -63,7 +63,7 @@ class Inbox(Generic[T]):
         self._news.set()
 
     def end(self) -> None:
-        """Let the iterations end."""
+        """End the iterations after what is still here."""
         self._ended = True
         self._news.set()
 
@@ -78,13 +78,13 @@ class MessageQueues:
     """What came from the workers of one cluster.
 
     Args:
-        name: What logs call the cluster.
+        name: The cluster's name in logs.
 
     Attributes:
-        messages: Pickled messages, each with the line that it came on.
-        sockets: Sockets, each behind the slot of the worker that has sent it, and before
-            the pickled value that came along.
-        files: Files, in the same way.
+        messages: Pickled messages, each with the link that it came on.
+        sockets: Sockets: each is a tuple of the slot of its worker, the socket, and the pickled
+            value that came with it.
+        files: Files, in the same form.
     """
 
     def __init__(self, name: str) -> None:
@@ -95,22 +95,22 @@ class MessageQueues:
         self.files: Inbox[tuple[int, ReceivedFile, bytes]] = Inbox()
 
     def take_message(self, link: WorkerLink, payload: bytes) -> None:
-        """Keep a message, if somebody may read it."""
+        """Keep a message, if code can read it here."""
         if self._dropping:
             self._drop(link)
         else:
             self.messages.put((link, payload))
 
     def drop_messages(self) -> None:
-        """Drop all messages from now on, since nobody can read them."""
+        """Drop all messages from now on, since no code can read them."""
         self._dropping = True
         for link, _ in self.messages.clear():
             self._drop(link)
 
     def drop_worker(self, link: WorkerLink) -> None:
-        """Keep no more messages of dead workers than a living one may have here.
+        """Keep no more messages of a slot's dead workers than one living worker may have here.
 
-        Of each slot, that is; the oldest go.
+        The oldest messages go.
         """
         items = self.messages.clear()
         theirs = [item for item in items if item[0].slot == link.slot]
@@ -141,7 +141,7 @@ class MessageQueues:
             )
 
     def take_socket(self, link: WorkerLink, fd: int, payload: bytes) -> bool:
-        """Keep a socket or a file, and tell whether it was one, and wanted."""
+        """Keep a socket or a file; return false if it is neither, or not wanted."""
         try:
             thing = received(fd)
         except OSError:
@@ -161,7 +161,7 @@ class MessageQueues:
         return True
 
     def close(self) -> None:
-        """Let the iterations end, and let go of what nobody has taken."""
+        """End the iterations, and close what nobody has taken."""
         self.messages.end()
         self.sockets.end()
         self.files.end()

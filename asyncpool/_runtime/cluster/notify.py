@@ -1,4 +1,4 @@
-"""Tell systemd, or whoever has set ``NOTIFY_SOCKET``, how this service is (sd_notify)."""
+"""Tell systemd, or another manager that has set ``NOTIFY_SOCKET``, the state (sd_notify)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 
 class Notifier:
-    """Sends states to the service manager; without one it does nothing.
+    """Sends states to the service manager; if there is none, it does nothing.
 
-    Nobody waits for it, and what it cannot take is lost: a service is not to fail for that.
+    It never waits, and drops what the manager does not take: that must not make a service fail.
 
     Args:
         environment: Where ``NOTIFY_SOCKET`` is looked up.
@@ -20,7 +20,7 @@ class Notifier:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
-        # "@" stands for the NUL of an abstract socket.  Others ("vsock:") are not for us.
+        # "@" stands for the NUL of an abstract socket.  Other kinds ("vsock:") are not supported.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._sock: socket.socket | None = None
         if address.startswith(("/", "@")):
@@ -29,25 +29,25 @@ class Notifier:
 
     @property
     def listens(self) -> bool:
-        """Whether there is anybody to tell."""
+        """Whether there is a manager to tell."""
         return self._sock is not None
 
     def ready(self, status: str) -> None:
-        """The service is up, or up again after a reload."""
+        """Say that the service is ready, or ready again after a reload."""
         self._send("READY=1", _status(status))
 
     def reloading(self) -> None:
-        """The service loads its code anew; :meth:`ready` ends that."""
-        # systemd compares the stamp with its own, to tell this reload from one before.
+        """Say that the service loads its code anew; :meth:`ready` ends that."""
+        # systemd compares the time stamp with its own, to tell this reload from an earlier one.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send("RELOADING=1", f"MONOTONIC_USEC={now}", _status("reloading"))
 
     def stopping(self) -> None:
-        """The service drains, and will end."""
+        """Say that the service drains, and will end."""
         self._send("STOPPING=1", _status("draining"))
 
     def status(self, text: str) -> None:
-        """Have ``systemctl status`` show a line."""
+        """Set the line that ``systemctl status`` shows."""
         self._send(_status(text))
 
     def alive(self) -> None:
@@ -55,7 +55,7 @@ class Notifier:
         self._send("WATCHDOG=1")
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -67,9 +67,9 @@ class Notifier:
 
 
 def watchdog_interval(environment: Mapping[str, str] = os.environ) -> float | None:
-    """Return how many seconds apart the watchdog wants signs of life, or ``None``.
+    """Return the seconds between two signs of life for the watchdog; ``None`` without one.
 
-    It is half of what the watchdog waits for (``WATCHDOG_USEC``), as systemd advises.
+    They are half of what the watchdog waits for (``WATCHDOG_USEC``), as systemd advises.
     """
     owner = environment.get("WATCHDOG_PID", "")
     if owner and owner != str(os.getpid()):

@@ -1,7 +1,7 @@
 """What the master of a cluster does for its workers, besides keeping them alive.
 
-The supervisor, its slots and its handles are those of a pool; here is what takes the place
-of jobs: sockets to listen on, connections, messages.
+The supervisor, its slots and its worker handles are the same as those of a pool.  This module
+has what stands in for jobs: sockets to listen on, connections, and messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from asyncpool._runtime.worker.handle import WorkerHandle
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# The module of a worker that serves.
+# The main module of a worker that serves.
 _MAIN = "asyncpool._worker.cluster.serve"
 
 Spread = Literal["handoff", "shared", "reuseport"]
@@ -44,9 +44,9 @@ class ServingConfig:
     Attributes:
         target: The name of the function that serves, or the pickled function.
         spread: How connections get to the workers.
-        drain_timeout: Seconds that a worker has to finish them, if the cluster ends.
-        reload_drain_timeout: Seconds that it has if others serve on.
-        listeners: What is listened on, if anything is.
+        drain_timeout: Seconds for a worker to finish its connections if the cluster ends.
+        reload_drain_timeout: Seconds for that if other workers go on serving.
+        listeners: The listening sockets, if there are any.
     """
 
     target: str | bytes
@@ -58,7 +58,7 @@ class ServingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One worker in figures."""
+    """The figures of one worker."""
 
     ready: bool
     connections: int
@@ -67,18 +67,18 @@ class Figures:
 
 
 class Service:
-    """The workers of one cluster, as those who serve.
+    """What the workers of one cluster need from its master.
 
     Args:
-        config: What they do.
-        state: The pool of them.
-        worker: How they begin.
+        config: What the workers do.
+        state: The state of their supervisor.
+        worker: Their configuration.
 
     Attributes:
-        balancer: The way of connections to them.
-        groups: What they listen on.
+        balancer: Hands connections to them.
+        groups: The sockets that they listen on.
         queues: What they have sent.
-        links: The ways to those that have a process, by slot.
+        links: The links to the workers that have a process, by slot.
         stopped: Whether the end has begun.
     """
 
@@ -99,12 +99,12 @@ class Service:
         self.balancer = ConnectionBalancer(
             state.loop, state.config.name, own, self.links
         )
-        # What is told to each new worker, in the order of the broadcasts.
+        # Broadcasts, which each new worker gets in their order.
         self._remembered: dict[Hashable, bytes] = {}
         self.groups = ListeningGroups(config, state, self.balancer, self.links)
         self.stopped = False
         self._stopped_at: float | None = None
-        # Since when each drains, and whether others served on then.
+        # When the worker of each slot began to drain, and whether others went on serving then.
         self._drains: dict[int, tuple[float, bool]] = {}
         self._at_end = self._cut = 0
         self._link_events = ServiceLinkEvents(self)
@@ -112,7 +112,7 @@ class Service:
     # The life of a worker.
 
     def config(self, handle: WorkerHandle) -> bytes:
-        """Return what a worker is told when it is started, packed."""
+        """Return the configuration of a worker that is being started, packed."""
         config = self._config
         serving = (
             config.target,
@@ -130,7 +130,7 @@ class Service:
         sock: socket.socket,
         make_channel: Callable[[socket.socket], Channel],
     ) -> WorkerLink:
-        """Return the line to a worker that is being started; it knows what to listen on.
+        """Return the link to a worker that is being started, with its sockets to listen on.
 
         Raises:
             OSError: If this process lacks the means.
@@ -141,31 +141,33 @@ class Service:
             handle.slot, handle.generation, keeping, channel, self._link_events
         )
         link.listen(self.groups.sockets_for(handle.slot))
-        # Nobody knows of a line that has failed, so nobody would forget it.
+        # Last: if something above fails, nothing would remove the link again.
         self.links[handle.slot] = link
         self.balancer.core.add(handle.slot)
         self.groups.fill_in()
         return link
 
     def ready(self, handle: WorkerHandle) -> None:
-        """Take note that a worker is ready."""
+        """Note that a worker is ready."""
         if self._state.core.slots[handle.slot].state in UP:
             link = self.links[handle.slot]
             link.open = True
-            self.groups.fill_in()  # or it would be handed what it will accept
+            self.groups.fill_in()  # else the master hands it what it accepts itself
             self.balancer.joined(link)
 
     def ended(self, handle: WorkerHandle) -> bool:
-        """Take note that a worker is dead; tell whether it has served anybody."""
+        """Note that a worker is dead; return whether it has served anybody."""
         slot, link = self._state.core.slots[handle.slot], self.links.get(handle.slot)
         if handle.status == 0 and not slot.planned and slot.ready_at is not None:
             handle.detail = handle.detail or "serve() returned"
         self.groups.leave(handle.slot)
         if link is None:
-            return False  # there were no descriptors for it
+            return False  # there were too few descriptors to open its link
         spread = self.balancer.core
         served, open_now = spread.taken_by(link.slot)
-        unsaid = open_now - spread.still_open(link.slot)  # it has told of these itself
+        unsaid = open_now - spread.still_open(
+            link.slot
+        )  # the worker has logged the others
         del self.links[link.slot]
         link.shut()
         self.balancer.gone(link)
@@ -179,9 +181,9 @@ class Service:
         return served > 0 and not slot.faulty
 
     def _overrun(self, handle: WorkerHandle) -> DrainLimit | None:
-        """Return the limit that a dead worker had to be ended for, if it was one.
+        """Return the limit that a dead worker had exceeded, if that was why it was ended.
 
-        Whoever is ended before that is so since somebody wants the end at once.
+        If it was ended before its limit, somebody wanted the end at once.
         """
         began, others_serve = self._drains.pop(handle.slot)
         if handle.pressed_at is None:
@@ -198,10 +200,10 @@ class Service:
     def _tell_of_overrun(
         self, handle: WorkerHandle, limit: DrainLimit, cut: int, served: int
     ) -> None:
-        """Tell what a worker could not, as it hung: that it was late, and what it cost."""
+        """Log that a worker was late, and what that cost, since the worker hung and could not."""
         why = f"it had not ended within the {limit.name} of {limit.seconds:g} s"
         if handle.status is None or handle.status < 0:
-            # Of one that was sent SIGKILL, the report says itself that it was killed.
+            # For SIGKILL the crash report says already that the worker was killed.
             by = "" if handle.killed else "killed by SIGTERM since "
             handle.detail = handle.detail or by + why
         if cut or handle.late_stacks:
@@ -218,13 +220,13 @@ class Service:
             )
 
     async def broadcast(self, key: Hashable, payload: bytes) -> None:
-        """Send a message to every worker, and to those who come later.
+        """Send a message to all workers, present and later ones.
 
         Raises:
             ValueError: If that is too much to remember.
 
         Cancellation:
-            Some may get it, and those who come later do.
+            Some workers may get it; later workers do.
         """
         others = sum(len(self._remembered[it]) for it in self._remembered if it != key)
         if others + len(payload) > MAX_BROADCASTS:
@@ -235,28 +237,28 @@ class Service:
             )
         self._remembered.pop(key, None)
         self._remembered[key] = payload
-        # From here on it is in the configuration of whoever has no line yet.
+        # From here on, the configuration of each worker that has no link yet contains it.
         async with asyncio.TaskGroup() as sending:
             for link in self.links.values():
                 sending.create_task(link.send(payload, early=True))
 
     def begin_drain(self, link: WorkerLink) -> None:
-        """Take note that a worker gets nothing more."""
+        """Note that a worker gets nothing more."""
         self._drains[link.slot] = self._state.loop.time(), not self.stopped
         self.balancer.left(link)
         self.groups.fill_in()
 
     def count_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
-        """Take note of how many connections a worker has had.
+        """Note how many connections a worker has had.
 
         Raises:
-            ProtocolError: If that cannot be.
+            ProtocolError: If the numbers cannot be right.
         """
         spread = self.balancer.core
         had, cut_before = spread.totals(link.slot), spread.count_cut_off(link.slot)
         self.balancer.load(link, opened, closed, cut)
         if self.stopped:
-            # It has accepted what was waiting, perhaps.
+            # Perhaps it has accepted what was waiting.
             self._at_end += spread.totals(link.slot) - had
             self._cut += cut - cut_before
         now = self._state.loop.time()
@@ -265,7 +267,7 @@ class Service:
         )
 
     def figures(self, slot: int) -> Figures:
-        """Return what there is to be known of a slot."""
+        """Return the figures of the worker in a slot."""
         link = self.links.get(slot)
         if link is None:
             return Figures(ready=False, connections=0, had=0, uptime=0.0)
@@ -295,11 +297,11 @@ class Service:
             self._at_end = sum(spread.connections(slot) for slot in self.links)
             self._cut = sum(map(spread.still_open, self.links))
             for slot, link in self.links.items():
-                if link.is_shut:  # else it is about to hear that nobody serves on
+                if link.is_shut:  # the others hear soon that nobody goes on serving
                     self._state.handles[slot].requests.tell_of_close()
 
     def close(self) -> None:
-        """Let go of everything; there are no workers any more."""
+        """Close everything; there are no workers any more."""
         self.stop()
         self.balancer.close()
         self.queues.close()

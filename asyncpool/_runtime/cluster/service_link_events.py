@@ -1,4 +1,4 @@
-"""What comes of the things that workers tell their cluster."""
+"""Where the things go that workers tell their cluster."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
 
 class ServiceLinkEvents(LinkEvents):
-    """Passes on what the workers of one cluster say, each thing to the part that it is for.
+    """Passes each thing that a worker tells its cluster to the part that is responsible.
 
     Args:
-        service: What has the parts.
+        service: Has these parts.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def on_taken(self, link: WorkerLink, number: int) -> None:
-        """Let go of what a worker has."""
+        """Close what a worker has now."""
         self._service.balancer.taken(link, number)
 
     def on_refused(self, link: WorkerLink, number: int) -> None:
-        """Give what did not get to a worker to another one."""
+        """Give another worker what this one could not receive."""
         self._service.balancer.refused(link, number)
 
     def on_socket(self, link: WorkerLink, fd: int, payload: bytes) -> bool:
@@ -38,7 +38,7 @@ class ServiceLinkEvents(LinkEvents):
         self._service.queues.take_message(link, payload)
 
     def on_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
-        """Take note of how many connections a worker has had."""
+        """Note how many connections a worker has had."""
         self._service.count_load(link, opened, closed, cut)
 
     def on_lost(self, link: WorkerLink, more: int) -> None:
@@ -50,13 +50,13 @@ class ServiceLinkEvents(LinkEvents):
         self._service.balancer.returned(link, fd)
 
     def on_listens(self, link: WorkerLink) -> None:  # noqa: ARG002 - whichever it is
-        """Accept for others in the place of a worker that takes what is handed to it."""
+        """Accept for others in place of a worker that takes handles."""
         self._service.groups.fill_in()
 
     def on_shut(self, link: WorkerLink) -> None:
-        """Give nothing more to a worker."""
+        """Give a worker nothing more."""
         self._service.begin_drain(link)
 
     def others_serve(self) -> bool:
-        """Tell whether the cluster goes on."""
+        """Return whether the cluster goes on."""
         return not self._service.stopped

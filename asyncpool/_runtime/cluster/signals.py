@@ -13,17 +13,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalHandlers:
-    """What is done at each signal; every one is called in the loop.
+    """What is done at each signal; each is called in the loop.
 
     Attributes:
-        stop: At ``SIGTERM`` and ``SIGINT``, with the number; the first asks for a
-            drain, the next one for an end at once.
-        reload: At ``SIGHUP``.
-        resize: At ``SIGTTIN`` with 1, at ``SIGTTOU`` with -1.
-        dump: At ``SIGUSR1``.
-        quit: At ``SIGQUIT``.
-        refuse: With the number, at those that mean nothing here, and whose default would
-            end the process without a word.
+        stop: For ``SIGTERM`` and ``SIGINT``, called with the number.  The first one asks for
+            a drain, the next one for an end at once.
+        reload: For ``SIGHUP``.
+        resize: For ``SIGTTIN`` with 1, for ``SIGTTOU`` with -1.
+        dump: For ``SIGUSR1``.
+        quit: For ``SIGQUIT``.
+        refuse: Called with the number of a signal that means nothing here, and that would
+            end the process without a word by default.
     """
 
     stop: Callable[[int], object]
@@ -34,9 +34,9 @@ class SignalHandlers:
     refuse: Callable[[int], object]
 
 
-# What a cluster obeys, what nobody can handle, what tells of a fault in this process, after
-# which it cannot go on, what stops and continues it, and what is ignored by default.  Which of
-# them there are depends on the system.
+# Signals that a cluster obeys; then those that it leaves alone: nobody can handle them, they report
+# a fault in this process, they stop or continue it, or they are ignored by default.  Not every
+# system has all of them.
 _OBEYED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGTTIN", "SIGTTOU", "SIGUSR1", "SIGQUIT")
 _LEFT_ALONE = (
     *("SIGKILL", "SIGSTOP"),
@@ -50,7 +50,7 @@ def meaningless() -> list[int]:
     """Return the signals that mean nothing to a cluster, and would end it by default."""
     every: set[int] = {*signal.valid_signals()}
     known = {getattr(signal, name, None) for name in (*_OBEYED, *_LEFT_ALONE)}
-    # What has no name and is not real-time is a matter of the system's libraries.
+    # A signal without a name that is not real-time is for the system's libraries.
     return [
         number
         for number in sorted(every - known)
@@ -59,7 +59,7 @@ def meaningless() -> list[int]:
 
 
 def name_of(number: int) -> str:
-    """Return what a signal is called; of the real-time ones only two have names."""
+    """Return the name of a signal; only two of the real-time ones have names."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -77,18 +77,19 @@ def _is_real_time(number: int) -> bool:
 def obeyed(
     orders: SignalHandlers, *, is_last: Callable[[], bool] = lambda: False
 ) -> Generator[None]:
-    """Have signals obeyed while the context lasts.
+    """Obey signals while the context lasts.
 
-    Those that whoever started this process has had ignored (a shell ``SIGINT``, of what
-    runs in the background; nohup ``SIGHUP``) stay ignored.
+    A signal stays ignored if it was ignored when this process was started.  A shell does
+    that with ``SIGINT`` for what runs in the background, and nohup with ``SIGHUP``.
 
     Args:
-        orders: What each does.
-        is_last: Asked at the end, unless an exception is it: whether this process ends now
-            as well.  Signals are ignored then, since none is to change how it ends.
+        orders: What each signal does.
+        is_last: Called at the end, unless an exception ends the context; returns whether
+            this process ends now as well.  Then signals are ignored, so that none of them
+            changes how it ends.
 
     Raises:
-        RuntimeError: If this is not the main thread, which alone gets signals.
+        RuntimeError: If this is not the main thread: only that thread gets signals.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("signals reach the main thread only: run the cluster there")
@@ -102,7 +103,7 @@ def obeyed(
         (signal.SIGUSR1, orders.dump, ()),
         (signal.SIGQUIT, orders.quit, ()),
     ]
-    # One that has a handler means something to the program that we are a part of.
+    # A signal with a handler means something to the program that the cluster is a part of.
     actions += [
         (number, orders.refuse, (number,))
         for number in meaningless()
@@ -124,14 +125,16 @@ def obeyed(
                 loop.remove_signal_handler(number)
                 if ignore:
                     signal.signal(number, signal.SIG_IGN)
-                elif handler is not None:  # of C code, which can only be kept away
-                    # The loop has put the default back, which may not be what there was.
+                elif (
+                    handler is not None
+                ):  # None is a handler in C code, which was not replaced
+                    # The loop has set the default action, and there may have been another one.
                     signal.signal(number, handler)
 
 
 @contextmanager
 def _held_back(numbers: Iterable[int]) -> Generator[None]:
-    """Let signals wait, where each has its default for a moment."""
+    """Hold signals back while their default action is set for a moment."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

@@ -1,8 +1,8 @@
-"""The files of Unix sockets: made, replaced when their server is dead, and removed.
+"""The files of Unix sockets: created, replaced when their server is dead, and removed.
 
-A server that was killed leaves its file behind, and nobody can bind to that path again until
-it is removed.  Whether somebody listens is found out by connecting; a lock on the folder keeps
-two servers that start at once from removing each other's.
+A server that was killed leaves its file behind.  Nobody can bind to that path until the file is
+removed.  To find out whether a server listens, this module connects.  It locks the folder, so that
+two servers that start at once cannot remove each other's file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Somebody else may have the folder locked for ever, for reasons of their own.
+# Seconds to wait for the lock: another program may keep the folder locked for ever.
 _LOCK_PATIENCE = 1.0
 _LOCK_EVERY = 0.01
 
-# How many times in a row nobody must answer.  Only on Linux a server that has too many
-# clients waiting never refuses one.
+# How many times in succession nobody must answer.  A live server with too many waiting clients may
+# refuse one, except on Linux.
 _REFUSALS = 1 if sys.platform == "linux" else 20
 
 
@@ -33,17 +33,17 @@ class SocketFile:
     """A file that this process has made.
 
     Attributes:
-        path: Where it is, absolute.
-        identity: Its device and inode, by which it is known.
+        path: Its absolute path.
+        identity: Its device and inode, by which it is recognized.
     """
 
     path: str
     identity: tuple[int, int]
 
     def remove(self) -> None:
-        """Remove it, if it is still that; to be called while its socket is open.
+        """Remove the file, if it is still the same; call this while its socket is open.
 
-        An open socket keeps its inode, so that nobody else's file can have the number.
+        An open socket keeps its inode, so no other file can have the same number.
         """
         with contextlib.suppress(OSError):
             if _identity(self.path) == self.identity:
@@ -52,7 +52,7 @@ class SocketFile:
 
 @contextlib.contextmanager
 def closed_on_error(sock: socket.socket) -> Generator[None]:
-    """Close a socket if what is done with it fails."""
+    """Close a socket if the code in this context fails."""
     try:
         yield
     except BaseException:
@@ -63,17 +63,17 @@ def closed_on_error(sock: socket.socket) -> Generator[None]:
 def listen_at(
     sock: socket.socket, path: str, *, mode: int | None, backlog: int
 ) -> SocketFile:
-    """Let a Unix socket listen at a path.
+    """Make a Unix socket listen at a path.
 
     Args:
         sock: The socket.
-        path: Where; the file of a server that is dead is replaced.
+        path: The path; the file of a dead server is replaced.
         mode: The permissions of the file; ``None`` leaves them to the umask.
         backlog: How many connections may wait.
 
     Raises:
-        OSError: If somebody listens there, something else is there, or it cannot be made;
-            the text says what.
+        OSError: If a server listens there, if something else is there, or if the file
+            cannot be made; the text says what.
     """
     path = os.path.abspath(path)  # noqa: PTH100 - links are to stay links
     with _locked(os.path.dirname(path)):  # noqa: PTH120
@@ -83,14 +83,14 @@ def listen_at(
         except OSError as error:
             if error.errno is not None:
                 raise
-            raise OSError(  # the system was not even asked
+            raise OSError(  # before the system is asked
                 errno.ENAMETOOLONG,
                 f"the path has {len(os.fsencode(path))} bytes, and a socket's may have "
                 "107, or 103 on macOS",
             ) from error
         made = SocketFile(path, _identity(path))
         try:
-            # Nobody can connect before it listens.
+            # Nobody can connect before the socket listens.
             if mode is not None:
                 os.chmod(path, mode)  # noqa: PTH101
             sock.listen(backlog)
@@ -133,7 +133,7 @@ def _clear(path: str) -> None:
 
 def _connect(path: str) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # One whose backlog is full would let this wait.
+        # Non-blocking, since a server with a full backlog would make this wait.
         probe.setblocking(False)
         return probe.connect_ex(path)
 
@@ -142,7 +142,7 @@ def _connect(path: str) -> int:
 def _locked(folder: str) -> Generator[None]:
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # one may write to a folder that one may not read
+    except PermissionError:  # a folder may be writable and not readable
         yield
         return
     try:

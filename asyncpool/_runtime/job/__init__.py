@@ -1,1 +1,1 @@
-"""One job as its caller sees it: the future, its progress, its lease, its time."""
+"""A job as its caller sees it: the future, its progress, its lease, its time limits."""

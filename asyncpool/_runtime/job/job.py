@@ -53,9 +53,9 @@ class Job(asyncio.Future[R], Generic[R]):
         worker_pid: The pid of the worker that has it in flight, or ``None``.
     """
 
-    # With slots a job takes 230 bytes instead of 420, and 0.4 us less to make.  What
-    # belongs to the pool has an underscore, though the supervisor, another object, reads
-    # and writes it at each step: it is nothing for users.
+    # With slots a job takes 230 bytes instead of 420, and 0.4 us less to make.  An attribute
+    # with an underscore belongs to the pool, whose parts read and write it.  Users should not
+    # see it.
     __slots__ = (
         "_ahead",
         "_attempt_policy",
@@ -112,7 +112,7 @@ class Job(asyncio.Future[R], Generic[R]):
 
     @property
     def _profile(self) -> Profile:
-        """How long it takes, as far as its place in the queue depends on that."""
+        """How long its function takes; its place in the queue depends on that."""
         options = self._options
         if options.bound is not None:
             return options.bound
@@ -123,12 +123,12 @@ class Job(asyncio.Future[R], Generic[R]):
 
     @property
     def _title(self) -> str:
-        """What logs call it: its function."""
+        """What logs call it: the name of its function."""
         return self._function.name
 
     @property
     def _awaited(self) -> bool:
-        """Whether anybody is to hear of its end."""
+        """Whether its caller waits for its end, or has a callback."""
         return bool(self._callbacks)
 
     @property
@@ -147,9 +147,9 @@ class Job(asyncio.Future[R], Generic[R]):
         """Return an async iterator over the details of the job's heartbeats.
 
         It begins with the newest ones, if there are any, and ends when the job is done,
-        however that is; to learn how, await the job.  It has the beats of all attempts.
-        Who is slower than the job misses some, but never the last ones.  There may be
-        any number of such iterators.
+        It begins with the newest details, if there are any, and ends when the job is done,
+        however it ends; to learn how, await the job.  It has the heartbeats of all attempts.
+        A reader that is slower than the job misses some, but never the last ones.  There may be
 
         Raises:
             JobNotPicklableError: In the iteration, if details cannot be unpickled here.
@@ -192,7 +192,7 @@ class Job(asyncio.Future[R], Generic[R]):
 
 
 def claim(error: JobError, job: Job[Any]) -> None:
-    """Have *error* say that it is that of *job*, unless it says whose it is."""
+    """Note in *error* which job it is the error of, unless it says that already."""
     if not error.job_id:
         name = job._function.name
         error.job_id, error.attempt, error.function = job.id, job.attempt, name
@@ -203,10 +203,10 @@ class ChunkJob(Job[R]):
     """Several items of a map that travel together; see ``_core/map/chunks.py``.
 
     Attributes:
-        found: The outcomes of the items that were done, if there is no result for all;
-            ``None`` if the job has not begun with the first one.
-        rounds: How many rounds have found it running.
-        items_of: The name of the function that the map has called for each.
+        found: The outcomes of the items that are done, if the chunk has not ended with a
+            result; ``None`` if it has not begun with its first item.
+        rounds: How many rounds of the stall watch have found it running.
+        items_of: The name of the function that the map calls for each item.
     """
 
     __slots__ = ("found", "items_of", "rounds")
@@ -255,10 +255,10 @@ class StreamJob(Job[Any]):
         self.add_done_callback(StreamJob._ring)
 
     def receive(self, frame: Frame) -> None:
-        """Hear of the next item.
+        """Take the next item.
 
         Raises:
-            ProtocolError: If the worker had no credit for it.
+            ProtocolError: If the worker has sent more items than it may.
         """
         if self._received >= self._credit:
             raise ProtocolError(f"it sent more than {self._credit} items of {self!r}")
@@ -268,11 +268,11 @@ class StreamJob(Job[Any]):
         self._ring()
 
     def heard_at(self, now: float) -> float:
-        """Return when it was last known to be alive."""
+        """Return when the stream last showed that it is alive, by an item or by waiting."""
         return now if self._received >= self._credit else self._heard_at
 
     def begin_again(self) -> None:
-        """Forget what was sent: there is another attempt, and nobody took anything."""
+        """Drop the items that came: another attempt begins, and the caller has taken none."""
         self._items.clear()
         self._received, self._credit = 0, self._window
 
@@ -282,7 +282,7 @@ class StreamJob(Job[Any]):
         return f"{super()._title} (a stream{' that nobody reads' if waits else ''})"
 
     async def started(self) -> None:
-        """Wait for the first item; there is none if the job is done.
+        """Wait until there is a first item, or the job is done.
 
         Raises:
             BaseException: The job's error, if there was none before that.
@@ -298,7 +298,7 @@ class StreamJob(Job[Any]):
             self.result()
 
     async def take(self) -> Frame | None:
-        """Wait for the next item; there is none if the job is done.
+        """Wait for the next item and return it; ``None`` if the job is done.
 
         Cancellation:
             Safe: nothing is taken.
@@ -308,7 +308,7 @@ class StreamJob(Job[Any]):
                 return None
             self._news = self.get_loop().create_future()
             await self._news
-        # Whoever has seen something cannot be told it again.
+        # The caller has an item now, and another attempt would yield that item again.
         self._attempt_policy = ONCE
         self._taken += 1
         frame = self._items.popleft()

@@ -1,4 +1,4 @@
-"""The holder of a lease, for which a keeper keeps it; ``leases.py`` tells why."""
+"""The holder of a lease; ``leases.py`` says why a job does not hold its lease itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # a keeper needs no pool, which takes 0.1 s to import
 
 
 class Holder(asyncio.Future[None]):
-    """Who holds a lease: a job, and whichever worker still has it in flight.
+    """What holds a lease: a job, together with the worker that still has it in flight.
 
     Args:
         tell: Called when it is known that the lease lasts longer.
@@ -40,11 +40,11 @@ class Holder(asyncio.Future[None]):
         return True
 
     def extended(self, until: float) -> None:
-        """Hear from the keeper when the lease lapses unless it hears more."""
+        """Hear from the keeper when the lease lapses if it is not renewed."""
         self.until = until
         self._tell(self)
 
     def let_go(self) -> None:
-        """Need the lease no more, unless it is lost."""
+        """Let the keeper give the lease up, unless it is lost already."""
         if not self.done():
             self.set_result(None)

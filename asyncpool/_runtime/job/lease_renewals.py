@@ -14,11 +14,11 @@ from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 L = TypeVar("L", bound=Hashable)
 
-# What a renewal may end with, if not with success.
+# What a renewal has raised; ``None`` if it has not.
 Problem = Exception | asyncio.CancelledError | None
 
-# Loops round their timers to milliseconds, uvloop also downwards.  A shorter wait than
-# that would be none at all, again and again until the moment has come.
+# Loops round their timers to milliseconds, and uvloop may round down.  A wait that is shorter
+# than that would return at once, again and again until the time has come.
 _GRAIN = 0.001
 
 
@@ -26,14 +26,14 @@ class LeaseRenewals(Generic[L]):
     """One task that waits for the ticks, and one more for each renewal in progress.
 
     Args:
-        ledger: What is decided.
+        ledger: Decides which lease is renewed when.
         renew: Extends one lease.
-        timeout: Seconds that it may take.
-        on_settled: Called for each renewal, with its lease, how it ended, what the ledger
-            says about that, and what *renew* raised.
+        timeout: Seconds that one renewal may take.
+        on_settled: Called for each renewal, with its lease, its result, what the ledger
+            says about that, and what *renew* has raised.
         on_lapsed: Called with a lease that has to be given up, and the seconds since it
             was extended.
-        on_news: Called with what there is to tell of the number of leases.
+        on_news: Called when there are too many leases, or no longer too many.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class LeaseRenewals(Generic[L]):
         ledger, loop = self._ledger, asyncio.get_running_loop()
         async with asyncio.TaskGroup() as renewals:
             while True:
-                # Before any renewal: one that has lapsed is not to be extended any more.  And
-                # before any worker's end is looked at, should its loop have been blocked: a
-                # job that has ended so has no other attempt.
+                # Before any renewal: a lease that has lapsed must not be extended any more.  And
+                # before the ends of workers are looked at, in case the loop has been blocked: a
+                # job that has ended meanwhile then gets no other attempt.
                 for lapsed, gap in ledger.lapsed(loop.time()):
                     self._on_lapsed(lapsed, gap)
                 if (news := ledger.news(loop.time())) is not None:
@@ -76,7 +76,7 @@ class LeaseRenewals(Generic[L]):
                 await self._sleep(self._next_look())
 
     def reconsider(self) -> None:
-        """Hear that the ledger has changed: it may be looked at sooner than it was."""
+        """Look at the ledger again: it has changed, and may want something sooner."""
         due = self._next_look()
         if due is not None and (self._alarm_at is None or due < self._alarm_at):
             self._wake()
@@ -105,7 +105,7 @@ class LeaseRenewals(Generic[L]):
     async def _renewal(self, lease: L) -> None:
         problem: Problem = None
         retry_after = 0.0
-        # A task begins a turn after it was made, and the lease may be let go meanwhile.
+        # This task begins a turn after it was created.  The lease may be given up meanwhile.
         if self._ledger.withdraw(lease, asyncio.get_running_loop().time()):
             self.reconsider()
             return
@@ -119,8 +119,8 @@ class LeaseRenewals(Generic[L]):
             result, problem = RenewalResult.THROTTLED, error
             retry_after = error.retry_after
         except asyncio.CancelledError as error:
-            # Only the end cancels this task.  Else something was cancelled that send
-            # awaits, which is an error like any other.
+            # This task is cancelled at the end of the keeper, and never before.  If that is
+            # not why, something else was cancelled that *renew* awaits: an error like others.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise

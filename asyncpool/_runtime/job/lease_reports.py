@@ -1,4 +1,4 @@
-"""What a lease keeper tells: its events, its figures, and its lines in the log."""
+"""What a lease keeper publishes: its events, its figures, and its lines in the log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ L = TypeVar("L", bound=Hashable)
 _LOGGER = logging.getLogger("asyncpool")
 
 # Seconds between two lines in the log about leases that were not extended.  If the outside
-# system is down, that concerns every lease.  The events tell of each.
+# system is down, that concerns every lease.  There is an event for each.
 _QUIET = 10.0
 
 
@@ -45,7 +45,7 @@ class LeaseReports(Generic[L]):
         self._quiet_until, self._unsaid = 0.0, 0
 
     def listen(self, buffer: int) -> EventStream[LeaseEvent]:
-        """Return an iterator over the events from now on, with a buffer for *buffer* of them."""
+        """Return an iterator over the events from now on, with room for *buffer* of them."""
         return self._hub.listen(buffer)
 
     def end(self) -> None:
@@ -55,7 +55,7 @@ class LeaseReports(Generic[L]):
     def stats(
         self, *, leases: int, capacity: int, saturated: bool, in_progress: int
     ) -> LeaseStats:
-        """Return the figures; the keeper knows these four."""
+        """Return the figures; the arguments are those that the keeper knows."""
         return LeaseStats(
             leases=leases,
             capacity=capacity,
@@ -76,19 +76,19 @@ class LeaseReports(Generic[L]):
         self._results[result] += 1
 
     def tell_load(self, news: LeaseSaturated | LeaseRelieved) -> None:
-        """Tell that there are too many leases, or no longer too many."""
+        """Publish that there are too many leases, or no longer too many."""
         self._hub.publish(news)
         if isinstance(news, LeaseSaturated):
             _LOGGER.warning("a lease keeper is saturated: %s", news)
         else:
-            _LOGGER.info("a lease keeper is saturated no more: %s", news)
+            _LOGGER.info("a lease keeper is no longer saturated: %s", news)
 
     def tell_throttled(self, lease: L, pause: float) -> None:
-        """Tell that the outside system took no renewal of *lease*."""
+        """Publish that the outside system has throttled the renewal of *lease*."""
         self._hub.publish(LeaseThrottled(lease, pause))
 
     def tell_missed(self, lease: L, gap: float, problem: Problem) -> None:
-        """Tell that *lease* was not extended for *gap* seconds; the log has a part of these."""
+        """Publish that *lease* was not extended for *gap* seconds, and log it now and then."""
         self._missed += 1
         self._hub.publish(LeaseMissed(lease, gap, problem))
         now = asyncio.get_running_loop().time()
@@ -101,6 +101,6 @@ class LeaseReports(Generic[L]):
         self._quiet_until, self._unsaid = now + _QUIET, 0
 
     def tell_given_up(self, event: LeaseLapsed | LeaseLost, why: str) -> None:
-        """Tell that a lease is given up, and *why*, as the predicate of a sentence."""
+        """Publish that a lease is given up, and log *why*, a predicate such as "is lost"."""
         self._hub.publish(event)
         _LOGGER.warning("lease %r %s", event.lease, why)

@@ -1,14 +1,14 @@
-"""The leases of a pool's jobs: each is kept until no worker runs its job any more.
+"""The leases of a pool's jobs: the keeper keeps each until no worker runs its job any more.
 
-A job that is cancelled, or was too late, is done for its caller at once.  It may run on
-in its worker: until it has cleaned up, until that worker is dead, or to its very end.
-A service that got the lease meanwhile would do the same work at the same time.  So what a
-keeper keeps a lease for is not the job, but its *holder*, which is done when the job is
-settled and no worker has it in flight.
+When a job is cancelled, or too late, it is done for its caller at once.  It may still run in
+its worker: until it has cleaned up, until the worker is dead, or until its normal end.  If
+another service got the lease meanwhile, both would do the same work at the same time.  So a
+keeper does not keep the lease for the job, but for its *holder*.  The holder is done when the
+job is settled and no worker has it in flight.
 
-A keeper that knows how long a lease lasts tells the holder when it lapses, and the holder tells
-the worker that has the job.  The worker ends itself at that moment, if the job still runs.  It
-knows the moment before it gets the job, so it needs no other process then.
+If a keeper knows how long a lease lasts, it tells the holder when the lease lapses, and the
+holder tells the worker that has the job.  If the job still runs at that moment, the worker ends
+itself.  It needs no other process for that, since it knows the moment before it gets the job.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from asyncpool._runtime.job.lease_holder import Holder
 
 
 class Leases:
-    """Who holds leases, in one pool.
+    """The holders of leases in one pool.
 
     Attributes:
         open: The holders whose jobs are open, by the jobs' numbers.
-        coming: That of the job which is being submitted, if it has a lease.
+        coming: The holder for the job that is being submitted, if that has a lease.
         fence: Tells the worker in a slot until when it may run a job.
     """
 
@@ -34,13 +34,13 @@ class Leases:
         self.open: dict[int, Holder] = {}
         self.coming: Holder | None = None
         self.fence: Callable[[Job[Any], int, float], None] = _nothing
-        # Those whose jobs are settled, each with the slot of the worker that has it.
+        # Holders whose jobs are settled, each with the slot of the worker that still has the job.
         self._in_flight: dict[int, tuple[Holder, int]] = {}
 
     def submit(
         self, lease: tuple[Keeper, Hashable], submit: Callable[[], Job[Any]]
     ) -> Job[Any]:
-        """Submit a job; before it can begin, its lease is kept, or refused."""
+        """Submit a job; the keeper takes its lease, or refuses it, before the job can begin."""
         keeper, name = lease
         holder = Holder(self._on_extended)
         keeper.keep(name, holder)
@@ -57,14 +57,14 @@ class Leases:
         return job
 
     def enter(self, job: Job[Any]) -> None:
-        """Take in the job that is being submitted, before any worker gets it."""
+        """Connect the holder with the job that is being submitted, before a worker gets it."""
         holder, self.coming = self.coming, None
         assert holder is not None
         holder.job = job
         self.open[job.id] = holder
 
     def before_sending(self, job: Job[Any], slot: int) -> None:
-        """Have the worker in *slot* know until when it may run a job, if that is known."""
+        """Tell the worker in *slot* until when it may run a job, if that is known."""
         holder = self.open.get(job.id)
         if holder is not None and holder.until is not None:
             self.fence(job, slot, holder.until)
@@ -80,7 +80,7 @@ class Leases:
             self._in_flight[job.id] = holder, job._slot
 
     def give_back(self, number: int) -> None:
-        """Note that no worker has a job any more that was settled before."""
+        """Note that no worker has this job any more, which was settled before."""
         if number in self._in_flight:
             holder, _ = self._in_flight.pop(number)
             holder.let_go()

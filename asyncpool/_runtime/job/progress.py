@@ -1,4 +1,4 @@
-"""What a running job says of itself, for any number of readers."""
+"""What a running job reports, for any number of readers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from asyncpool._runtime.base.event_loop import check_home
 
 
 class HeartbeatLog:
-    """The newest beat of a job.
+    """The newest heartbeat of a job.
 
     Args:
-        job: The job, whose end its readers must hear of too.
+        job: The job; its readers must hear of its end too.
 
     Attributes:
-        attempt: The attempt that it belongs to; 0 before the first one.
-        at: When it was, on the loop's clock.
-        details: What was said, pickled.
-        heard: How many beats were heard of; not all that there were.
-        news: Set, and cleared again, when there is one, or the job is done.
+        attempt: The attempt that the heartbeat belongs to; 0 before the first one.
+        at: When it was sent, on the loop's clock.
+        details: Its details, pickled.
+        heard: How many heartbeats the pool has read; there may have been more.
+        news: Set, and cleared again, when there is a new one, or the job is done.
     """
 
     __slots__ = ("_number", "at", "attempt", "details", "heard", "news")
@@ -36,11 +36,11 @@ class HeartbeatLog:
         job.add_done_callback(self._tell)
 
     def add(self, beat: Beat, now: float) -> None:
-        """Take note of a beat, unless it is known, or older than what is."""
+        """Store a heartbeat, if it is newer than the one that is here."""
         if (beat.attempt, beat.number) <= (self.attempt, self._number):
             return
         self.attempt, self._number = beat.attempt, beat.number
-        # Its time is the worker's word: it may come from the future, or be no number.
+        # The worker has said when, which may be in the future, or no number at all.
         self.at = min(now, beat.at)
         self.details = beat.details
         self.heard += 1
@@ -56,7 +56,7 @@ class Progress:
 
     Args:
         job: The job.
-        heartbeat_log: Its newest beat.
+        heartbeat_log: Its newest heartbeat.
     """
 
     def __init__(self, job: asyncio.Future[Any], heartbeat_log: HeartbeatLog) -> None:

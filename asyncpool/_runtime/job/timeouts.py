@@ -1,7 +1,7 @@
-"""One timer for the times of all jobs.
+"""One timer for the time limits of all jobs.
 
-It is set anew only for what comes before whatever it is set to: with the same limit for
-all jobs, hardly ever.
+It is set again only if a new limit comes before all others.  If all jobs have the same limit,
+that hardly ever happens.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from asyncpool._runtime.base.alarm import Alarm
 
 
 class Timeouts:
-    """Watches the times of a pool's jobs.
+    """Watches the time limits of a pool's jobs.
 
     Args:
-        loop: Whose clock counts.
-        deadlines: The times.
-        on_due: Called with the jobs whose time is over, and when that is.
+        loop: The loop, for its clock.
+        deadlines: When the time of each job is over.
+        on_due: Called with the jobs whose time is over, and the time.
 
     Attributes:
-        resumed_at: When this process was last found to go on after a while in which it, or
-            its loop, had been stopped; minus infinity if it never was.
+        resumed_at: When this process last went on after it, or its loop, had been stopped
+            for a while; minus infinity if that never happened.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Timeouts:
         self._alarm = Alarm(loop, self._on_alarm)
 
     def watch(self, job: int, until: float | None) -> None:
-        """Call back when it is *until*, instead of any time given before for *job*."""
+        """Call back at *until*, instead of at any time set before for *job*."""
         if until is None:
             self._deadlines.discard(job)
             return

@@ -1,4 +1,4 @@
-"""Start an interpreter that has this one's flags, its asyncpool, and nothing else of it."""
+"""Start an interpreter with the flags and the asyncpool of this process, and nothing else of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# The same asyncpool as this process has, also if another one is installed: hence in front,
-# but behind everything before anything else is imported.
+# The new process needs the asyncpool of this process, even if another one is installed.  So its
+# directory comes first while asyncpool is imported, and last before anything else is imported.
 _BOOTSTRAP = (
     "import sys; sys.path.insert(0, sys.argv[1]); import asyncpool; "
     "sys.path.append(sys.path.pop(0)); "
@@ -19,7 +19,7 @@ _ROOT = str(Path(__file__).parents[3])
 
 
 def start_launcher(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the launcher's process on its end of the channel.
+    """Start the launcher's process, with *theirs* as its end of the channel.
 
     Raises:
         OSError: If it cannot be started.
@@ -36,13 +36,13 @@ def start_launcher(theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def worker_command() -> tuple[str, ...]:
-    """Return the command line of a fresh interpreter that is a worker."""
+    """Return the command line of a worker that starts as a fresh interpreter."""
     return (*_interpreter(), "-c", _BOOTSTRAP, _ROOT, "worker")
 
 
 def _interpreter() -> list[str]:
-    # The flags of this interpreter, as multiprocessing passes them on; and no
-    # directory in front of the path in which any file could pose as a module.
+    # The flags of this interpreter, as multiprocessing passes them on.  No directory comes in
+    # front of the path, since any file in it could pose as a module.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
     return [sys.executable, *flags, *([] if "-P" in flags else ["-P"])]
 

@@ -1,10 +1,9 @@
-"""Where a pool gets its workers from: a launcher's process, shared with others.
+"""Where a pool gets its workers from: a launcher process, which several pools may share.
 
-Pools of one loop share a launcher if what their workers inherit is the same: what is
-preloaded, whether the script is imported, the module path, the environment, the directory,
-the user and the groups, the niceness, the limits; on Linux also the CPUs, the umask and the
-signals that are ignored.  The first pool starts it, which takes some 60 ms, and the last one
-ends it.
+Pools of one loop share a launcher if their workers inherit the same: the preloaded modules,
+the script or none, the module path, the environment, the directory, the user and the groups,
+the niceness and the limits; on Linux also the CPUs, the umask and the ignored signals.  The
+first pool starts the launcher, which takes about 60 ms.  The last pool ends it.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from asyncpool._runtime.launcher.launcher_process import (
 )
 from asyncpool._runtime.launcher.process import Process
 
-# Weak, so that a loop that is dropped with its pools takes their launchers along.
+# The references are weak: if a loop is dropped with its pools, their launchers go with it.
 _processes: WeakValueDictionary[tuple[object, ...], LauncherProcess] = (
     WeakValueDictionary()
 )
 
 
-# Seconds in which a script may be at its end, and needs no other workers.
+# Seconds in which a script may be over, so that the pool need not prepare for later workers.
 _SHORT_LIFE = 1.0
 
-# Seconds until a launcher that could not be started for later workers is tried again.
+# Seconds until the pool tries again to start a launcher for later workers.
 _AGAIN = 10.0
 
 # Seconds without an answer after which a launcher that others share counts as hung.
@@ -59,7 +58,7 @@ class Launcher:
         self, loop: asyncio.AbstractEventLoop, *, fork: bool, preload: tuple[str, ...]
     ) -> None:
         self._loop = loop
-        # Where nothing of the script has been sent yet, nothing may ever be.
+        # If the pool has not sent anything of the script yet, it may never do so.
         script = main_script() if fork and main_module.is_in_use() else None
         command = worker_command()
         self._config = LauncherConfig(module_path(), fork, preload, command, script)
@@ -84,14 +83,15 @@ class Launcher:
         try:
             return await self._process.launch(fds)
         except ScriptError:
-            # It cannot be imported, or not where workers are forked: let them do it.
+            # The launcher cannot import the script, or cannot fork after that.  So the
+            # workers import it.
             self._config = self._config._replace(script=None)
             return await self.launch(fds)
 
     def accuse(self) -> None:
-        """Kill the launcher, since a start took too long; but not one that serves others.
+        """Kill the launcher, since a start took too long; but not one that serves other pools.
 
-        A pool may have a short ``start_timeout``, or a machine that is busy for a moment.
+        This pool may just have a short ``start_timeout``, or the machine may be busy for a moment.
         """
         process = self._process
         if process is None:
@@ -102,7 +102,7 @@ class Launcher:
             process.abort()
 
     def drop_spare(self) -> None:
-        """Let go of two descriptors, which the process that was forked ahead needs."""
+        """Drop the spare process, which frees two descriptors."""
         if self._process is not None:
             self._process.drop_spare()
 
@@ -112,10 +112,10 @@ class Launcher:
             self._process.abort()
 
     async def close(self) -> None:
-        """See to it that nothing is left of this pool's workers, nor of the launcher.
+        """Wait until nothing is left of this pool's workers, nor of a launcher that it alone uses.
 
         Cancellation:
-            Costs the assurance that all is gone when this returns.
+            Processes may be left when this returns.
         """
         main_module.forget(self._on_use)
         if self._later is not None:
@@ -140,28 +140,28 @@ class Launcher:
         return process
 
     def _on_use(self) -> None:
-        """Take note, in any thread, that workers have to import the script."""
+        """Prepare for workers that need the script.  Any thread may call this."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._prepare_soon)
 
     def _prepare_soon(self) -> None:
         if self._process is None:
-            # Nothing was started yet: the first launcher imports it before it forks.
+            # No launcher has started yet: the first one imports the script before it forks.
             self._config = self._config._replace(script=main_script())
         elif self._later is None:
             self._later = self._loop.call_later(_SHORT_LIFE, self._prepare)
 
     def _prepare(self) -> None:
-        """Have a launcher that has imported the script, for the workers to come.
+        """Start a launcher that imports the script, for later workers.
 
-        The one that there is has workers to look after, and could not be forked from any
-        more if the script left threads.
+        The present launcher has workers to look after.  And if the script left threads
+        running there, the launcher could not fork any more.
         """
         config = self._config._replace(script=main_script())
         try:
             coming = self._find(config)
         except (LaunchError, OSError):
-            # Descriptors or processes may be scarce just now; each worker imports it.
+            # Descriptors or processes may be scarce just now.  Until then each worker imports it.
             self._later = self._loop.call_later(_AGAIN, self._prepare)
             return
         self._others.append(coming)
@@ -186,7 +186,7 @@ class Launcher:
 
 
 def _inheritance() -> tuple[object, ...]:
-    """Return what a child inherits of this process, and its children in turn."""
+    """Return all that a child process inherits from this one, and its own children too."""
     limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     return (
         tuple(os.environ.items()),
@@ -204,7 +204,7 @@ def _limit(name: str) -> tuple[int, int]:
 
 
 def _unless_refused(ask: Callable[[], object]) -> object:
-    """Return an answer; or nothing in a sandbox, where all pools have the same one then."""
+    """Return an answer, or nothing if a sandbox refuses it; then all pools have the same."""
     try:
         return ask()
     except OSError:
@@ -214,5 +214,5 @@ def _unless_refused(ask: Callable[[], object]) -> object:
 def _directory() -> str:
     try:
         return str(Path.cwd())
-    except OSError:  # it was removed
+    except OSError:  # somebody has removed the directory
         return ""

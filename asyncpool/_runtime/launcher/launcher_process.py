@@ -1,9 +1,9 @@
-"""This side of a launcher's process: start it, ask for workers, hear of their ends.
+"""The service's side of a launcher process: start it, ask it for workers, hear of their ends.
 
-The launcher is a small process between the pool and its workers (``_worker/
-launcher_process.py`` is its other half).  It does what this process must not: fork, since
-it has threads, an event loop and locks; and reap, since a library that calls
-``waitpid(-1)`` here would steal the exit status of any child.
+The launcher is a small process between the pool and its workers.  Its other half is
+``_worker/launcher/launcher_process.py``.  It does what this process must not do.  It forks: this
+process has threads, an event loop and locks.  And it reaps: here a library that calls
+``waitpid(-1)`` would steal the exit status of any child.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from asyncpool.errors import ProtocolError
 
 _MAX_REPORT = 1 << 20
 
-# What the launcher takes.
+# The most bytes of configuration that the launcher accepts.
 _MAX_CONFIG = 1 << 20
 
-# Seconds that the launcher has to kill whatever is left, and to end.
+# Seconds that the launcher has to kill what is left of its workers, and to end.
 _END_GRACE = 2.0
 
-# Seconds after the last request until a process is forked for the next one.  With 20 ms, one
-# that died soon after another found the launcher in the middle of that: 6 to 8 ms, not 5.
+# Seconds after the last request until the pool asks for a spare process.  With 20 ms, a worker
+# that died soon after another one found the launcher busy with that fork: its successor then
+# took 6 to 8 ms, and not 5.
 _QUIET = 0.005
 
-# Seconds between looks whether a launcher that is lost has ended; each is twice the last.
+# Seconds until the first look whether a lost launcher has ended; each wait is twice the last one.
 _FIRST_LOOK = 0.0005
 _LAST_LOOK = 4.0
 
@@ -55,30 +56,30 @@ class LaunchError(Exception):
     """No worker could be started; the text says why.
 
     Attributes:
-        trace: The traceback of what was raised in the launcher, if anything was.
+        trace: The traceback of the exception in the launcher, if there was one.
     """
 
     trace = ""
 
 
 class ScriptError(LaunchError):
-    """The launcher cannot import the script, or could not fork after that."""
+    """The launcher cannot import the script, or cannot fork after that."""
 
 
 class LauncherProcess:
-    """One launcher's process and the channel to it.
+    """One launcher process and the channel to it.
 
     Args:
         loop: The loop that watches the channel.
-        config: How the process begins.
+        config: What the process is to import and to inherit.
 
     Attributes:
-        ready: Done when it can start workers, failed if it never will.
-        gone: Done when the process has ended; or is lost, and has not ended for seconds: it
-            sleeps in the kernel, and nobody waits for it any more.
-        lost: Whether nothing can be asked of it any more.
-        asked_at: When it was asked for something, without a word from it since.
-        users: How many pools get their workers from it; with the last one it ends.
+        ready: Done when the process can start workers; failed if it never will.
+        gone: Done when the process has ended.  Also done if a lost process has not ended for
+            seconds: it sleeps in the kernel, and the pool stops waiting for it.
+        lost: Whether the pool can ask it for nothing any more.
+        asked_at: When the pool asked it for something that it has not answered.
+        users: How many pools get their workers from it; it ends with the last one.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, config: LauncherConfig) -> None:
@@ -115,18 +116,18 @@ class LauncherProcess:
         if len(payload) > _MAX_CONFIG:
             self.abort()
             raise LaunchError(f"sys.path and preload have {len(payload)} bytes")
-        # Linux takes some thousand directories at once, macOS 8 KB.
+        # Linux takes about a thousand directories at once, macOS 8 KB.
         self._unsent = memoryview(data)
         loop.add_writer(self._socket.fileno(), self._send_config)
         self._send_config()
 
     def _send_config(self) -> None:
-        """Send the rest of how it begins; nothing else is sent before it is ready."""
+        """Send the rest of the configuration; nothing else is sent before the process is ready."""
         try:
             sent = self._socket.send(self._unsent)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:  # it is gone, which its channel tells too
+        except OSError:  # the process is gone, and its channel reports that
             sent = len(self._unsent)
         self._unsent = self._unsent[sent:]
         if not self._unsent:
@@ -146,8 +147,8 @@ class LauncherProcess:
         return process
 
     async def sweep(self) -> None:
-        """Wait until nothing is left of workers that are dead, or that nobody wants."""
-        with contextlib.suppress(OSError, TimeoutError):  # it is ending, or hangs
+        """Wait until nothing is left of dead or unwanted workers."""
+        with contextlib.suppress(OSError, TimeoutError):  # the launcher ends, or hangs
             async with asyncio.timeout(_END_GRACE):
                 await self._sweep_once()
                 while self._unwanted:
@@ -162,7 +163,7 @@ class LauncherProcess:
         await asyncio.shield(swept)
 
     def _take_spare(self, fds: list[int]) -> Process | None:
-        """Make a worker of the process that was forked ahead, if there is one."""
+        """Make a worker of the spare process, if there is one."""
         spare, self._spare = self._spare, None
         if spare is None:
             return None
@@ -172,15 +173,15 @@ class LauncherProcess:
         return None
 
     def _have_spare(self) -> None:
-        """See to it that there is one again, once nothing else is to be done."""
+        """Ask for a new spare process, once there have been no requests for a moment."""
         self._quiet.cancel()
         if self._ahead and not self.lost:
             self._quiet.set_in(_QUIET)
 
     def _ask_for_spare(self) -> None:
-        # On a busy machine the last one that was asked for may still be on its way.
+        # On a busy machine the spare process of the last request may still be on its way.
         if self._spare is None and not self._spare_asked:
-            # Or else the next start takes a little longer.
+            # If this fails, the next start takes a little longer.
             with contextlib.suppress(OSError):
                 self._socket.send(header(FrameKind.SPARE, 0))
                 self._spare_asked = True
@@ -236,7 +237,7 @@ class LauncherProcess:
             self._lose("the launcher's process ended")
             return
         self.asked_at = None
-        if truncated:  # which are lost, nobody knows
+        if truncated:  # some descriptors are lost, and nobody knows which
             _close_all(fds)
         try:
             for frame in self._decoder.feed(data):
@@ -244,7 +245,7 @@ class LauncherProcess:
         except ProtocolError as error:
             self._popen.kill()
             self._lose(str(error))
-        _close_all(fds)  # nobody's
+        _close_all(fds)  # those that no frame has taken
 
     def _hear(self, frame: Frame, fds: list[int]) -> None:
         match frame.kind:
@@ -256,7 +257,8 @@ class LauncherProcess:
                 self._launched(frame, fds)
             case FrameKind.SPARE:
                 self._spare_asked = False
-                # Else it could not be forked, or its door was lost, which ends it.
+                # Without a descriptor the fork has failed, or the spare process has lost
+                # its socket, and ends.
                 if fds and self._spare is None:
                     door = fds.pop(0)
                     self._spare = SpareProcess(self._started(frame, fds), door)
@@ -277,8 +279,8 @@ class LauncherProcess:
 
     def _started(self, frame: Frame, fds: list[int]) -> Process:
         pid, held = unpack_pid(frame.payload)
-        # A read ends behind the bytes that a descriptor came with, so if this frame
-        # brings one, it is the only one here.
+        # A read ends behind the bytes that a descriptor came with.  So if this frame brings a
+        # descriptor, it is the only one here.
         process = Process(self._loop, pid, fds.pop() if held and fds else None)
         self._processes[pid] = process
         return process
@@ -286,7 +288,7 @@ class LauncherProcess:
     def _exited(self, pid: int, status: int, cpu: int) -> None:
         process = self._processes.pop(pid, None)
         if process is None:
-            return  # a spare one that never got here
+            return  # a spare process that never got here
         process.ended(status, cpu=cpu / 1e6)
         if pid in self._unwanted:
             self._unwanted.remove(pid)
@@ -295,7 +297,7 @@ class LauncherProcess:
             self.drop_spare()
 
     def drop_spare(self) -> None:
-        """Do without the process that was forked ahead, until one is asked for again."""
+        """Drop the spare process; the pool asks for another one after its next request."""
         if self._spare is not None:
             self._spare.close()
             self._spare = None
@@ -306,7 +308,7 @@ class LauncherProcess:
         if answer is not None and not answer.done():
             answer.set_result(process)
             return
-        # Who asked has left, and has closed its channels: it would end by itself.
+        # The caller has left and has closed the channels, so the worker would end by itself.
         self._unwanted.add(process.pid)
         process.signal(signal.SIGKILL)
 
@@ -334,9 +336,8 @@ class LauncherProcess:
         self._reap(_FIRST_LOOK)
 
     def _reap(self, wait: float) -> None:
-        # Its channel ended as a part of its own end, or it was killed: it takes no
-        # time, unless it sleeps in the kernel.  And if another library has reaped it
-        # already, that is all right too.
+        # The launcher's channel ends when the launcher does.  So it ends at once, unless it
+        # sleeps in the kernel.  And if another library has reaped it already, it has ended too.
         if self._popen.poll() is None and wait < _LAST_LOOK:
             self._loop.call_later(wait, self._reap, 2 * wait)
         else:
@@ -358,4 +359,4 @@ def _fail(
 ) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # heard: nobody may be waiting, and that is no error
+        future.exception()  # marks it as seen, since perhaps nobody waits for it

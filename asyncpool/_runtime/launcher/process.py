@@ -1,7 +1,8 @@
-"""One worker's process, as far as it can be seen and touched from here.
+"""One worker's process, as the service sees and signals it.
 
-On Linux it is held by a pidfd, so that a signal can never hit a process that has
-inherited the number; elsewhere no signal is sent after its end was reported.
+On Linux the pool holds the process by a pidfd, so that a signal can never hit a later process
+with the same number.  On other systems the pool sends no signal after the launcher has reported
+the end of the process.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from asyncpool._runtime.base.refusals import is_refusal, tell_once
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# Seconds that the launcher has to report an end that the pidfd shows.
+# Seconds that the launcher has to report an end that the pidfd has shown already.
 _REPORT_GRACE = 0.5
 
 
 class Process:
-    """A process that the launcher has started and will report the end of.
+    """A process that the launcher has started, and whose end the launcher will report.
 
     Args:
-        loop: The loop on which its end is awaited.
+        loop: The loop that watches for its end.
         pid: Its number.
-        pidfd: A descriptor that stands for it, owned by this object, or ``None``.
+        pidfd: A descriptor that stands for the process, owned by this object, or ``None``.
 
     Attributes:
         pid: As above.
@@ -48,26 +49,26 @@ class Process:
             loop.add_reader(pidfd, self._is_gone)
 
     async def wait(self) -> int | None:
-        """Return its exit status once it has ended; ``None`` if nobody knows it.
+        """Wait until the process has ended; return its exit status, or ``None`` if unknown.
 
-        The negative number of a signal stands for the signal.
+        A negative status means that a signal with that number has ended the process.
 
         Cancellation:
-            Safe: the process is not touched.
+            Safe: the process goes on.
         """
         return await asyncio.shield(self._end)
 
     def ended(self, status: int | None, *, cpu: float = 0.0) -> None:
-        """Take note of its end, and of the CPU time that it has used."""
+        """Note the exit status and the CPU time of the process, which has ended."""
         self._alarm.cancel()
         if not self._end.done():
             self.cpu = cpu
             self._end.set_result(status)
 
     def launcher_gone(self) -> None:
-        """Do without the launcher's word.
+        """Watch the process without the launcher, which is gone.
 
-        Without a pidfd nobody would hear of its end, so it ends now.
+        Without a pidfd nothing would show the end of the process.  So it is killed now.
         """
         self._report_grace = 0.0
         if self._pidfd is None:
@@ -77,20 +78,20 @@ class Process:
             self._ended_unreported()
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it is still there."""
+        """Send the process a signal, if it is still there."""
         if self._end.done():
             return
         try:
             self._send(number)
         except ProcessLookupError:
-            pass  # it has just ended
+            pass  # the process has just ended
         except OSError as error:
             _LOGGER.error(  # noqa: TRY400 - nothing is wrong here
                 "signal %d cannot be sent to worker %d: %s", number, self.pid, error
             )
 
     def close(self) -> None:
-        """Let go of the process."""
+        """Close the pidfd."""
         self.ended(None)
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
@@ -104,21 +105,22 @@ class Process:
             except OSError as error:
                 if not is_refusal(error):
                     raise
-                # The number is still its own: its end was not reported yet.
+                # The number is still that of this process: the launcher has not reaped it.
                 tell_once("pidfd_send_signal", error, "workers are signalled by number")
             else:
                 return
         os.kill(self.pid, number)
 
     def _is_gone(self) -> None:
-        # Only the launcher knows the status; but it may be stopped, or dead.
+        # Only the launcher knows the exit status, and it may be stopped, or dead.
         assert self._pidfd is not None
         self._loop.remove_reader(self._pidfd)
         if not self._end.done():
             self._alarm.set_in(self._report_grace)
 
     def _ended_unreported(self) -> None:
-        # The launcher would have done this; the number is as good as unused still.
+        # The launcher would have killed the rest of the group.  The kernel has hardly given
+        # the number to another process by now.
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         self.ended(None)

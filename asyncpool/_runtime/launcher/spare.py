@@ -1,6 +1,7 @@
-"""The process that a launcher has forked ahead, as the pool sees it.
+"""The service's side of a spare process: one that the launcher has forked ahead of need.
 
-It becomes a worker as soon as it gets descriptors, and ends if it never will.
+The spare process waits at a socket.  When the pool sends it descriptors there, it becomes a
+worker.  When the pool closes the socket, the spare process ends.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from asyncpool._runtime.launcher.process import Process
 
 
 class SpareProcess:
-    """The process, and the way of a worker's descriptors to it.
+    """A spare process, and the socket at which it waits for descriptors.
 
     Args:
         process: The process.
-        door: The descriptor of the socket at which it waits, owned by this object.
+        door: The descriptor of the pool's end of that socket; this object owns it.
 
     Attributes:
-        process: The same, which is no longer this object's once it has become a worker.
+        process: The same process.  After :meth:`hand_over` it belongs to the worker handle.
     """
 
     def __init__(self, process: Process, door: int) -> None:
@@ -26,7 +27,7 @@ class SpareProcess:
         self._door = socket.socket(fileno=door)
 
     def hand_over(self, fds: list[int]) -> bool:
-        """Make it a worker; return whether it is still there.  Once is all."""
+        """Make the process a worker, which works once; return whether it is still there."""
         with self._door:
             try:
                 socket.send_fds(self._door, [b"."], fds)
@@ -35,6 +36,6 @@ class SpareProcess:
         return True
 
     def close(self) -> None:
-        """Let it end."""
+        """End the process, which never became a worker."""
         self._door.close()
         self.process.close()

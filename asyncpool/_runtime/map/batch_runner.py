@@ -1,9 +1,8 @@
-"""The items of a map on their way: into jobs, and what has become of each back.
+"""The items of a map: how they become jobs, and how each gets its outcome.
 
-The items of a *batch* follow one another, and it is complete when all of them have an
-outcome.  It begins as one job.  But a job of several items may come back with a part of
-them done, since one has taken long, or has killed the worker; the others then go on in
-other jobs.
+The items of a *batch* follow one another.  A batch is complete when each of its items has an
+outcome.  It begins as one job.  That job may end before all of its items are done, since one
+item takes long, or has killed the worker.  Then the other items go on in other jobs.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ from asyncpool.errors import (
     WorkerCrashedError,
 )
 
-# With less time for each item, none may wait behind others until it is seen to be long.
+# With a shorter timeout for each item, chunks have one item: to find out that an item is long
+# takes too much of the time of those behind it.
 _SHORTEST_TIMEOUT = 0.1
 
 
@@ -44,14 +44,14 @@ class Room(Protocol):
     """What a map needs of its pool's ``Admission``."""
 
     async def room(self) -> None:
-        """Wait until the queue, which was full, is empty; or the pool is closed."""
+        """Wait until the queue, which was full, is empty; or until the pool is closed."""
 
 
 class Holds(Protocol):
     """What a map needs of its pool's ``Draining``."""
 
     def hold(self, hold: Hold, /) -> None:
-        """Keep the pool open: when it drains it takes more jobs with this *hold*."""
+        """Keep the pool open: while it drains, it takes jobs with this *hold*."""
 
 
 class MapBackend(Protocol):
@@ -69,7 +69,7 @@ class MapBackend(Protocol):
 
     @property
     def counts_jobs(self) -> bool:
-        """Whether no worker may begin more than so many."""
+        """Whether a worker begins a limited number of jobs (``max_jobs``)."""
         ...
 
     @property
@@ -79,12 +79,12 @@ class MapBackend(Protocol):
 
     @property
     def admission(self) -> Room:
-        """What tells when there is room in the queue."""
+        """The pool's admission, which knows when the queue has room."""
         ...
 
     @property
     def draining(self) -> Holds:
-        """What keeps the pool open."""
+        """The pool's holds, which keep it open."""
         ...
 
     def check_home(self) -> None:
@@ -97,15 +97,15 @@ class BatchRunner:
 
     Args:
         backend: The pool.
-        task: What is done with each item.
-        chunksize: How many items go together; ``None`` for what fits the pool.
-        buffersize: How many items may be under way; ``None`` for what fits the pool.
-        hold: What holds the pool open meanwhile.
+        task: What the map does with each item.
+        chunksize: How many items travel as one job; ``None`` lets the pool choose.
+        buffersize: How many items may be drawn and not yielded; ``None`` lets the pool choose.
+        hold: Keeps the pool open meanwhile.
         on_complete: Called with a batch when all of its items have an outcome.
-        on_held: Called when something must wait for room in the queue.
+        on_held: Called when a part must wait for room in the queue.
 
     Attributes:
-        pace: How many items go together, and are to be under way.
+        pace: Decides how many items travel as one job, and how many are drawn.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class BatchRunner:
         self._name = function_name(task.function)
         alone = self._packed is None or not _may_share(task.options)
         if backend.counts_jobs and chunksize is None:
-            chunksize = 1  # each item counts, unless items are to go together
+            chunksize = 1  # max_jobs counts each item, unless the user asks for chunks
         self.pace = Pace(
             chunksize=chunksize,
             buffersize=buffersize,
@@ -143,7 +143,7 @@ class BatchRunner:
         )
         self._jobs: set[Job[Any]] = set()
         self._held: deque[Part] = deque()
-        # What has come back, and was not looked at yet.
+        # Chunks that have come back, and that nobody has looked at yet.
         self._landed: deque[tuple[Part, ChunkJob[Any]]] = deque()
         self._unloading = False
         self._loop = asyncio.get_running_loop()
@@ -151,23 +151,23 @@ class BatchRunner:
 
     @property
     def full(self) -> bool:
-        """Whether something is held back, since the pool's queue is full."""
+        """Whether a part waits for room in the pool's queue."""
         return bool(self._held)
 
     @property
     def running(self) -> bool:
-        """Whether any job is under way."""
+        """Whether any job of the map is open."""
         return bool(self._jobs)
 
     def stop(self) -> None:
-        """Cancel what is under way, and send nothing more."""
+        """Cancel the open jobs, and send nothing more."""
         self._ended = True
         self._held.clear()
         for job in list(self._jobs):
             job.cancel()
 
     def send(self, part: Part) -> None:
-        """Have *part* run, if there is room in the queue, or else later."""
+        """Submit *part*, or keep it until the queue has room."""
         if self._held:
             self._held.append(part)
             return
@@ -175,11 +175,11 @@ class BatchRunner:
             job = self._submit(part)
         except PoolFullError:
             self._held.append(part)
-            self._on_held()  # there may be no job left whose end is heard
-        except AsyncPoolError as error:  # there is no pool any more
+            self._on_held()  # perhaps no job is open whose end would wake the map
+        except AsyncPoolError as error:  # the pool has ended
             self._fail(part, Failure(error))
         except (SystemExit, KeyboardInterrupt) as error:
-            # It may be a signal's, and goes on; but nobody is to wait for these items.
+            # It may come from a signal handler, so it goes on; but nothing may wait for the part.
             self._fail(part, Failure(unpicklable(error)))
             raise
         else:
@@ -205,30 +205,32 @@ class BatchRunner:
         return submit(function, tuple(item) if star else (item,), {}, options)
 
     def send_held(self) -> None:
-        """Send what the queue had no room for."""
+        """Submit the parts that the queue had no room for."""
         held, self._held = self._held, deque()
         while held and not self._held:
             self.send(held.popleft())
         self._held += held
 
     def _send_rest(self, part: Part, done: int) -> None:
-        """Send what was not begun of *part*."""
+        """Submit the items of *part* that were not begun."""
         offset, end = part.offset + done, part.offset + part.count
         while offset < end:
             count = min(self.pace.size(self._backend.most_workers), end - offset)
             self.send(Part(part.batch, offset, count))
             offset += count
 
-    # And out of them.
+    # The way of items back from jobs.
 
     def _on_done(self, part: Part, job: Job[Any]) -> None:
         self._jobs.discard(job)
         if self._ended:
-            _ = job.cancelled() or job.exception()  # heard, and nobody's concern now
+            _ = (
+                job.cancelled() or job.exception()
+            )  # marks it as retrieved; nobody needs it
         elif job.cancelled():
             self._fail(part, Failure(asyncio.CancelledError()))
         elif isinstance(job, ChunkJob):
-            job.exception()  # heard, even if nobody should look at it
+            job.exception()  # marks it as retrieved, even if nobody looks at it later
             self._landed.append((part, job))
             if not self._unloading:
                 self._unloading = True
@@ -245,7 +247,7 @@ class BatchRunner:
             self.send_held()
 
     def _unload(self) -> None:
-        """Look at what has come back, as much of it as there is time for in a turn."""
+        """Take the outcomes of chunks, as many as there is time for in one turn of the loop."""
         turn = TimeSlice()
         self._unloading = False
         while self._landed and not self._ended:
@@ -268,7 +270,7 @@ class BatchRunner:
                 self._take_in(part, outcomes)
             self._send_rest(part, len(outcomes))
         elif job.found is not None:
-            # The next one is what it was ended by, or for.
+            # The item that ran last has ended the chunk, so it gets the chunk's error.
             outcomes = [Failure(error) if one is LOST else one for one in job.found]
             outcomes = [*outcomes, Failure(error)][: part.count]
             figures.items += len(outcomes)
@@ -277,13 +279,13 @@ class BatchRunner:
         elif _is_of_all(error):
             self._fail(part, Failure(error))
         else:
-            # None has begun, since whatever ends a chunk that has is noted as an outcome.
-            # Each by itself shows whose fault it is.
+            # None of the items has begun, since a chunk that has begun notes each outcome.  Alone,
+            # each item shows whether it is the cause.
             for offset in range(part.offset, part.offset + part.count):
                 self.send(Part(part.batch, offset, 1))
 
     def _take_in(self, part: Part, outcomes: list[Any]) -> None:
-        """Take note of outcomes; what is to be tried again is sent alone."""
+        """Take outcomes; send each item that is to be tried again as a job of its own."""
         once = self._task.options.attempts.max_attempts == 1
         failed = _any_failed(outcomes)
         if once or not failed:
@@ -297,7 +299,7 @@ class BatchRunner:
                 self._settle(part.batch, offset, [outcome], failed=failed)
 
     def _again(self, error: BaseException) -> bool:
-        """Tell whether there is another attempt after the first."""
+        """Return whether an item gets another attempt after its first."""
         policy = self._task.options.attempts
         if isinstance(error, WorkerCrashedError):
             kind = error.crashes[-1].kind
@@ -330,14 +332,14 @@ def _pack(function: Callable[..., Any]) -> bytes | None:
 
 
 def _may_share(options: JobOptions) -> bool:
-    """Tell whether calls that go together can each have what they are to have."""
+    """Return whether items may share a job, though each has the options for itself."""
     limits = options.limits
     patient = limits.timeout is None or limits.timeout >= _SHORTEST_TIMEOUT
     return patient and limits.heartbeat_timeout is None and options.lease is None
 
 
 def _is_of_all(error: BaseException) -> bool:
-    """Tell whether what a job of several items has come to is what each has come to."""
+    """Return whether the error of a chunk is also the error of each of its items."""
     if isinstance(error, JobNotPicklableError):
         return error.direction == "result"
     return isinstance(error, AsyncPoolError | JobTimeoutError) and not isinstance(

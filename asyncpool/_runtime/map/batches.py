@@ -1,6 +1,6 @@
-"""The items of a map that follow one another, and what has become of them.
+"""The items of a map that follow one another, and their outcomes.
 
-How long a map goes on before others have the loop.
+Also for how long a map goes on before other code has the loop.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from asyncpool._runtime.job.job import Job
 
 
 class Task(NamedTuple):
-    """What is done with each item.
+    """What a map does with each item.
 
     Attributes:
         function: What is called.
-        star: Whether an item is a tuple of its arguments.
-        options: What each call is to have.
+        star: Whether an item is a tuple of arguments.
+        options: The options of each call.
         submit: Submits a job.
     """
 
@@ -31,14 +31,14 @@ class Task(NamedTuple):
 
 
 class Batch:
-    """Items that follow one another, and what has become of them.
+    """Items that follow one another, and their outcomes.
 
     Attributes:
-        first: The index of the first one.
+        first: The index of the first item.
         items: The items.
-        outcomes: A result or a :class:`Failure` for each that has one.
-        open: How many have none.
-        failed: Whether there is any failure among the outcomes.
+        outcomes: A result or a :class:`Failure` for each item that has one.
+        open: How many items have none.
+        failed: Whether any outcome is a failure.
     """
 
     __slots__ = ("failed", "first", "items", "open", "outcomes")
@@ -51,7 +51,7 @@ class Batch:
         self.failed = False
 
     def settle(self, offset: int, outcomes: list[Any], *, failed: bool) -> None:
-        """Take note of the outcomes of the items from *offset* on."""
+        """Store the outcomes of the items from *offset* on."""
         self.open -= len(outcomes)
         self.failed |= failed
         if len(outcomes) == len(self.items):
@@ -64,13 +64,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Items of a batch that are done in one job.
+    """Items of a batch that travel as one job.
 
     Attributes:
         batch: The batch.
-        offset: The first of them.
-        count: How many.
-        begun: How many attempts there were at the only one.
+        offset: The index of the first item in the batch.
+        count: How many items there are.
+        begun: How many attempts there were, if it is a single item.
     """
 
     batch: Batch
@@ -79,18 +79,18 @@ class Part:
     begun: int = 0
 
 
-# In seconds.  All that one round of the pool brings may take 40 ms to unpickle, and the
-# items for a whole window 15 ms to pickle.
+# Seconds.  To unpickle all that one round of the stall watch brings may take 40 ms, and to
+# pickle all items that may be drawn 15 ms.
 TURN = 0.001
 
 
 class TimeSlice:
-    """What is done in one turn of the loop, from now on."""
+    """The part of one turn of the loop that a map may use, from now on."""
 
     def __init__(self) -> None:
         self._until = time.monotonic() + TURN
 
     @property
     def over(self) -> bool:
-        """Whether others are to have the loop now."""
+        """Whether other code should have the loop now."""
         return time.monotonic() > self._until

@@ -1,4 +1,4 @@
-"""Run a function on many items, with as many of them under way as keep the pool busy."""
+"""Call a function on many items, with enough of them in jobs to keep the pool busy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class MapRun:
 
     Args:
         backend: The pool.
-        task: What is done with each item.
+        task: What the map does with each item.
         source: Where the items come from.
-        news: Set by the source when there is something new.
-        chunksize: How many items go together; ``None`` for what fits the pool.
-        buffersize: How many items may be under way; ``None`` for what fits the pool.
-        ordered: Whether batches come in their order.
+        news: The source sets it when there is something new.
+        chunksize: How many items travel as one job; ``None`` lets the pool choose.
+        buffersize: How many items may be drawn and not yielded; ``None`` lets the pool choose.
+        ordered: Whether batches come in the order of their items.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class MapRun:
         self._hold = Hold(function_name(task.function))
         self._source = source
         self._news = news
-        # All of them in their order, or those that are complete in theirs.
+        # If ordered, all batches in their order; else those that are complete, as they come.
         self._ready: deque[Batch] = deque()
         self._ordered = ordered
         self._runner = BatchRunner(
@@ -57,17 +57,17 @@ class MapRun:
             on_held=news.set,
         )
         self._pace = self._runner.pace
-        self._open = 0  # batches that were not taken yet
+        self._open = 0  # batches that were begun and not yielded
         self._next = 0
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
         """Yield the batches, each when it is complete.
 
         Raises:
-            BaseException: What drawing items has raised, when all before it is done.
+            BaseException: What the source has raised, once all items before it are done.
 
         Cancellation:
-            Cancels the jobs that are under way.
+            Cancels the open jobs.
         """
         source, time_slice = self._source, TimeSlice()
         try:
@@ -95,7 +95,7 @@ class MapRun:
             await source.aclose()
 
     def _draw(self, time_slice: TimeSlice) -> bool:
-        """Begin with items; tell whether it is as many as there is room for."""
+        """Draw and submit items; return whether to wait now, since there is no room for more."""
         source, workers = self._source, self._backend.most_workers
         while not source.exhausted and not self._runner.full:
             size = self._pace.size(workers)
@@ -118,7 +118,7 @@ class MapRun:
         return True
 
     def _take(self) -> Batch | None:
-        """Return the batch that is next, if it is complete."""
+        """Return the next batch, if it is complete."""
         if not self._ready or self._ready[0].open:
             return None
         self._open -= 1
@@ -133,7 +133,7 @@ class MapRun:
             await self._news.wait()
 
 
-# It does not know the mapping, which has what calls it: they would be a cycle.
+# A function, since a method would refer to the run, and the run to what calls it: a cycle.
 def _take_note(
     ready: deque[Batch] | None, news: asyncio.Event, hold: Hold, batch: Batch
 ) -> None:

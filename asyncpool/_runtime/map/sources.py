@@ -1,4 +1,4 @@
-"""Where the items of a map come from: iterables, of both kinds, drawn one step at a time."""
+"""Where the items of a map come from: sync and async iterables, drawn step by step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from asyncpool._runtime.map.batches import TimeSlice
 
-# Items of a plain iterator that are drawn between two looks at the clock.
+# How many items of a plain iterator are drawn between two looks at the clock.
 _AT_ONCE = 256
 
 
@@ -18,9 +18,9 @@ class Source(Protocol):
     """Items, in their order.
 
     Attributes:
-        error: What has ended them, if they did not end by themselves.
-        exhausted: Whether there are no more to draw.
-        drawn: How many were drawn from the iterables, and not from here yet.
+        error: The exception that has ended the items, if there was one.
+        exhausted: Whether there are no more items to draw.
+        drawn: How many items the source has drawn from the iterables, and has not given out.
     """
 
     error: BaseException | None
@@ -32,11 +32,11 @@ class Source(Protocol):
     def drawn(self) -> int: ...
 
     def draw(self, count: int, room: int) -> list[Any]:
-        """Return up to *count* items; no more than *room* are to be drawn beforehand."""
+        """Return up to *count* items; draw no more than *room* items ahead."""
         ...
 
     async def aclose(self) -> None:
-        """Draw no more, and close what was drawn from."""
+        """Draw no more, and close the iterables."""
 
 
 class SyncSource:
@@ -51,7 +51,7 @@ class SyncSource:
 
     def draw(self, count: int, room: int) -> list[Any]:
         """See :class:`Source`."""
-        del room  # nothing is drawn beforehand
+        del room  # this source draws nothing ahead
         found: list[Any] = []
         turn = TimeSlice()
         try:
@@ -62,10 +62,10 @@ class SyncSource:
                 if len(found) - before < few:
                     self.exhausted = True
                     break
-                if turn.over:  # they are slow: others have their turn
+                if turn.over:  # the iterator is slow, so other code must have the loop
                     break
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the iterable's
-            # Nobody can be cancelled in here: if it raises that, it is an error like others.
+            # This is no await, so even a CancelledError is an error of the iterator's.
             self.error, self.exhausted = error, True
         return found
 
@@ -78,7 +78,7 @@ class AsyncSource:
 
     Args:
         items: The iterator.
-        on_news: Called when there is an item, or will be none any more.
+        on_news: Called when there is an item, or when there will be no more.
     """
 
     def __init__(self, items: AsyncIterator[Any], on_news: Callable[[], None]) -> None:
@@ -117,7 +117,7 @@ class AsyncSource:
         try:
             await asyncio.wait([self._task])
         except asyncio.CancelledError:
-            self._task.cancel()  # in what it does to close them
+            self._task.cancel()  # again, while the task closes the iterator
             raise
         if not self._task.cancelled():
             self._task.result()
@@ -134,7 +134,7 @@ class AsyncSource:
         except StopAsyncIteration:
             pass
         except asyncio.CancelledError as error:
-            # Inputs may end in that by themselves, and then there may be items missing.
+            # If the iterator itself was cancelled, items may be missing: that is an error.
             if self._closing:
                 raise
             self.error = error
@@ -142,7 +142,7 @@ class AsyncSource:
             self.error = error
         finally:
             try:
-                # Here, since a cancel scope around a yield is left in the task that entered.
+                # Here, in the task that has iterated: a cancel scope around a yield belongs to it.
                 await _close(self._items)
             finally:
                 self._ended = True
@@ -150,10 +150,10 @@ class AsyncSource:
 
 
 def open_source(iterables: tuple[Any, ...], on_news: Callable[[], None]) -> Source:
-    """Return a source of the items of *iterables*: tuples, if there are several.
+    """Return a source of the items of *iterables*; of tuples, if there are several.
 
     Raises:
-        TypeError: If one of them is no iterable.
+        TypeError: If one of them is not iterable.
     """
     if any(isinstance(items, AsyncIterable) for items in iterables):
         each = [_aiter(items) for items in iterables]

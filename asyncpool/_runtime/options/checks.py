@@ -1,4 +1,4 @@
-"""What the tables of options are made of: one check for each option."""
+"""The checks of options, one for each option, of which the tables of options are made."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def function(name: str, value: T) -> T:
 
 
 def instance(kind: type[Any], words: str) -> Check:
-    """Return the check of an instance of *kind*; a plain one stands in for ``None``."""
+    """Return the check of an instance of *kind*; ``None`` becomes ``kind()``."""
     described: ArgumentType = (kind,), words
 
     def check(name: str, value: object) -> Any:

@@ -1,4 +1,4 @@
-"""What :meth:`asyncpool.Pool.options` makes of its arguments."""
+"""Turn the arguments of :meth:`asyncpool.Pool.options` into the options of a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncpool._core.policies.job_limits import JobLimits, JobOptions, Options
 
 _NAMES = Options.__annotations__.keys()
 
-# What is chosen for a job, and in which part of it an option is that is not there itself.
+# The fields that can be chosen; and for other options, the field that has them as a part.
 _FIELDS = tuple(field.name for field in fields(JobOptions) if field.init)
 _values = attrgetter(*_FIELDS)
 _PARTS = {
@@ -23,13 +23,13 @@ _PARTS = {
 
 
 def changed(options: JobOptions, changes: Options) -> JobOptions:
-    """Return *options*, but for the *changes*.
+    """Return *options* with these *changes*.
 
     Raises:
         ValueError: If a value is out of range.
-        TypeError: If there is no such option, or it takes something else.
+        TypeError: If there is no such option, or its value has the wrong type.
     """
-    # As dataclasses.replace does, which takes a microsecond more.
+    # The same as dataclasses.replace, which takes a microsecond more.
     chosen: dict[str, Any] = dict(zip(_FIELDS, _values(options), strict=True))
     parts: dict[str, dict[str, Any]] = {}
     value: Any

@@ -39,7 +39,7 @@ def check_renewals(
             raise ValueError(f"{name} must be > 0 and finite, not {value}")
     if ttl is not None:
         _check_ttl(ttl, interval, max_retries, timeout)
-    # With 0.1 a second and 30 s it is three, whatever floats make of that.
+    # Rounding must not matter: 0.1 renewals/s for 30 s are three.
     if max_rate * interval + 1e-9 < 1:
         raise ValueError(
             f"max_rate={max_rate:g} renewals/s for interval={interval:g} s make "

@@ -23,7 +23,7 @@ from asyncpool._runtime.options.checks import (
 )
 from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
 
-# What the jobs of a pool have if nothing else is said; JobLimits checks them.
+# The limits that the jobs of a pool have by default; JobLimits checks them.
 JOB_LIMITS = (
     "timeout",
     "queue_timeout",
@@ -59,16 +59,16 @@ POOL_CHECKS: dict[str, Check] = {
     "initializer": function,
     "initargs": items("a tuple of arguments"),
     "propagate": anything,  # Propagation checks it when it looks for the variables
-    "name": name_or_number("pool"),  # last: a pool that is refused takes no number
+    "name": name_or_number("pool"),  # last, so that a refused pool takes no number
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOptions(WorkerOptions):
-    """What a pool is told, checked and in shape; see :class:`asyncpool.Pool`.
+    """The options of a pool, checked and normalized; see :class:`asyncpool.Pool`.
 
     Attributes:
-        job_limits: What jobs have if nothing else is said.
+        job_limits: The limits of jobs for which no others are set.
 
     Raises:
         ValueError: If no worker could ever be replaced.
@@ -93,7 +93,7 @@ class PoolOptions(WorkerOptions):
 
 
 def pool_options(given: Mapping[str, Any]) -> PoolOptions:
-    """Return the options of a pool, which its constructor was given.
+    """Return the options that the constructor of a pool was given, checked.
 
     Raises:
         TypeError: If one is of the wrong type.

@@ -53,9 +53,9 @@ WORKER_CHECKS: dict[str, Check] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What a pool and a cluster are told of their workers alike, checked and in shape.
+    """The options of workers that pools and clusters share, checked and normalized.
 
-    See :class:`asyncpool.Pool` for the meaning of each.  The defaults stand in the
+    See :class:`asyncpool.Pool` for the meaning of each.  The defaults are in the
     signatures of the constructors, where editors show them.
     """
 

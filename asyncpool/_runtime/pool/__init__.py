@@ -1,4 +1,5 @@
 """The supervisor, and the parts of a pool that look after workers.
 
-Start them, hear them, ping them, replace them, see to their end; carry out what is decided.
+They start workers, hear them, ping them, replace them, and see to their end.  They carry out
+what the core has decided.
 """

@@ -1,4 +1,4 @@
-"""The life of a pool, or of a cluster: its beginning and its end, for whoever asks for them."""
+"""The life of a pool or of a cluster: its start and its end, for the code that asks for them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SupervisorRunner:
         self.closed_unused = False
         self._what = what
         self._name = name
-        # Also for those who listen before the start.
+        # Made before the supervisor, since somebody may listen before the start.
         self.hub = PoolHub()
         self._task: asyncio.Task[None] | None = None
         self._process = os.getpid()
@@ -69,7 +69,7 @@ class SupervisorRunner:
             self._task = asyncio.create_task(
                 self.supervisor.run(),
                 name=f"asyncpool supervisor of {self._name}",
-                # Not that of who happens to start it, a request's or a notebook cell's.
+                # An empty context, not that of a request or a notebook cell that starts the pool.
                 context=contextvars.Context(),
             )
         supervisor = self.supervisor
@@ -118,10 +118,11 @@ class SupervisorRunner:
             raise
 
     async def _give_up(self) -> None:
-        """End everything, and give what runs the time to clean up.
+        """End everything, and give running jobs the time to clean up.
 
         Cancellation:
-            Is heard of; that of a scope of anyio's, which may be why, is not.
+            Goes on to the caller.  A cancellation by a scope of anyio's, which may be the
+            reason for this call, has no effect here.
         """
         supervisor = self.supervisor
         if supervisor is not None:
@@ -136,8 +137,8 @@ class SupervisorRunner:
             return
         supervisor.close(Finish.NONE, 0.0)
         cancelled: asyncio.CancelledError | None = None
-        # A cancelled scope of anyio's cancels in every turn of the loop, hence the
-        # shield; each of asyncio's is kept until nothing is left to leak.
+        # A cancelled scope of anyio's cancels this task in every turn of the loop, so a
+        # shield is needed.  A cancellation of asyncio's is kept until nothing is left.
         with anyio.CancelScope(shield=True):
             while not supervisor.status.done.done():
                 try:
@@ -150,12 +151,12 @@ class SupervisorRunner:
     def dropped(
         self, face: object, *, at_the_end: Callable[[], bool] = sys.is_finalizing
     ) -> None:
-        """Take note that nobody has the *face* of it any more: it drains, and ends.
+        """Note that nobody has a reference to the *face* any more: the supervisor drains, and ends.
 
-        The garbage collector may call it, in any thread and at any moment; at the end of the
-        interpreter too, when modules have lost their names and nobody can be told.
+        The garbage collector calls this, in any thread and at any moment.  It may do so at the
+        end of the interpreter, when module globals are gone and nothing can be done.
         """
-        # In a fork there is but a copy, whose loop would write to this one's pipe.
+        # A fork has only a copy of the pool, whose loop would write to the original's pipe.
         if at_the_end() or self._task is None or os.getpid() != self._process:
             return
         supervisor = self.running()
@@ -207,7 +208,7 @@ class SupervisorRunner:
         return self.supervisor
 
     def running_here(self) -> Supervisor:
-        """Return the supervisor, which may have ended, to whoever is in its loop.
+        """Return the supervisor, which may have ended, to code that runs in its loop.
 
         Raises:
             PoolClosedError: If there never was one.

@@ -26,21 +26,21 @@ from asyncpool._runtime.worker.stacks import Stacks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of one pool, each of which knows those above it at the most.
+    """The parts of one pool.  Each part knows at most those above it.
 
     Attributes:
         state: What all of them share.
-        threads: Where large objects are pickled and copied.
+        threads: Pickle and copy large objects.
         serving: What workers do instead of jobs, if they serve.
-        status: Whether the pool is up, broken or over.
-        admission: Who may come in.
-        draining: What keeps the pool open while it drains.
-        traffic: The way of jobs, in and out.
-        replacement: The way to planned exits.
-        sessions: The way to workers to oneself.
-        broadcasts: The way to calls for every worker.
-        stacks: The way to where workers are.
-        pings: The pings, if any are sent.
+        status: Whether the pool is ready, broken or over.
+        admission: Checks whether the pool takes a job.
+        draining: Keeps the pool open while it drains.
+        traffic: Brings jobs to workers and back.
+        replacement: Retires, replaces and kills workers.
+        sessions: Gives workers to sessions.
+        broadcasts: Has every worker make a call.
+        stacks: Asks workers for their stacks.
+        pings: Pings workers; ``None`` if there are no pings.
     """
 
     state: PoolState
@@ -61,8 +61,8 @@ def assemble(config: SupervisorConfig, hub: PoolHub) -> Parts:
     """Return the parts of a pool that lives in the running event loop.
 
     Args:
-        config: What the user wants.
-        hub: Where its events go.
+        config: The options of the pool.
+        hub: Publishes its events.
     """
     loop, worker = asyncio.get_running_loop(), _first_config(config)
     state = PoolState(loop=loop, config=config, core=_core_of(config), hub=hub)
@@ -86,15 +86,15 @@ def assemble(config: SupervisorConfig, hub: PoolHub) -> Parts:
 
 
 def _first_config(config: SupervisorConfig) -> WorkerConfig:
-    """Return what a worker is told that is started before any broadcast."""
+    """Return the configuration of workers that are started before any broadcast."""
     levels, disabled = explicit_levels()
-    # What a launcher has imported is lost when it starts a fresh interpreter.
+    # A worker that is a fresh interpreter has nothing that the launcher has imported.
     later = () if config.fork else config.preload
     return config.worker._replace(levels=levels, disabled=disabled, preload=later)
 
 
 def _core_of(config: SupervisorConfig) -> Supervision:
-    """Return what decides for a pool that is to be as *config* says."""
+    """Return the core of a pool with these options."""
     return Supervision(
         workers=config.workers,
         policy=config.restart_policy,

@@ -1,9 +1,10 @@
 """Commands of the core become effects here, and nowhere else.
 
-The core decides (``_core/supervision``), and the parts of a pool hand its commands to the
+The core decides (``_core/supervision``).  The parts of a pool pass its commands to the
 :class:`~asyncpool._runtime.state.pool_state.Performer` of their :class:`PoolState`, which is
-this one.  What comes of an effect returns to the core through the parts again: by a word of a
-worker (``worker_events.py``), by the end of one (``worker_exit.py``), or by the timer here.
+this one.  The parts tell the core what comes of an effect: what a worker has sent
+(``worker_events.py``), that a worker has ended (``worker_exit.py``), or that the timer here
+has fired.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class CommandPerformer(Performer):
 
     Args:
         parts: The parts of the pool, which the commands are for.
-        workers: What starts workers.
-        bulk_failure: The end of jobs that the core has given up.
+        workers: Starts workers.
+        bulk_failure: Fails the jobs that the core has given up.
 
     Attributes:
         finished: Set when the pool is closed and all its workers are gone.
@@ -54,7 +55,7 @@ class CommandPerformer(Performer):
                 self._carry_out(command)
         if lifecycle:
             self.rearm()
-        # Here, since no job leaves the queue on any other way.
+        # Checked here, since only commands take jobs out of the queue.
         if self._parts.admission.saturated:
             self._parts.admission.relax()
 
@@ -64,7 +65,7 @@ class CommandPerformer(Performer):
         self._parts.traffic.stack_dumps.rearm()
 
     def stop(self) -> None:
-        """Forget the next deadline."""
+        """Cancel the timer."""
         self._alarm.cancel()
 
     @decision

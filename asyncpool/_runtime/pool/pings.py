@@ -1,8 +1,8 @@
 """Ping the workers of a pool, and have those killed that do not answer.
 
-A thread of the worker answers that does nothing else, so an answer says that the process
-runs and that its threads have their turns, whatever its job does meanwhile.  One that
-serves has its event loop answer, without which it serves nobody.
+The worker's control thread answers, whatever its job does.  So an answer shows that the process
+runs, and that its threads get the GIL.  In a worker that serves, the event loop answers, since
+without its event loop it serves nobody.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Pings:
     """The pings of one pool.
 
     Args:
-        state: The pool.
-        stack_dumps: What ends those that are silent.
-        timeout: Seconds that a worker may be silent.
+        state: The pool's state.
+        stack_dumps: Ends workers that are silent.
+        timeout: Seconds for which a worker may be silent.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class Pings:
         self._alarm.set_at(self._ledger.due)
 
     def answered(self, handle: WorkerHandle) -> None:
-        """Take note that a worker has answered a ping.
+        """Note that a worker has answered a ping.
 
         Raises:
-            ProtocolError: If it was not asked.
+            ProtocolError: If there was no ping.
         """
         self._ledger.answered(handle)
 
     def stop(self) -> None:
-        """Ping no more."""
+        """Send no more pings."""
         self._alarm.cancel()
 
     @decision

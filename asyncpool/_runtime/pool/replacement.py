@@ -1,4 +1,4 @@
-"""Planned exits, as the shell sees them: who asks for one, and who waits for it."""
+"""Planned exits, from the pool's side: who asks for one, and who waits for it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from asyncpool.errors import (
     RollInProgressError,
 )
 
-# Seconds between two looks at the workers' memory.  One takes 10 us for each of them.
+# Seconds between two looks at the workers' memory.  A look takes 10 us for each worker.
 _LOOK_EVERY = 0.25
 
-# Somebody is there, if he was ready.
+# The states of a slot whose process is a worker that has been ready.
 _THERE = UP | {SlotState.STOPPING}
 
 
 class WorkerReplacement:
-    """What makes workers go before their time.
+    """Retires, replaces and kills workers on request.
 
     Args:
-        state: The pool.
+        state: The pool's state.
     """
 
     def __init__(self, state: PoolState) -> None:
@@ -45,7 +45,7 @@ class WorkerReplacement:
         if limits.max_memory is not None or limits.kill_memory is not None:
             self._watch.set_in(_LOOK_EVERY)
 
-    # What is asked.
+    # Requests.
 
     @decision
     def retire(self, handle: WorkerHandle, reason: str = "") -> None:
@@ -65,7 +65,7 @@ class WorkerReplacement:
 
     @decision
     def replace(self, handle: WorkerHandle, reason: str = "") -> None:
-        """Have another worker take the place of one that has asked for it."""
+        """Start another worker for the slot of one that has asked for it."""
         slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
         self._state.performer.perform(
             self._replacements.replace(slot, _why("request_replacement()", reason), now)
@@ -74,10 +74,10 @@ class WorkerReplacement:
 
     @decision
     def retire_from(self, index: int) -> None:
-        """Have another worker take the place of the one in a slot.
+        """Retire the worker in a slot.
 
         Raises:
-            NoWorkerError: If none is ready there.
+            NoWorkerError: If no worker is ready there.
         """
         slot, now = self._worker_in(index), self._state.loop.time()
         self._state.performer.perform(self._replacements.replace(slot, "retire", now))
@@ -88,7 +88,7 @@ class WorkerReplacement:
         """Kill the worker in a slot.
 
         Raises:
-            NoWorkerError: If none is ready there.
+            NoWorkerError: If no worker is ready there.
         """
         slot, now = self._worker_in(index), self._state.loop.time()
         self._state.performer.perform(self._state.core.workers.kill(slot.index, now))
@@ -104,7 +104,7 @@ class WorkerReplacement:
         return slots[index]
 
     def resize(self, least: int, most: int) -> asyncio.Future[None]:
-        """Have the pool grow or shrink; return what is done when it has."""
+        """Let the pool grow or shrink; return a future that is done when it has its size."""
         self._resize(least, most)
         if self._sized is None:
             self._sized = self._state.loop.create_future()
@@ -119,10 +119,10 @@ class WorkerReplacement:
         self._state.performer.rearm()
 
     def roll(self) -> asyncio.Future[events.RollResult]:
-        """Have every worker replaced; return what becomes of that.
+        """Have every worker replaced; return a future of the result.
 
         Raises:
-            RollInProgressError: If that is under way already.
+            RollInProgressError: If the pool is being rolled already.
         """
         if self._replacements.rolling:
             raise RollInProgressError(
@@ -137,10 +137,10 @@ class WorkerReplacement:
         self._state.performer.perform(self._replacements.roll(self._state.loop.time()))
         self._state.performer.rearm()
 
-    # What comes of it.
+    # Results.
 
     def carry_out(self, command: cmd.Retiring | cmd.Resized | cmd.RollEnded) -> None:
-        """Tell those who wait for it."""
+        """Perform a command that is about replacement."""
         hub = self._state.hub
         match command:
             case cmd.Retiring(slot, reason):
@@ -164,16 +164,16 @@ class WorkerReplacement:
             )
 
     def check_limits(self) -> None:
-        """Tell those who wait for a size, if the pool has it."""
+        """Finish the wait for a size, if the pool has that size."""
         if self._replacements.stopped:
-            return  # stop() tells them
+            return  # stop() ends the wait
         if self._replacements.budget.settled:
             self._sized_is(None)
         elif self._replacements.budget.stuck:
             self._sized_is(self._state.crashes[-1])
 
     def start_failed(self, crash: events.Crash) -> None:
-        """Tell them why it does not have it, if that worker was for its size."""
+        """Fail the wait for a size with *crash*, if that worker was started for it."""
         if self._replacements.budget.misses(crash.slot):
             self._sized_is(crash)
 
@@ -185,15 +185,15 @@ class WorkerReplacement:
             sized.set_result(None)
         else:
             sized.set_exception(ResizeError(crash))
-            sized.exception()  # whoever waits for it may have left
+            sized.exception()  # marks it as retrieved, since the caller may have left
 
     def stop(self) -> None:
-        """Wait for nothing any more."""
+        """End all waits: the pool closes."""
         self._watch.cancel()
         self._rolled(0, "the pool was closed", 0)
         if self._sized is not None and not self._sized.done():
             self._sized.set_exception(PoolClosedError())
-            self._sized.exception()  # whoever waits for it may have left
+            self._sized.exception()  # marks it as retrieved, since the caller may have left
 
     # Memory.
 

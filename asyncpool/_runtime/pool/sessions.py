@@ -1,7 +1,7 @@
-"""Workers to oneself, as the shell sees them: who waits for one, and what he has it do.
+"""Sessions, from the pool's side: who waits for a worker of their own, and what it runs.
 
-The core decides which worker is whose (``_core/placement/sessions.py``), and knows how many wait.  Who
-they are, and in which order they have come, is known here.
+The core decides which worker belongs to which session (``_core/placement/sessions.py``).  It
+knows how many callers wait.  This module knows which callers, and in which order they came.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from asyncpool.events import Crash
 
 
 class SessionWorker:
-    """A worker that is somebody's own.
+    """The worker of one session.
 
     Attributes:
         session: The number of the session.
         slot: The worker's slot.
-        pid: The number of its process.
-        gone: Whether it is gone, and the session is over.
-        crash: How it has died, unless the pool has ended it.
-        cause: What the error of later calls is caused by.
+        pid: The worker's pid.
+        gone: Whether the worker is gone, and the session is over.
+        crash: How the worker has died, unless the pool has ended it.
+        cause: The cause of the error that later calls get.
         jobs: The calls that are open.
-        hold: What keeps the pool open.
-        on_restart: What rebuilds its state in another worker, with these
-        options: Those of the session.
-        rebuild: The last call that did, or does.
+        hold: Keeps the pool open.
+        on_restart: What rebuilds the state in another worker; ``None`` if nothing does.
+        options: The options of the session's calls.
+        rebuild: The last call of *on_restart*.
     """
 
     def __init__(self, session: int, slot: int, pid: int) -> None:
@@ -56,26 +56,26 @@ class SessionWorker:
         self.rebuild: Job[Any] | None = None
 
     def error(self) -> WorkerGoneError:
-        """Return the error of a call for which there is no worker any more."""
+        """Return the error of a call that has no worker any more."""
         error = WorkerGoneError(slot=self.slot, pid=self.pid, crash=self.crash)
         error.__cause__ = self.cause
         return error
 
     def add(self, job: Job[Any]) -> None:
-        """Take in a call."""
+        """Add a call to those that are open."""
         self.jobs[job] = None
         job.add_done_callback(self._done)
 
     def _done(self, job: Job[Any]) -> None:
         del self.jobs[job]
-        # Looked at without taking it for heard of.
+        # Not exception(), which would mark the error as retrieved.
         error = None if job.cancelled() else job._exception  # noqa: SLF001
         if self.gone and isinstance(error, JobError):
             self.cause = error
 
 
 class _Waiter:
-    """A place in the line of those who wait for a worker."""
+    """One caller in the queue for a worker."""
 
     __slots__ = ("offer", "turn")
 
@@ -84,7 +84,7 @@ class _Waiter:
         self.offer: SessionWorker | AsyncPoolError | None = None
 
     def take(self, offer: SessionWorker | AsyncPoolError) -> None:
-        """Have it be the turn of whoever is in it, who may have been cancelled by now."""
+        """Give the caller, who may have been cancelled by now, its worker or its error."""
         self.offer = offer
         if not self.turn.done():
             self.turn.set_result(None)
@@ -94,10 +94,10 @@ class Sessions:
     """The sessions of one pool.
 
     Args:
-        state: The pool.
-        admission: Who may come in.
-        draining: What keeps the pool open while it drains.
-        traffic: The way in for jobs.
+        state: The pool's state.
+        admission: Checks whether the pool takes a session, or a call.
+        draining: Keeps the pool open while it drains.
+        traffic: Submits the calls.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class Sessions:
         self._admission = admission
         self._draining = draining
         self._traffic = traffic
-        self._waiters: deque[_Waiter] = deque()  # as many as the core has wanted
+        self._waiters: deque[_Waiter] = deque()  # the core counts as many
         self._session_workers: dict[int, SessionWorker] = {}
 
-    # They begin.
+    # How sessions begin.
 
     async def take(
         self,
@@ -150,7 +150,7 @@ class Sessions:
             async with limit:
                 await waiter.turn
                 while isinstance(waiter.offer, SessionWorker) and waiter.offer.gone:
-                    # It died in this turn of the loop: whoever was first is so again.
+                    # The worker died in this turn of the loop, so the caller is first again.
                     self._check_whether_more_come()
                     waiter = self._enter_queue(first=True)
                     await waiter.turn
@@ -172,7 +172,7 @@ class Sessions:
             raise error
 
     def _refusal(self) -> AsyncPoolError | None:
-        """Return why nobody gets a worker any more who waits for one, if that is so."""
+        """Return why nobody who waits gets a worker any more; ``None`` if that is not so."""
         closing = self._state.core.closing
         if closing.finish is not None and not closing.draining:
             return PoolClosedError()
@@ -199,11 +199,11 @@ class Sessions:
             core, now = self._state.core, self._state.loop.time()
             self._state.performer.perform(core.sessions.leave_queue(now))
         elif isinstance(waiter.offer, SessionWorker):
-            # Just when it was his turn.
+            # The caller was cancelled in the turn in which it got a worker.
             self._end(waiter.offer, fresh=False)
 
     def offer(self, slot: int, session: int) -> None:
-        """Give the worker in *slot* to whoever has waited longest."""
+        """Give the worker in *slot* to the caller that has waited longest."""
         pid = self._state.handles[slot].pid
         assert pid is not None
         session_worker = self._session_workers[session] = SessionWorker(
@@ -212,11 +212,11 @@ class Sessions:
         self._waiters.popleft().take(session_worker)
 
     def refuse(self) -> None:
-        """Turn away all who wait."""
+        """Turn away all callers that wait."""
         while self._waiters:
             self._waiters.popleft().take(self._refusal() or PoolClosedError())
 
-    # They go on.
+    # How sessions go on.
 
     def call(
         self,
@@ -226,9 +226,9 @@ class Sessions:
         kwargs: Mapping[str, Any],
         options: JobOptions,
     ) -> Job[Any]:
-        """Have the worker of a session run a call, behind the session's others."""
+        """Have the worker of a session run a call after the session's other calls."""
         if session_worker.gone:
-            self._admission.check_open(session_worker.hold)  # or that is why
+            self._admission.check_open(session_worker.hold)  # raises that error first
             raise session_worker.error()
         bound = Bound(session_worker.session)
         options = replace(options, bound=bound, hold=session_worker.hold)
@@ -237,9 +237,9 @@ class Sessions:
         return job
 
     def rebuild(self, slot: int, session: int) -> None:
-        """Have the new worker of a session learn what the last one knew.
+        """Rebuild a session's state in its new worker.
 
-        If the last one had not begun to, the call that is to do it waits for the new one.
+        If the call that rebuilds it is still queued, it simply runs in the new worker.
         """
         session_worker = self._session_workers[session]
         pid = self._state.handles[slot].pid
@@ -275,7 +275,7 @@ class Sessions:
     def _give_up(
         self, session_worker: SessionWorker, error: BaseException | None
     ) -> None:
-        """End a session whose state cannot be rebuilt, and its calls."""
+        """End a session whose state cannot be rebuilt, and fail its calls."""
         session_worker.gone = True
         if not isinstance(error, WorkerGoneError):
             session_worker.cause = error
@@ -292,7 +292,7 @@ class Sessions:
         )
 
     def is_over(self, job: Job[Any]) -> bool:
-        """Tell whether *job* is a call of a session that is over."""
+        """Return whether *job* is a call of a session that is over."""
         session_worker = (
             None
             if job._options.bound is None
@@ -300,22 +300,22 @@ class Sessions:
         )
         return session_worker is not None and session_worker.gone
 
-    # They end.
+    # How sessions end.
 
     def worker_crashed(self, crash: Crash) -> None:
-        """Take note of how a worker has died."""
+        """Keep *crash*, which says how the worker of a session has died."""
         for session_worker in self._session_workers.values():
             if (session_worker.slot, session_worker.pid) == (crash.slot, crash.pid):
                 session_worker.crash = crash
 
     def end(self, session: int, calls: tuple[int, ...]) -> None:
-        """Take note that the worker of *session* is gone, and fail those *calls*."""
+        """End *session*, whose worker is gone, and fail *calls*."""
         session_worker = self._session_workers.get(session)
         if session_worker is None:
             return  # its calls were cancelled with it
         session_worker.gone = True
         if calls:
-            # When the error of the one that was running, which is their cause, is known.
+            # Later, since the error of the running call is their cause, and must be known first.
             loop = self._state.loop
             loop.call_soon(loop.call_soon, self._fail, session_worker, calls)
 
@@ -328,7 +328,7 @@ class Sessions:
     async def leave(
         self, session_worker: SessionWorker, *, fresh: bool, failed: bool
     ) -> None:
-        """End a session when its calls are done; if it has *failed*, at once.
+        """End a session when its calls are done; at once if it has *failed*.
 
         Cancellation:
             Ends it at once.

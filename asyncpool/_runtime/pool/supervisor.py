@@ -1,8 +1,8 @@
-"""The supervisor of a pool: it makes the parts, runs until all is over, and lets go of them.
+"""The supervisor of a pool: it makes the parts, runs until all is over, and closes them.
 
-What the core decides is carried out in ``performer.py``; what workers say gets to the parts
-through ``worker_events.py``, and the end of one through ``worker_exit.py``.  All of it runs on
-the loop's thread and none of it waits in between, so there are no locks.
+``performer.py`` carries out what the core decides.  What workers send gets to the parts through
+``worker_events.py``, and the end of a worker through ``worker_exit.py``.  All of this runs in
+the loop's thread and does not wait in between, so there are no locks.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Supervisor:
         hub: Where its events go.
 
     Attributes:
-        status: Whether the pool is up, broken or over.
-        admission: Who may come in.
-        draining: What keeps the pool open while it drains.
-        traffic: The way of jobs, in and out.
-        leases: Who holds leases, and the way in for jobs that have one.
-        replacement: The way to planned exits.
-        sessions: The way to workers to oneself.
-        broadcasts: The way to calls for every worker.
-        stacks: The way to where workers are.
+        status: Whether the pool is ready, broken or over.
+        admission: Checks whether the pool takes a job.
+        draining: Keeps the pool open while it drains.
+        traffic: Brings jobs to workers and back.
+        leases: The holders of leases; submits jobs that have one.
+        replacement: Retires, replaces and kills workers.
+        sessions: Gives workers to sessions.
+        broadcasts: Has every worker make a call.
+        stacks: Asks workers for their stacks.
     """
 
     def __init__(self, config: SupervisorConfig, hub: PoolHub) -> None:
@@ -103,10 +103,10 @@ class Supervisor:
             await self._end(reason)
 
     async def _end(self, reason: PoolClosedError) -> None:
-        """Let go of everything, and say so, also if this is cancelled on its way.
+        """Close everything and report the end, even if this task is cancelled meanwhile.
 
-        asyncio.run() does that to all tasks of a loop that is to end; no shield of anyio's
-        keeps it off.
+        asyncio.run() cancels all tasks of a loop that ends, and no shield of anyio's prevents
+        that.
         """
         try:
             self._stop(reason)
@@ -198,13 +198,13 @@ class Supervisor:
             self._state.registry.mark_close(self._state.core.kills)
             deadline = None if timeout is None else now + timeout
             self._performer.perform(self._state.core.close(finish, deadline, now))
-            self._performer.rearm()  # there may be nothing to do but to watch the deadline
+            self._performer.rearm()  # nothing may happen before the deadline of the close
 
     def give_up(self) -> None:
         """Fail all jobs, and have those that run end as if they were cancelled.
 
-        What runs on behind the longest *cancel_grace*, or is not to be interrupted, is
-        killed.
+        A job is killed if it still runs after the longest *cancel_grace*, or must not be
+        interrupted.
         """
         if self._serving is not None:
             self.close(Finish.NONE, 0.0)

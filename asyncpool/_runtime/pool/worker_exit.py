@@ -19,7 +19,7 @@ from asyncpool._runtime.worker.handle import WorkerHandle
 
 
 class WorkerExit:
-    """Buries the workers of one pool.
+    """Does what the end of a worker requires: for its jobs, its slot, the log and listeners.
 
     Args:
         parts: The parts of the pool.
@@ -38,17 +38,17 @@ class WorkerExit:
             state.loop,
             config.title,
             config.on_crash,
-            # Workers of pools print theirs.
+            # The workers of a pool print the traceback themselves.
             traces=parts.serving is not None,
         )
 
     def on_spawned(self) -> None:
-        """Take note that there is a new worker: what killed others before is soon no news."""
+        """Note the kernel's count of kills, so that a later kill shows as a new one."""
         self._crash_reporter.look(self._state.loop.time())
 
     @decision
     def handle(self, handle: WorkerHandle) -> None:
-        """Bury a worker: the one place where its jobs and its slot hear of its end."""
+        """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
         self._heartbeats.look(handle)
         if handle.process is not None:
             self._state.registry.figures.exited_cpu += handle.process.cpu
@@ -72,8 +72,8 @@ class WorkerExit:
             requeue=[loss.job.id for loss in losses if loss.again],
             jitter=random.random(),  # noqa: S311 - jitter
         )
-        # One that was told to end may yet have died of something else, and with whatever it
-        # still served.  (A pool's has no job in flight then.)  Another comes as was planned.
+        # A worker that was told to end may still have died of something else, and connections
+        # died with it.  (In a pool it has no job in flight then.)  Its slot goes on as planned.
         served = self._serving is not None and was_ready
         crashed = not planned or (served and handle.failed)
         crash = self._crash_reporter.report(
@@ -92,8 +92,8 @@ class WorkerExit:
             self._on_crash(crash)
         else:
             self._on_exit(crash, self._reason(decided, killed_for, losses))
-        # The next worker is on its way before anybody hears of this one, by logging,
-        # callback or future: that takes half a millisecond and more.
+        # The next worker starts before a log handler, a callback or a future hears of this end:
+        # those take half a millisecond and more.
         self._state.performer.perform(commands)
         self._report(crash, handle, crashed=crashed)
         for loss in losses:
@@ -136,26 +136,28 @@ class WorkerExit:
     ) -> None:
         if crashed:
             self._reporter.report(crash, stacks=handle.late_stacks)
-        elif handle.late_stacks and self._serving is None:  # which tells that itself
+        elif (
+            handle.late_stacks and self._serving is None
+        ):  # a cluster reports that itself
             self._reporter.report_late(crash)
 
     async def finish(self) -> None:
-        """Wait for who is told of crashes; see :meth:`Reporter.finish`.
+        """Wait for the callbacks that report crashes; see :meth:`Reporter.finish`.
 
         Cancellation:
-            Safe: what was called goes on.
+                Safe: the callbacks go on.
         """
         await self._reporter.finish()
 
     def _settle(self, loss: Loss, crash: events.Crash) -> None:
         job = loss.job
         if not loss.touched or job.done():
-            return  # it only waited there, and waits elsewhere now; or was for it alone
+            return  # it had not begun, and is queued again; or it was pinned to this worker
         if loss.error is None:
             job._crashes += (seen_by(job, crash),)
         if loss.again:
             if self._sessions.is_over(job):
-                return  # it fails with the session
+                return  # it fails when the session ends
             self._state.registry.figures.takeovers += 1
             job._function.figures.takeovers += 1
             self._state.hub.publish(events.TakenOver(job.id, loss.attempt))

@@ -1,4 +1,4 @@
-"""The workers of a pool, each a task from its start to its exit."""
+"""The workers of a pool.  Each has a task from its start to its exit."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Workers:
 
     Args:
         parts: The parts of the pool.
-        listener: What hears the workers.
-        worker_exit: What the end of one is left to.
+        listener: Hears what the workers send.
+        worker_exit: Handles the end of each worker.
 
     Attributes:
         tasks: The tasks that the pool waits for before it ends: one for each worker, and
-            what else takes more than a turn of the loop.
+            others that take more than a turn of the loop.
         segments: The shared memory.
     """
 
@@ -39,8 +39,8 @@ class Workers:
         self._status = parts.status
         self._broadcasts = parts.broadcasts
         self._worker_exit = worker_exit
-        # Not anyio's: workers are started from timers and readers too, where there
-        # is no current task, which anyio needs.
+        # Not a task group of anyio's, which needs a current task: workers are also started in
+        # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()
         self.segments = Segments(loop, config.max_shared_memory, parts.threads)
         ahead = config.preload if config.fork else ()
@@ -70,7 +70,7 @@ class Workers:
         self.tasks.create_task(
             self._tend(handle),
             name=f"slot {slot}",
-            context=contextvars.Context(),  # not that of a caller whose job is in the way
+            context=contextvars.Context(),  # not that of the caller that happens to be here
         )
 
     async def _tend(self, handle: WorkerHandle) -> None:
@@ -78,34 +78,34 @@ class Workers:
             await handle.live()
         except OSError as error:
             handle.detail = str(error)
-            self._launcher.drop_spare()  # descriptors may be what it lacks
+            self._launcher.drop_spare()  # perhaps there are too few descriptors
         except LaunchError as error:
             handle.detail, handle.traceback = str(error), error.trace
             if handle.killed and not self._state.core.slots[handle.slot].planned:
-                self._launcher.accuse()  # it has not answered for start_timeout
+                self._launcher.accuse()  # it has not answered within start_timeout
         self._worker_exit.handle(handle)
         self._status.update()
 
     async def finish(self) -> None:
-        """Wait until everybody has heard of workers that are gone.
+        """Wait until the ends of workers are logged, and their callbacks have returned.
 
         Cancellation:
-            Safe: what was called goes on.
+            Safe: the callbacks go on.
         """
         await self._worker_exit.finish()
         await self._worker_logs.finish()
 
     def stop(self) -> None:
-        """Let go of what the workers had, also of those that were not buried."""
+        """Close what the workers had, even of those whose end was not handled."""
         self._worker_logs.close()
         self.segments.close()
         for handle in self._state.handles.values():
             handle.page.close()
 
     async def close(self) -> None:
-        """See to it that nothing is left of the workers, nor of the launcher.
+        """Wait until nothing is left of the workers, nor of a launcher that they alone used.
 
         Cancellation:
-            Costs the assurance that all is gone when this returns.
+            Processes may be left when this returns.
         """
         await self._launcher.close()

@@ -1,4 +1,1 @@
-"""What a pool knows, and what it is.
-
-Its registry of jobs, its status, who is let in, how jobs fail.
-"""
+"""What a pool knows: its open jobs, its status, which jobs it takes, and how jobs fail."""

@@ -1,4 +1,4 @@
-"""Who may come in: whether the pool is open, and has room for another job."""
+"""Which jobs a pool takes: whether it is open, and has room for another job."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Admission:
     """Admits jobs to a pool, or turns them away.
 
     Args:
-        state: The pool.
+        state: The pool's state.
 
     Attributes:
-        saturated: Whether the queue was full, and has not been empty since.  Who makes it
-            empty has to :meth:`relax`.
+        saturated: Whether the queue was full, and has not been empty since.  Code that takes
+            jobs out of the queue must call :meth:`relax` then.
     """
 
     def __init__(self, state: PoolState) -> None:
@@ -30,13 +30,13 @@ class Admission:
         self._relaxed = asyncio.Event()
 
     def check_open(self, hold: Hold | None = None) -> None:
-        """Check that there is a pool to do something with.
+        """Check that the pool is open.
 
         Args:
-            hold: What holds the pool open for it, also while it drains.
+            hold: A hold that still admits the caller while the pool drains.
 
         Raises:
-            PoolClosedError: If it is closed.
+            PoolClosedError: If the pool is closed.
             PoolBrokenError: If it is broken.
         """
         closing = self._core.closing
@@ -50,7 +50,7 @@ class Admission:
             raise broken_errors(self._state)(None)
 
     def check_trying(self) -> None:
-        """Check that there is a pool that works, or that tries to start workers.
+        """Check that the pool works, or still tries to start workers.
 
         Raises:
             PoolClosedError: If it is closed.
@@ -63,16 +63,16 @@ class Admission:
             raise broken_errors(self._state)(None)
 
     def check(self, options: JobOptions) -> None:
-        """Check that a job with these options may come in.
+        """Check that the pool takes a job with these options.
 
-        The calls of a broadcast do not come this way (:meth:`Traffic.send_pinned`): only the
-        broadcast itself has to find the pool open.  Each is for one worker, so it takes no
-        room in the queue, and may be for one that is started while the pool drains.
+        The calls of a broadcast do not come this way (:meth:`Traffic.send_pinned`).  Only the
+        broadcast itself needs an open pool.  Its calls take no room in the queue, since each is for
+        one worker; and that worker may start while the pool drains.
 
         Raises:
             PoolClosedError: If the pool is closed.
             PoolBrokenError: If it is broken.
-            PoolFullError: If too many wait.
+            PoolFullError: If too many jobs are queued.
         """
         core, limit = self._core, self._limit
         if core.closing.finish is not None or core.broken is not None:
@@ -80,8 +80,8 @@ class Admission:
         if limit is None or core.dispatcher.has_idle_worker_for(options.key):
             return
         if options.bound is not None:
-            return  # it waits for its own worker, and in no queue
-        # Some will not wait: those still being pickled, for whom workers are idle.
+            return  # it waits for its session's worker, and takes no room in the queue
+        # Jobs that are being pickled, and for which workers are idle, will not be queued.
         waiting = core.balance.waiting
         not_for_long = min(core.dispatcher.free, core.dispatcher.preparing)
         if waiting - not_for_long >= limit:
@@ -92,12 +92,12 @@ class Admission:
             raise PoolFullError(waiting=waiting, max_queued=limit)
 
     def check_session(self) -> None:
-        """Check that one more may wait for a worker to himself.
+        """Check that one more caller may wait for a worker of its own.
 
         Raises:
             PoolClosedError: If the pool is closed.
             PoolBrokenError: If it is broken.
-            PoolFullError: If too many jobs and others wait.
+            PoolFullError: If too many jobs and callers wait.
         """
         self.check_open()
         core, limit = self._core, self._limit
@@ -107,21 +107,21 @@ class Admission:
 
     @decision
     def crowded(self) -> None:
-        """Take note that a job waits, while there may be more workers."""
+        """Tell the core that a job is queued, though there may be more workers."""
         core = self._core
         if core.dispatcher.unserved:
             core.replacements.sizing.crowded(self._state.loop.time())
             self._state.performer.rearm()
 
     def relax(self) -> None:
-        """Take note that jobs may have left a queue that was full."""
+        """Note that the queue may be empty, which was full before."""
         core = self._core
         if core.balance.waiting:
             return
         closing = core.closing
         refuses = closing.finish is not None and not closing.draining
-        # A queue with room for nobody is empty, and still full until a worker is idle.  But
-        # who waits for that is to hear when there is no pool any more.
+        # A queue of size 0 is always empty, and full until a worker is idle.  But if the pool
+        # ends, callers that wait for room must hear of that.
         if (
             self._limit
             or core.dispatcher.has_idle_worker_for(None)
@@ -132,15 +132,15 @@ class Admission:
             self._state.hub.publish(events.QueueEmptied())
 
     def end(self) -> None:
-        """Have nobody wait for room any more."""
+        """End the wait for room."""
         self.saturated = False
         self._relaxed.set()
 
     async def room(self) -> None:
-        """Wait until the queue, which was full, is empty; or the pool is closed.
+        """Wait until the queue, which was full, is empty; or until the pool is closed.
 
         Cancellation:
             Safe.
         """
-        while self.saturated:  # another one may have filled it before this one's turn
+        while self.saturated:  # another caller may have filled it again meanwhile
             await self._relaxed.wait()

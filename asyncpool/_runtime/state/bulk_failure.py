@@ -1,4 +1,4 @@
-"""The end of many jobs at once: those whose pool closes or breaks, or whose time is over."""
+"""Fail many jobs at once: when their pool closes or breaks, or when their time is over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool.enums import Delivery
 from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError, job_text
 
-# Failing a job takes some microseconds, and a queue may have a million of them.
+# How many jobs fail in one turn of the loop.  Each takes some microseconds, and a queue may have a
+# million of them.
 _FAILED_A_TURN = 500
 
 
@@ -22,8 +23,8 @@ class BulkFailure:
     """Fails the jobs that the core has given up.
 
     Args:
-        state: The pool.
-        tasks: The pool's, which it waits for.
+        state: The pool's state.
+        tasks: The pool's task group, for which it waits.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class BulkFailure:
     def fail(self, numbers: tuple[int, ...], why: str) -> None:
         """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
         jobs = deque(self._state.registry.jobs[number] for number in numbers)
-        # From what is known now, not when it is their turn.
+        # The error is the same for all of them: what is known now, not in their turn.
         error_for: Callable[[Job[Any]], Exception] = self._closed_error
         if why == "broken":
             error_for = broken_errors(self._state)
@@ -71,7 +72,9 @@ class BulkFailure:
         if job._slot is not None:
             [delivery] = deliveries([job], self._state.handles[job._slot])
         if job.attempt > (job._slot is not None):
-            delivery = Delivery.STARTED  # an earlier attempt, or it is being unpickled
+            delivery = (
+                Delivery.STARTED
+            )  # in an earlier attempt, or its outcome is being unpickled
         name = job._function.name
         return PoolClosedError(
             f"the pool was closed before {job_text(job.id, name)} was done",
@@ -82,7 +85,7 @@ class BulkFailure:
 
 
 def broken_errors(state: PoolState) -> Callable[[Job[Any] | None], PoolBrokenError]:
-    """Return what makes the error of a broken pool, for each job or for who has none."""
+    """Return what makes the error of a broken pool, for a job or without one."""
     return functools.partial(
         broken_error,
         state.core.broken or "",

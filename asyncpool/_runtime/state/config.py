@@ -1,4 +1,4 @@
-"""What a supervisor is told of its pool or cluster, made of the options that these were given."""
+"""The configuration of a supervisor, made from the options of its pool or cluster."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class MakesServing(Protocol):
-    """What makes what workers do instead of jobs, once there is a supervisor."""
+    """Makes the part that stands in for jobs, once there is a supervisor."""
 
     def __call__(self, state: PoolState, worker: WorkerConfig) -> Serving:
-        """Return what the workers of this supervisor do.
+        """Return what the workers of this supervisor do instead of jobs.
 
         Args:
-            state: The supervisor's.
-            worker: How its workers begin.
+            state: The supervisor's state.
+            worker: The configuration of its workers.
         """
         ...
 
@@ -37,16 +37,16 @@ class MakesServing(Protocol):
 class SupervisorConfig(WorkerOptions):
     """The options of the workers, and what a pool or a cluster adds.
 
-    See :class:`asyncpool.Pool` for the meaning of those that it has.
+    See :class:`asyncpool.Pool` for the meaning of its options.
 
     Attributes:
-        workers: The least and the most workers.
-        worker: How each of them begins.
-        propagation: The context variables that go along with jobs, if there are any.
+        workers: The least and the greatest number of workers.
+        worker: The configuration of each worker.
+        propagation: The context variables that travel with jobs, if there are any.
         stop_grace: Seconds that a worker has to end when it is asked to.
-        end_grace: Seconds that it has if the whole pool ends; ``None`` for as many.
-        serving: What makes the part that takes the place of jobs, in a cluster.
-        handover: What each worker calls first, with the descriptors that go along.
+        end_grace: Seconds that it has if the whole pool ends; ``None`` for *stop_grace*.
+        serving: Makes the part that stands in for jobs, in a cluster.
+        handover: What each worker calls first, with the descriptors that go with it.
     """
 
     workers: tuple[int, int]
@@ -73,19 +73,19 @@ class SupervisorConfig(WorkerOptions):
 
     @property
     def title(self) -> str:
-        """What logs and errors call it."""
+        """The name in logs and errors."""
         return f"{'pool' if self.serving is None else 'cluster'} {self.name}"
 
 
 def pool_config(options: PoolOptions) -> SupervisorConfig:
-    """Return what the supervisor of a pool is told.
+    """Return the configuration of a pool's supervisor.
 
     Raises:
         JobNotPicklableError: If the initializer or its arguments cannot be pickled.
-        ValueError: If these are too large, or a variable cannot be found.
-        TypeError: If what is to be propagated is no variable.
+        ValueError: If they are too large, or if a context variable cannot be found.
+        TypeError: If *propagate* names something that is no context variable.
     """
-    # First, since what is in __main__ decides how the initializer is pickled.
+    # First, since this looks at __main__, and that decides how the initializer is pickled.
     worker = worker_config(
         options,
         max_payload=MAX_PAYLOAD
@@ -109,10 +109,10 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
 
 
 def worker_config(options: WorkerOptions, *, max_payload: int) -> WorkerConfig:
-    """Return how the workers of a pool or a cluster begin.
+    """Return the configuration of the workers of a pool or a cluster.
 
     Args:
-        options: Their options.
+        options: Its options.
         max_payload: The most bytes that a frame may carry.
     """
     limits = options.worker_limits

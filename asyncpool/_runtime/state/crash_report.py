@@ -1,4 +1,4 @@
-"""Find out what a worker died of, and which error that makes for its job."""
+"""Find out what a worker died of, and which error its jobs get for that."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
 
 
 class FollowUp(NamedTuple):
-    """What the supervisor does about the end of a worker; the fields are those of a Crash."""
+    """What the pool does after the end of a worker; the fields are those of a Crash."""
 
     next_step: NextStep
     next_start: float | None = None
@@ -43,7 +43,7 @@ class FollowUp(NamedTuple):
 
 
 class CrashReporter:
-    """Judges deaths.
+    """Makes a :class:`Crash` of the end of a worker.
 
     Args:
         start_timeout: Seconds that a worker has to become ready.
@@ -56,8 +56,8 @@ class CrashReporter:
         self._ledger = None if count is None else OomLedger(count)
 
     def kind_of(self, handle: WorkerHandle, slot: Slot, now: float) -> CrashKind:
-        """Return what happened to a worker that has ended unasked."""
-        # Whatever its end is called, it may be the one that the kernel has counted.
+        """Return the kind of an end that nobody asked for."""
+        # Claimed first: whatever the kind is, this may be the death that the kernel counted.
         lacked_memory = self._was_killed(handle) and self._claim(now)
         if handle.broke_protocol:
             return CrashKind.PROTOCOL
@@ -70,13 +70,13 @@ class CrashReporter:
         return CrashKind.CRASH
 
     def look(self, now: float) -> None:
-        """Take note of the kernel's count, so that old kills are not taken for new ones."""
+        """Note the kernel's count of kills, so that old kills are not taken for new ones."""
         count = self._counter.count()
         if self._ledger is not None and count is not None:
             self._ledger.look(count, now)
 
     def _was_killed(self, handle: WorkerHandle) -> bool:
-        """Tell whether somebody else has killed a worker by SIGKILL."""
+        """Return whether SIGKILL has ended a worker, and not the pool's."""
         return handle.status == -signal.SIGKILL and not handle.killed
 
     def _claim(self, now: float) -> bool:
@@ -94,10 +94,10 @@ class CrashReporter:
         now: float,
         follow_up: FollowUp,
     ) -> Crash:
-        """Return the report of a death.
+        """Return the crash report of a worker.
 
-        It has cost *jobs* an attempt, and the pool killed the worker for the job
-        *killed_for*, if that is one.  If it is *planned*, the worker was to end anyhow.
+        *jobs* have lost an attempt by it.  If the pool killed the worker to end a job, that is
+        the job *killed_for*.  If the end was *planned*, the worker was to end anyhow.
         """
         job = next(iter(jobs), None)
         status = handle.status
@@ -106,7 +106,7 @@ class CrashReporter:
         if late and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"
         if self._was_killed(handle) and self._ledger is None:
-            detail = detail or "not by the pool: perhaps for want of memory"
+            detail = detail or "not by the pool; perhaps there was no memory left"
         if killed_for is not None and not detail:
             beside = ", which it ran too," if jobs else ""
             detail = f"job {killed_for}{beside} did not end"
@@ -135,7 +135,7 @@ class CrashReporter:
 
 
 def seen_by(job: Job[object], crash: Crash) -> Crash:
-    """Return the report of a death in which *job* has lost an attempt."""
+    """Return the crash report as *job* shows it, which has lost an attempt by it."""
     first = crash.job_id
     if first is None or first == job.id or not crash.concurrent_jobs:
         return crash
@@ -145,7 +145,7 @@ def seen_by(job: Job[object], crash: Crash) -> Crash:
 
 
 def _told_of(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
-    """Return *crash* with all that it says of *job*, which the worker ran beside others."""
+    """Return *crash* as seen by *job*, which the worker ran beside other jobs."""
     return replace(
         crash,
         job_id=job.id,
@@ -156,23 +156,23 @@ def _told_of(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
 
 
 def stacks_of(job: Job[object], handle: WorkerHandle) -> str:
-    """Return where a job was when its worker was asked that, and forget it."""
+    """Return the stack of a job that its worker has written, and erase it."""
     parts = (handle.page.stack(job.id, job.attempt), handle.page.read_stacks())
     return "\n".join(part for part in parts if part)
 
 
 def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delivery]:
-    """Tell how far *jobs*, the last that were sent, have come on their way."""
+    """Return how far *jobs*, the last ones that were sent, have got on their way."""
     unsent, found = handle.outbox.unsent, list[Delivery]()
     if handle.outbox.loading and jobs:
-        found.append(Delivery.NEVER_SENT)  # it is the last one
+        found.append(Delivery.NEVER_SENT)  # only the last job can be loading
         jobs = jobs[:-1]
     for job in reversed(jobs):
         if handle.page.begun(job.id, job.attempt):
             found.append(Delivery.STARTED)
         else:
             found.append(Delivery.NEVER_SENT if unsent > 0 else Delivery.SENT)
-        if type(job._payload) is bytes:  # else it is not known how much there was
+        if type(job._payload) is bytes:  # the size of the others is not known
             unsent -= job._ahead + HEADER_SIZE + len(job._payload)
     return found[::-1]
 
@@ -191,7 +191,7 @@ def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
 
 
 def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
-    """Return the error for a job whose time is over."""
+    """Return the error for a job that has exceeded a time limit."""
     limit = job._exceeded
     assert limit is not None
     seconds = getattr(job._limits, limit)
@@ -207,7 +207,7 @@ def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
 
 
 def late_error(job: Job[object], now: float) -> JobTimeoutError:
-    """Return the error for a job that was to begin, or to be done, before *now*."""
+    """Return the error for a job that has not begun, or is not done, in time before *now*."""
     job._exceeded = job._limits.exceeded(now, running=job._began is not None)
     return timeout_error(job)
 
@@ -218,7 +218,7 @@ def broken_error(
     retry_after: float | None,
     job: Job[object] | None,
 ) -> PoolBrokenError:
-    """Return the error for those whom a broken pool turns away, or lets down."""
+    """Return the error for callers and jobs of a broken pool."""
     error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
     if job is not None and crashes[-1].kind is CrashKind.FAILED_START:
         error.__cause__ = WorkerStartError(
@@ -233,9 +233,9 @@ def broken_error(
 def follow_up(
     slot: int, commands: Iterable[cmd.Command], *, is_last: bool = False
 ) -> FollowUp:
-    """Find in *commands* what the supervisor does about the end of the worker in *slot*.
+    """Find in *commands* what the pool does after the end of the worker in *slot*.
 
-    If *is_last* is true, the pool was never up and tries no more.
+    *is_last* says that the pool was never ready, and tries no more.
     """
     for command in commands:
         match command:
@@ -259,5 +259,5 @@ def follow_up(
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # real-time signals have numbers and no names
+    except ValueError:  # a real-time signal, which has a number and no name
         return f"signal {number}"

@@ -1,4 +1,4 @@
-"""What a closing pool waits for: its jobs, and maps that have more of them to come."""
+"""What a closing pool waits for: its jobs, and maps that will submit more jobs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from asyncpool._runtime.state.pool_state import PoolState, decision
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# Of a queue of a million jobs only so many are looked at, which takes 0.3 ms.
+# How many jobs of a queue the message looks at: with a million, 1,000 of them take 0.3 ms.
 _LOOKED_AT = 1000
 
 
 class Hold:
-    """One map's hold on its pool, until all of its items are drawn and done.
+    """One map's hold on its pool, which ends when all items are drawn and done.
 
-    Whether the results were taken does not matter then.
+    It does not matter whether the caller has taken the results.
 
     Args:
         name: What logs call the function of the map.
 
     Attributes:
-        under_way: How many items were drawn whose results were not taken.
+        under_way: How many items are drawn and not yielded.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,7 +38,7 @@ class Hold:
 
     @property
     def held(self) -> bool:
-        """Whether the pool is held open."""
+        """Whether this holds the pool open."""
         return self._let_go is not None
 
     def __str__(self) -> str:
@@ -49,21 +49,21 @@ class Hold:
         self._let_go = let_go
 
     def begin(self) -> None:
-        """Take note of a batch of items."""
+        """Note that a batch of items has begun."""
         self._open += 1
 
     def done(self) -> None:
-        """Take note that all items of a batch are done."""
+        """Note that all items of a batch are done."""
         self._open -= 1
         self._look()
 
     def drawn(self) -> None:
-        """Take note that no more items are to come."""
+        """Note that all items are drawn."""
         self._drawn = True
         self._look()
 
     def release(self) -> None:
-        """Let go, whatever is left."""
+        """Let the pool close, whatever is left."""
         let_go, self._let_go = self._let_go, None
         if let_go is not None:
             let_go(self)
@@ -74,7 +74,7 @@ class Hold:
 
 
 class SessionHold(Hold):
-    """That of a worker to oneself, and of whoever waits for one."""
+    """The hold of a session, or of a caller that waits for one."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -85,10 +85,10 @@ class SessionHold(Hold):
 
 
 class Draining:
-    """Lets maps and sessions hold a pool open, and says what a closing pool waits for.
+    """Lets maps and sessions hold a pool open, and logs what a closing pool waits for.
 
     Args:
-        state: The pool.
+        state: The pool's state.
     """
 
     def __init__(self, state: PoolState) -> None:
@@ -98,7 +98,7 @@ class Draining:
         self._alarm = Alarm(state.loop, self._say)
 
     def hold(self, hold: Hold) -> None:
-        """Have *hold* keep the pool open from now on, unless it closes already."""
+        """Let *hold* keep the pool open from now on, unless it closes already."""
         core = self._state.core
         if core.closing.finish is None:
             self._holds[hold] = None
@@ -106,13 +106,13 @@ class Draining:
             hold.take(self._let_go)
 
     def begin(self) -> None:
-        """Take note that the pool closes."""
+        """Note that the pool closes."""
         if self._began is None:
             self._began = self._state.loop.time()
             self._alarm.set_in(SAY_EVERY)
 
     def stop(self) -> None:
-        """Say for the last time what there is to say."""
+        """Stop, and log which jobs failed that nobody waited for."""
         self._alarm.cancel()
         unheard = self._state.registry.unheard
         if unheard:

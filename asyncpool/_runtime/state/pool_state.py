@@ -24,7 +24,7 @@ _CRASHES_KEPT = 10
 
 
 class Performer(Protocol):
-    """What carries out the core's commands.
+    """Carries out the core's commands.
 
     There is one: ``CommandPerformer`` in ``_runtime/pool/performer.py``.
     """
@@ -43,18 +43,17 @@ class PoolState:
     """One pool, as long as it lives.
 
     Attributes:
-        loop: Where all of it happens.
-        thread: The thread in which that runs, as far as is known.
-        config: What the user wants.
-        core: What is decided.
-        hub: The listeners.
+        loop: The pool's event loop.
+        thread: The thread in which that loop runs, as far as the pool knows.
+        config: Its options.
+        core: Decides.
+        hub: Publishes events to the listeners.
         registry: The open jobs.
-        loop_lag: How late the loop runs what is due.
-        handles: The workers, by slot.
-        crashes: The last ones, oldest first.
+        loop_lag: Measures how late the loop runs what is due.
+        handles: The worker handles, by slot.
+        crashes: The last crashes, oldest first.
         deciding: Whether a decision is being made and carried out just now.
-        performer: What carries the decisions out; the supervisor sets it, before there is
-            anything to carry out.
+        performer: Carries the decisions out; the supervisor sets it before the first one.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -86,16 +85,16 @@ R = TypeVar("R")
 def decision(
     method: Callable[Concatenate[S, P], R],
 ) -> Callable[Concatenate[S, P], R]:
-    """Have cancellations wait until *method* is through.
+    """Have cancellations wait until *method* has returned.
 
-    For asyncio's handler of Ctrl-C cancels tasks, and with them jobs, between any two
+    On Ctrl-C, asyncio's handler cancels tasks, and with them jobs, between any two
     bytecodes.
     """
 
     @functools.wraps(method)
     def decide(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
         state = self._state
-        before, state.deciding = state.deciding, True  # one may be part of another
+        before, state.deciding = state.deciding, True  # decisions may be nested
         try:
             return method(self, *args, **kwargs)
         finally:

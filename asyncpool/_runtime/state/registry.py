@@ -1,7 +1,7 @@
 """The open jobs of a pool, how each of them ends, and the figures of its life.
 
-Every way that a job can end leads through :class:`JobRegistry`, which is why each job
-ends once: it is removed from the registry in the same step.
+Every end of a job goes through :class:`JobRegistry`, which removes the job in the same
+step.  So each job ends once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Failed(NamedTuple):
 
     Attributes:
         error: What the caller gets.
-        raised: Whether the job has raised it, or else there is no way to know.
+        raised: Whether the job has raised it; false if its outcome cannot be read.
     """
 
     error: BaseException
@@ -63,23 +63,23 @@ def load_outcome(frame: Frame, pause: Callable[[], None] | None = None) -> Any:
 
 
 def outcome_of(job: Job[Any], handle: WorkerHandle, frame: Frame) -> Any:
-    """Return what comes of a job whose outcome is there: see :func:`load_outcome`."""
+    """Return the outcome of a job, see :func:`load_outcome`; an error if it is too late."""
     if job._exceeded is None:
         return load_outcome(frame)
     if isinstance(job, ChunkJob):
         result = load_outcome(frame)
-        if isinstance(result, Failed):  # it was ended where its result was made
+        if isinstance(result, Failed):  # the outcome cannot be read
             job.found = [LOST] * CHUNK_SIZE
         else:
-            # The last one was running when the time was over, whatever came of it.
+            # The last item was running when the time was over, so its outcome does not count.
             job.found = result.load()[:-1]
     return _overdue(job, handle)
 
 
 def _overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
-    """Return what comes of a job that has ended since its time was over, or after it.
+    """Return the error of a job that ended because its time was over, or after that.
 
-    There is no other attempt after a deadline.
+    After a deadline there is no other attempt.
     """
     error = timeout_error(job, stacks_of(job, handle))
     return Failed(error, raised=job._exceeded != "deadline")
@@ -90,11 +90,11 @@ class Loss(NamedTuple):
 
     Attributes:
         job: The job.
-        delivery: How far it had come.
+        delivery: How far it had got on its way.
         attempt: The attempt that was lost; 0 if none had begun.
-        touched: Whether the worker may have died of it, or its time was over.
+        touched: Whether this counts for the job: it may be the cause, or its time was over.
         again: Whether it goes back to the queue.
-        error: What its caller gets if its time was over before.
+        error: What its caller gets if its time was over before the death.
     """
 
     job: Job[Any]
@@ -114,16 +114,16 @@ class JobRegistry:
     Attributes:
         watch: As above.
         jobs: The jobs, in the order in which they came.
-        figures: What is counted beside that.
-        submitted: How many numbers were given.
+        figures: The other counters and histograms of the pool.
+        submitted: How many jobs got a number.
         completed: How many jobs have returned or raised.
-        failed: How many the pool could not bring to an outcome.
-        cancellations: How many their callers have cancelled.
-        deadlines: When the time of each is over; of those that wait, or run.
-        timed: How many of them have limits of time.
-        leases: Who holds leases.
-        unheard: The functions of jobs that have failed with their pool's end, and for
-            which nobody waited.
+        failed: How many jobs the pool has failed.
+        cancellations: How many jobs their callers have cancelled.
+        deadlines: When the time of each job is over.
+        timed: How many of them have time limits.
+        leases: The holders of their leases.
+        unheard: How many jobs failed with the end of the pool while nobody waited for them,
+            by function.
     """
 
     def __init__(self, watch: JobWatch) -> None:
@@ -143,7 +143,7 @@ class JobRegistry:
         return self.submitted
 
     def enter(self, job: Job[Any]) -> None:
-        """Take in a job."""
+        """Add a job."""
         self.jobs[job.id] = job
         if job._limits.timed:
             self.timed += 1
@@ -153,24 +153,24 @@ class JobRegistry:
             self.watch.queued(job)
 
     def withdraw(self) -> None:
-        """Take note that a number was given to a job that its caller never got."""
+        """Note that a job got a number, and that its caller never got the job."""
         self.failed += 1
 
     def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
-        """End a job that never was entered."""
+        """End a job that was never added."""
         claim(error, job)
         self.failed += 1
         self._count(job, JobOutcome.REFUSED)
         job.set_exception(error)
 
     def settle(self, job: Job[Any], loaded: Any) -> bool:
-        """End *job* with its outcome, or tell that it is to be tried again.
+        """End *job* with its outcome; or return true, if the job is to be tried again.
 
         Args:
             job: The job.
             loaded: What :func:`load_outcome` made of the outcome.
         """
-        if job.done():  # cancelled, or settled by somebody else, in this very turn
+        if job.done():  # cancelled or settled in this very turn
             self.cancelled(job)
             return False
         if type(loaded) is not Failed:
@@ -200,7 +200,7 @@ class JobRegistry:
         return False
 
     def losses(self, handle: WorkerHandle, slot: Slot, kind: CrashKind) -> list[Loss]:
-        """Take note that a worker is dead: what becomes of the jobs it had in flight?"""
+        """Return what becomes of the jobs that a dead worker had in flight."""
         jobs = [self.jobs[n] for n in slot.in_flight.jobs if n in self.jobs]
         losses: list[Loss] = []
         found = list(zip(jobs, deliveries(jobs, handle), strict=True))
@@ -210,7 +210,7 @@ class JobRegistry:
             about_to_begin = None
         for job, delivery in found:
             begun = delivery is Delivery.STARTED
-            # One that was about to begin may be the reason too, and it alone.
+            # A job that was about to begin may be the cause too, but not those behind it.
             touched = begun or (job.id == about_to_begin and not slot.planned)
             again = not touched or job._attempt_policy.after_crash(
                 kind=kind, delivery=delivery, attempt=job.attempt, returns=job._returns
@@ -221,7 +221,7 @@ class JobRegistry:
                 again = retried and job._attempt_policy.after_exception(
                     error, attempt=job.attempt
                 )
-                touched = True  # also if it had not begun: its time is over
+                touched = True  # even if it had not begun: its time is over
             if begun and isinstance(job, ChunkJob):
                 job.found = handle.page.log(job.id, job.attempt)
             if again and isinstance(job, StreamJob):
@@ -238,15 +238,15 @@ class JobRegistry:
         return losses
 
     def give_back(self, number: int) -> None:
-        """Take note that a job is with no worker any more, and has not begun."""
+        """Take a job that has not begun back from its worker."""
         job = self.jobs.get(number)
-        if job is None:  # it was given up before
+        if job is None:  # its caller has given it up
             self.leases.give_back(number)
         else:
             self.unassign(job)
 
     def unassign(self, job: Job[Any]) -> None:
-        """Take note that an open job is with no worker, and has not begun."""
+        """Note that an open job has not begun and is with no worker any more."""
         job.attempt -= 1
         job.worker_pid = job._slot = None
         self._return(job)
@@ -266,7 +266,7 @@ class JobRegistry:
             self.unheard[job._title] += 1
         job.set_exception(error)
         if closed:
-            job.exception()  # one record tells of all, and not a report of each
+            job.exception()  # marks it as retrieved: one line in the log tells of all
 
     def fail_all(self, error: BaseException) -> None:
         """End every job that is still open."""
@@ -274,7 +274,7 @@ class JobRegistry:
             self.fail(job, error)
 
     def cancelled(self, job: Job[Any]) -> bool:
-        """Take *job* out, and tell whether it was still in."""
+        """Remove *job*, and return whether it was still open."""
         if job.id not in self.jobs:
             return False
         self._leave(job)
@@ -297,7 +297,7 @@ class JobRegistry:
         )
 
     def _return(self, job: Job[Any]) -> None:
-        """Take note that no attempt at it is running any more."""
+        """Note that no worker runs the job any more."""
         if job._heartbeats is not None:
             job._context = with_details(job._context, job._heartbeats.details)
         if job._began is not None:

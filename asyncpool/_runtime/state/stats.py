@@ -128,6 +128,6 @@ def _running(
 
 
 def _state_of(slot: Slot) -> SlotState:
-    # Between two calls of a session, a worker is nobody else's.
+    # Between two calls of a session, its worker is idle, but not free.
     own = slot.session is not None and slot.state is SlotState.IDLE
     return SlotState.BUSY if own else slot.state

@@ -1,4 +1,4 @@
-"""How a pool stands, for those who wait until it is up, or until it is over."""
+"""The status of a pool, for callers that wait until it is ready, or until it is over."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LOGGER = logging.getLogger("asyncpool")
 
 
 class PoolStatus:
-    """Whether a pool works, does not any more, or has failed.
+    """Whether a pool works, has ended, or has failed.
 
     Args:
-        state: The pool.
+        state: The pool's state.
 
     Attributes:
-        up: Done when the first worker is ready, or all are, whatever is to be waited for;
-            failed if the pool broke before.
+        up: Done when the first worker is ready, or all are, as the options say; failed if
+            the pool broke before.
         done: Done when nothing of the pool is left.
         over: The same; failed when the pool gives up for good, or its supervisor fails.
     """
@@ -33,7 +33,7 @@ class PoolStatus:
 
     @property
     def start_failed(self) -> bool:
-        """Whether the pool was never up and has no hope to be: it ends, and tries no more."""
+        """Whether the pool was never ready and cannot become ready, so it ends."""
         if self.up.done():
             return False
         core = self._state.core
@@ -41,14 +41,14 @@ class PoolStatus:
         return breaks_pool or core.broken is not None
 
     def begin(self) -> None:
-        """Take note that a worker is ready."""
+        """Note that a worker is ready."""
         if self._state.config.wait_for_all:
             self.update()
         elif not self.up.done():
             self.up.set_result(None)
 
     def update(self) -> None:
-        """Tell those who wait for all workers that these are there, or that some do not come."""
+        """Finish the wait for all workers, if they are ready, or if some fail to start."""
         core = self._state.core
         if self.up.done() or not self._state.config.wait_for_all:
             return
@@ -64,7 +64,7 @@ class PoolStatus:
             )
 
     def give_up(self, error: PoolBrokenError) -> None:
-        """Take note that the pool is broken; for good, if it was never up."""
+        """Note that the pool is broken; for good, if it was never ready."""
         if error.retry_after is not None and not self.up.done():
             error = PoolBrokenError(
                 reason=error.reason, crashes=error.crashes, retry_after=None
@@ -77,19 +77,19 @@ class PoolStatus:
             self._break(error)
 
     def recover(self, slot: int) -> None:
-        """Take note that starts succeed again, since the worker in *slot* is ready."""
+        """Note that starts succeed again, since the worker in *slot* is ready."""
         _LOGGER.info("%s starts workers again", self._state.config.title)
         self._state.hub.publish(events.Recovered(slot))
 
     def fail(self, error: Exception) -> PoolClosedError:
-        """Take note that the supervisor fails; return what open jobs are told."""
+        """Note that the supervisor has failed; return the error for open jobs."""
         text = f"the supervisor failed: {error!r}"
         crashes = tuple(self._state.crashes)
         self._break(PoolBrokenError(reason=text, crashes=crashes, retry_after=None))
         return PoolClosedError(text)
 
     def end(self) -> None:
-        """Take note that nothing of the pool is left."""
+        """Note that nothing of the pool is left."""
         for future in (self.up, self.over, self.done):
             if not future.done():
                 future.set_result(None)
@@ -98,4 +98,4 @@ class PoolStatus:
         for future in (self.up, self.over):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever waits for it may have left
+                future.exception()  # marks it as retrieved, since nobody may wait for it

@@ -1,1 +1,1 @@
-"""The way of jobs to workers and back, and what happens to them on it."""
+"""The way of jobs to workers and back, and what happens to jobs on it."""

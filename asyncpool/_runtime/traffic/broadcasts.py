@@ -1,10 +1,10 @@
-"""Calls for every worker: for those that are there as jobs, for others at their start.
+"""Calls that every worker makes: present workers as a job, later ones at their start.
 
-A worker that is up or starting when a broadcast begins, or is started before it is over,
-has an *call*: a job for this one worker, before which it gets no other.  When all have
-run theirs, the broadcast is over and remembered, and workers that are started from then on
-find it in their configuration.  So each worker has it from one of the two, and an error
-meets the caller, and not the pool's starts, as long as there is one.
+While a broadcast is open, each worker that is ready, that is starting, or that starts
+before the broadcast is over gets a *call*: a pinned job, which the worker runs before any
+other job.  The broadcast is over when all of them have made their call.  From then on, new
+workers find it in their configuration.  So each worker makes the call once, in one of the
+two ways.  An error reaches the caller while there is one, and only later fails a start.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class _Run:
     """One broadcast that is not over.
 
     Attributes:
-        broadcast: The call.
-        options: What each pinned job is to have.
-        over: What the caller awaits.
-        calls: Those that are open, by slot.
-        results: What the others have returned.
-        errors: Or raised.
+        broadcast: The function and its arguments.
+        options: The options of each pinned job.
+        over: The future that the caller awaits.
+        calls: The pinned jobs that are open, by slot.
+        results: What the calls have returned, by slot.
+        errors: What they have raised, by slot.
     """
 
     broadcast: Broadcast
@@ -66,11 +66,11 @@ class Broadcaster:
     """The broadcasts of one pool.
 
     Args:
-        state: The pool.
-        admission: Who may come in.
-        traffic: The way to the workers.
-        threads: Where calls are pickled.
-        config: What workers are told that are started before any broadcast.
+        state: The pool's state.
+        admission: Checks whether the pool is open.
+        traffic: Sends the pinned jobs.
+        threads: Pickle the calls.
+        config: The configuration of workers before any broadcast.
     """
 
     def __init__(
@@ -90,12 +90,14 @@ class Broadcaster:
         self._remembered = Remembered(MAX_BROADCASTS)
         self._numbers = itertools.count(1)
         self._runs: list[_Run] = []
-        self._turns: list[asyncio.Future[None]] = []  # of those that have not begun
+        self._turns: list[
+            asyncio.Future[None]
+        ] = []  # of broadcasts that have not begun
 
     def config(self) -> bytes:
-        """Return what a worker is told that is started now, packed."""
-        # A job that is the first to need the script waits for its import; once one has
-        # needed it, workers that start later are not ready before they have it.
+        """Return the configuration for a worker that is started now, packed."""
+        # Until a job has needed the script, workers import it when they need it.  After that,
+        # a new worker imports it before it is ready.
         first = is_in_use()
         if self._packed is None or first != self._config.script_first:
             self._config = self._config._replace(script_first=first)
@@ -123,17 +125,17 @@ class Broadcaster:
         try:
             return await run.over
         finally:
-            if run in self._runs:  # the caller has left
+            if run in self._runs:  # the caller has been cancelled
                 self._runs.remove(run)
             for call in list(run.calls.values()):
                 call.cancel()
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncGenerator[asyncio.Future[None], None]:
-        """Take a turn in the order of the calls; what is yielded is done when it has come.
+        """Wait for a turn, in the order of the calls; the yielded future is done when it comes.
 
-        What takes long to be pickled is overtaken in the threads, and the last one is
-        what all workers are to know in the end.
+        A thread may pickle a later, smaller call sooner.  The order matters, since the last
+        call is the one whose effect all workers have in the end.
         """
         turn: asyncio.Future[None] = self._state.loop.create_future()
         self._turns.append(turn)
@@ -149,7 +151,7 @@ class Broadcaster:
             self._turns[0].set_result(None)
 
     def _begin(self, broadcast: Broadcast, options: JobOptions) -> _Run:
-        """Have the workers that there are run it."""
+        """Send the call to all workers that there are."""
         run = _Run(
             broadcast=broadcast,
             options=replace(options, attempts=AttemptPolicy(), name=broadcast.name),
@@ -174,17 +176,17 @@ class Broadcaster:
             await asyncio.wait([packing])
         finally:
             unwanted.set()
-            packing.cancel()  # if it was not waited for to its end
+            packing.cancel()  # if the caller was cancelled before it was done
         if packing.cancelled():
             raise PoolClosedError
         error = packing.exception()
         if isinstance(error, StreamTooLongError):
             raise ValueError(  # noqa: TRY004 - of the argument, which is too large
                 f"the call has more than {MAX_BROADCASTS} bytes when pickled, which is "
-                "the most, since every new worker gets it: have the function load what "
-                "is large, from a file for example"
+                "the most, since every new worker gets it: have the function load "
+                "large objects itself, for example from a file"
             )
-        if error is not None:  # also a SystemExit, which is the argument's
+        if error is not None:  # even a SystemExit, since an argument has raised it
             raise unpicklable(error)
         payload = packing.result()
         most = self._config.max_payload
@@ -192,22 +194,22 @@ class Broadcaster:
             raise too_large(len(payload), most)
         return payload
 
-    # What happens to workers meanwhile.
+    # What happens to workers while a broadcast is open.
 
     def on_spawn(self, slot: int) -> None:
-        """Take note that a worker is being started: it is one of those there are."""
+        """Send the open broadcasts to a worker that is being started."""
         for run in self._runs:
             last = run.calls.get(slot)
-            dying = last is not None and not last.done()  # with the worker before
-            if not dying and not run.errors:  # which end it; nobody else need try
+            dying = last is not None and not last.done()  # of the previous worker
+            if not dying and not run.errors:  # an error ends the broadcast
                 self._run_in(slot, run)
 
     def on_dropped(self, numbers: Iterable[int]) -> None:
-        """Take note that the workers of these pinned jobs go, and have not begun them."""
+        """Cancel pinned jobs whose workers leave before they begin them."""
         for number in numbers:
             call = self._state.registry.jobs[number]
             self._state.registry.cancelled(call)
-            super(Job, call).cancel()  # its owner knows
+            super(Job, call).cancel()  # not Job.cancel(), which would tell the pool
 
     def _run_in(self, slot: int, run: _Run) -> None:
         call = self._traffic.send_pinned(slot, run.broadcast.payload, run.options)
@@ -217,7 +219,7 @@ class Broadcaster:
     def _on_done(self, slot: int, run: _Run, call: Job[Any]) -> None:
         error = None if call.cancelled() else call.exception()
         if run.calls.get(slot) is not call:
-            return  # there is another worker by now, which has its own
+            return  # another worker is in the slot now, and has its own call
         del run.calls[slot]
         run.results.pop(slot, None)
         if error is not None:
@@ -227,7 +229,7 @@ class Broadcaster:
         self._look(run)
 
     def _look(self, run: _Run) -> None:
-        """End a broadcast if all have run it, or none ever will."""
+        """End a broadcast if no call is open, or if the pool has ended."""
         if run not in self._runs:
             return
         ended = (PoolClosedError, PoolBrokenError)
@@ -251,5 +253,5 @@ class Broadcaster:
 
 
 def _pack(call: tuple[Any, ...], pause: Pause) -> bytes:
-    # In one piece, which is the same for a job and for a configuration.
+    # In one piece, since a configuration has no other form.
     return b"".join(dump(call, limit=MAX_BROADCASTS, pause=pause, whole=True).pieces)

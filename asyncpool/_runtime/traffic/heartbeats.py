@@ -1,7 +1,7 @@
-"""Hear the heartbeats of jobs.
+"""Read the heartbeats of jobs.
 
-They are on the page of their worker, where they are looked for when it rings and when it
-is dead; the last one of each job also comes on the job channel, ahead of the outcome.
+A worker writes them on its page.  The pool looks there when the worker gives notice, and when
+it is dead.  The last heartbeat of each job also comes on the job channel, ahead of the outcome.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Heartbeats:
     """The heartbeats of a pool's jobs.
 
     Args:
-        state: The pool.
+        state: The pool's state.
     """
 
     def __init__(self, state: PoolState) -> None:
@@ -28,7 +28,7 @@ class Heartbeats:
         self._alarms: dict[WorkerHandle, Alarm] = {}
 
     def on_notice(self, handle: WorkerHandle) -> None:
-        """Look at the page of a worker that has rung, and again when it may next ring."""
+        """Look at the page of a worker that has given notice; look again when it may do so next."""
         self.look(handle)
         alarm = self._alarms.get(handle)
         if alarm is None:
@@ -37,31 +37,33 @@ class Heartbeats:
         alarm.set_in(INTERVAL)
 
     def look(self, handle: WorkerHandle) -> None:
-        """Hear what is on the page of a worker, which may be dead."""
+        """Read the heartbeats on the page of a worker, which may be dead."""
         for beat in handle.page.beats():
             self._hear(handle, beat)
 
     def on_last_heartbeat(self, handle: WorkerHandle, frame: Frame) -> None:
-        """Hear the last beat of a job, whose outcome is next.
+        """Read the last heartbeat of a job; the job's outcome is next.
 
         Raises:
-            ProtocolError: If it is none, or not of a job that the worker has.
+            ProtocolError: If it cannot be read, or the worker does not have that job.
         """
         beat = unpack(bytes(frame.payload))
         if beat is None:
             raise ProtocolError("a heartbeat cannot be read")
-        job = self._state.registry.jobs.get(beat.job)  # or its caller has given it up
+        job = self._state.registry.jobs.get(
+            beat.job
+        )  # None if its caller has given it up
         in_flight = self._state.core.slots[handle.slot].in_flight
         if beat.job in in_flight.jobs and (job is None or job.attempt == beat.attempt):
             self._hear(handle, beat)
         else:
             raise ProtocolError(
                 f"it sent a heartbeat of attempt {beat.attempt} of job {beat.job}, which "
-                "it has not"
+                "it does not have"
             )
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         for alarm in self._alarms.values():
             alarm.cancel()
         self._alarms.clear()
@@ -71,7 +73,7 @@ class Heartbeats:
         self.look(handle)
 
     def _hear(self, handle: WorkerHandle, beat: Beat) -> None:
-        """Take note of a beat, if it is one of a job that the worker has."""
+        """Add a heartbeat to its job, if the worker runs that attempt of the job."""
         job = self._state.registry.jobs.get(beat.job)
         if (
             job is not None

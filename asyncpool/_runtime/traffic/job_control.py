@@ -1,7 +1,7 @@
-"""What happens to jobs under way, beside their end: they are given up, or yield items.
+"""What can happen to a job before its end: its caller cancels it, or it yields items.
 
-Their callers do not wait until they are done to look at them, cancel them or take what
-they yield, and their workers give back what they have not begun.
+A caller may look at a job, cancel it and take its items while it runs.  A worker gives back
+jobs that it has not begun when the pool revokes them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from asyncpool.errors import ProtocolError
 
 
 class JobControl:
-    """The jobs of one pool, for their callers.
+    """What callers do with the jobs of one pool.
 
     Args:
-        state: The pool.
-        large: Those that are with no worker, and are not in the queue either.
+        state: The pool's state.
+        large: Knows the jobs that are neither in the queue nor with a worker.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class JobControl:
         self._large = large
 
     def is_running(self, job: Job[Any]) -> bool:
-        """Tell whether *job* is one that its worker runs, or has run."""
+        """Return whether the worker of *job* runs it, or has run it."""
         if job._slot is None:
             return self._large.is_unpacking(job)
         return self._state.core.jobs.runs(job._slot, job.id)
 
-    # They are given up.
+    # Jobs that are cancelled or revoked.
 
     def on_cancel(self, job: Job[Any]) -> None:
-        """Take a job out of the queue, or out of its worker's hands."""
+        """Take a job, which its caller has cancelled, out of the queue or off its worker."""
         state, slot = self._state, job._slot
         if state.deciding:
             state.loop.call_soon(self.on_cancel, job)
@@ -49,7 +49,7 @@ class JobControl:
             self.take_out(job, slot)
 
     def take_out(self, job: Job[Any], slot: int | None) -> None:
-        """Have a job, which is settled, take up no place any more."""
+        """Free the place of a job, which is settled, in the queue or in its worker."""
         state, now = self._state, self._state.loop.time()
         if slot is None:
             self._state.performer.perform(state.core.jobs.drop(job.id, now))
@@ -73,7 +73,7 @@ class JobControl:
 
     @decision
     def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
-        """Hear which jobs a worker will not begin."""
+        """Note which jobs a worker will not begin."""
         now = self._state.loop.time()
         try:
             commands = self._state.core.jobs.revoked(handle.slot, places, now)
@@ -82,10 +82,10 @@ class JobControl:
         else:
             self._state.performer.perform(commands)
 
-    # They yield items.
+    # Streams that yield items.
 
     def on_items(self, handle: WorkerHandle, frames: list[Frame]) -> None:
-        """Hand over what a stream has yielded."""
+        """Hand the items of streams to their jobs."""
         for frame in frames:
             try:
                 self._on_item(handle, frame)
@@ -95,10 +95,12 @@ class JobControl:
 
     def _on_item(self, handle: WorkerHandle, frame: Frame) -> None:
         if frame.job not in self._state.core.slots[handle.slot].in_flight.jobs:
-            raise ProtocolError(f"it sent an item of job {frame.job}, which it has not")
+            raise ProtocolError(
+                f"it sent an item of job {frame.job}, which it does not have"
+            )
         job = self._state.registry.jobs.get(frame.job)
         if job is None:
-            return  # its caller has given it up
+            return  # its caller has given the job up
         if not isinstance(job, StreamJob) or job.attempt != frame.attempt:
             raise ProtocolError(
                 f"it sent an item of attempt {frame.attempt} of {job!r}"
@@ -106,7 +108,7 @@ class JobControl:
         job.receive(frame)
 
     def give_credit(self, job: StreamJob) -> None:
-        """Tell its worker how many items it may send in all."""
+        """Tell the job's worker how many items it may send in all."""
         if job._slot is not None:
             handle = self._state.handles[job._slot]
             handle.requests.give_credit(job.id, job.attempt, job._credit)

@@ -1,10 +1,9 @@
-"""The times of jobs: how long each may wait, run and be silent, and what comes of it then.
+"""The time limits of jobs: how long each may be queued, run and be silent.
 
-Heartbeats do not move a job's next deadline.  When that has come, its worker's page tells
-whether there was one meanwhile, and if so, the deadline is set again.
-
-Whether a job's time is over is a matter of its limits (``_core/policies/job_limits.py``); how it is
-then made to end is the core's decision.
+A heartbeat does not move the next look at its job.  When the time of the look has come, the
+worker's page tells whether there was a heartbeat.  If there was one, the look is moved then.
+``_core/policies/job_limits.py`` says whether a job has exceeded a limit.  The core decides how
+the job is made to end.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.traffic.job_control import JobControl
 from asyncpool._runtime.traffic.stack_dump import StackDumps
 
-# Seconds that a worker has to give back a job which is late.
+# Seconds that a worker has to give back a job that is late.
 _AGAIN = 0.1
 
 
 class JobTimers:
-    """The times of a pool's jobs.
+    """Watches the time limits of a pool's jobs.
 
     Args:
-        state: The pool.
-        heartbeats: What its jobs say.
-        stack_dumps: What its workers say before they are killed.
-        under_way: What takes those out that are settled before their time.
+        state: The pool's state.
+        heartbeats: Reads the heartbeats of its jobs.
+        stack_dumps: Gets the stacks of workers that will be killed.
+        under_way: Takes out jobs that are settled before they are run.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class JobTimers:
         self._timeouts = Timeouts(state.loop, state.registry.deadlines, self._on_due)
 
     def wait(self, job: Job[Any]) -> bool:
-        """Watch how long it waits, or end it since its time is over already."""
+        """Watch how long a job is queued; if its time is over already, fail it and return false."""
         limits = job._limits
         if limits.queue_timeout is None and limits.deadline is None:
             return True
@@ -62,59 +61,59 @@ class JobTimers:
         return True
 
     def begin_first(self, slot: int) -> None:
-        """Watch how long what is first in a worker's hands is running."""
+        """Watch how long the first jobs in a worker's hands run."""
         for number in self._state.core.jobs.running(slot):
             job = self._state.registry.jobs.get(number)
             if job is not None and job._began is None and type(job._payload) is bytes:
                 self.begin(job)
 
     def begin(self, job: Job[Any]) -> None:
-        """Watch how long it is running, from now on."""
+        """Watch how long a job runs, from now on."""
         if job._limits.timed:
             job._began = now = self._time()
             look = job._limits.first_look(now)
-            # If it was to begin before that, it is looked at then, which is soon enough.
+            # If there is an earlier look, since the job had to begin by then, that one will do.
             if look is None or not self._state.registry.deadlines.is_set(job.id, look):
                 self._timeouts.watch(job.id, look)
 
     def end(self, job: Job[Any]) -> None:
-        """Take note that it has ended in time, though its outcome is yet to be loaded.
+        """Stop watching a job that has ended in time; its outcome is still to be loaded.
 
-        Only a deadline is for the whole of it.
+        Only its deadline goes on, since that includes the loading.
         """
         if job._limits.timed:
             self._timeouts.watch(job.id, job._limits.deadline)
 
     def stop(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self._timeouts.stop()
 
     def _on_due(self, numbers: list[int], now: float) -> None:
-        """Judge the jobs whose time may be over."""
+        """Check the jobs whose time may be over."""
         registry, handles = self._state.registry, self._state.handles
         due = [
             job for number in numbers if (job := registry.jobs.get(number)) is not None
         ]
         before = [(job._slot, job._began) for job in due]
-        # All their workers are heard before any job is judged: a worker may have sent
-        # what concerns several of these jobs.
+        # First read what all of their workers have sent: a worker may have sent outcomes that
+        # concern several of these jobs.
         for slot in {slot for slot, _ in before if slot is not None}:
             handles[slot].read_now()
         for job, known in zip(due, before, strict=True):
-            # A job that has begun or ended in time is watched as what it is now.
+            # If that has begun or ended a job, another look is set for it already.
             if (job._slot, job._began) == known:
                 self._on_over(job, now)
 
     @decision
     def _on_over(self, job: Job[Any], now: float) -> None:
-        """Make a job end, or not begin, whose time is over; or find out if it is."""
+        """End a job whose time is over; if it is not over, set the next look."""
         if job.done():
-            return  # it is on its way out already
+            return  # it is ending already
         state, slot, began = self._state, job._slot, job._began
         if slot is not None and began is None and not self._must_go(job, slot):
             self._timeouts.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
-            # Its outcome may be here, and take long to load.
+            # Its outcome may have come, and take long to load.
             state.registry.fail(job, late_error(job, now))
             self._under_way.take_out(job, slot)
         elif state.core.jobs.runs(slot, job.id):
@@ -130,9 +129,10 @@ class JobTimers:
             self._stack_dumps.insist(state.handles[slot], now, job.id)
 
     def _must_go(self, job: Job[Any], slot: int) -> bool:
-        """Tell whether a job that waits in a worker's hands can only be given up.
+        """Return whether to give up a job that its worker has not begun.
 
-        If not, the worker is asked for it: it may begin it just now, and then it is in time.
+        If not, ask the worker to give the job back.  The worker may be beginning it just now,
+        and then the job is in time.
         """
         core, handle = self._state.core, self._state.handles[slot]
         if handle.outbox.loading or core.termination.recalled(job.id, slot):
@@ -142,7 +142,7 @@ class JobTimers:
         return False
 
     def _judge(self, job: Job[Any], slot: int, now: float) -> None:
-        """End a worker whose job has not beaten for too long."""
+        """Have a worker killed if its job has sent no heartbeat for too long."""
         handle = self._state.handles[slot]
         self._heartbeats.look(handle)
         next_look = self._next_look(job)
@@ -156,10 +156,10 @@ class JobTimers:
             self._stack_dumps.hang(handle, silence, job.id)
 
     def _next_look(self, job: Job[Any]) -> float | None:
-        """Return until when a job may run on, as far as is known."""
+        """Return until when a job may run on, by what is known now."""
         began, heartbeat_log = job._began, job._heartbeats
         assert began is not None
-        # After a gap in which this process did not run, the worker may not have either.
+        # If this process has been suspended, the worker may have been too: count from then on.
         beat = max(began, self._timeouts.resumed_at)
         if heartbeat_log is not None and heartbeat_log.attempt == job.attempt:
             beat = max(beat, heartbeat_log.at)

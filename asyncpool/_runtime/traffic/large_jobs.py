@@ -1,14 +1,9 @@
-"""Large arguments and outcomes: beside the loop on their way to the queue, and back.
+"""Large arguments and results, which the pool's threads pickle and unpickle.
 
-What takes long to pickle comes to the queue when a thread has pickled it, and what takes
-long to unpickle ends its job when a thread has done that, and its worker has other jobs
-by then.  How it gets into a worker is a matter of ``large_buffers.py``.
-
-Pickling and unpickling of large objects, in a thread of the pool's.
-
-Arguments are pickled before their job comes to the queue, a few jobs ahead, since what
-is pickled takes memory for a second time; values are unpickled when their job has left
-its worker.
+The arguments of a large job are pickled before the job comes into the queue.  That is done
+for a few jobs ahead only, since a pickle takes the memory of its objects a second time.  A
+large result is unpickled after its job has left the worker, which has other jobs by then.
+``large_buffers.py`` moves the pickles into the worker and out of it.
 """
 
 from __future__ import annotations
@@ -33,12 +28,12 @@ Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 
 
 class LargeObjects:
-    """The jobs of one pool that are being pickled, or whose outcome is unpickled.
+    """The jobs of one pool whose arguments are being pickled, or whose results are unpickled.
 
     Args:
-        state: The pool.
-        threads: Where that is done.
-        admission: What is told of those that wait for a worker.
+        state: The pool's state.
+        threads: Pickle and unpickle.
+        admission: Hears when jobs wait for a worker.
     """
 
     def __init__(
@@ -57,12 +52,12 @@ class LargeObjects:
     # To the queue.
 
     def pack(self, job: Job[Any], call: Call) -> None:
-        """Queue a job, which waits from now on, when its call is pickled."""
+        """Pickle a job's call, and queue the job then; it counts as queued from now on."""
         self._state.core.jobs.announce(job.id)
         self._packer.add(job, call)
 
     def go_on(self) -> None:
-        """Pickle more, now that a job has left the queue."""
+        """Pickle the next jobs, now that a job has left the queue."""
         self._packer.go_on()
 
     @decision
@@ -85,7 +80,7 @@ class LargeObjects:
 
     @decision
     def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
-        """End a job that cannot be sent."""
+        """End a job whose call cannot be pickled."""
         claim(error, job)
         self._state.registry.fail(job, error)
         self._state.performer.perform(
@@ -95,12 +90,12 @@ class LargeObjects:
     # From the worker.
 
     def unpack(self, job: Job[Any], frame: Frame) -> None:
-        """Settle a job, which has left its worker, when its outcome is unpickled."""
+        """Unpickle the outcome of a job, which has left its worker, and settle the job then."""
         self._state.core.closing.landing(job.id)
         self._unpacker.add(job, frame)
 
     def is_unpacking(self, job: Job[Any]) -> bool:
-        """Tell whether the outcome of a job is there."""
+        """Return whether the outcome of a job has come and is being unpickled."""
         return job.id in self._unpacker.unpacking
 
     @decision
@@ -115,19 +110,19 @@ class LargeObjects:
 
 
 class PackedJobs(Protocol):
-    """What hears of the calls that were pickled: :class:`LargeObjects`."""
+    """Hears of the calls that were pickled; it is :class:`LargeObjects`."""
 
     def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
-        """Take the call of a job, as it is to travel."""
+        """Take the pickled call of a job."""
         ...
 
     def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
-        """Take note that the call of a job cannot be pickled."""
+        """Take the error of a job whose call cannot be pickled."""
         ...
 
 
 class LoadedJobs(Protocol):
-    """What hears of the outcomes that were unpickled: :class:`LargeObjects`."""
+    """Hears of the outcomes that were unpickled; it is :class:`LargeObjects`."""
 
     def loaded(self, job: Job[Any], outcome: Any) -> None:
         """Take the result of a job, or a :class:`Failed`."""
@@ -138,9 +133,9 @@ class Packer:
     """Pickles the arguments of jobs, in their order.
 
     Args:
-        threads: Where.
-        jobs: What hears of those that are pickled.
-        ahead: How many jobs may be pickled, or being pickled, that have no worker yet.
+        threads: Do the pickling.
+        jobs: Hears of each pickled call.
+        ahead: How many jobs without a worker may be pickled, or in pickling, at once.
     """
 
     def __init__(
@@ -158,12 +153,12 @@ class Packer:
         self._begun = 0
 
     def add(self, job: Job[Any], call: Call) -> None:
-        """Pickle a call as soon as it is its turn."""
+        """Pickle a call when its turn comes."""
         self._calls.append((job, call))
         self.go_on()
 
     def go_on(self) -> None:
-        """Begin with the next one if it may begin."""
+        """Begin with the next call, if it may begin."""
         self._ahead = [job for job in self._ahead if job._payload and job._slot is None]
         while self._calls and self._begun + len(self._ahead) < self._most_ahead:
             job, call = self._calls.popleft()
@@ -192,14 +187,14 @@ class Packer:
 
 
 class Unpacker:
-    """Loads the outcomes of jobs.
+    """Unpickles the outcomes of jobs.
 
     Args:
-        threads: Where.
-        jobs: What hears of those that are unpickled.
+        threads: Do the unpickling.
+        jobs: Hears of each unpickled outcome.
 
     Attributes:
-        unpacking: The numbers of the jobs whose outcomes are there and not unpickled.
+        unpacking: The numbers of the jobs whose outcomes have come and are not unpickled yet.
     """
 
     def __init__(
@@ -212,13 +207,13 @@ class Unpacker:
         self.unpacking: set[int] = set()
 
     def add(self, job: Job[Any], frame: Frame) -> None:
-        """Load an outcome as soon as it is its turn."""
+        """Unpickle an outcome when its turn comes."""
         self.unpacking.add(job.id)
         loaded = self._threads.pickle(load_outcome, frame, unwanted=job.done)
         loaded.add_done_callback(partial(self._on_done, job))
 
     def _on_done(self, job: Job[Any], loaded: asyncio.Future[Any]) -> None:
-        # Asked for in any case: what nobody asks for, the loop complains about.
+        # Retrieved in any case: the loop complains about an exception that nobody retrieves.
         error = None if loaded.cancelled() else loaded.exception()
         if not loaded.cancelled() and not job.done():
             outcome = Failed(error, raised=False) if error else loaded.result()
@@ -228,19 +223,19 @@ class Unpacker:
 
 def _pack(job: Job[Any], call: Call, pause: Pause) -> bytes | OutOfBandPickle:
     function, args, kwargs = call
-    pause()  # it may have waited for others, and be unwanted by now
+    pause()  # it may have waited for other calls, and be unwanted by now
     return pack_job(function, args, kwargs, number=job._function.number, pause=pause)
 
 
 def unpicklable(error: BaseException) -> JobNotPicklableError:
-    """Return the error for a call that pickle has raised *error* for."""
+    """Return the error for a call for which pickle has raised *error*."""
     refusal = _refusal(f"cannot be pickled: {describe(error)}")
     refusal.__cause__ = error
     return refusal
 
 
 def too_large(size: int, max_message_size: int) -> JobNotPicklableError:
-    """Return the error for a call of *size* bytes."""
+    """Return the error for a call of *size* bytes, which is more than *max_message_size*."""
     return _refusal(
         f"has {size} bytes when pickled, and max_message_size is {max_message_size}"
     )

@@ -1,7 +1,8 @@
-"""Find out where a worker is that is about to be killed.
+"""Get the stacks of a worker that is about to be killed.
 
-Its control thread writes the stacks of all threads down when it is asked to.  If it is not
-let, since another thread holds the GIL, a signal handler in C does that.
+The pool asks the worker's control thread, which writes the stacks of all threads on the page.
+That thread cannot run while another thread holds the GIL.  Then the pool sends a signal, whose
+handler in C writes the stacks.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from asyncpool._runtime.base.machine import is_stopped
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.worker.handle import WorkerHandle
 
-# Seconds before its end at which a worker is made to say where it is, and then is looked
-# at.  Before that its own thread had its turn, which comes every 5 ms.  24 ms were
-# too few now and then, on two cores that others computed on.
+# How many seconds before the worker's end the pool sends that signal.  Until then the control
+# thread has had its chance to run, which comes every 5 ms.  24 ms were sometimes not enough, on
+# two cores that other processes computed on.
 _DUMP_TIME = 0.15
 _NEXT_LOOK = 0.001
 
@@ -22,7 +23,7 @@ class StackDumps:
     """The stack dumps of a pool's workers.
 
     Args:
-        state: The pool.
+        state: The pool's state.
     """
 
     def __init__(self, state: PoolState) -> None:
@@ -30,19 +31,19 @@ class StackDumps:
         self._alarm = Alarm(state.loop, self._look_at_late)
 
     def rearm(self) -> None:
-        """Watch the time of those that are to end, as it is now."""
+        """Set the timer for the stopping workers whose time to end is limited, as it is now."""
         self._alarm.set_at(self._state.core.late_workers.next_deadline())
 
     def stop(self) -> None:
-        """Watch it no more."""
+        """Stop the timer."""
         self._alarm.cancel()
 
     @decision
     def _look_at_late(self, now: float) -> None:
-        """Ask those where they are whose time to end is nearly over."""
+        """Ask the workers for their stacks whose time to end is nearly over."""
         for slot, due in self._state.core.late_workers.take(now):
             handle = self._state.handles[slot]
-            handle.page.read_stacks()  # whatever was written before
+            handle.page.read_stacks()  # erases an older dump
             handle.requests.ask_for_stacks()
             self._state.loop.call_at(_demand_at(due, now), self._demand_late, handle)
         self.rearm()
@@ -53,14 +54,14 @@ class StackDumps:
             handle.demand_stacks()
 
     def hang(self, handle: WorkerHandle, silence: str, job: int | None = None) -> None:
-        """Have a worker killed that was silent for too long, or whose *job* was.
+        """Have a worker killed because it, or its *job*, was silent for too long.
 
-        *silence* says how.
+        *silence* says how long, for the crash report.
         """
         if handle.pid is not None and is_stopped(handle.pid):
             silence += "; the process is stopped"
         handle.silence = silence
-        handle.page.read_stacks()  # whatever was written before
+        handle.page.read_stacks()  # erases an older dump
         now = self._state.loop.time()
         self._state.performer.perform(
             self._state.core.termination.hang(handle.slot, now, job)
@@ -68,21 +69,21 @@ class StackDumps:
         self.insist(handle, now, job or self._state.core.jobs.head(handle.slot))
 
     def insist(self, handle: WorkerHandle, now: float, job: int | None) -> None:
-        """Make a worker say where it is, which has been asked to, before its time is over."""
+        """Send the signal shortly before the worker's time is over, if it has not answered."""
         due = self._state.core.slots[handle.slot].due
         if due is not None:
             self._state.loop.call_at(_demand_at(due, now), self._demand, handle, job)
 
     def _demand(self, handle: WorkerHandle, job: int | None) -> None:
-        # Its threads do not run then, so that their stacks can be read in a signal handler:
-        # while they run, that may crash it.
+        # The job holds the GIL then, or the control thread had answered.  So no other thread of
+        # Python's runs, and a signal handler can read the stacks; else it might crash.
         if self._runs(handle, job) and not handle.page.stacks_size:
             handle.demand_stacks()
             self._look(handle, job, 0)
 
     @decision
     def _look(self, handle: WorkerHandle, job: int | None, seen: int) -> None:
-        """Have a worker killed that has written all that it is going to write."""
+        """Let a worker be killed once its stacks do not grow any more."""
         if not self._runs(handle, job):
             return
         size, loop = handle.page.stacks_size, self._state.loop
@@ -94,7 +95,7 @@ class StackDumps:
             loop.call_later(_NEXT_LOOK, self._look, handle, job, size)
 
     def _runs(self, handle: WorkerHandle, job: int | None) -> bool:
-        """Tell whether the worker still runs *job*, or nothing at all."""
+        """Return whether the worker still runs *job*; without a job, whether it runs nothing."""
         core, slot = self._state.core, handle.slot
         if self._state.handles[slot] is not handle:
             return False

@@ -1,8 +1,9 @@
-"""The rounds: a look, every few milliseconds, at workers that have several jobs in flight.
+"""The stall watch: a look, every few milliseconds, at workers that have several jobs in flight.
 
-One that has plenty of them may be left alone until the next round, when its outcomes are
-read together.  With one wake-up for each, a pool that is busy all the time takes much of
-the cores from its own workers, see ``docs/decisions/rest-for-busy-workers.md``.
+Each look is a *round*.  A round finds jobs that others wait behind.  In between, the pool reads
+no outcomes of a worker that has enough jobs in flight; the next round reads them together.  With
+one wake-up for each outcome, a busy pool takes much of the cores from its own workers, see
+``docs/decisions/rest-for-busy-workers.md``.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.job_times import JobTimers
 from asyncpool._runtime.worker.handle import WorkerHandle
 
-# Seconds from one round to the next.  A job that others wait behind, and that is the same
-# in two of them, is long.
+# Seconds from one round to the next.  A running job counts as long if two rounds in succession
+# find it with others behind it.
 EVERY = 0.004
 
-# The same where all workers are left alone, and so many jobs wait that none of them is
-# late for it.  To be woken up costs 0.2 ms, however little there is to do.
+# Seconds between rounds if all workers are left alone: they have so many jobs that none of them
+# runs out.  A wake-up costs 0.2 ms, however little there is to do.
 REST = 0.008
 
-# The same where a worker is idle, that could take what waits behind such a job.
+# Seconds to the next round if an idle worker could take jobs that wait behind a long one.
 SOON = 0.0005
 
-# How many of them find a job of several items running that is longer than it should be.
+# After so many rounds a running chunk of a map counts as long.
 _LONG = 2
 
 
@@ -32,8 +33,8 @@ class StallWatch:
     """The rounds of one pool, as long as there is a reason for them.
 
     Args:
-        state: The pool.
-        times: What counts the time of jobs.
+        state: The pool's state.
+        times: Watches how long jobs run.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class StallWatch:
 
     @property
     def active(self) -> bool:
-        """Whether there is a next round, or one is being made."""
+        """Whether a next round is set, or a round is reading outcomes now."""
         return self._alarm.is_set or self._hearing
 
     def go(self) -> None:
-        """Make a round soon."""
+        """Set the next round, if none is set."""
         if not self.active:
             state, resting = self._state, self._resting
             self._soon = self._balance.unbalanced
@@ -65,21 +66,23 @@ class StallWatch:
             self._alarm.set_in(every)
 
     def look_soon(self) -> None:
-        """Make the next round sooner, if a worker has become idle meanwhile."""
+        """Move the next round forward, if a worker has become idle meanwhile."""
         if not self._alarm.is_set or self._soon or not self._balance.unbalanced:
             return
         self._alarm.cancel()
         self.go()
 
     def leave_alone(self, handle: WorkerHandle) -> None:
-        """Read no outcomes of a worker's until the next round, if it has enough to do."""
+        """Read no outcomes of a worker until the next round, if it has enough jobs."""
         if self._balance.may_rest(handle.slot):
             if handle not in self._resting:
                 handle.pause_reading()
                 self._resting.append(handle)
             self.go()
         elif self._resting and handle in self._resting:
-            self._resting.remove(handle)  # it was heard meanwhile, and has little left
+            self._resting.remove(
+                handle
+            )  # it has been read meanwhile, and has few jobs left
             handle.resume_reading()
 
     def stop(self) -> None:
@@ -87,13 +90,15 @@ class StallWatch:
         self._alarm.cancel()
 
     def _go_round(self, _: float) -> None:
-        # First of all: whose outcomes have not been read does not hang.
+        # First of all: a worker is not stalled whose outcomes the pool has not read.
         resting, self._resting = self._resting, []
         self._hearing = True
         for handle in resting:
             handle.resume_reading()
             handle.read_now()
-        self._hearing = False  # only now it is known who rests until the next round
+        self._hearing = (
+            False  # the reads above have decided who rests until the next round
+        )
         self._look_for_stalls()
 
     @decision
@@ -104,7 +109,7 @@ class StallWatch:
             self.go()
 
     def _look_for_long_chunks(self) -> bool:
-        """Have items go on elsewhere behind one that takes long; tell whether to go on."""
+        """Stop long chunks, so that their other items go elsewhere; return whether to go on."""
         watched = False
         for slot, handle in self._state.handles.items():
             for number in self._state.core.jobs.running(slot):
@@ -115,6 +120,6 @@ class StallWatch:
                 watched = watched or job.rounds <= _LONG
                 if job.rounds == _LONG:
                     handle.page.stop_chunk(job.id, job.attempt)
-                    # Its time is that of the item that it is at, and ends with.
+                    # The item that runs now has the whole time limit, from now on.
                     self._times.begin(job)
         return watched

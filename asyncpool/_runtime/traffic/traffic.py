@@ -1,8 +1,8 @@
-"""The traffic of jobs: into the workers' hands, and back to their callers.
+"""The traffic of jobs: to the workers, and back to their callers.
 
-This is the way that every job takes: :meth:`Traffic.submit`, :meth:`Traffic.send`,
-:meth:`Traffic.on_outcomes`.  What else can happen to one on its way is told in
-``job_control.py``, and where large ones leave it for a while, in ``large_jobs.py``.
+Every job takes this way: :meth:`Traffic.submit`, :meth:`Traffic.send`,
+:meth:`Traffic.on_outcomes`.  ``job_control.py`` has what else can happen to a job on its
+way.  ``large_jobs.py`` has the part of the way that only large jobs take.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ class Traffic:
     """The jobs of one pool, on their way.
 
     Args:
-        state: The pool.
-        admission: Who may come in.
-        threads: Where large objects are pickled.
+        state: The pool's state.
+        admission: Checks whether the pool takes a job.
+        threads: Pickle large objects.
 
     Attributes:
-        heartbeats: What they say.
-        stack_dumps: What their workers say before they are killed.
-        job_control: What else can happen to them.
-        timers: How long they may wait, run and be silent.
+        heartbeats: Reads the heartbeats of jobs.
+        stack_dumps: Gets the stacks of workers that will be killed.
+        job_control: Handles jobs that are cancelled or revoked, and items of streams.
+        timers: Watches the time limits of jobs.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class Traffic:
         state.registry.leases.fence = self._fence
         self._stall_watch = StallWatch(state, self.timers)
 
-    # A job's way in.
+    # The way of a job to its worker.
 
-    def submit(  # noqa: C901, PLR0912, PLR0915 - the shortest way
+    def submit(  # noqa: C901, PLR0912, PLR0915 - split up, it would cost more time for each job
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...],
@@ -106,7 +106,7 @@ class Traffic:
         # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 50.
         if get_ident() != state.thread or not state.loop.is_running():
             self._check_home()
-        # As @decision does, whose call costs 0.4 us.
+        # The same as @decision, whose call would cost 0.4 us.
         before, state.deciding = state.deciding, True
         try:
             try:
@@ -119,7 +119,7 @@ class Traffic:
                 state.registry.next_id(), known, options, self.job_control, state.loop
             )
             if _MANAGERS in _modules:
-                # A manager forgets what nobody has a proxy of, and the worker has none yet.
+                # A manager drops an object that has no proxy left, and the worker has none yet.
                 job.add_done_callback(functools.partial(_keep, args, kwargs))
             try:
                 if self._propagation is not None:
@@ -169,7 +169,7 @@ class Traffic:
         """End a job whose call cannot be sent.
 
         Raises:
-            BaseException: What a signal's handler may have raised: the caller gets no job.
+            BaseException: What a signal handler may have raised; then the caller gets no job.
         """
         if isinstance(error, SystemExit | KeyboardInterrupt):
             self._state.registry.withdraw()
@@ -180,14 +180,14 @@ class Traffic:
         return job
 
     def _submit_large(self, job: Job[Any], call: Call) -> Job[Any]:
-        """Have a call pickled in a thread before it is queued; return its future."""
+        """Have a thread pickle a call, which is then queued; return its future."""
         self._state.registry.enter(job)
         if not job._limits.timed or self.timers.wait(job):
             self._large.pack(job, call)
         return job
 
     def _place(self, job: Job[Any]) -> int | None:
-        """Return the slot that gets a job, which is no plain one, or queue it."""
+        """Assign a job that needs special treatment; return its slot, or queue it."""
         core = self._state.core
         options = job._options
         if options.bound is not None:
@@ -198,7 +198,7 @@ class Traffic:
 
     @decision
     def send_pinned(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
-        """Have the worker in *slot* run a pickled call before all other jobs, unchecked."""
+        """Have the worker in *slot* run a pickled call before other jobs, without admission."""
         state, name = self._state, options.name
         totals = state.registry.figures.functions
         function = Function(0, b"", name, totals.of(name, "broadcast"))
@@ -212,14 +212,14 @@ class Traffic:
         return job
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
-        """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""
+        """Send *jobs*, which the core has assigned to *slot*, to its worker."""
         handle = self._state.handles[slot]
         in_flight = self._state.core.jobs.count_in_flight(slot)
         count, worker, outbox, now = 0, handle.pid, handle.outbox, monotonic()
         lanes = self._concurrency > 1
         leases = self._state.registry.leases.open
         for job in jobs:
-            # Counted before the worker can die of it.
+            # Counted first, since the worker may die of the job at any moment.
             job.attempt += 1
             job._slot, job.worker_pid = slot, worker
             if lanes:
@@ -242,15 +242,15 @@ class Traffic:
         if self._state.registry.timed:
             self.timers.begin_first(slot)
         if in_flight == count:
-            outbox.flush()  # it has nothing to do
+            outbox.flush()  # the worker has nothing else to do
             handle.since = now
             if not self._state.loop_lag.active:
                 self._state.loop_lag.go()
         else:
-            outbox.flush_soon()  # more may come in this turn
+            outbox.flush_soon()  # more jobs may come in this turn
         if self._state.hub.watched:
             self._tell_begun(slot, now)
-        # There is one job at least.
+        # There is at least one job.
         long = in_flight > self._concurrency or isinstance(job, ChunkJob)  # pyright: ignore[reportPossiblyUnboundVariable]
         if long and not self._stall_watch.active:
             self._stall_watch.go()
@@ -258,7 +258,7 @@ class Traffic:
     def _load(
         self, handle: WorkerHandle, job: Job[Any], pickled: OutOfBandPickle
     ) -> None:
-        """Have a worker, which gets nothing else meanwhile, see what a job needs."""
+        """Put a job's large buffers where its worker sees them; it gets nothing else before."""
         send = functools.partial(self._send_loaded, handle, job, job.attempt, pickled)
         handle.outbox.load(pickled, send)
         self._large.go_on()
@@ -271,9 +271,9 @@ class Traffic:
         attempt: int,
         pickled: OutOfBandPickle,
     ) -> None:
-        """Send a job behind what its worker sees by now."""
+        """Send a job whose large buffers the worker can see by now."""
         outbox, core = handle.outbox, self._state.core
-        # The pool may have been closed meanwhile, and the caller told so.
+        # The pool may have been closed meanwhile, which has failed the job.
         if core.jobs.last(handle.slot) == job.id:
             self._state.registry.leases.before_sending(job, handle.slot)
             outbox.put_job(
@@ -292,28 +292,28 @@ class Traffic:
             )
 
     def _fence(self, job: Job[Any], slot: int, until: float) -> None:
-        """Have a worker know until when it may run a job, which it has or is to get."""
+        """Tell a worker until when it may run a job that it has, or will get."""
         handle, in_flight = (
             self._state.handles[slot],
             self._state.core.slots[slot].in_flight,
         )
-        # One that is yet to be loaded may never be sent, and another one get its place.
+        # A job that is still loading may never be sent.  Then another job gets its number.
         if job.id in in_flight.jobs and not (
             handle.outbox.loading and in_flight.last == job.id
         ):
             handle.requests.fence(in_flight.sequence_of(job.id), until)
 
-    # Its way out.
+    # The way of a job back to its caller.
 
     def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
-        """Settle jobs, and give their worker the next ones; within a decision."""
+        """Settle jobs, and give their worker the next ones; part of a decision."""
         core, registry = self._state.core, self._state.registry
         handle.since = at = monotonic()
         landed = self._land(handle, frames, at)
-        # The worker gets its next jobs before these outcomes are even looked at.
+        # The worker gets its next jobs before the pool looks at these outcomes.
         now = self._state.loop.time()
         commands = core.jobs.refill(handle.slot, now)
-        # A worker that is idle now may be what others have waited for.
+        # Others may have waited for this worker, if it is idle now.
         if commands or self._admission.saturated:
             self._state.performer.perform(commands)
         if self._stall_watch.active or core.dispatcher.waiting:
@@ -339,7 +339,7 @@ class Traffic:
     def _land(
         self, handle: WorkerHandle, frames: list[Frame], at: float
     ) -> list[tuple[Job[Any], Frame]]:
-        """Take jobs out of their worker's hands; return those that are yet to be settled."""
+        """Take jobs off their worker; return those that still have to be settled."""
         core, registry = self._state.core, self._state.registry
         landed: list[tuple[Job[Any], Frame]] = []
         for frame in frames:
@@ -352,7 +352,7 @@ class Traffic:
             except ProtocolError as error:
                 handle.accuse(str(error))
                 break
-            if job is None:  # its caller has given it up
+            if job is None:  # its caller has given the job up
                 registry.leases.give_back(frame.job)
             else:
                 function, run = job._function, frame.number
@@ -371,7 +371,7 @@ class Traffic:
 
     @decision
     def on_exit(self, handle: WorkerHandle) -> None:
-        """Find outcomes that a worker has noted, and was killed before it sent them."""
+        """Use outcomes that a worker noted on its page and could not send before it died."""
         noted = handle.page.outcomes()
         if not noted or handle.broke_protocol:
             return
@@ -385,11 +385,11 @@ class Traffic:
             self.on_outcomes(handle, frames)
 
     def stop(self) -> None:
-        """Look for nothing any more."""
+        """Stop all timers."""
         self.timers.stop()
         self._stall_watch.stop()
         self.heartbeats.stop()
 
 
 def _keep(_args: object, _kwargs: object, _: object) -> None:
-    """Do nothing; the arguments are kept for as long as this is to be called."""
+    """Do nothing.  The callback keeps the arguments alive until the job is done."""

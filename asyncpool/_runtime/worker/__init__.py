@@ -1,1 +1,1 @@
-"""One worker as the pool sees it: its handle, its output, its logs and stacks."""
+"""The pool's side of one worker: its handle, its output, its logs and stacks."""

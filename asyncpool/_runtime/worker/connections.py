@@ -1,6 +1,6 @@
 """What connects the pool with one worker: two channels, a page, and the pipes of its output.
 
-The pool's ends are opened before the worker is forked, and closed when it has ended.
+The pool opens them before the worker is forked, and closes its ends when the worker has ended.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class WorkerConnections:
 
     Args:
         loop: The loop that watches them.
-        setup: What all workers have in common.
+        setup: What all workers of the pool have in common.
 
     Attributes:
-        page: What the worker has noted.
-        large_buffers: What goes through shared memory.
-        outbox: The way of jobs to it.
-        requests: What it is asked to do.
-        jobs: Its job channel; this one and the next are ``None`` until they are open.
-        control: Its control channel.
-        link: What reads and writes the job channel instead, if the worker serves.
-        logs: What it has logged; ``None`` until the channels are open.
-        stdout: What it has written there.
-        stderr: And there.
+        page: The worker page.
+        large_buffers: Moves large objects through shared memory.
+        outbox: Puts jobs on the job channel.
+        requests: Puts requests on the control channel.
+        jobs: The job channel; ``None`` until it is open, or if the worker serves.
+        control: The control channel; ``None`` until it is open.
+        link: Reads and writes in place of the job channel if the worker serves.
+        logs: The log records of the worker; ``None`` until the channels are open.
+        stdout: What the worker writes to its stdout.
+        stderr: What it writes to its stderr.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> None:
@@ -70,11 +70,11 @@ class WorkerConnections:
         self.stderr: Output | None = None
 
     def open(self, worker: WorkerHandle, theirs: contextlib.ExitStack) -> list[int]:
-        """Open everything, and write down what the worker is to know first.
+        """Open everything, and send the worker its configuration.
 
         Args:
-            worker: Whose they are.
-            theirs: What closes the worker's ends here.
+            worker: The worker's handle.
+            theirs: Closes the worker's ends in this process.
 
         Returns:
             The worker's ends: job channel, control channel, page, stdout, stderr.
@@ -143,13 +143,13 @@ class WorkerConnections:
         )
 
     def label_output(self, label: str) -> None:
-        """Have the lines that the worker writes be logged with *label*."""
+        """Begin each line that the worker writes with *label* in the log."""
         for stream in (self.stdout, self.stderr):
             assert stream is not None
             stream.label = label
 
     def drain(self) -> None:
-        """Read what a dead worker has sent, to the end."""
+        """Read to the end what a dead worker has sent."""
         for channel in (self.jobs, self.control):
             if channel is not None:
                 channel.drain()
@@ -160,7 +160,7 @@ class WorkerConnections:
             self.link.shut()
 
     def close(self) -> None:
-        """Let go of everything but the page, which is read when the worker is gone."""
+        """Close everything but the page, which the pool still reads when the worker is gone."""
         for part in (self.jobs, self.control, self.stdout, self.stderr):
             if part is not None:
                 part.close()

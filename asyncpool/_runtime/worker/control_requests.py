@@ -8,7 +8,7 @@ from asyncpool._runtime.channel.channel import Channel
 
 
 class ControlRequests:
-    """Asks one worker for something, also while it runs a job.
+    """Sends requests to one worker, which it answers even while it runs a job.
 
     The answers come back through :class:`IncomingFrames`.
     """
@@ -21,34 +21,34 @@ class ControlRequests:
         self._channel = channel
 
     def revoke(self, sequences: tuple[int, ...]) -> None:
-        """Ask it not to begin what it got in these places."""
+        """Ask the worker not to begin the jobs with these sequence numbers."""
         self._send(FrameKind.REVOKE, pack_numbers(sequences))
 
     def interrupt(self, sequence: int) -> None:
-        """Ask it to end what it got in this place, if that is what it runs."""
+        """Ask the worker to interrupt the job with this sequence number, if it runs it."""
         self._send(FrameKind.INTERRUPT, pack_numbers((sequence,)))
 
     def fence(self, sequence: int, until: float) -> None:
-        """Have it end itself at *until* if it runs what it got in this place then.
+        """Have the worker end itself at *until* if it still runs the job with this number.
 
-        The loop's clock is the one that all processes of a machine share.
+        *until* is on the loop's clock, which all processes of a machine share.
         """
         self._send(FrameKind.FENCE, pack_moment(until), sequence)
 
     def give_credit(self, job: int, attempt: int, limit: int) -> None:
-        """Let it send so many items of a stream in all."""
+        """Allow the worker to send *limit* items of a stream in all."""
         self._send(FrameKind.CREDIT, b"", job, attempt, limit)
 
     def ask_for_stacks(self, job: int = 0, attempt: int = 0) -> None:
-        """Have it write down on its page where its threads are, and that job, if any."""
+        """Ask the worker to write the stacks of its threads, and of *job*, on its page."""
         self._send(FrameKind.STACKS, b"", job, attempt)
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Send the worker a ping."""
         self._send(FrameKind.PING, b"")
 
     def tell_of_close(self) -> None:
-        """Tell it that the whole cluster ends, while it drains."""
+        """Tell a worker that drains that the whole cluster ends."""
         self._send(FrameKind.CLOSING, b"")
 
     def _send(self, kind: FrameKind, payload: bytes, *fields: int) -> None:

@@ -1,10 +1,10 @@
 """One worker, as the pool sees it: a process, two channels, a page, its output.
 
-Two watchers look after it.  The exit watcher awaits the end of the process.  The
-error watcher awaits whatever else can go wrong while it lives: a channel that ends
-or breaks the protocol, an initializer that raises, an uncaught exception in one of
-the worker's threads.  Whichever is first, both ends meet in one place,
-:meth:`WorkerHandle.live` returns, and the worker has ended, once.
+Two tasks watch it.  The exit watcher waits for the end of the process.  The error watcher
+waits for any other fault while the process lives: a channel ends or breaks the protocol, an
+initializer raises, or a thread of the worker ends with an exception.  Both lead to the same
+end: the process is gone, the listener hears of that once, and :meth:`WorkerHandle.live`
+returns.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from asyncpool._runtime.worker.setup import WorkerSetup
 from asyncpool._system.signals import STACKS
 from asyncpool.errors import ProtocolError
 
-# A process whose channel has ended is ending too; if it does not, it is killed.
+# Seconds that a process has to end by itself after its channel has ended.
 _EXIT_GRACE = 1.0
 
 
 class WorkerHandle:
-    """One generation of one slot.
+    """One worker: one generation of one slot.
 
     Attributes:
         slot: The slot.
-        generation: Which worker of it this is.
+        generation: Which worker of the slot it is, counting from 1.
         process: Its process; ``None`` until there is one.
         connections: The channels, the page and the pipes between it and the pool.
-        page: What it has noted.
-        outbox: The way of jobs to it.
-        requests: What it is asked to do.
-        incoming: What it says.
+        page: What the worker has noted.
+        outbox: Puts jobs on the job channel.
+        requests: Puts requests on the control channel.
+        incoming: Reads what the worker sends.
         status: Its exit status, once it has ended and if it is known.
-        detail: What is known of the reason, if anything.
-        traceback: That of the exception which was the reason, if it is known.
-        silence: What it has failed to say for too long, if it was found hung.
-        late_stacks: Where it was, if it was killed since it had not ended in time.
-        broke_protocol: Whether it said something that a worker does not say.
-        ignored: Whether it is to end, so that what it asks and answers counts no more.
-        killed: Whether SIGKILL was sent to it from here.
+        detail: Why it has ended, as far as that is known.
+        traceback: The traceback of the exception that has ended it, if there is one.
+        silence: What has been missing for how long, if it counts as hung.
+        late_stacks: Its stacks, if it was killed since it had not ended in time.
+        broke_protocol: Whether it has sent something that the protocol does not allow.
+        ignored: Whether it is to end, so that its requests and answers no longer count.
+        killed: Whether the pool has sent it SIGKILL.
         started_at: When its start began, by :func:`time.monotonic`.
-        since: When it began to be what it is: to start, to be idle, or to run its first job.
-        pressed_at: When it was first sent a signal that is to end it, if it was.
+        since: When its present state began: it starts, is idle, or runs its first job.
+        pressed_at: When the pool first sent it a signal to end it; ``None`` before that.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class WorkerHandle:
         self._launching: anyio.CancelScope | None = None
 
     async def live(self) -> None:
-        """Start the worker, and return when it has ended and all is read.
+        """Start the worker; return when it has ended and all that it sent has been read.
 
         Raises:
             LaunchError: If it cannot be started.
             OSError: If this process lacks the means, such as descriptors.
 
         Cancellation:
-            Costs the worker, which is killed.
+            Kills the worker.
         """
         try:
             await self._start()
@@ -106,7 +106,7 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int | None:
-        """The number of its process."""
+        """The pid of its process."""
         return self.process.pid if self.process is not None else None
 
     @property
@@ -117,7 +117,7 @@ class WorkerHandle:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended neither well, nor by a signal from here, nor unseen."""
+        """Whether its exit status shows an error, and not a signal that the pool has sent."""
         if not self.status:
             return False
         if self._wanted is None:
@@ -126,19 +126,19 @@ class WorkerHandle:
         return self.status < 0 and self.status not in ours
 
     def catch_up(self) -> None:
-        """Hear what it has said on its control channel by now."""
+        """Read now what it has sent on its control channel."""
         channel = self.connections.control
         assert channel is not None
         channel.read()
 
     def read_now(self) -> None:
-        """Read what it has sent on its job channel by now, also if it is left alone."""
+        """Read now what it has sent on its job channel, even if reading is paused."""
         channel = self.connections.jobs
         assert channel is not None
         channel.read()
 
     def pause_reading(self) -> None:
-        """Leave it alone: read none of its outcomes until :meth:`resume_reading`."""
+        """Read none of its outcomes until :meth:`resume_reading`."""
         channel = self.connections.jobs
         assert channel is not None
         channel.pause()
@@ -150,20 +150,20 @@ class WorkerHandle:
         channel.resume()
 
     def demand_stacks(self) -> None:
-        """Have it write them down though no thread of Python's can run there."""
+        """Have a signal handler write its stacks, since no thread of Python's may run there."""
         if self.process is not None:
             self.process.signal(STACKS)
 
     def read_late_stacks(self) -> None:
-        """Read where it was, which it was asked when its time was nearly over.
+        """Read the stacks that it was asked for shortly before its time to end was over.
 
-        What has ended by itself after that was not stuck there.
+        If it then ended by itself, it did not hang there, and the stacks do not matter.
         """
         if self.pressed_at is not None and (self.status is None or self.status < 0):
             self.late_stacks = self.page.read_stacks()
 
     def stop(self) -> None:
-        """Tell it that no job will come any more."""
+        """Tell it that no more jobs will come."""
         self.ignored = True
         self.connections.shut_link()
         if self.connections.jobs is not None:
@@ -176,7 +176,7 @@ class WorkerHandle:
         self._signal(signal.SIGTERM)
 
     def kill(self, reason: str = "") -> None:
-        """Send it SIGKILL; the launcher sees to all that it has started."""
+        """Send it SIGKILL; the launcher kills all processes that it has started."""
         self.detail = self.detail or reason
         self.ignored = self.killed = True
         self.connections.shut_link()
@@ -185,12 +185,12 @@ class WorkerHandle:
             self._launching.cancel()
 
     def abandon(self) -> None:
-        """Wait no longer for the end of its process."""
+        """Stop waiting for the end of its process."""
         if self.process is not None:
             self.process.ended(None)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Kill it if it still runs, and close everything but the page."""
         self.ignored = True
         self.connections.large_buffers.close()
         if self.process is not None:
@@ -205,7 +205,7 @@ class WorkerHandle:
         if self.process is not None:
             self.process.signal(number)
 
-    # Its beginning.
+    # Its start.
 
     async def _start(self) -> None:
         self._launching = anyio.CancelScope()
@@ -217,7 +217,7 @@ class WorkerHandle:
         if self.process is None:
             raise LaunchError("the launcher did not answer in time")
         self.connections.label_output(f"worker {self.pid} in slot {self.slot}")
-        if self._wanted is not None:  # while it was on its way
+        if self._wanted is not None:  # the signal was asked for while it was starting
             self.process.signal(self._wanted)
         self._listener.on_spawned(self)
         if self.incoming.said_hello:
@@ -228,7 +228,7 @@ class WorkerHandle:
     async def _watch_exit(self) -> None:
         assert self.process is not None
         self.status = await self.process.wait()
-        # What it wrote before it died counts: an outcome, or the reason.
+        # What it sent before it died counts: an outcome, or the reason of its death.
         self.connections.drain()
         self._listener.on_exit(self)
         self._exited.set()
@@ -245,18 +245,18 @@ class WorkerHandle:
             self.detail = self.detail or "it closed its channel and went on"
             self.kill()
 
-    # How it breaks off.
+    # How its channels end.
 
     def on_end(self, error: ProtocolError | None) -> None:
-        """Take note that a channel has ended, with *error* if the worker broke the protocol."""
-        # A frame that was cut short is no offence: that is how sudden deaths look.
+        """Note that a channel has ended, with *error* if the worker broke the protocol."""
+        # A frame that is cut short breaks no rule: a sudden death looks like that.
         if error is not None:
             self.accuse(str(error))
         self.connections.shut_link()
         self._trouble.set()
 
     def accuse(self, detail: str) -> None:
-        """Treat the worker as one that cannot be trusted any more."""
+        """Trust the worker no more, since it has done what *detail* says: it will be killed."""
         self.detail = detail
         self.broke_protocol = True
         self.ignored = True

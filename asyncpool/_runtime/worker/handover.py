@@ -1,9 +1,9 @@
 """Hand over to workers what each of them calls first.
 
-What :mod:`multiprocessing` makes lets itself be pickled only while a process is started:
-there is a descriptor in it, which has to go along, or a key.  All workers of a pool are to
-have it, those that are started later too, so the pool keeps descriptors of its own, and
-the objects.
+Objects of :mod:`multiprocessing` can be pickled only while a process is started.  They contain
+a descriptor, which must travel beside the pickle, or a key.  Every worker of a pool needs them,
+even one that starts much later.  So the pool keeps its own copies of the descriptors, and keeps
+the objects alive.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class Handover:
-    """An initializer with its arguments, packed, and the descriptors that go along.
+    """An initializer with its arguments, pickled, and the descriptors that go with it.
 
     Args:
         initializer: What each new worker calls first; ``None`` for nothing.
-        initargs: With which arguments.
+        initargs: Its arguments.
 
     Attributes:
         payload: The pickled ``(initializer, initargs)``, or ``None``.
@@ -49,7 +49,7 @@ class Handover:
     ) -> None:
         self.payload: bytes | None = None
         self.fds: list[int] = []
-        # A semaphore that has a name loses it with its object.
+        # Kept alive, since a named semaphore loses its name when its object goes.
         self._objects: object = initargs
         self._close = weakref.finalize(self, _close_all, self.fds)
         if initializer is not None:
@@ -58,15 +58,16 @@ class Handover:
                 self.fds.append(os.dup(fd))
 
     def close(self) -> None:
-        """Let go of descriptors and objects: no worker will be started any more."""
+        """Close the descriptors and drop the objects: no more workers will start."""
         self._close()
         self._objects = None
 
 
 class _Spawning:
-    """Whom objects ask for their way into a process that is being started.
+    """Stands for a process that is being started, while its arguments are pickled.
 
-    The standard library takes it for the ``Popen`` of that process.
+    The standard library takes it for the ``Popen`` of that process, and asks it how an object
+    gets there.
     """
 
     DupFd = Handed
@@ -76,12 +77,12 @@ class _Spawning:
         self._mappings: Mappings | None = None
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Have a descriptor handed over, and return its number there."""
+        """Keep a copy of a descriptor for the worker; return the number that it has there."""
         self.fds.append(fd)
         return len(self.fds) - 1
 
     def reducers(self) -> Reducers:
-        """Return how to reduce what is to be handed over; this begins anew."""
+        """Return how to reduce objects; this drops the descriptors of an earlier call."""
         self.fds.clear()
         table: Reducers = dict(ForkingPickler._extra_reducers)  # type: ignore[attr-defined] # noqa: SLF001
         synchronize = sys.modules.get("multiprocessing.synchronize")
@@ -94,7 +95,7 @@ class _Spawning:
         semaphore = lock._semlock  # noqa: SLF001
         if semaphore.name is not None:
             return lock.__reduce_ex__(2)
-        # With ctypes, which few pools need.
+        # Imported here, since it needs ctypes, which few pools do.
         from asyncpool._system import semaphores as _semaphores  # noqa: PLC0415
 
         self._mappings = self._mappings or _semaphores.Mappings()
@@ -107,7 +108,7 @@ class _Spawning:
 def _pack(
     initializer: Callable[..., object], initargs: tuple[Any, ...]
 ) -> tuple[bytes, list[int]]:
-    """Pickle a call; return the descriptors that go along, which belong to its objects."""
+    """Pickle a call; return the descriptors that go with it, which belong to its objects."""
     spawning, before = _Spawning(), get_spawning_popen()
     set_spawning_popen(cast(Any, spawning))
     try:
@@ -125,7 +126,7 @@ def _pack(
         raise ValueError(
             f"initializer and initargs have {len(payload)} bytes when pickled, and "
             f"{MAX_INITIALIZER} is the most, since every new worker gets them: have "
-            "the initializer load what is large, from a file for example"
+            "the initializer load large objects itself, for example from a file"
         )
     return payload, spawning.fds
 
@@ -136,7 +137,7 @@ def _culprit(
     spawning: _Spawning,
     error: Exception,
 ) -> tuple[str, Exception]:
-    """Return which part cannot be pickled, and its own error."""
+    """Return the name of the part that cannot be pickled, and the error of that part."""
     parts: dict[str, object] = {"initializer": initializer}
     parts |= {f"initargs[{index}]": value for index, value in enumerate(initargs)}
     for name, value in parts.items():

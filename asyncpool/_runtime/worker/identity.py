@@ -1,4 +1,4 @@
-"""Who workers are to :mod:`multiprocessing`: children of this process."""
+"""What workers are to :mod:`multiprocessing`: children of this process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from asyncpool._core.wire.messages import Identity
 
 
 def identity_of(pool: str, slot: int) -> Identity:
-    """Return who a worker is that is started now.
+    """Return the identity of a worker that is started now.
 
-    The key is never on a command line nor in an environment, where others could see it.
+    Its key must not be on a command line or in an environment, where others could see it.
     """
     this = multiprocessing.current_process()
     arguments: list[object] = [*sys.argv]

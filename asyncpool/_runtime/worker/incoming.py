@@ -1,4 +1,4 @@
-"""What one worker says on its channels: read here, checked, and told to the pool."""
+"""What one worker sends on its channels: this module reads it, checks it, and tells the pool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncpool.errors import ProtocolError
 if TYPE_CHECKING:
     from asyncpool._runtime.worker.handle import WorkerHandle
 
-# What matters only as long as a worker is to work.
+# Frames that matter only while the worker is to go on working.
 _ANSWERS = frozenset(
     {FrameKind.REVOKED, FrameKind.STACKS, FrameKind.PONG, FrameKind.RETIRE}
 )
@@ -25,10 +25,10 @@ class IncomingFrames:
     """Reads the frames of one worker.
 
     Args:
-        loop: Whose clock counts.
-        worker: The worker.
-        connections: Where the frames come from.
-        listener: What is told.
+        loop: The loop, for its clock.
+        worker: The worker's handle.
+        connections: The channels that the frames come from.
+        listener: Hears what the frames say.
 
     Attributes:
         said_hello: Whether the worker has said that it is ready.
@@ -51,7 +51,7 @@ class IncomingFrames:
 
     @property
     def heard_at(self) -> float:
-        """When it last said something on its control channel, or was kept waiting."""
+        """When it last sent something on its control channel, or was kept from sending."""
         logs = self._connections.logs
         if logs is not None and logs.paused:
             return self._loop.time()
@@ -60,9 +60,9 @@ class IncomingFrames:
     # The job channel.
 
     def on_job_frames(self, frames: list[Frame]) -> None:
-        """Tell the pool what has become of jobs."""
+        """Tell the pool about jobs that have ended, and about items of streams."""
         worker = self._worker
-        # Also of a worker that was killed: what it has done is not to be done again.
+        # Also if the worker has been killed: what it has done must not be done again.
         if worker.broke_protocol:
             return
         for frame in frames:
@@ -76,8 +76,8 @@ class IncomingFrames:
         frames, trouble = self._large_buffers.unload(frames)
         items = [frame for frame in frames if frame.kind is FrameKind.ITEM]
         if items:
-            # A stream's outcome comes behind its items, and that of a job beside it has
-            # nothing to do with them.
+            # Items before outcomes: a stream's outcome comes after its items, and the outcomes
+            # of other jobs have nothing to do with these items.
             self._listener.on_items(worker, items)
             frames = [frame for frame in frames if frame.kind is not FrameKind.ITEM]
         if frames and not worker.broke_protocol:
@@ -87,7 +87,7 @@ class IncomingFrames:
             worker.accuse(trouble)
 
     def _take_beats(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
-        """Return the frames that are no heartbeats, and what is wrong with the next."""
+        """Return the frames that are no heartbeats; and what was wrong, if anything was."""
         others: list[Frame] = []
         for frame in frames:
             if frame.kind is not FrameKind.LAST_HEARTBEAT:
@@ -103,7 +103,7 @@ class IncomingFrames:
         """Hand the frames of a worker that serves to its link."""
         link = self._connections.link
         assert link is not None
-        # Also of a worker that was killed: what it has taken, it had.
+        # Also if the worker has been killed: what it took before that counts.
         if not self._worker.broke_protocol:
             try:
                 link.on_frames(frames)
@@ -113,7 +113,7 @@ class IncomingFrames:
     # The control channel.
 
     def on_control_frames(self, frames: list[Frame]) -> None:
-        """Tell the pool what the worker says of itself, and what it answers."""
+        """Tell the pool what the worker says about itself, and what it answers."""
         worker, logs = self._worker, self._connections.logs
         assert logs is not None
         if worker.broke_protocol:
@@ -137,13 +137,13 @@ class IncomingFrames:
     def _on_control_frame(self, frame: Frame) -> None:
         worker = self._worker
         if frame.kind in _ANSWERS:
-            # Where it is, one that drains may be asked too.
+            # The pool may ask a worker that drains for its stacks too, so that answer counts.
             drains = self._connections.link is not None and not worker.broke_protocol
             if not worker.ignored or (frame.kind is FrameKind.STACKS and drains):
                 self._on_answer(frame)
         elif frame.kind is FrameKind.HELLO and not self.said_hello:
             self.said_hello = True
-            # A quick worker's hello can overtake the launcher's word of its birth.
+            # If a worker is quick, its hello may come before the launcher's answer.
             if worker.process is not None:
                 self._listener.on_ready(worker)
         elif frame.kind is FrameKind.FAILED:
@@ -154,7 +154,7 @@ class IncomingFrames:
     def _on_failure(self, frame: Frame) -> None:
         worker = self._worker
         if worker.detail:
-            return  # the first reason counts
+            return  # only the first reason counts
         failure = Failure.unpack(frame.payload)
         worker.detail = printable_lines(f"{failure.stage} failed: {failure.summary}")
         worker.traceback = printable_lines(failure.text)

@@ -1,7 +1,7 @@
-"""What loggers of workers record: to the loggers of the same names here.
+"""What loggers of workers record, passed on to the loggers of the same names here.
 
-However much workers log, a turn of the loop spends no more than 0.25 ms on it: a
-worker that is too far ahead is read no more until the rest is done, and has to wait.
+In one turn of the loop the pool spends at most 0.25 ms on records.  If a worker has sent too
+many, the pool stops reading its control channel until they are passed on.  So that worker waits.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _LOGGER = logging.getLogger("asyncpool")
 _TURN = 0.00025  # s
 _AHEAD = 64
 
-# Seconds that handlers have at the end of a pool.
+# Seconds that the pool spends on the remaining records when it closes.
 _LAST_TURNS = 1.0
 
 
 class Author(Protocol):
-    """What is to be known of a worker."""
+    """The worker, as far as this module needs to know it."""
 
     @property
     def pid(self) -> int | None:
-        """The number of its process."""
+        """The pid of its process."""
 
     def accuse(self, detail: str) -> None:
-        """Treat it as one that cannot be trusted any more."""
+        """Trust the worker no more, since it has done what *detail* says."""
 
 
 class WorkerLogs:
     """The records of all workers of a pool, in the order in which they came.
 
     Args:
-        loop: The loop of which they take turns.
+        loop: The pool's loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -52,23 +52,25 @@ class WorkerLogs:
         self._emptied: asyncio.Future[None] | None = None
 
     async def finish(self) -> None:
-        """Wait until all is passed on, if that does not take too long.
+        """Wait until all records are passed on, if that does not take too long.
 
         Cancellation:
-            Safe: it goes on.
+            Safe: the records are still passed on.
         """
         if self._emptied is not None:
             await asyncio.wait((self._emptied,), timeout=_LAST_TURNS)
 
     def close(self) -> None:
-        """Drop what is left."""
+        """Drop the records that are left."""
         left = len(self._waiting)
         self._waiting.clear()
         if left:
-            _LOGGER.warning("%d records of workers are left out here", left)
+            _LOGGER.warning(
+                "the pool ends; %d log records of its workers are dropped", left
+            )
 
     def add(self, notes: LogNotes, payload: bytes) -> None:
-        """Have a record passed on, soon."""
+        """Pass a record on in one of the next turns of the loop."""
         self._waiting.append((notes, payload))
         if self._emptied is None:
             self._emptied = self._loop.create_future()
@@ -94,12 +96,12 @@ class LogNotes:
     """The records of one worker.
 
     Args:
-        journal: What passes them on.
+        journal: Passes them on.
         author: The worker.
-        channel: Where they come from.
+        channel: The channel that they come from.
 
     Attributes:
-        paused: Whether the worker has to wait, since it is too far ahead.
+        paused: Whether the worker has to wait, since it has sent too many.
     """
 
     def __init__(self, journal: WorkerLogs, author: Author, channel: Channel) -> None:
@@ -118,7 +120,7 @@ class LogNotes:
             self._channel.pause()
 
     def pass_on(self, payload: bytes) -> None:
-        """Give a record to its logger, whatever its handlers make of it."""
+        """Give a record to its logger, and survive whatever its handlers do."""
         self._waiting -= 1
         if not self._waiting and self.paused:
             self.paused = False
@@ -134,7 +136,7 @@ class LogNotes:
 
 
 def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
-    """Return the levels that loggers of this process were given, and the disabled one."""
+    """Return the levels that this process has set for loggers, and the disabled level."""
     root = logging.getLogger()
     levels = [("", root.level)]
     for name, logger in list(root.manager.loggerDict.items()):
@@ -152,8 +154,8 @@ def _hand_over(entry: LogEntry, worker: int) -> None:
         if found.isEnabledFor(entry.level):
             found.handle(_record_of(entry, worker))
         return
-    # It would do what the next one above does.  None is made, since loggers stay for
-    # ever, and a worker may think of any number of names.
+    # If there is no such logger, take the next one above it, which would get the record too.
+    # None is created, since loggers stay for ever, and a worker may invent any number of names.
     logger, name = root, entry.name
     while logger is root and "." in name:
         name = name.rpartition(".")[0]
@@ -165,7 +167,7 @@ def _hand_over(entry: LogEntry, worker: int) -> None:
 
 
 def _harmless(entry: LogEntry) -> LogEntry:
-    """Return it without what would control a terminal, or begin a line in a name."""
+    """Return the entry without characters that control a terminal or begin a line in a name."""
     return entry._replace(
         name=printable(entry.name),
         level_name=printable(entry.level_name),
@@ -184,7 +186,7 @@ def _record_of(entry: LogEntry, worker: int) -> logging.LogRecord:
     record = logging.makeLogRecord(entry.fields)
     ours = {"job_id": entry.job, "attempt": entry.attempt, "worker": worker}
     for name in ours.keys() & entry.fields.keys():
-        # A job's own logger has given the same.
+        # A job's own logger may have set the same field.
         if (given := entry.fields[name]) != ours[name]:
             vars(record)[f"extra_{name}"] = given
     entry = _harmless(entry)

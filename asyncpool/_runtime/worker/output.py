@@ -17,8 +17,8 @@ from asyncpool._runtime.options.worker_options import OutputMode
 
 _LOGGER = logging.getLogger("asyncpool.worker")
 
-# A line longer than this is cut into several; a turn of the loop reads no more, so
-# a worker that floods its stderr is slowed down, and nobody else.
+# A longer line is cut into several.  A turn of the loop reads no more than this either, so a
+# worker that floods its stderr slows down nobody but itself.
 _CHUNK = 8192
 _LINES_A_TURN = 64
 _RETRY_AFTER = 0.05  # s, while nobody reads this process's own stdout
@@ -30,11 +30,11 @@ class Output:
 
     Args:
         loop: The loop that watches the pipe.
-        fd: The reading end; it is owned, and closed, by this object.
+        fd: The reading end; this object owns it and closes it.
         mode: Where lines go.  In mode ``"log"`` they go to the logger
-            ``asyncpool.worker``, or straight to this process's own streams if
-            nobody has configured logging: nothing that a job prints is lost.
-        err: Whether it is the worker's stderr.
+            ``asyncpool.worker``.  If nobody has configured logging, they go straight to
+            this process's own streams, so that nothing that a job prints is lost.
+        err: Whether the stream is the worker's stderr.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Output:
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """What is kept of it, oldest line first."""
+        """The last lines of the stream, the oldest first."""
         return self._tail.lines
 
     def close(self) -> None:
-        """Read what is left of a worker that is gone, and let go of the pipe."""
-        for _ in range(16):  # twice what a pipe holds by default
+        """Read what is left from a worker that is gone, and close the pipe."""
+        for _ in range(16):  # enough for twice what a pipe holds by default
             if self._fd < 0 or not self._read_some():
                 break
         if self._fd >= 0:
@@ -102,7 +102,7 @@ class Output:
             self._loop.add_reader(self._fd, self._read_some)
 
     def _emit_some(self) -> bool:
-        """Pass some lines on; tell whether there are more."""
+        """Pass some lines on; return whether there are more."""
         for _ in range(min(_LINES_A_TURN, len(self._lines))):
             if not self._can_emit():
                 break
@@ -142,7 +142,7 @@ class Output:
                 _LOGGER.log(level, "%s: %s", self.label, printable(text))
             return
         stream = self._stream()
-        # A service whose own stdout is gone or full must not lose its pool to it.
+        # The pool must survive if its service's own stdout is closed or full.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if stream is not None:
                 stream.write(f"{text}\n")
@@ -150,13 +150,13 @@ class Output:
 
 
 def _is_writable(stream: TextIO | None) -> bool:
-    """Tell whether a line can be written now; a pipe may have no reader that reads.
+    """Return whether a line can be written now: perhaps nobody reads this process's stdout.
 
-    Then the worker waits, as it would if the stream were its own, and not the loop.
+    If not, the worker has to wait, as if the stream were its own, and the loop does not.
     """
     try:
         poll = select.poll()
         poll.register(stream.fileno() if stream is not None else -1, select.POLLOUT)
     except (OSError, ValueError, AttributeError, OverflowError):
-        return True  # no real file: it has its own ways
+        return True  # it is no real file, so it does not block as a pipe does
     return bool(poll.poll(0))

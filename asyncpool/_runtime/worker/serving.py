@@ -1,7 +1,7 @@
 """What the workers of a supervisor do instead of jobs, if they serve.
 
-The pool knows no more of a cluster than this: who makes a :class:`Serving` hands it to the
-supervisor with the rest of the configuration.
+The pool knows no more about a cluster than these protocols.  A cluster makes a
+:class:`Serving` and hands it to the supervisor with the rest of the configuration.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class ServingLink(Protocol):
-    """What reads and writes the job channel of a worker that serves."""
+    """Reads and writes the job channel of a worker that serves."""
 
     def on_frames(self, frames: list[Frame]) -> None:
-        """Take what the worker says.
+        """Take the frames that the worker has sent.
 
         Raises:
-            ProtocolError: If no worker says that.
+            ProtocolError: If a frame breaks the protocol.
         """
         ...
 
@@ -34,10 +34,10 @@ class ServingLink(Protocol):
 
 
 class Serving(Protocol):
-    """What the workers do instead of jobs, and what hears of their life."""
+    """Knows what the workers do instead of jobs, and hears when they come and go."""
 
     def config(self, handle: WorkerHandle) -> bytes:
-        """Return what a worker is told when it is started, packed."""
+        """Return the configuration of a worker that is being started, packed."""
         ...
 
     def open_link(
@@ -46,12 +46,12 @@ class Serving(Protocol):
         sock: socket.socket,
         make_channel: Callable[[socket.socket], Channel],
     ) -> ServingLink:
-        """Return what reads the job channel of a worker that is being started.
+        """Return the link of a worker that is being started.
 
         Args:
             handle: The worker.
-            sock: The pool's end; it may be replaced by one that does more.
-            make_channel: What makes the channel of a socket; the handle closes it.
+            sock: The pool's end of the job channel; the link may wrap it in another socket.
+            make_channel: Makes a channel of a socket; the handle closes it.
 
         Raises:
             OSError: If this process lacks the means.
@@ -59,17 +59,17 @@ class Serving(Protocol):
         ...
 
     def ready(self, handle: WorkerHandle) -> None:
-        """Take note that a worker is ready."""
+        """Note that a worker is ready."""
         ...
 
     def ended(self, handle: WorkerHandle) -> bool:
-        """Take note that a worker is dead; tell whether it has served anybody."""
+        """Note that a worker is dead; return whether it has served anybody."""
         ...
 
     def stop(self) -> None:
-        """Let nobody come any more: the end has begun."""
+        """Accept no more connections: the end has begun."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; there are no workers any more."""
+        """Close everything; there are no workers any more."""
         ...

@@ -1,4 +1,4 @@
-"""Have workers say where they are, all at once."""
+"""Ask workers for the stacks of their threads, all at once."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterable
 
 from asyncpool._runtime.worker.handle import WorkerHandle
 
-# Seconds that a worker's own thread has to write them down, before a signal makes it; and
-# that it is looked at after that.
+# Seconds that a worker's control thread has to write the stacks, before a signal makes a handler
+# in C write them; and seconds that the pool then waits for that handler.
 _PATIENCE = 1.0
 _LOOKS = 20
 _NEXT_LOOK = 0.01
 
 
 class Stacks:
-    """The questions where workers are that have no answer yet."""
+    """The questions for stacks that have no answer yet."""
 
     def __init__(self) -> None:
         self._asked: dict[WorkerHandle, asyncio.Event] = {}
-        self._lock = asyncio.Lock()  # who asks reads them, and they are gone then
+        self._lock = asyncio.Lock()  # since reading a page's stacks erases them
 
     def written(self, handle: WorkerHandle) -> None:
-        """Take note that a worker has said where it is."""
+        """Note that a worker has written its stacks."""
         if handle in self._asked:
             self._asked[handle].set()
 
@@ -40,7 +40,7 @@ class Stacks:
         }
 
     async def _ask(self, handle: WorkerHandle) -> str:
-        handle.page.read_stacks()  # whatever was written before
+        handle.page.read_stacks()  # erases an older dump
         answered = self._asked[handle] = asyncio.Event()
         handle.requests.ask_for_stacks()
         try:
@@ -54,7 +54,7 @@ class Stacks:
         return handle.page.read_stacks()
 
     async def _watch(self, handle: WorkerHandle) -> None:
-        """Wait until it writes no more; a signal handler in C tells nobody."""
+        """Wait until the worker writes no more; the handler in C gives no notice."""
         seen = 0
         for _ in range(_LOOKS):
             await asyncio.sleep(_NEXT_LOOK)

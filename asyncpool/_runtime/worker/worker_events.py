@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 
 class WorkerEvents(Protocol):
-    """What a worker tells the pool through its handle, and the one thing that the handle asks.
+    """What a worker tells the pool through its handle, and the one question that the handle asks.
 
-    There is one: ``PoolWorkerEvents`` in ``_runtime/pool/worker_events.py``.
+    One class implements it: ``PoolWorkerEvents`` in ``_runtime/pool/worker_events.py``.
 
-    A method that reads what the worker has sent raises :exc:`ProtocolError` if no worker says
-    that.  The handle then accuses the worker.
+    A method that reads what the worker has sent raises :exc:`ProtocolError` if it breaks the
+    protocol.  The handle then trusts the worker no more.
     """
 
-    # Its life.
+    # The life of the worker.
 
     def config_for(self, handle: WorkerHandle) -> bytes:
-        """Return what a worker is told that is being started, packed."""
+        """Return the configuration of a worker that is being started, packed."""
         ...
 
     def on_spawned(self, handle: WorkerHandle) -> None:
@@ -33,14 +33,14 @@ class WorkerEvents(Protocol):
         ...
 
     def on_fault(self, handle: WorkerHandle) -> None:
-        """Hear that a thread of the worker has ended by an exception; it is to be replaced."""
+        """Hear that an exception has ended a thread of the worker, so it has to be replaced."""
         ...
 
     def on_exit(self, handle: WorkerHandle) -> None:
-        """Hear that the process has ended, and that all it has sent is read."""
+        """Hear that the process has ended, and that all that it sent has been read."""
         ...
 
-    # Its jobs.
+    # The worker's jobs.
 
     def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
         """Hear of jobs that have ended: ``VALUE`` and ``ERROR`` frames, in their order."""
@@ -51,7 +51,7 @@ class WorkerEvents(Protocol):
         ...
 
     def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
-        """Hear that the worker will not begin the jobs it got in these places."""
+        """Hear that the worker will not begin the jobs with these sequence numbers."""
         ...
 
     def on_heartbeat(self, handle: WorkerHandle) -> None:
@@ -62,11 +62,11 @@ class WorkerEvents(Protocol):
         """Hear the last heartbeat of a job, a ``LAST_HEARTBEAT`` frame; the job's outcome is next.
 
         Raises:
-            ProtocolError: If it cannot be read, or is of a job that the worker has not.
+            ProtocolError: If it cannot be read, or the worker does not have that job.
         """
         ...
 
-    # What it asks for, and answers.
+    # What the worker asks for and answers.
 
     def on_retire(self, handle: WorkerHandle, reason: str) -> None:
         """Hear that a job asks for the worker to end after it, and why."""
@@ -81,7 +81,7 @@ class WorkerEvents(Protocol):
 
         Args:
             handle: The worker.
-            job: The job they were asked for; ``None`` if for none.
+            job: The job for which the pool asked for them, or ``None``.
         """
         ...
 
@@ -89,6 +89,6 @@ class WorkerEvents(Protocol):
         """Hear that the worker has answered a ping.
 
         Raises:
-            ProtocolError: If it was not asked.
+            ProtocolError: If the pool has sent it no ping.
         """
         ...

@@ -1,4 +1,4 @@
-"""The other end of a control socket: what the commands use."""
+"""The client's end of a control socket, which the commands use."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class ControlClient:
 
     Args:
         path: The control socket.
-        within: The seconds that it may take.
+        within: The seconds that connecting may take.
 
     Attributes:
         pid: The process that listens there; ``None`` if the system does not say.
 
     Raises:
-        TimeoutError: If too many wait there already, and nobody lets them in.
+        TimeoutError: If too many clients wait there already.
         OSError: If nobody listens there.
-        PermissionError: If it is not this user who does.
+        PermissionError: If another user's process listens there.
     """
 
     def __init__(self, path: str, *, within: float) -> None:
@@ -57,14 +57,14 @@ class ControlClient:
         """Return the answer to a request.
 
         Args:
-            request: What is wanted.
-            within: The seconds that the cluster has to answer; after that nothing more
-                can be asked here.
+            request: The request.
+            within: The seconds that the cluster has to answer.  If they are over, this
+                connection cannot be used any more.
 
         Raises:
             TimeoutError: If it does not answer in time.
             OSError: If the cluster has ended before it answered.
-            ProtocolError: If the answer is none, or an error; the text is the cluster's.
+            ProtocolError: If it cannot be read, or is an error; the text is the cluster's.
         """
         self._sock.settimeout(within)
         self._sock.sendall(request.pack())
@@ -77,13 +77,15 @@ class ControlClient:
         return reply
 
     def _connect(self, path: str, within: float) -> None:
-        # With settimeout() it would not wait at all where there is no room.
+        # settimeout() would not help: a full socket refuses a non-blocking connect at once.
         limit = _TIMEVAL.pack(int(within), int(within % 1 * 1e6))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
             self._sock.connect(path)
         except BlockingIOError:
-            raise TimeoutError(f"nobody is let in at {path}") from None
+            raise TimeoutError(
+                f"too many clients wait at {path}, and none is accepted"
+            ) from None
 
     def _check_owner(self, path: str) -> None:
         uid = peer_uid(self._sock)
@@ -91,7 +93,7 @@ class ControlClient:
             raise PermissionError(f"user {uid} listens at {path}")
 
     def wait_for_end(self) -> None:
-        """Return when the cluster's process has closed its socket, as the last thing."""
+        """Wait until the cluster's process closes its socket, which it does last."""
         with contextlib.suppress(OSError):
             while self._sock.recv(4096):
                 pass

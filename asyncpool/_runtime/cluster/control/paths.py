@@ -1,9 +1,9 @@
 """Where the control sockets of a user's clusters are, and who may use them.
 
-They are in a folder that nobody else can enter: ``$XDG_RUNTIME_DIR/asyncpool``, or
-``/tmp/asyncpool-UID``.  In ``/tmp`` somebody else may have made that name before us, so it is
-used only if it is a folder, no link to one, and ours alone.  Whoever connects is checked on both
-sides: the kernel tells which user the other process is.
+They are in a folder that no other user can enter: ``$XDG_RUNTIME_DIR/asyncpool``, or
+``/tmp/asyncpool-UID``.  In ``/tmp`` somebody else may have taken that name before.  So it is
+used only if it is a folder, is no link, and belongs to this user alone.  Both sides check each
+connection: the kernel tells which user the other process belongs to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WAY_OUT = "have it removed, or set XDG_RUNTIME_DIR to a folder of your own"
 
 _UCRED = struct.Struct("=iII")  # pid, uid, gid
 
-# Darwin's: the option, and a structure of which we want the second number.
+# Darwin's: the level and the option, and the size of a structure of which the second number counts.
 _SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE = 0, 1, 76
 
 
@@ -33,11 +33,11 @@ def private_folder(*, make: bool) -> Path:
     """Return the folder of this user's control sockets.
 
     Args:
-        make: Whether it is made if it is not there.
+        make: Whether to create it if it does not exist.
 
     Raises:
-        OSError: If it cannot be made.
-        PermissionError: If it could be somebody else's.
+        OSError: If it cannot be created.
+        PermissionError: If it could be another user's.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if _is_ours(runtime):
@@ -55,10 +55,10 @@ def private_folder(*, make: bool) -> Path:
         if make:
             raise
         return folder
-    # Once it is ours and nobody else may write there, nobody can change that again.
+    # If it passes these checks, no other user can change that later.
     if not stat.S_ISDIR(found.st_mode):
         raise PermissionError(
-            f"{folder} is no folder: somebody has made it before us; {_WAY_OUT}"
+            f"{folder} is no folder: somebody else has taken the name; {_WAY_OUT}"
         )
     if found.st_uid != os.geteuid():
         raise PermissionError(
@@ -73,7 +73,7 @@ def private_folder(*, make: bool) -> Path:
 
 
 def _is_ours(runtime: str) -> bool:
-    """Tell whether that is this user's: sudo may have left somebody else's."""
+    """Return whether the folder is this user's: with sudo it may be another user's."""
     try:
         return runtime.startswith("/") and os.stat(runtime).st_uid == os.geteuid()  # noqa: PTH116
     except OSError:
@@ -85,11 +85,11 @@ def path_of(name: str, *, make: bool = False) -> str:
 
     Args:
         name: Its name, or a path if there is a slash in it.
-        make: Whether the folder of names is made.
+        make: Whether to create the folder of names.
 
     Raises:
-        ValueError: If it is neither.
-        OSError: If the folder of names cannot be made, or could be somebody else's.
+        ValueError: If *name* is neither.
+        OSError: If the folder of names cannot be created, or could be another user's.
     """
     if "/" in name:
         return name
@@ -115,7 +115,7 @@ def live_names() -> list[str]:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """Return which user is at the other end of a Unix socket.
+    """Return the user at the other end of a Unix socket.
 
     Raises:
         OSError: If the system does not say.
@@ -130,9 +130,9 @@ def peer_uid(sock: socket.socket) -> int:
 
 
 def peer_pid(sock: socket.socket) -> int | None:
-    """Return which process listens at the other end, if the system says so.
+    """Return the pid of the process that listens at the other end, if the system says so.
 
-    Nobody has a number who is outside of the container that this process is in.
+    A process outside of this process's container has no pid here.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return None
@@ -142,7 +142,7 @@ def peer_pid(sock: socket.socket) -> int | None:
 
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # One that is busy would let this wait, and counts as alive.
+        # Non-blocking, since a busy cluster would make this wait; it counts as alive.
         probe.setblocking(False)
         try:
             probe.connect(str(path))

@@ -25,7 +25,7 @@ _LOGGER = logging.getLogger("asyncpool")
 _BACKLOG = 16
 _MOST_CLIENTS = 32
 
-# Seconds without another try, when this process may open no more files.
+# Seconds until the next try, when this process may open no more files.
 _PAUSE = 0.1
 
 
@@ -33,9 +33,8 @@ class ControlSocket:
     """Answers the requests of this user's processes.
 
     Args:
-        path: Where; the file is for this user only.
-        answer: Returns the answer to a request.  What it raises becomes an error of the
-            client's.
+        path: The path of the socket's file, which is for this user only.
+        answer: Returns the answer to a request.  If it raises, the client gets an error.
 
     Raises:
         OSError: If somebody listens there already, or the file cannot be made.
@@ -57,15 +56,15 @@ class ControlSocket:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The path of the socket's file."""
         return self._file.path
 
     def open(self) -> None:
-        """Begin to answer; who has connected before has waited."""
+        """Begin to answer; clients may have connected before, and wait."""
         self._loop.add_reader(self._sock, self._accept)
 
     async def close(self) -> None:
-        """Remove the file, and end all connections: who waits for the end has it.
+        """Remove the file, and close all connections, for whose end clients may wait.
 
         Cancellation:
             Leaves connections open.
@@ -74,7 +73,7 @@ class ControlSocket:
         self._loop.remove_reader(self._sock)
         self._pause.cancel()
         self._sock.close()
-        # Who has just come gets as far as owning the connection.
+        # A client that has just come gets as far as owning its connection.
         await asyncio.sleep(0)
         for task in self._clients:
             task.cancel()
@@ -82,14 +81,14 @@ class ControlSocket:
             await asyncio.wait(self._clients)
 
     def _accept(self) -> None:
-        # Not asyncio's server: closed while a client comes, it complains of an error.
-        # Nor sock_accept(), which loses who comes while it is cancelled.
+        # Not asyncio's server, which logs an error if it is closed while a client comes.  And not
+        # sock_accept(), which loses a client that comes while it is cancelled.
         try:
             sock, _ = self._sock.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            _LOGGER.warning("the control socket accepts nobody: %s", error)
+            _LOGGER.warning("the control socket cannot accept a connection: %s", error)
             self._loop.remove_reader(self._sock)
             self._pause.set_in(_PAUSE)
             return
@@ -107,10 +106,10 @@ class ControlSocket:
                 sock=sock, limit=MAX_REQUEST
             )
         try:
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # the client is gone
                 await self._talk(reader, writer)
         except asyncio.CancelledError:
-            # Nor for one that does not read what it was sent.
+            # Not close(), which would wait for a client that does not read.
             writer.transport.abort()
             raise
         finally:
@@ -120,7 +119,9 @@ class ControlSocket:
         try:
             uid = peer_uid(sock)
         except OSError as error:
-            _LOGGER.warning("the control socket knows nobody here: %s", error)
+            _LOGGER.warning(
+                "the control socket cannot tell whose a connection is: %s", error
+            )
             return False
         if uid != os.geteuid():
             _LOGGER.warning("the control socket has refused user %d", uid)
@@ -133,14 +134,14 @@ class ControlSocket:
         while True:
             try:
                 line = await reader.readline()
-            except ValueError:  # it is longer than the limit
+            except ValueError:  # the line is longer than the limit
                 line = b"?"
             if not line:
                 return
             try:
                 request = Request.unpack(line)
             except ProtocolError as error:
-                # Where the next line begins is unknown.
+                # Nobody knows where the next line begins.
                 writer.write(pack_reply({"error": str(error)}))
                 await writer.drain()
                 return
