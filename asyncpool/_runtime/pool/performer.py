@@ -3,7 +3,7 @@
 The core decides (``_core/supervision``).  The parts of a pool pass its commands to the
 :class:`~asyncpool._runtime.state.pool_state.Performer` of their :class:`PoolState`, which is
 this one.  The parts tell the core what comes of an effect: what a worker has sent
-(``worker_events.py``), that a worker has ended (``worker_exit.py``), or that the timer here
+(``pool_worker_events.py``), that a worker has ended (``worker_exit.py``), or that the timer here
 has fired.
 """
 

@@ -1,7 +1,7 @@
 """The supervisor of a pool: it makes the parts, runs until all is over, and closes them.
 
 ``performer.py`` carries out what the core decides.  What workers send gets to the parts through
-``worker_events.py``, and the end of a worker through ``worker_exit.py``.  All of this runs in
+``pool_worker_events.py``, and the end of a worker through ``worker_exit.py``.  All of this runs in
 the loop's thread and does not wait in between, so there are no locks.
 """
 
@@ -23,7 +23,7 @@ from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.parts import assemble
 from asyncpool._runtime.pool.performer import CommandPerformer
-from asyncpool._runtime.pool.worker_events import PoolWorkerEvents
+from asyncpool._runtime.pool.pool_worker_events import PoolWorkerEvents
 from asyncpool._runtime.pool.worker_exit import WorkerExit
 from asyncpool._runtime.pool.workers import Workers
 from asyncpool._runtime.state.bulk_failure import BulkFailure

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class WorkerEvents(Protocol):
     """What a worker tells the pool through its handle, and the one question that the handle asks.
 
-    One class implements it: ``PoolWorkerEvents`` in ``_runtime/pool/worker_events.py``.
+    One class implements it: ``PoolWorkerEvents`` in ``_runtime/pool/pool_worker_events.py``.
 
     A method that reads what the worker has sent raises :exc:`ProtocolError` if it breaks the
     protocol.  The handle then trusts the worker no more.
