@@ -271,13 +271,13 @@ class Engine:
             _settle(call, error=unpicklable(error))
             return False
         self._open += 1
-        job.add_done_callback(partial(self._land, call))
+        job.add_done_callback(partial(self._on_done, call))
         if job._slot is not None:
             return False
         self._room = self._workers * (1 + int(_AHEAD / job._profile.cost))
         return True
 
-    def _land(self, call: Call, job: Job[Any]) -> None:
+    def _on_done(self, call: Call, job: Job[Any]) -> None:
         self._open -= 1
         error = job.exception()
         value = job.result() if error is None else None
@@ -305,14 +305,14 @@ class Delivery:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._landed: list[_EndedCall] = []
+        self._ended_calls: list[_EndedCall] = []
         self._sent: list[deque[_EndedCall]] = []
 
     def add(self, ended: _EndedCall) -> None:
         """Settle a future soon."""
-        if not self._landed:
+        if not self._ended_calls:
             self._loop.call_soon(self._deliver)
-        self._landed.append(ended)
+        self._ended_calls.append(ended)
 
     def finish(self) -> None:
         """Settle the futures that are left."""
@@ -321,9 +321,9 @@ class Delivery:
 
     def _deliver(self) -> None:
         homes: dict[asyncio.AbstractEventLoop | None, deque[_EndedCall]] = {}
-        for ended in self._landed:
+        for ended in self._ended_calls:
             homes.setdefault(ended[0].home, deque()).append(ended)
-        self._landed.clear()
+        self._ended_calls.clear()
         for home, ended_calls in homes.items():
             if home is None:
                 _settle_all(ended_calls)

@@ -165,10 +165,10 @@ async def test_there_is_room_again_when_nobody_waits() -> None:
         door.admission.check(ANYBODY)
     waiter = asyncio.create_task(door.admission.room())
     await asyncio.sleep(0)
-    door.admission.relax()  # one waits still
+    door.admission.update_saturated()  # one waits still
     seen = [door.admission.saturated]
     door.relieve()
-    door.admission.relax()
+    door.admission.update_saturated()
     await waiter
     assert [*seen, door.admission.saturated] == [True, False]
     assert await door.events() == [events.QueueFull(1), events.QueueEmptied()]
@@ -198,7 +198,7 @@ async def test_what_else_happens_does_not_hide_that_there_is_room() -> None:
     door.queue(1)
     waiter = await refused_at(door)
     door.relieve()
-    door.admission.relax()
+    door.admission.update_saturated()
     for number in range(1000):
         door.state.hub.publish(events.TakenOver(number, 1))
     async with patience():
@@ -210,7 +210,7 @@ async def test_who_finds_the_queue_full_again_waits_on() -> None:
     door.queue(1)
     waiter = await refused_at(door)
     door.relieve()
-    door.admission.relax()
+    door.admission.update_saturated()
     door.queue(1)
     with pytest.raises(PoolFullError):
         door.admission.check(ANYBODY)
@@ -218,7 +218,7 @@ async def test_who_finds_the_queue_full_again_waits_on() -> None:
         await asyncio.sleep(0)
     assert not waiter.done()
     door.relieve()
-    door.admission.relax()
+    door.admission.update_saturated()
     async with patience():
         await waiter
 
@@ -244,10 +244,10 @@ async def test_where_nobody_may_wait_room_is_a_worker(
     """An empty queue says nothing there; but a pool that takes no more jobs does."""
     door = Door(limit=0)
     waiter = await refused_at(door)
-    door.admission.relax()
+    door.admission.update_saturated()
     assert door.admission.saturated
     relieve(door)
-    door.admission.relax()
+    door.admission.update_saturated()
     async with patience():
         await waiter
     assert await door.events() == [events.QueueFull(0), events.QueueEmptied()]
@@ -258,10 +258,10 @@ async def test_where_nobody_may_wait_there_is_no_room_while_it_drains() -> None:
     waiter = await refused_at(door)
     door.core.hold()
     door.core.close(Finish.ALL, None, door.now)
-    door.admission.relax()
+    door.admission.update_saturated()
     assert door.admission.saturated
     door.core.release(door.now)
-    door.admission.relax()
+    door.admission.update_saturated()
     async with patience():
         await waiter
 

@@ -144,7 +144,7 @@ class BatchRunner:
         self._jobs: set[Job[Any]] = set()
         self._held: deque[Part] = deque()
         # Chunks that have come back, and that nobody has looked at yet.
-        self._landed: deque[tuple[Part, ChunkJob[Any]]] = deque()
+        self._returned: deque[tuple[Part, ChunkJob[Any]]] = deque()
         self._unloading = False
         self._loop = asyncio.get_running_loop()
         self._ended = False
@@ -200,8 +200,8 @@ class BatchRunner:
             job.items_of = self._name
             return job
         [item] = items
-        if part.begun:
-            options = replace(options, begun=part.begun)
+        if part.attempts:
+            options = replace(options, begun=part.attempts)
         return submit(function, tuple(item) if star else (item,), {}, options)
 
     def send_held(self) -> None:
@@ -231,7 +231,7 @@ class BatchRunner:
             self._fail(part, Failure(asyncio.CancelledError()))
         elif isinstance(job, ChunkJob):
             job.exception()  # marks it as retrieved, even if nobody looks at it later
-            self._landed.append((part, job))
+            self._returned.append((part, job))
             if not self._unloading:
                 self._unloading = True
                 self._loop.call_soon(self._unload)
@@ -250,8 +250,8 @@ class BatchRunner:
         """Take the outcomes of chunks, as many as there is time for in one turn of the loop."""
         turn = TimeSlice()
         self._unloading = False
-        while self._landed and not self._ended:
-            self._on_chunk(*self._landed.popleft())
+        while self._returned and not self._ended:
+            self._on_chunk(*self._returned.popleft())
             if turn.over:
                 self._unloading = True
                 self._loop.call_soon(self._unload)
@@ -293,7 +293,7 @@ class BatchRunner:
             return
         for offset, outcome in enumerate(outcomes, part.offset):
             if type(outcome) is Failure and self._again(outcome.error):
-                self.send(Part(part.batch, offset, 1, begun=1))
+                self.send(Part(part.batch, offset, 1, attempts=1))
             else:
                 failed = type(outcome) is Failure
                 self._settle(part.batch, offset, [outcome], failed=failed)

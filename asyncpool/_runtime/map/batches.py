@@ -70,13 +70,13 @@ class Part:
         batch: The batch.
         offset: The index of the first item in the batch.
         count: How many items there are.
-        begun: How many attempts there were, if it is a single item.
+        attempts: How many attempts there were, if it is a single item.
     """
 
     batch: Batch
     offset: int
     count: int
-    begun: int = 0
+    attempts: int = 0
 
 
 # Seconds.  To unpickle all that one round of the stall watch brings may take 40 ms, and to

@@ -57,7 +57,7 @@ class CommandPerformer(Performer):
             self.rearm()
         # Checked here, since only commands take jobs out of the queue.
         if self._parts.admission.saturated:
-            self._parts.admission.relax()
+            self._parts.admission.update_saturated()
 
     def rearm(self) -> None:
         """Set the pool's timer to the core's next deadline."""

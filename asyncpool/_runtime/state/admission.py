@@ -19,7 +19,7 @@ class Admission:
 
     Attributes:
         saturated: Whether the queue was full, and has not been empty since.  Code that takes
-            jobs out of the queue must call :meth:`relax` then.
+            jobs out of the queue must call :meth:`update_saturated` then.
     """
 
     def __init__(self, state: PoolState) -> None:
@@ -27,7 +27,7 @@ class Admission:
         self._core = state.core
         self._limit = state.config.max_queued
         self.saturated = False
-        self._relaxed = asyncio.Event()
+        self._has_room = asyncio.Event()
 
     def check_open(self, hold: Hold | None = None) -> None:
         """Check that the pool is open.
@@ -87,7 +87,7 @@ class Admission:
         if waiting - not_for_long >= limit:
             if not self.saturated:
                 self.saturated = True
-                self._relaxed.clear()
+                self._has_room.clear()
                 self._state.hub.publish(events.QueueFull(waiting))
             raise PoolFullError(waiting=waiting, max_queued=limit)
 
@@ -113,8 +113,8 @@ class Admission:
             core.replacements.sizing.crowded(self._state.loop.time())
             self._state.performer.rearm()
 
-    def relax(self) -> None:
-        """Note that the queue may be empty, which was full before."""
+    def update_saturated(self) -> None:
+        """Note it if the queue, which was full, is empty now; wake callers that wait for room."""
         core = self._core
         if core.balance.waiting:
             return
@@ -134,7 +134,7 @@ class Admission:
     def end(self) -> None:
         """End the wait for room."""
         self.saturated = False
-        self._relaxed.set()
+        self._has_room.set()
 
     async def room(self) -> None:
         """Wait until the queue, which was full, is empty; or until the pool is closed.
@@ -143,4 +143,4 @@ class Admission:
             Safe.
         """
         while self.saturated:  # another caller may have filled it again meanwhile
-            await self._relaxed.wait()
+            await self._has_room.wait()
