@@ -32,12 +32,12 @@ class Worker:
 
     pid: int | None = 77
 
-    def __init__(self, journal: WorkerLogs) -> None:
+    def __init__(self, worker_logs: WorkerLogs) -> None:
         self.accused: list[str] = []
         self.calls: list[str] = []
-        self.notes = LogNotes(journal, self, cast("Channel", self))
+        self.notes = LogNotes(worker_logs, self, cast("Channel", self))
 
-    def accuse(self, detail: str) -> None:
+    def distrust(self, detail: str) -> None:
         self.accused.append(detail)
 
     def pause(self) -> None:
@@ -61,31 +61,31 @@ class Slow(Kept):
 
 
 def entry(message: str) -> LogEntry:
-    return ENTRY._replace(name="tests.journal", message=message)
+    return ENTRY._replace(name="tests.worker_logs", message=message)
 
 
-def journal() -> WorkerLogs:
+def worker_logs() -> WorkerLogs:
     return WorkerLogs(asyncio.get_running_loop())
 
 
 async def test_records_are_handled_in_their_order_and_not_at_once() -> None:
-    kept, book = Kept(), journal()
-    one, other = Worker(book), Worker(book)
+    kept, logs = Kept(), worker_logs()
+    one, other = Worker(logs), Worker(logs)
     with handled_by(kept):
         one.say("a")
         other.say("b")
         one.say("c")
         assert kept.messages == []
         async with patience():
-            await book.finish()
+            await logs.finish()
     assert kept.messages == ["a", "b", "c"]
     assert (one.calls, other.calls) == ([], [])
     assert {vars(record)["worker"] for record in kept.records} == {77}
 
 
 async def test_the_loop_has_its_turn_between_records_that_take_long() -> None:
-    slow, book = Slow(), journal()
-    worker = Worker(book)
+    slow, logs = Slow(), worker_logs()
+    worker = Worker(logs)
     with handled_by(slow):
         for number in range(5):
             worker.say(str(number))
@@ -99,8 +99,8 @@ async def test_the_loop_has_its_turn_between_records_that_take_long() -> None:
 
 
 async def test_who_is_too_far_ahead_is_read_no_more_until_the_rest_is_done() -> None:
-    kept, book = Kept(), journal()
-    fast, quiet = Worker(book), Worker(book)
+    kept, logs = Kept(), worker_logs()
+    fast, quiet = Worker(logs), Worker(logs)
     with handled_by(kept):
         for number in range(_AHEAD - 1):
             fast.say(str(number))
@@ -113,19 +113,19 @@ async def test_who_is_too_far_ahead_is_read_no_more_until_the_rest_is_done() -> 
             await kept.until(lambda messages: "in the same read" in messages)
         assert fast.calls == ["pause", "resume"]
         async with patience():
-            await book.finish()
+            await logs.finish()
     assert quiet.calls == []
     assert kept.messages[-1] == "quiet"
 
 
 async def test_what_cannot_be_read_accuses_its_author_alone() -> None:
-    kept, book = Kept(), journal()
-    good, bad = Worker(book), Worker(book)
+    kept, logs = Kept(), worker_logs()
+    good, bad = Worker(logs), Worker(logs)
     with handled_by(kept):
         bad.notes.add(b"nonsense")
         good.say("fine")
         async with patience():
-            await book.finish()
+            await logs.finish()
     assert bad.accused == ["a record of a logger cannot be read"]
     assert good.accused == []
     assert kept.messages == ["fine"]
@@ -134,14 +134,14 @@ async def test_what_cannot_be_read_accuses_its_author_alone() -> None:
 async def test_what_is_left_is_dropped_at_the_end_and_that_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    kept, book = Kept(), journal()
-    worker = Worker(book)
+    kept, logs = Kept(), worker_logs()
+    worker = Worker(logs)
     with handled_by(kept):
         worker.say("late")
         worker.say("later")
-        book.close()
-        await book.finish()
-        book.close()
+        logs.close()
+        await logs.finish()
+        logs.close()
     assert kept.messages == []
     assert caplog.messages == [
         "the pool ends; 2 log records of its workers are dropped"
@@ -149,24 +149,24 @@ async def test_what_is_left_is_dropped_at_the_end_and_that_is_told(
 
 
 async def test_before_its_pid_is_known_a_worker_goes_by_its_own_word() -> None:
-    kept, book = Kept(), journal()
-    worker = Worker(book)
+    kept, logs = Kept(), worker_logs()
+    worker = Worker(logs)
     worker.pid = None
     with handled_by(kept):
         worker.say("early")
         async with patience():
-            await book.finish()
+            await logs.finish()
     assert [vars(record)["worker"] for record in kept.records] == [ENTRY.process]
 
 
 async def test_times_are_those_of_the_worker() -> None:
-    kept, book = Kept(), journal()
-    worker = Worker(book)
+    kept, logs = Kept(), worker_logs()
+    worker = Worker(logs)
     with handled_by(kept):
         worker.say("then")
         now = logging.makeLogRecord({})
         async with patience():
-            await book.finish()
+            await logs.finish()
     [record] = kept.records
     assert (record.created, record.msecs) == (1000.5, 500.0)
     since_then = now.relativeCreated - record.relativeCreated
@@ -174,13 +174,13 @@ async def test_times_are_those_of_the_worker() -> None:
 
 
 async def test_fields_cannot_pose_as_anything_else() -> None:
-    kept, book = Kept(), journal()
-    worker = Worker(book)
+    kept, logs = Kept(), worker_logs()
+    worker = Worker(logs)
     posing = {"levelno": 50, "job_id": 99, "worker": 1, "exc_info": "no", "args": 5}
     with handled_by(kept):
         worker.notes.add(entry("posing")._replace(fields=posing).pack())
         async with patience():
-            await book.finish()
+            await logs.finish()
     [record] = kept.records
     found = vars(record)
     assert (record.levelno, record.exc_info, record.args) == (20, None, None)
@@ -189,13 +189,13 @@ async def test_fields_cannot_pose_as_anything_else() -> None:
 
 
 async def test_what_is_given_by_our_names_has_others() -> None:
-    kept, book = Kept(), journal()
-    worker = Worker(book)
+    kept, logs = Kept(), worker_logs()
+    worker = Worker(logs)
     given = {"worker": "me", "job_id": 3, "attempt": 5}  # the job's own logger gives 3
     with handled_by(kept):
         worker.notes.add(entry("by names")._replace(fields=given).pack())
         async with patience():
-            await book.finish()
+            await logs.finish()
     [record] = kept.records
     found = vars(record)
     assert (found["worker"], found["job_id"], found["attempt"]) == (77, 3, 1)

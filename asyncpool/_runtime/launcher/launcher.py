@@ -88,7 +88,7 @@ class Launcher:
             self._config = self._config._replace(script=None)
             return await self.launch(fds)
 
-    def accuse(self) -> None:
+    def on_start_timeout(self) -> None:
         """Kill the launcher, since a start took too long; but not one that serves other pools.
 
         This pool may just have a short ``start_timeout``, or the machine may be busy for a moment.

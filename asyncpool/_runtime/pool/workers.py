@@ -59,7 +59,7 @@ class Workers:
             threads=parts.threads,
             segments=self.segments,
             serving=parts.serving,
-            journal=self._worker_logs,
+            worker_logs=self._worker_logs,
         )
 
     def start(self, slot: int, generation: int) -> None:
@@ -68,21 +68,21 @@ class Workers:
         self._state.handles[slot] = handle
         self._broadcasts.on_spawn(slot)
         self.tasks.create_task(
-            self._tend(handle),
+            self._run_worker(handle),
             name=f"slot {slot}",
             context=contextvars.Context(),  # not that of the caller that happens to be here
         )
 
-    async def _tend(self, handle: WorkerHandle) -> None:
+    async def _run_worker(self, handle: WorkerHandle) -> None:
         try:
-            await handle.live()
+            await handle.run()
         except OSError as error:
             handle.detail = str(error)
             self._launcher.drop_spare()  # perhaps there are too few descriptors
         except LaunchError as error:
             handle.detail, handle.traceback = str(error), error.trace
             if handle.killed and not self._state.core.slots[handle.slot].planned:
-                self._launcher.accuse()  # it has not answered within start_timeout
+                self._launcher.on_start_timeout()  # it has not answered within start_timeout
         self._worker_exit.handle(handle)
         self._status.update()
 

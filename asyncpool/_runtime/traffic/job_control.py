@@ -78,7 +78,7 @@ class JobControl:
         try:
             commands = self._state.core.jobs.revoked(handle.slot, places, now)
         except ProtocolError as error:
-            handle.accuse(str(error))
+            handle.distrust(str(error))
         else:
             self._state.performer.perform(commands)
 
@@ -90,7 +90,7 @@ class JobControl:
             try:
                 self._on_item(handle, frame)
             except ProtocolError as error:
-                handle.accuse(str(error))
+                handle.distrust(str(error))
                 return
 
     def _on_item(self, handle: WorkerHandle, frame: Frame) -> None:

@@ -29,7 +29,7 @@ class JobTimers:
         state: The pool's state.
         heartbeats: Reads the heartbeats of its jobs.
         stack_dumps: Gets the stacks of workers that will be killed.
-        under_way: Takes out jobs that are settled before they are run.
+        job_control: Takes out jobs that are settled before they are run.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class JobTimers:
         state: PoolState,
         heartbeats: Heartbeats,
         stack_dumps: StackDumps,
-        under_way: JobControl,
+        job_control: JobControl,
     ) -> None:
         self._state = state
         self._time = state.loop.time
         self._heartbeats = heartbeats
         self._stack_dumps = stack_dumps
-        self._under_way = under_way
+        self._job_control = job_control
         self._timeouts = Timeouts(state.loop, state.registry.deadlines, self._on_due)
 
     def wait(self, job: Job[Any]) -> bool:
@@ -115,7 +115,7 @@ class JobTimers:
         elif began is None or slot is None:
             # Its outcome may have come, and take long to load.
             state.registry.fail(job, late_error(job, now))
-            self._under_way.take_out(job, slot)
+            self._job_control.take_out(job, slot)
         elif state.core.jobs.runs(slot, job.id):
             end = job._limits.run_end(began)
             if end is None or now < end:
@@ -126,7 +126,7 @@ class JobTimers:
             self._state.performer.perform(
                 state.core.termination.expire(job.id, now, index=slot, press=press)
             )
-            self._stack_dumps.insist(state.handles[slot], now, job.id)
+            self._stack_dumps.signal_before_end(state.handles[slot], now, job.id)
 
     def _must_go(self, job: Job[Any], slot: int) -> bool:
         """Return whether to give up a job that its worker has not begun.

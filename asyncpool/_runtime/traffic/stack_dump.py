@@ -66,9 +66,13 @@ class StackDumps:
         self._state.performer.perform(
             self._state.core.termination.hang(handle.slot, now, job)
         )
-        self.insist(handle, now, job or self._state.core.jobs.head(handle.slot))
+        self.signal_before_end(
+            handle, now, job or self._state.core.jobs.head(handle.slot)
+        )
 
-    def insist(self, handle: WorkerHandle, now: float, job: int | None) -> None:
+    def signal_before_end(
+        self, handle: WorkerHandle, now: float, job: int | None
+    ) -> None:
         """Send the signal shortly before the worker's time is over, if it has not answered."""
         due = self._state.core.slots[handle.slot].due
         if due is not None:

@@ -309,7 +309,7 @@ class Traffic:
         """Settle jobs, and give their worker the next ones; part of a decision."""
         core, registry = self._state.core, self._state.registry
         handle.since = at = monotonic()
-        landed = self._land(handle, frames, at)
+        to_settle = self._take_outcomes(handle, frames, at)
         # The worker gets its next jobs before the pool looks at these outcomes.
         now = self._state.loop.time()
         commands = core.jobs.refill(handle.slot, now)
@@ -323,7 +323,7 @@ class Traffic:
             self.timers.begin_first(handle.slot)
         if self._state.hub.watched:
             self._tell_begun(handle.slot, at)
-        for job, frame in landed:
+        for job, frame in to_settle:
             if registry.settle(job, outcome_of(job, handle, frame)):
                 self._state.performer.perform(
                     core.jobs.give_back({job.id: job._profile}, now)
@@ -336,21 +336,21 @@ class Traffic:
         jobs = (registry.jobs[number] for number in running if number in registry.jobs)
         registry.watch.running(jobs, slot, at)
 
-    def _land(
+    def _take_outcomes(
         self, handle: WorkerHandle, frames: list[Frame], at: float
     ) -> list[tuple[Job[Any], Frame]]:
         """Take jobs off their worker; return those that still have to be settled."""
         core, registry = self._state.core, self._state.registry
-        landed: list[tuple[Job[Any], Frame]] = []
+        to_settle: list[tuple[Job[Any], Frame]] = []
         for frame in frames:
             job = registry.jobs.get(frame.job)
             if job is not None and job.attempt != frame.attempt:
-                handle.accuse(f"it sent attempt {frame.attempt} of {job!r}")
+                handle.distrust(f"it sent attempt {frame.attempt} of {job!r}")
                 break
             try:
                 core.jobs.outcome(handle.slot, frame.job)
             except ProtocolError as error:
-                handle.accuse(str(error))
+                handle.distrust(str(error))
                 break
             if job is None:  # its caller has given the job up
                 registry.leases.give_back(frame.job)
@@ -366,8 +366,8 @@ class Traffic:
                     self.timers.end(job)
                     self._large.unpack(job, frame)
                 else:
-                    landed.append((job, frame))
-        return landed
+                    to_settle.append((job, frame))
+        return to_settle
 
     @decision
     def on_exit(self, handle: WorkerHandle) -> None:

@@ -92,7 +92,7 @@ class WorkerConnections:
         self.outbox.connect(self.jobs)
         self.requests.connect(self.control)
         self.large_buffers.connect(self.jobs, self.control)
-        self.logs = LogNotes(setup.journal, worker, self.control)
+        self.logs = LogNotes(setup.worker_logs, worker, self.control)
         page = self.page.open()
         theirs.callback(os.close, page)
         out, out_end = _pipe(theirs)

@@ -3,7 +3,7 @@
 Two tasks watch it.  The exit watcher waits for the end of the process.  The error watcher
 waits for any other fault while the process lives: a channel ends or breaks the protocol, an
 initializer raises, or a thread of the worker ends with an exception.  Both lead to the same
-end: the process is gone, the listener hears of that once, and :meth:`WorkerHandle.live`
+end: the process is gone, the listener hears of that once, and :meth:`WorkerHandle.run`
 returns.
 """
 
@@ -84,7 +84,7 @@ class WorkerHandle:
         self._wanted: signal.Signals | None = None
         self._launching: anyio.CancelScope | None = None
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         """Start the worker; return when it has ended and all that it sent has been read.
 
         Raises:
@@ -251,11 +251,11 @@ class WorkerHandle:
         """Note that a channel has ended, with *error* if the worker broke the protocol."""
         # A frame that is cut short breaks no rule: a sudden death looks like that.
         if error is not None:
-            self.accuse(str(error))
+            self.distrust(str(error))
         self.connections.shut_link()
         self._trouble.set()
 
-    def accuse(self, detail: str) -> None:
+    def distrust(self, detail: str) -> None:
         """Trust the worker no more, since it has done what *detail* says: it will be killed."""
         self.detail = detail
         self.broke_protocol = True

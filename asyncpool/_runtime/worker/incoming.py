@@ -84,7 +84,7 @@ class IncomingFrames:
             self._listener.on_outcomes(worker, frames)
         trouble = trouble or bad_beat
         if trouble is not None:
-            worker.accuse(trouble)
+            worker.distrust(trouble)
 
     def _take_beats(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
         """Return the frames that are no heartbeats; and what was wrong, if anything was."""
@@ -108,7 +108,7 @@ class IncomingFrames:
             try:
                 link.on_frames(frames)
             except ProtocolError as error:
-                self._worker.accuse(str(error))
+                self._worker.distrust(str(error))
 
     # The control channel.
 
@@ -118,10 +118,10 @@ class IncomingFrames:
         assert logs is not None
         if worker.broke_protocol:
             return
-        self._heard_at, rung = self._loop.time(), False
+        self._heard_at, has_heartbeats = self._loop.time(), False
         for frame in frames:
             if frame.kind is FrameKind.HEARTBEAT:
-                rung = True
+                has_heartbeats = True
                 continue
             if frame.kind is FrameKind.RECORD:
                 logs.add(frame.payload)
@@ -129,9 +129,9 @@ class IncomingFrames:
             try:
                 self._on_control_frame(frame)
             except ProtocolError as error:
-                worker.accuse(str(error))
+                worker.distrust(str(error))
                 return
-        if rung and not worker.ignored:
+        if has_heartbeats and not worker.ignored:
             self._listener.on_heartbeat(worker)
 
     def _on_control_frame(self, frame: Frame) -> None:

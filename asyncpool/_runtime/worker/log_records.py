@@ -35,7 +35,7 @@ class Author(Protocol):
     def pid(self) -> int | None:
         """The pid of its process."""
 
-    def accuse(self, detail: str) -> None:
+    def distrust(self, detail: str) -> None:
         """Trust the worker no more, since it has done what *detail* says."""
 
 
@@ -96,7 +96,7 @@ class LogNotes:
     """The records of one worker.
 
     Args:
-        journal: Passes them on.
+        worker_logs: Passes them on.
         author: The worker.
         channel: The channel that they come from.
 
@@ -104,8 +104,10 @@ class LogNotes:
         paused: Whether the worker has to wait, since it has sent too many.
     """
 
-    def __init__(self, journal: WorkerLogs, author: Author, channel: Channel) -> None:
-        self._journal = journal
+    def __init__(
+        self, worker_logs: WorkerLogs, author: Author, channel: Channel
+    ) -> None:
+        self._worker_logs = worker_logs
         self._author = author
         self._channel = channel
         self._waiting = 0
@@ -113,7 +115,7 @@ class LogNotes:
 
     def add(self, payload: bytes) -> None:
         """Take the payload of a ``RECORD`` frame."""
-        self._journal.add(self, payload)
+        self._worker_logs.add(self, payload)
         self._waiting += 1
         if self._waiting == _AHEAD:
             self.paused = True
@@ -128,7 +130,7 @@ class LogNotes:
         try:
             entry = LogEntry.unpack(payload)
         except ProtocolError as error:
-            self._author.accuse(str(error))
+            self._author.distrust(str(error))
             return
         # A handler or filter of the user's may raise anything.
         with contextlib.suppress(Exception, asyncio.CancelledError):

@@ -31,4 +31,4 @@ class WorkerSetup:
     threads: Threads
     segments: Segments
     serving: Serving | None
-    journal: WorkerLogs
+    worker_logs: WorkerLogs
