@@ -1,4 +1,4 @@
 """What every other room uses.
 
-Records, deadlines, the checks of arguments, run times, and texts.
+Records, deadlines, checks of arguments, run times, and texts.
 """

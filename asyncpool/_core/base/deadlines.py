@@ -1,21 +1,21 @@
-"""Whose time is over: points in time, each with the job that it ends.
+"""Points in time, each with the job whose time is over then.
 
-A heap that forgets lazily: what was discarded, or set anew, stays in it until its time
-comes, or until such entries are the greater part.  So nothing has to be searched for,
-and adding one that is later than all others, which is the rule where all jobs have the
-same limit, costs the same however many there are.
+The heap forgets lazily.  An entry that was discarded or changed stays in the heap until
+its time comes, or until such entries are the greater part of it.  So nothing has to be
+searched.  Most often a new deadline is later than all others, since all jobs have the
+same limit.  To add such a deadline costs the same however many there are.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-# Below that, nothing is gained by cleaning up.
+# For fewer entries it does not pay to clean up.
 _FEW = 64
 
 
 def earliest(*times: float | None) -> float | None:
-    """Return the first of *times*; ``None`` stands for never."""
+    """Return the earliest of *times*; ``None`` stands for never."""
     return min((when for when in times if when is not None), default=None)
 
 
@@ -29,11 +29,11 @@ class Deadlines:
         self._heap: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
-        """How many jobs have one."""
+        """How many jobs have a deadline."""
         return len(self._when)
 
     def set(self, job: int, when: float) -> None:
-        """Let the time of *job* be over at *when*, whatever was set before."""
+        """Set the deadline of *job* to *when*, whatever it was before."""
         self._when[job] = when
         heap = self._heap
         if len(heap) > _FEW + 2 * len(self._when):
@@ -43,16 +43,16 @@ class Deadlines:
             heappush(heap, (when, job))
 
     def is_set(self, job: int, by: float) -> bool:
-        """Tell whether the time of *job* is over at *by* anyway, or before."""
+        """Tell whether *job* already has a deadline at *by* or earlier."""
         when = self._when.get(job)
         return when is not None and when <= by
 
     def discard(self, job: int) -> None:
-        """Give *job* all the time it wants."""
+        """Remove the deadline of *job*."""
         self._when.pop(job, None)
 
     def next(self) -> float | None:
-        """When the next one is due; ``None`` if none will be."""
+        """When the next deadline is; ``None`` if there is none."""
         heap, when = self._heap, self._when
         while heap:
             time, job = heap[0]
@@ -62,7 +62,7 @@ class Deadlines:
         return None
 
     def pop(self, now: float) -> list[int]:
-        """Return the jobs whose time is over, in that order, and forget them."""
+        """Return the jobs whose time is over, in the order of their deadlines, and forget them."""
         due: list[int] = []
         while (time := self.next()) is not None and time <= now:
             job = heappop(self._heap)[1]

@@ -1,6 +1,7 @@
-"""What functions are called in errors, reports and logs.
+"""How errors, reports and logs name functions.
 
-What is said of jobs by the names of their functions, many or few.
+Jobs are named by their functions.  This is also the text that says which jobs a pool
+waits for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 # A longer name is cut.
 MAX_NAME = 200
 
-# Those of a job, by which nobody calls a function's arguments without a reason.
+# The options of a job that are hardly ever the name of a function's own argument.
 OPTIONS = frozenset(
     (
         "prefetch",
@@ -37,8 +38,8 @@ OPTIONS = frozenset(
     )
 )
 
-# What workers call in a user's function's place, and where among its arguments that is;
-# see _worker/api/calls.py.
+# Functions that workers call in place of a user's function, and where that is among
+# their arguments; see _worker/api/calls.py.
 _STAND_INS = {
     "asyncpool._worker.api.calls.call_chunk": 0,
     "asyncpool._worker.api.calls.call_counted": 1,
@@ -46,17 +47,17 @@ _STAND_INS = {
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return what *function* is called, such as ``"shop.images.resize"``.
+    """Return the name of *function*, such as ``"shop.images.resize"``.
 
-    A partial and a bound method are called what is in them, an object what its class is.
-    Control characters are escaped.  Whatever the function's own attributes raise, this
-    raises nothing.
+    A partial and a bound method have the name of the function in them.  An object has
+    the name of its class.  Control characters are escaped.  This raises nothing,
+    whatever the function's own attributes raise.
     """
     found = _inner(function)
     try:
         name = _text(found.__qualname__)
         module = _text(getattr(found, "__module__", None))
-    except BaseException:  # noqa: BLE001 - it has none, or code of its own answers for it
+    except BaseException:  # noqa: BLE001 - it has no such attribute, or its own code fails
         module = name = ""
     if not name:
         cls: Any = type(found)
@@ -68,14 +69,14 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def misplaced(names: Iterable[str], text: str) -> str:
-    """Say where an option belongs that was given to a function, which takes none such.
+    """Say where an option belongs that was passed to a function that does not take it.
 
     Args:
-        names: The keywords that the function was called with.
-        text: That of the ``TypeError`` by which Python has refused the call.
+        names: The keyword arguments of the call.
+        text: The text of the ``TypeError`` that Python has raised for the call.
 
     Returns:
-        A sentence, or nothing if none of *names* is to blame.
+        A sentence, or an empty text if none of *names* is the reason.
     """
     takes_none = "takes no keyword arguments" in text
     for name in names:
@@ -106,12 +107,12 @@ def _inner(function: Any) -> Any:
 
 
 def _own(cls: type, name: str) -> str:
-    """Return what Python itself says of a class, whatever that and its metaclass say."""
+    """Return what Python itself says about a class, whatever the class and its metaclass say."""
     return _text(type.__dict__[name].__get__(cls))
 
 
 def _text(value: Any) -> str:
-    """Return the characters of *value*, if it is a text."""
+    """Return the characters of *value* if it is a text, else an empty text."""
     return str.__str__(value) if issubclass(type(value), str) else ""
 
 
@@ -121,22 +122,22 @@ def _visible(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-# Seconds between two records of a closing pool.
+# Seconds between two log records of a closing pool.
 SAY_EVERY = 10.0
 
-_MOST = 5  # that are named
+_MOST = 5  # how many functions are named
 
 
 def say_what_it_waits_for(
     *, jobs: int, queued: int, names: Counter[str], maps: Sequence[str]
 ) -> str:
-    """Return what a closing pool waits for, in words.
+    """Say in words what a closing pool waits for.
 
     Args:
         jobs: How many jobs are open.
         queued: How many of them have not begun.
-        names: The functions of the oldest of them, and how many call each.
-        maps: What is to be said of the maps that are under way.
+        names: The functions of the oldest of them, and how many jobs call each.
+        maps: A text about the maps that are under way.
     """
     parts: list[str] = []
     if jobs:
@@ -150,7 +151,7 @@ def say_what_it_waits_for(
 
 
 def names_of(names: Counter[str]) -> str:
-    """Return the names of functions, the most frequent first, and how many call each."""
+    """Return the names of functions, the most frequent first, with how many jobs call each."""
     parts = [f"{count} x {name}" for name, count in names.most_common(_MOST)]
     others = names.total() - sum(count for _, count in names.most_common(_MOST))
     return ", ".join([*parts, f"{others} of others"] if others else parts)

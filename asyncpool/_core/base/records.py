@@ -1,9 +1,9 @@
-"""``typing.NamedTuple``, for modules that must be light.
+"""``typing.NamedTuple``, for modules that must load fast.
 
-Every launcher and every spawned worker imports what is below here.  To import typing
-takes 10 ms, and dataclasses with all that it needs another 10: half of their start.
-Where only annotations need typing, a module says ``TYPE_CHECKING = False`` instead,
-which type checkers take for true.
+Every launcher and every spawned worker imports the modules that use this.  To import
+typing takes 10 ms, and dataclasses with all that it needs another 10 ms: half of the
+time of their start.  Where only annotations need typing, a module says ``TYPE_CHECKING
+= False`` instead, which type checkers take for true.
 """
 
 from __future__ import annotations

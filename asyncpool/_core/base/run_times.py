@@ -1,9 +1,9 @@
-"""How long the calls of a function take: the reason for which they may travel ahead.
+"""How long the calls of a function take, which decides whether jobs may travel ahead.
 
-A job may wait inside a worker, behind another one, only if both are known to be
-short.  Known is what was measured: an exponential average of the run times of the
-same function, in microseconds.  One long call among many short ones raises it at once
-and is forgotten after some dozens.
+A job may wait inside a worker, behind another one, only if both are known to be short.
+The pool knows what it has measured: an exponential average of the run times of the same
+function, in microseconds.  One long call among many short ones raises the average at
+once, and the average forgets it after some dozens of calls.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ __all__ = [
     "Profile",
 ]
 
-# How much work may be in a worker's hands at once: so much that half of it bridges a
-# rest, see ``Balance.may_rest``.  A job that waits there for a slow one is revoked
-# after some milliseconds.
+# How much work a worker may have in flight at once.  Half of it bridges a rest, see
+# ``Balance.may_rest``.  If a job waits there for a slow one, the pool revokes it after
+# some milliseconds.
 BUDGET = 16000.0
 
-# A worker gets more when it has this left, so that it gets several at a time.
+# A worker gets more jobs when it has this much left, so that it gets several at a time.
 REFILL = BUDGET / 2
 
-# The most jobs that a worker holds: beyond it nothing is gained (128 jobs of no work
-# are half a millisecond).
+# The most jobs that a worker has in flight.  More jobs gain nothing: 128 jobs without
+# any work are half a millisecond.
 DEEPEST = 128
-# What a call costs at the least, by this reckoning.
+# The least cost that a call counts with.
 LEAST = BUDGET / DEEPEST
 
-# What a job may cost of which nothing is known: more than any budget.
+# The cost of a job of which nothing is known: more than any budget.
 UNKNOWN = 1e9
 
 _WEIGHT = 1 / 8
 
-# How fast the least that a call takes is forgotten, when it is not met any more.
+# How fast the least run time is forgotten, if no call is that short any more.
 _FADING = 1 / 64
 
 
 class Profile:
-    """What is known of one function.
+    """The run times of one function.
 
     Attributes:
-        cost: What the next call is expected to take.
-        least: What it takes at the least, by the shortest calls of late.
+        cost: How long the next call is expected to take.
+        least: The least that a call takes, by the shortest calls of late.
     """
 
     __slots__ = ("cost", "least")
@@ -60,16 +60,16 @@ class Profile:
 
     @property
     def exclusive(self) -> bool:
-        """Whether no job may be sent while it is the last one."""
+        """Whether no other job may be sent while such a job is the last one."""
         return False
 
     @property
     def key(self) -> int | None:
-        """The hash of the key that ties a job to a worker, if it has one."""
+        """The hash of the key of such a job, if it has one."""
         return None
 
     def note(self, duration: float) -> None:
-        """Take note of a call that took *duration*."""
+        """Record a call that took *duration*."""
         if duration <= LEAST:
             if self.cost == LEAST:
                 return
@@ -92,22 +92,24 @@ class _Exclusive(Profile):
         return True
 
 
-# Of jobs that nobody waits behind, whatever is known of them: streams, and those whose
-# large arguments are on their way for a while, so that nothing can be sent meanwhile.
+# The profiles of jobs behind which no other job waits, whatever is known of them:
+# streams, and jobs whose large arguments take a while to send, so that nothing else can
+# be sent meanwhile.
 ALONE = Profile()
 LOADING = _Exclusive()
 
-# Of pinned jobs: jobs for one worker, which no other one may run, and that nothing begins
-# beside: whoever comes later finds what they have done.
+# The profile of pinned jobs.  No other worker may run them, and no job begins beside
+# them: each later job finds what they have done.
 PINNED = _Exclusive()
 
 
 class Bound(_Exclusive):
-    """What is known of a call of a session: nothing begins beside it, or behind it.
+    """The profile of a call of a session: nothing begins beside it, or behind it.
 
     Args:
         session: The session.
-        first: Whether it is what rebuilds it in a new worker, before all other calls.
+        first: Whether the call rebuilds the session in a new worker, before all
+            other calls.
     """
 
     __slots__ = ("first", "session")
@@ -119,10 +121,10 @@ class Bound(_Exclusive):
 
 
 class Keyed(Profile):
-    """What is known of a job that has a key: what is known of its function, and that.
+    """The profile of a job that has a key: that of its function, and the key.
 
     Args:
-        function: What is known of its function, by now and later.
+        function: The profile of its function, whose run times change later, too.
         key: The hash of the key.
     """
 
@@ -139,13 +141,13 @@ class Keyed(Profile):
 
     @property
     def exclusive(self) -> bool:
-        """Whether no job may be sent while it is the last one."""
+        """Whether no other job may be sent while such a job is the last one."""
         return self._function.exclusive
 
-    # To all who read or write it, it is what it is there.
+    # Reads and writes go to the profile of the function.
     @property
     def cost(self) -> float:
-        """What the next call of the function is expected to take."""
+        """How long the next call of the function is expected to take."""
         return self._function.cost
 
     @cost.setter
@@ -154,7 +156,7 @@ class Keyed(Profile):
 
     @property
     def least(self) -> float:
-        """What it takes at the least."""
+        """The least that a call takes."""
         return self._function.least
 
     @least.setter

@@ -1,8 +1,9 @@
-"""What is kept of a worker's stderr for the report of its death.
+"""What the pool keeps of a worker's stderr for the report of its death.
 
-Those are its last lines.  Since Python 3.14 ``faulthandler`` prints the stack of C behind
-those of Python, which alone may have as many lines; the error itself is the first line of
-all.  So of what begins with a fatal error of the interpreter, the first lines are kept too.
+It keeps the last lines.  Since Python 3.14 ``faulthandler`` prints the C stack after
+the Python stacks, and the C stack alone may have as many lines.  But the error itself
+is the first line of all.  So the pool also keeps the first lines from a fatal error of
+the interpreter on.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import Iterable
 
 from asyncpool._core.base.text import printable
 
-# How a fatal error of the interpreter begins.
+# The first words of a fatal error of the interpreter.
 _FATAL = b"Fatal Python error"
 
 _LAST = 40
-# The error, the stack of a worker's control thread, and the beginning of the job's.
+# Room for the error, the stack of a worker's control thread, and the beginning of the
+# job's.
 _FIRST = 25
-# In characters, of which each is four bytes at the most.
+# In characters; each has four bytes at the most.
 _WIDTH = 500
 
 
@@ -28,10 +30,10 @@ class StderrTail:
     def __init__(self) -> None:
         self._last: deque[bytes] = deque(maxlen=_LAST)
         self._first: list[bytes] = []
-        self._since = 0  # how many lines there were from the fatal error on
+        self._since = 0  # how many lines have come from the fatal error on
 
     def extend(self, lines: Iterable[bytes]) -> None:
-        """Take note of more *lines*."""
+        """Add more *lines*."""
         for line in lines:
             kept = line[: 4 * _WIDTH]
             self._last.append(kept)
@@ -45,7 +47,7 @@ class StderrTail:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What is kept, oldest first."""
+        """The lines that are kept, oldest first."""
         before_last = max(0, self._since - _LAST)
         found = [*self._first[:before_last], *self._last]
         left_out = before_last - len(self._first)
@@ -55,5 +57,5 @@ class StderrTail:
 
 
 def text(line: bytes) -> str:
-    """Return a line, whatever it is made of, without its end."""
+    """Return a line without its end, whatever bytes it has."""
     return line.decode(errors="replace").rstrip("\r")

@@ -1,10 +1,11 @@
-"""Text of somebody else's, made fit for a log and a terminal.
+"""Make text from others fit for a log and a terminal, and write amounts of memory.
 
-Control characters move the cursor, clear the screen, set its title; separators of lines
-begin what looks like a line of ours; and what turns the direction of writing makes one text
-look like another.  All of them are written as Python would; nothing else changes.
+Control characters move the cursor, clear the screen, or set its title.  Line separators
+begin what looks like a line of the log.  Characters that turn the direction of writing
+make one text look like another.  All of them are written as Python escapes; nothing
+else changes.
 
-Amounts of memory, for people: who wants to compute with them finds them as integers.
+The amounts of memory are for people.  Programs find the same amounts as integers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return *text*, which may have several lines."""
+    """Return *text*, which may have several lines, with the other control characters escaped."""
     return text if text.isprintable() else text.translate(_LINES)
 
 
@@ -39,7 +40,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 def in_units(size: int) -> str:
     """Return a number of bytes as a text, such as ``512 MiB``.
 
-    What has a decimal place is rounded, what has none is exact.
+    A number with a decimal place is rounded; a number without one is exact.
     """
     if size < _STEP:
         return f"{size} byte{'' if size == 1 else 's'}"

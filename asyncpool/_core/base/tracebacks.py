@@ -1,8 +1,8 @@
-"""Which part of a traceback its reader can do something about, of one that is a text already."""
+"""Which part of a traceback concerns the user, if the traceback is already a text."""
 
 from __future__ import annotations
 
-# What says nothing about the user's code.
+# Paths of code that is not the user's.
 _OURS = (
     "/asyncpool/_core/",
     "/asyncpool/_worker/",
@@ -15,12 +15,12 @@ _FROZEN = "<frozen "
 
 
 def users_own(text: str) -> str:
-    """Return a traceback without the frames that are ours; empty if there are no others."""
+    """Return a traceback without asyncpool's own frames; empty if there are no others."""
     kept: list[str] = []
     found = False
-    hidden = -1  # how far the line of the frame is indented that is left out
+    hidden = -1  # the indentation of the frame that is left out
     for line in text.splitlines():
-        content = line.lstrip(" |")  # groups of exceptions have a margin
+        content = line.lstrip(" |")  # exception groups have a margin
         depth = len(line) - len(content)
         if 0 <= hidden < depth:
             continue

@@ -1,4 +1,4 @@
-"""What every state machine of the core raises when its table has no arrow."""
+"""What every state machine of the core raises when its table has no such arrow."""
 
 from __future__ import annotations
 

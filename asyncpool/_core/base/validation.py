@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-# The classes that an argument may have, and in words.  Callers may make others of any class.
+# The classes that an argument may have, and their name in words.  Callers may define
+# further ones.
 ArgumentType = tuple[tuple[type, ...], str]
 INT: ArgumentType = ((int,), "an int")
 NUMBER: ArgumentType = ((int, float), "a number")
@@ -22,7 +23,7 @@ TEXT: ArgumentType = ((str,), "a str")
 
 
 def or_none(expected: ArgumentType) -> ArgumentType:
-    """Return the same type, for an argument that may be missing."""
+    """Return the same type, for an argument that may also be ``None``."""
     types, words = expected
     return (*types, type(None)), f"{words} or None"
 
@@ -56,17 +57,19 @@ def several(
     single: tuple[type, ...] = (str,),
     each: type = object,
 ) -> tuple[Any, ...]:
-    """Return an argument that is several things.
+    """Return an argument that is an iterable of several things, as a tuple.
 
     Args:
-        name: What it is called.
+        name: The name of the argument.
         values: An iterable.
-        words: What it takes.
-        single: What was certainly meant to be one of them, also if it is iterable.
-        each: What each of them is.
+        words: What the argument takes, in words.
+        single: The types of a value that was certainly meant as a single element,
+            even if it is iterable.
+        each: The type of each element.
 
     Raises:
-        TypeError: If it is no iterable, or just one, or one of them is something else.
+        TypeError: If it is no iterable, if it is a single element, or if one
+            element has another type.
     """
     if isinstance(values, single):
         raise TypeError(f"{name} takes several: ({values!r},)")
@@ -80,11 +83,11 @@ def several(
 
 
 def check_function(name: str, value: object, words: str = "a function") -> None:
-    """Check what workers call, or import by its name and call.
+    """Check a function that workers call, or import by its name and call.
 
     Raises:
         TypeError: If it is neither a name nor callable.
-        ValueError: If it is a name of nothing.
+        ValueError: If nothing has this name.
     """
     if isinstance(value, str):
         module, colon, attribute = value.partition(":")

@@ -1,5 +1,5 @@
 """What only servers need.
 
 Addresses, the balance of connections, the control protocol, the limits of a drain, and
-what both ends of a link hold each other to.
+the rules that both ends of a link check.
 """

@@ -1,8 +1,9 @@
 """Where a cluster listens, as users write it.
 
-An address is ``tcp://HOST:PORT`` (or ``HOST:PORT``), ``unix:PATH``, ``fd://NUMBER`` for a
-descriptor that this process has inherited, or ``systemd:`` for those that systemd has passed
-to it.  What such a text means to the system is found out where it is opened.
+An address is ``tcp://HOST:PORT`` (or ``HOST:PORT``), ``unix:PATH``, ``fd://NUMBER`` for
+a descriptor that this process has inherited, or ``systemd:`` for those that systemd has
+passed to it.  This module only parses it.  What it means on this system shows when a
+socket is opened for it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 MAX_PORT = 0xFFFF
 MAX_MODE = 0o777
 
-# What systemd calls the first descriptor that it passes (SD_LISTEN_FDS_START).
+# The number of the first descriptor that systemd passes (SD_LISTEN_FDS_START).
 _FIRST_PASSED = 3
 
 _FORMS = (
@@ -28,7 +29,7 @@ class Tcp:
 
     Attributes:
         host: An address of version 4 or 6, or a name; empty for all interfaces.
-        port: 0 for one that is free.
+        port: The port; 0 for any free one.
     """
 
     host: str
@@ -41,11 +42,11 @@ class Tcp:
 
 @dataclass(frozen=True, slots=True)
 class Unix:
-    """A path.
+    """The path of a Unix socket.
 
     Attributes:
-        path: Of the socket's file; abstract ones, which begin with a NUL, are only
-            inherited.
+        path: The path of the socket's file.  Abstract sockets, which begin with a
+            NUL, can only be inherited.
         mode: The permissions of the file; ``None`` if none were written.
     """
 
@@ -60,7 +61,7 @@ class Unix:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """A descriptor that whoever started this process has left open for it."""
+    """A descriptor that this process has inherited from the process that started it."""
 
     fd: int
 
@@ -70,7 +71,7 @@ class Inherited:
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """The descriptors that systemd passes; with a *name*, only those of that name."""
+    """The descriptors that systemd has passed; with a *name*, only those of that name."""
 
     name: str = ""
 
@@ -85,7 +86,8 @@ def parse(text: str) -> Bind:
     """Return what an address means.
 
     Raises:
-        ValueError: If it is none; the text says what is wrong, and how it is written.
+        ValueError: If *text* is no address.  The error says what is wrong, and how
+            to write it.
     """
     scheme, _, rest = text.partition(":")
     rest = rest.removeprefix("//")
@@ -109,11 +111,12 @@ def parse_all(
 
     Args:
         texts: The addresses.
-        once_per_group: Whether each is to be opened several times (``SO_REUSEPORT``).
+        once_per_group: Whether each address is opened several times
+            (``SO_REUSEPORT``).
 
     Raises:
-        ValueError: If there is none, one is no address or is there twice, or cannot be
-            opened several times.
+        ValueError: If there is no address, or if one is not valid, is there twice,
+            or cannot be opened several times.
     """
     binds = tuple(map(parse, texts))
     if not binds:
@@ -136,14 +139,14 @@ def passed(
     """Return the descriptors that systemd has passed.
 
     Args:
-        name: Which ones; empty for all.
-        pid: This process.
+        name: Which descriptors; empty for all.
+        pid: The pid of this process.
         count: ``LISTEN_FDS``.
         owner: ``LISTEN_PID``.
         names: ``LISTEN_FDNAMES``.
 
     Raises:
-        ValueError: If there are none for this process.
+        ValueError: If systemd has passed none to this process.
     """
     what = repr(str(Systemd(name)))
     if count is None or owner is None:
@@ -203,5 +206,5 @@ def _unix(text: str, rest: str) -> Unix:
 
 
 def _is_number(text: str, digits: str = "0123456789") -> bool:
-    # str.isdigit() also takes those of other scripts, and int() takes spaces.
+    # str.isdigit() also accepts digits of other scripts, and int() accepts spaces.
     return 0 < len(text) <= 9 and set(text) <= set(digits)  # noqa: PLR2004 - fits an int

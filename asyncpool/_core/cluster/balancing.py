@@ -1,13 +1,14 @@
 """Which worker of a cluster gets the next connection.
 
-The least busy one does, and among equals the one whose turn is longest ago: round robin.
-How busy a worker is, the master knows by itself but for the connections that are closed,
-of which the worker tells.
+The least busy worker gets it.  Among equals it is the worker whose last turn is longest
+ago: round robin.  The master knows by itself how busy a worker is, except that the
+worker must tell it which connections are closed.
 
-A connection is *handed* over, and is the worker's when that has *taken* it; until then the
-master has it too, and gives it to another worker if this one dies, or cannot open another
-descriptor.  Such connections are the first in the line.  No worker has more than a *window*
-of them that it has not taken: the others wait where they can still go to anybody.
+The master *hands* a connection to a worker, and it belongs to the worker once the
+worker has *taken* it.  Until then the master has it too.  If the worker dies, or cannot
+open another descriptor, the master gives the connection to another worker, before all
+newer ones.  Each worker may have at most a *window* of connections that it has not
+taken.  Further connections wait in the master, where any worker may still get them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from typing import Generic, TypeVar
 from asyncpool._core.base.deadlines import earliest
 from asyncpool.errors import ProtocolError
 
-# How many connections a worker may have that it has not taken.
+# The window: how many connections a worker may have that it has not taken.
 WINDOW = 16
 
-# Seconds after which a worker is slow that takes nothing, and could be given no more.
+# A worker counts as slow if its window is full and it has taken nothing for this many
+# seconds.
 SLOW = 0.1
 
-# Seconds for which nothing is given to a worker that was out of descriptors.
+# For this many seconds a worker gets nothing after it ran out of descriptors.
 PASSED_OVER = 0.1
 
 H = TypeVar("H")
@@ -34,7 +36,7 @@ H = TypeVar("H")
 
 @dataclass(slots=True)
 class _Handed(Generic[H]):
-    """One handle on its way."""
+    """One handle that the worker has not taken yet."""
 
     handle: H
     at: float
@@ -46,16 +48,17 @@ class _Share(Generic[H]):
     """What one worker has.
 
     Attributes:
-        open: It may get more.
-        handed: How many connections it got, but for those that it gave back.
-        opened: How many it has had, as it says.
-        closed: How many of them are over.
-        count_cut_off: How many of those that it had do not finish, since its time is over.
-        returned: How many it has given back later on.
-        refused: How many handles it had no descriptors for.
-        turn: When it had its last, as a number that grows.
+        open: Whether it may get more.
+        handed: How many connections it got, without those that it gave back.
+        opened: How many it has had, as it says itself.
+        closed: How many of them are closed.
+        cut: How many of those that it had were cut off, since its time was over.
+        returned: How many it has given back after it had taken them.
+        refused: How many handles it could not take, since it had no descriptors
+            left.
+        turn: When it had its last turn, as a number that grows.
         last: The number of the last handle that was sent to it.
-        pending: The handles that it has not taken yet, the oldest first.
+        pending: The handles that it has not taken yet, oldest first.
         passed_until: Until when it gets nothing.
     """
 
@@ -78,17 +81,17 @@ class _Share(Generic[H]):
 
     @property
     def finished(self) -> int:
-        """How many of them came to an end of their own."""
+        """How many of its connections came to an end of their own."""
         return self.opened - self.cut if self.cut else self.closed
 
     @property
     def on_their_way(self) -> int:
-        """How many of them it has not taken yet."""
+        """How many of its connections it has not taken yet."""
         return sum(it.connection for it in self.pending.values())
 
     @property
     def full_since(self) -> float | None:
-        """When its oldest handle was sent, if it may get no more before it takes some."""
+        """When its oldest handle was sent, if its window is full."""
         if len(self.pending) < WINDOW:
             return None
         return next(iter(self.pending.values())).at
@@ -100,8 +103,9 @@ class ConnectionBalancing(Generic[H]):
     A *handle* is whatever the shell keeps for a socket.  Workers are known by numbers.
 
     Attributes:
-        waiting: Connections that came back, for those who come next.
-        refused: How many handles came back for want of descriptors, ever.
+        waiting: Connections that came back, for the next workers with room.
+        refused: How many handles have ever come back because a worker had no
+            descriptors left.
     """
 
     def __init__(self) -> None:
@@ -114,7 +118,7 @@ class ConnectionBalancing(Generic[H]):
     # Workers come and go.
 
     def add(self, worker: int) -> None:
-        """Take note of a worker, which is not ready yet."""
+        """Add a worker, which is not ready yet."""
         assert worker not in self._shares
         self._shares[worker] = _Share()
 
@@ -123,19 +127,19 @@ class ConnectionBalancing(Generic[H]):
         self._shares[worker].open = True
 
     def leave(self, worker: int) -> None:
-        """Give nothing more to a worker; what it has not taken is still its own."""
+        """Give nothing more to a worker; it may still take what was handed to it."""
         self._shares[worker].open = False
 
     def gone(self, worker: int) -> list[H]:
-        """Forget a worker, which is dead: what it has not taken goes to others.
+        """Forget a dead worker: the connections that it has not taken go to others.
 
         Returns:
-            Those handles that are no connections, the oldest first.
+            The handles that are no connections, oldest first.
         """
         share = self._shares.pop(worker)
         pending = share.pending.values()
         self._past += max(share.handed - share.on_their_way, share.opened)
-        # Before those that came later, whoever had them.
+        # They go before those that came later, whichever worker had those.
         self.waiting.extendleft(
             [it.handle for it in reversed(pending) if it.connection]
         )
@@ -144,11 +148,11 @@ class ConnectionBalancing(Generic[H]):
     # Handles.
 
     def choose(self, now: float, besides: Collection[int] = ()) -> int | None:
-        """Return who gets the next connection; ``None`` if it has to wait.
+        """Return which worker gets the next connection; ``None`` if the connection has to wait.
 
         Args:
             now: The time.
-            besides: Who does not get it.
+            besides: Workers that do not get it.
         """
         able = [
             (share.connections, share.turn, worker, share.full_since)
@@ -159,11 +163,11 @@ class ConnectionBalancing(Generic[H]):
             if full_since is None:
                 return worker
             if full_since + SLOW > now:
-                return None  # it is worth waiting for
+                return None  # a worker will take its connections soon
         return None
 
     def least_busy(self) -> int | None:
-        """Return who has the fewest connections, however slow; ``None`` if nobody is."""
+        """Return which worker has the fewest connections, even if it is slow; ``None`` if none is open."""
         able = [
             (share.connections, share.turn, worker)
             for worker, share in self._shares.items()
@@ -174,7 +178,7 @@ class ConnectionBalancing(Generic[H]):
     def hand(
         self, worker: int, handle: H, now: float, *, connection: bool = True
     ) -> int:
-        """Take note that *handle* is sent to a worker; return its number there."""
+        """Record that *handle* is sent to a worker; return its number there."""
         share = self._shares[worker]
         share.last += 1
         share.pending[share.last] = _Handed(handle, now, connection)
@@ -185,21 +189,21 @@ class ConnectionBalancing(Generic[H]):
         return share.last
 
     def taken(self, worker: int, number: int) -> H:
-        """Take note that a worker has a handle; return it.
+        """Record that a worker has taken a handle; return the handle.
 
         Raises:
-            ProtocolError: If none is on its way under this number.
+            ProtocolError: If no handle with this number is on its way.
         """
         return self._settle(worker, number).handle
 
     def refused_by(self, worker: int, number: int, now: float) -> H | None:
-        """Take note that a handle did not get to a worker.
+        """Record that a worker could not take a handle.
 
         Returns:
-            The handle, unless it is a connection: those wait for the next.
+            The handle, unless it is a connection: that waits for the next worker.
 
         Raises:
-            ProtocolError: If none is on its way under this number.
+            ProtocolError: If no handle with this number is on its way.
         """
         it = self._settle(worker, number)
         share = self._shares[worker]
@@ -213,10 +217,10 @@ class ConnectionBalancing(Generic[H]):
         return None
 
     def returned(self, worker: int, handle: H) -> None:
-        """Take a connection back that a worker has had, and that goes to another one.
+        """Take back a connection that a worker has had, to give it to another worker.
 
         Raises:
-            ProtocolError: If it has had none.
+            ProtocolError: If the worker has had no connection.
         """
         share = self._shares[worker]
         if share.returned >= max(share.handed, share.opened):
@@ -225,17 +229,17 @@ class ConnectionBalancing(Generic[H]):
         self.waiting.append(handle)
 
     def load(self, worker: int, opened: int, closed: int, cut: int) -> None:
-        """Take note of what a worker says: so many connections, in all.
+        """Record the counts that a worker tells, each since its start.
 
         Args:
             worker: The worker.
-            opened: How many it has had.
-            closed: How many of them are over.
-            cut: How many did not finish before that, or will not: all that it had open
-                when its time was over.
+            opened: How many connections it has had.
+            closed: How many of them are closed.
+            cut: How many were cut off, or will be: all that it still had open when
+                its time was over.
 
         Raises:
-            ProtocolError: If that cannot be.
+            ProtocolError: If these counts are impossible.
         """
         share = self._shares[worker]
         if not (share.opened <= opened and share.closed <= closed <= opened):
@@ -252,7 +256,7 @@ class ConnectionBalancing(Generic[H]):
         share.opened, share.closed, share.cut = opened, closed, cut
 
     def next_look(self, now: float) -> float | None:
-        """When :meth:`choose` may have another answer, though nothing happens."""
+        """When :meth:`choose` may return something else even though nothing happens."""
         times: list[float | None] = []
         for share in self._shares.values():
             if not share.open:
@@ -268,7 +272,7 @@ class ConnectionBalancing(Generic[H]):
 
     @property
     def served(self) -> int:
-        """How many connections workers have, and have had."""
+        """How many connections the workers have, and have had."""
         return self._past + sum(map(self.totals, self._shares))
 
     def is_open(self, worker: int) -> bool:
@@ -280,17 +284,17 @@ class ConnectionBalancing(Generic[H]):
         return self._shares[worker].connections
 
     def taken_by(self, worker: int) -> tuple[int, int]:
-        """How many connections a worker has had in its hands, and how many it has."""
+        """How many connections a worker has taken in all, and how many it has now."""
         share = self._shares[worker]
         had = max(share.handed - share.on_their_way, share.opened)
         return had, max(had - share.closed, 0)
 
     def count_cut_off(self, worker: int) -> int:
-        """How many connections a worker has cut off, or has said that it does."""
+        """How many connections a worker has cut off, or will cut off, as it has said."""
         return self._shares[worker].cut
 
     def still_open(self, worker: int) -> int:
-        """How many of them were open still when it has last told of its load."""
+        """How many of its connections were still open when it last told its counts."""
         share = self._shares[worker]
         return share.opened - share.closed if share.cut else 0
 

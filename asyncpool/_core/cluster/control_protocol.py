@@ -1,7 +1,8 @@
-"""What is said over the control socket of a cluster.
+"""The messages on the control socket of a cluster.
 
-One JSON object in each line: a client asks, the cluster answers, in turns.  A connection that
-stays open ends with the cluster's process, so that who has asked it to stop can wait for that.
+Each line is one JSON object.  A client asks and the cluster answers, in turns.  A
+connection that stays open is closed when the cluster's process ends.  So a client that
+has asked the cluster to stop can wait for that.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from asyncpool.errors import ProtocolError
 
 Action = Literal["status", "reload", "resize", "stop", "stacks"]
 
-# Bytes of a line, its end included.
+# The most bytes of a line, with its end.
 MAX_REQUEST = 4096
 MAX_REPLY = 1 << 24
 
-# What is asked for by mistake rather than on purpose.
+# A larger number is more likely a mistake.
 MAX_WORKERS = 4096
 
 _MAX_NAME = 64
@@ -32,9 +33,9 @@ class Request:
     """What a client wants.
 
     Attributes:
-        action: What is to be done.
-        workers: For ``"resize"``, how many.
-        now: For ``"stop"``, whether connections that are open are cut off.
+        action: What the cluster should do.
+        workers: For ``"resize"``, the number of workers.
+        now: For ``"stop"``, whether open connections are cut off.
     """
 
     action: Action
@@ -50,7 +51,7 @@ class Request:
         """Read a line.
 
         Raises:
-            ProtocolError: If it is no request; the text says why.
+            ProtocolError: If it is no valid request.  The error says why.
         """
         fields = _unpack(line, MAX_REQUEST)
         action: Any = fields.get("action")
@@ -58,7 +59,7 @@ class Request:
         if action not in get_args(Action):
             raise ProtocolError(f"there is no action {action!r}")
         if action == "resize":
-            # True is an int, too.
+            # True is an int in Python, too.
             if type(workers) is not int or not 1 <= workers <= MAX_WORKERS:
                 raise ProtocolError(
                     f"there may be 1 to {MAX_WORKERS} workers, not {workers!r}"
@@ -71,7 +72,7 @@ class Request:
 
 
 def pack_reply(reply: dict[str, Any]) -> bytes:
-    """Return the line of an answer; one that is too long becomes an error."""
+    """Return the line of an answer; an answer that is too long becomes an error."""
     line = json.dumps(reply).encode() + b"\n"
     if len(line) > MAX_REPLY:
         return pack_reply({"error": f"the answer has {len(line)} bytes, too many"})
@@ -79,16 +80,16 @@ def pack_reply(reply: dict[str, Any]) -> bytes:
 
 
 def unpack_reply(line: bytes) -> dict[str, Any]:
-    """Read an answer; what went wrong is in its ``"error"``.
+    """Read an answer; its ``"error"`` says what went wrong, if anything.
 
     Raises:
-        ProtocolError: If it is none.
+        ProtocolError: If it is no valid answer.
     """
     return _unpack(line, MAX_REPLY)
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a cluster may have that name, which becomes a part of a path."""
+    """Tell whether a cluster may have this name, which becomes a part of a path."""
     return (
         0 < len(text) <= _MAX_NAME
         and set(text) <= _IN_NAMES

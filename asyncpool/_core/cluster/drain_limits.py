@@ -10,8 +10,8 @@ class DrainLimit(Record):
 
     Attributes:
         over_at: When the time is over.
-        name: The option of the cluster that says so.
-        seconds: What that is set to.
+        name: The option of the cluster that sets it.
+        seconds: The value of that option.
     """
 
     over_at: float
@@ -27,14 +27,14 @@ def drain_limit(
     at_end: float,
     replaced: float,
 ) -> DrainLimit:
-    """Return what bounds the drain of a worker, as far as is known.
+    """Return the limit for the drain of a worker, if there is one so far.
 
     Args:
-        began: When it has begun to drain.
-        end_began: When the whole cluster has begun to end, if it has.
-        others_serve: Whether others went on serving when the drain began.
+        began: When the worker began to drain.
+        end_began: When the whole cluster began to end, if it did.
+        others_serve: Whether other workers went on serving when the drain began.
         at_end: Seconds that workers have if the cluster ends.
-        replaced: Seconds that one has if others serve on.
+        replaced: Seconds that a worker has if others go on serving.
     """
     if not others_serve:
         return DrainLimit(began + at_end, "drain_timeout", at_end)

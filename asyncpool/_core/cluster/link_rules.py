@@ -1,9 +1,9 @@
-"""What both ends of a cluster's link hold each other to: the pool, and a worker that serves.
+"""Rules that both ends of a cluster's link check: the pool, and a worker that serves.
 
-They send each other messages.  Each message waits in the receiving process until the user's
-code takes it.  So the sender counts: at most :data:`MOST_MESSAGES` of its messages may be
-untaken, and the next one waits.  The receiver says now and then how many its user has taken
-in all.  Neither end trusts the other's count.
+They send each other messages.  Each message waits in the receiving process until the
+user's code takes it.  So the sender counts: at most :data:`MOST_MESSAGES` of its
+messages may be untaken, and the next one waits.  The receiver says now and then how
+many its user has taken in all.  Neither end trusts the other's count.
 
 Sockets and files need no such count, since the receiving process answers each of them.
 """
@@ -16,13 +16,13 @@ from asyncpool.errors import ProtocolError
 
 
 class HandleTag(IntEnum):
-    """What the tag of a ``HANDLE`` frame says: whom the descriptor is for."""
+    """For whom the descriptor of a ``HANDLE`` frame is."""
 
     CONNECTION = 0
     USER = 1
 
 
-# The most messages, in each direction, that are sent and not taken.
+# The most messages, in each direction, that were sent and not taken.
 MOST_MESSAGES = 64
 
 
@@ -30,8 +30,8 @@ class MessageCredit:
     """The counts of one end.
 
     Args:
-        peer: What errors call the other end.
-        tell_every: After how many taken messages the other end is told.
+        peer: The name of the other end in errors.
+        tell_every: After how many taken messages this end tells the other end.
     """
 
     def __init__(self, peer: str, tell_every: int = 1) -> None:
@@ -50,7 +50,7 @@ class MessageCredit:
         self._sent += 1
 
     def make_room(self, taken: int) -> None:
-        """Take note of how many messages the other end's user has taken in all.
+        """Record how many messages the other end's user has taken in all.
 
         Raises:
             ProtocolError: If fewer were sent, or if more were taken before.
@@ -79,7 +79,7 @@ class MessageCredit:
         """Count a message that the user has taken.
 
         Returns:
-            How many were taken in all, if the other end is to be told; else ``None``.
+            How many were taken in all, if it is time to tell the other end; else ``None``.
         """
         self._taken_here += 1
         if self._taken_here - self._told < self._tell_every:

@@ -1,4 +1,4 @@
-"""Which job runs next, and where.
+"""Which job runs next, and in which worker.
 
-The queue by priority, the queues by key, what is in flight.
+Here are the queue by priority, the queues by key, and what is in flight.
 """

@@ -1,25 +1,28 @@
 """The jobs that wait for one worker, since they have a key.
 
-Each worker that is in the pool to stay has a *bucket*, see ``affinity_slots.py``.  Each bucket
-has a queue of its own, with the same rules as the common one.  A job waits in the queue of the
-bucket that its key belongs to.  If the key comes to belong to another bucket, the job moves, and
-keeps its age and its priority.  If there is no bucket at all, it waits for the first one.
+Each worker that stays in the pool has a *bucket*; see ``affinity_slots.py``.  Each
+bucket has a queue of its own, with the same rules as the common queue.  A job waits in
+the queue of the bucket that its key belongs to.  If the key comes to belong to another
+bucket, the job moves, and keeps its age and its priority.  If there is no bucket at
+all, the job waits for the first one.
 
-A bucket that goes from one worker to another costs nothing.  One bucket more or less is rare, so
-it may take a microsecond for each key that a job waits with, and four for each job that moves, or
-stands in a queue that others join.
+A bucket that goes from one worker to another costs nothing.  It is rare that the number
+of buckets changes.  So such a change may take a microsecond for each key of a waiting
+job, and four for each job that moves, or whose queue other jobs join.
 
-Rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit
-rates", 1998), also called highest random weight: each pair of a key and a place has a
-weight that looks random, and a key belongs to the place with which its weight is the
-highest.  So places have equal shares of all keys; one that comes takes its share from all
-others alike, and one that goes leaves its keys to the others, each to its next choice.
-Nobody else's keys move, and nothing has to be remembered of any key.
+The keys are mapped to buckets by rendezvous hashing (Thaler and Ravishankar, "Using
+name-based mappings to increase hit rates", 1998), also called highest random weight.
+Each pair of a key and a bucket has a weight that looks random.  A key belongs to the
+bucket with which its weight is the highest.  So buckets have equal shares of all keys.
+A new bucket takes its share from all others alike.  A bucket that goes leaves its keys
+to the others, each key to its next choice.  No other keys move, and nothing has to be
+remembered of any key.
 
-Rejected: the hash modulo the number of places, which moves nearly all keys when that
-changes; and a ring of hashes, which needs a hundred points for each place until the
-shares are nearly equal, and a table of them.  It would find a place among hundreds
-sooner, but a weight costs 0.5 us, and a pool has some dozens of places at the most.
+Rejected: the hash modulo the number of buckets, which moves nearly all keys when that
+number changes.  Also rejected: a ring of hashes, which needs a table with a hundred
+points for each bucket until the shares are nearly equal.  It would find one of hundreds
+of buckets sooner.  But a weight costs 0.5 us, and a pool has some dozens of buckets at
+the most.
 """
 
 from __future__ import annotations
@@ -33,14 +36,15 @@ from asyncpool._core.dispatch.queue import Entry, JobQueue
 
 
 class AffinityQueues:
-    """A line for each place in which jobs wait.
+    """A queue for each bucket for which jobs wait.
 
     Args:
-        patience: As of each of them.
+        patience: As in :class:`JobQueue`, for each of the queues.
 
     Attributes:
-        open: The lines that are not empty, by place; ``None`` is no place.
-        slots_by_bucket: The slot of each place.
+        open: The queues that are not empty, by bucket.  The queue of ``None`` is
+            for jobs without a bucket.
+        slots_by_bucket: The slot of each bucket.
     """
 
     def __init__(self, patience: int) -> None:
@@ -48,7 +52,8 @@ class AffinityQueues:
         self.slots_by_bucket: Mapping[int, int] = {}
         self._patience = patience
         self._buckets: dict[int, int] = {}  # by slot
-        # Of each job that waits; and of each key of theirs, its place and its jobs.
+        # The key of each job that waits.  And for each of these keys, its bucket and
+        # its jobs.
         self._keys: dict[int, int] = {}
         self._groups: dict[int, tuple[int | None, set[int]]] = {}
 
@@ -62,21 +67,21 @@ class AffinityQueues:
         return None if bucket is None else self.slots_by_bucket[bucket]
 
     def queue_of(self, slot: int) -> JobQueue | None:
-        """Return the line of those who wait for *slot*, unless it is empty."""
+        """Return the queue of the jobs that wait for *slot*, unless it is empty."""
         return self.open.get(self._buckets[slot]) if slot in self._buckets else None
 
     def add(self, job: int, profile: Profile, priority: int) -> None:
-        """Let *job* wait."""
+        """Queue *job*."""
         self._enter(job, profile.key).add(job, profile, priority)
 
     def give_back(self, jobs: dict[int, Profile]) -> None:
-        """Let *jobs* wait before all others, in their order."""
+        """Queue *jobs* before all others, in their order."""
         for job in reversed(jobs):
             profile = jobs[job]
             self._enter(job, profile.key).give_back({job: profile})
 
     def left(self, job: int) -> None:
-        """Take note that *job* is no longer in its line."""
+        """Record that *job* has left its queue."""
         key = self._keys.pop(job)
         bucket, group = self._groups[key]
         group.remove(job)
@@ -95,7 +100,7 @@ class AffinityQueues:
         return True
 
     def clear(self) -> list[int]:
-        """Forget every job, and return them, line by line."""
+        """Forget every job, and return them, queue by queue."""
         jobs = [job for queue in self.open.values() for job in queue.clear()]
         self.open.clear()
         self._keys.clear()
@@ -103,7 +108,7 @@ class AffinityQueues:
         return jobs
 
     def assign(self, slots_by_bucket: Mapping[int, int]) -> None:
-        """Let these slots have these places, and each job wait where it belongs now."""
+        """Assign the buckets to slots, and move each job to the queue where it belongs now."""
         there, self.slots_by_bucket = self.slots_by_bucket, slots_by_bucket
         self._buckets = {slot: bucket for bucket, slot in slots_by_bucket.items()}
         new = [bucket for bucket in slots_by_bucket if bucket not in there]
@@ -112,7 +117,7 @@ class AffinityQueues:
             for key, (bucket, group) in list(self._groups.items()):
                 if bucket is None or bucket not in slots_by_bucket:
                     chosen = choose(key, slots_by_bucket)
-                else:  # the first choice of all that were there
+                else:  # the bucket was the first choice before, too
                     chosen = choose(key, (bucket, *new)) if new else bucket
                 if chosen != bucket:
                     queue = self.open[bucket]
@@ -123,7 +128,7 @@ class AffinityQueues:
             self._join(bucket, entries)
 
     def _join(self, bucket: int | None, entries: list[Entry]) -> None:
-        """Let jobs of other lines wait here, as if they had always done."""
+        """Add jobs of other queues to this one, as if they had always been here."""
         present = self.open.pop(bucket, None)
         if present is not None:
             entries += present.entries()
@@ -135,7 +140,7 @@ class AffinityQueues:
         self.give_back(back)
 
     def _enter(self, job: int, key: int | None) -> JobQueue:
-        """Take note that *job* comes to a line, and return that."""
+        """Record that *job* comes to a queue, and return the queue."""
         assert key is not None, "without a key, a job waits for anybody"
         group = self._groups.get(key)
         if group is None:
@@ -163,14 +168,15 @@ _SECOND = 0x94D0_49BB_1331_11EB
 
 
 def hash_of(key: Any) -> int:
-    """Return what is left of a key, of which nothing else matters.
+    """Return the hash of *key*, which is all that the pool keeps of it.
 
-    Equal keys have equal hashes in this process.  That of a text is another one in the
-    next process; but so are the workers.
+    Equal keys have equal hashes in this process.  A text has another hash in the next
+    process, but that one has other workers as well.
 
     Raises:
-        TypeError: If it has no hash, or one by which only the very same object is found
-            again: most likely there will be another one for the next job.
+        TypeError: If *key* has no hash, or has a hash by identity.  With such a
+            hash only the very same object is found again, and the next job most likely
+            brings another object.
     """
     try:
         number = hash(key)
@@ -188,7 +194,7 @@ def hash_of(key: Any) -> int:
 
 
 def weight(key: int, bucket: int) -> int:
-    """Return how much *key*, the hash of one, is drawn to *bucket*."""
+    """Return the weight of a key's hash and a bucket; the key belongs to the highest."""
     x = (key & _MASK) ^ ((bucket + 1) * _GOLDEN & _MASK)
     x = (x ^ (x >> 30)) * _FIRST & _MASK
     x = (x ^ (x >> 27)) * _SECOND & _MASK
@@ -196,5 +202,5 @@ def weight(key: int, bucket: int) -> int:
 
 
 def choose(key: int, buckets: Collection[int]) -> int | None:
-    """Return the place that *key* belongs to; ``None`` if there is none at all."""
+    """Return the bucket that *key* belongs to; ``None`` if there is no bucket."""
     return max(buckets, key=lambda bucket: weight(key, bucket), default=None)

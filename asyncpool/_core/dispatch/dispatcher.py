@@ -1,27 +1,28 @@
 """Decide which worker runs which job.
 
-Jobs wait in the order that ``queue.py`` keeps, and only the first of them is ever
-given to a worker.  One that is more urgent than all who wait need not join them if
-there is room for it.
+Jobs wait in the order that ``queue.py`` keeps, and the dispatcher only ever gives the
+first of them to a worker.  A new job that is more urgent than all that wait need not
+join the queue if a worker has room for it.
 
-An idle worker is always the first choice, and they are handed out last-in, first-out:
-the one that stopped working most recently has the warmest caches, and the others get
-to be idle long enough to be let go.
+An idle worker is always the first choice.  The one that stopped working most recently
+comes first, since it has the warmest caches.  So the others are idle for long enough
+that the pool can let them go.
 
-If there is none, a job that is known to be short may travel ahead, to wait inside a
-worker behind other short ones, as long as what that worker has in flight is no more
-than a budget; see ``run_times.py``.  So a worker need not wait for the pool between
-two short jobs, and nobody waits behind a long one.
+If no worker is idle, a job that is known to be short may travel ahead.  It then waits
+inside a worker behind other short jobs, as long as what that worker has in flight does
+not exceed a budget; see ``run_times.py``.  So a worker need not wait for the pool
+between two short jobs, and no job waits behind a long one.
 
-Where workers run several jobs at once, those have their turn behind the idle ones that
-have a lane free, one job each, so that a burst spreads over all.
+Where workers run several jobs at once, workers with a free lane come after the idle
+ones.  They get one job each in turn, so that a burst spreads over all.
 
-A job with a key is for one worker, whatever the others do.  It waits in a line of its
-own (``affinity_queues.py``); whose worker becomes free takes the head of that line, or of the common
-queue, whichever is the next by the queue's rules.  While jobs wait in its line nothing is
-sent to it but from there and from the queue's head, so nobody passes them.
+A job with a key is for one worker, whatever the others do.  It waits in a queue of its
+own (``affinity_queues.py``).  When that worker has room, it gets the head of that queue
+or of the common queue, whichever comes first by the rules of the queue.  While jobs
+wait in its own queue, the worker gets jobs only from the heads of these two, so no job
+passes them.
 
-Plain method calls: this is the hot path.
+The methods are plain calls, since this is the hot path.
 """
 
 from __future__ import annotations
@@ -35,30 +36,31 @@ from asyncpool._core.dispatch.queue import PATIENCE, JobQueue
 
 
 class Dispatcher:
-    """The jobs that wait and the workers that have room.
+    """The jobs that wait, and the workers that have room.
 
-    A job without a key waits only if no worker is idle; one with a key, only if its own
-    is not.
+    A job without a key waits only if no worker is idle.  A job with a key waits only if
+    its own worker is not idle.
 
     Args:
-        patience: Of so many jobs that leave the queue in a row, at least one is the
-            one that has waited longest.
+        patience: As in :class:`JobQueue`.
 
     Attributes:
-        wanted: How many workers are wanted for sessions; see ``sessions.py``.
+        wanted: How many workers callers want for sessions; see ``sessions.py``.
     """
 
     def __init__(self, *, patience: int = PATIENCE) -> None:
         self._queue = JobQueue(patience)
-        # Jobs that come to the queue when they are pickled.
+        # Jobs that are still being pickled, and then come to the queue.
         self._preparing: dict[int, None] = {}
-        # Those for whose worker no job waits in a line: with nothing to do, with a free
-        # lane beside what it does, and with some time left.
+        # The slots whose workers have no jobs in a queue of their own.  They have
+        # nothing to do (idle), have a free lane beside what they do (spacious), or have
+        # some time left (roomy).
         self._idle: dict[int, InFlight] = {}
         self._spacious: dict[int, InFlight] = {}
         self._roomy: dict[int, InFlight] = {}
         self._affinity_queues = AffinityQueues(patience)
-        self._open_queues = self._affinity_queues.open  # to look at in a hurry
+        # Kept here, since the hot path reads it.
+        self._open_queues = self._affinity_queues.open
         self.wanted = 0
 
     @property
@@ -70,16 +72,16 @@ class Dispatcher:
 
     @property
     def unserved(self) -> int:
-        """How many jobs and sessions wait that might not, were there more workers.
+        """How many jobs and sessions wait that more workers could serve.
 
-        One that waits for its own worker while another is idle is none of them.
+        A job that waits for its own worker while another worker is idle does not count.
         """
         room = self._idle or self._spacious
         jobs = self.waiting - len(self._affinity_queues) if room else self.waiting
         return jobs + self.wanted
 
     def waiting_for(self, slot: int) -> int:
-        """How many jobs have no worker yet, and may go to that of *slot*."""
+        """How many jobs have no worker yet, and may go to the worker of *slot*."""
         own = self._affinity_queues.queue_of(slot)
         return (
             self.waiting - len(self._affinity_queues) + (0 if own is None else len(own))
@@ -87,17 +89,17 @@ class Dispatcher:
 
     @property
     def idle(self) -> int:
-        """How many slots wait for a job."""
+        """How many workers are idle."""
         return len(self._idle)
 
     @property
     def free(self) -> int:
-        """How many jobs would begin at once."""
+        """How many more jobs could begin at once."""
         busy = (*self._idle.values(), *self._spacious.values())
         return sum(in_flight.free_lanes for in_flight in busy)
 
     def idle_slots(self) -> list[int]:
-        """Return the slots that wait for a job; the next one to get one is the first."""
+        """Return the slots of idle workers; the first one gets the next job."""
         return [*reversed(self._idle)]
 
     @property
@@ -106,7 +108,7 @@ class Dispatcher:
         return len(self._preparing)
 
     def has_idle_worker_for(self, key: int | None) -> bool:
-        """Tell whether a job that came now would not wait."""
+        """Tell whether a job that came now, with this *key*, would begin at once."""
         if key is None:
             return self.free > len(self._preparing)
         slot = self._affinity_queues.slot_of(key)
@@ -124,7 +126,7 @@ class Dispatcher:
         return slot
 
     def submit_keyed(self, job: int, profile: Profile, priority: int) -> int | None:
-        """Do the same with a job that has a key."""
+        """Do the same as :meth:`submit` for a job that has a key."""
         slot = self._affinity_queues.slot_of(profile.key)
         if slot in self._idle:
             in_flight = self._idle.pop(slot)
@@ -144,14 +146,14 @@ class Dispatcher:
         return slot
 
     def announce(self, job: int) -> None:
-        """Count *job* among those that wait; it is submitted when it can be sent."""
+        """Count *job* among those that wait; the pool submits it when it can be sent."""
         self._preparing[job] = None
 
     def give_back(self, jobs: dict[int, Profile]) -> list[tuple[int, int]]:
         """Put *jobs* at the head of the queue, in their order.
 
         Returns:
-            The jobs that need not wait, each with its slot before it.
+            The jobs that need not wait, each as a pair of its slot and the job.
         """
         queue = self._queue
         keyed = {job: jobs[job] for job in jobs if jobs[job].key is not None}
@@ -175,7 +177,7 @@ class Dispatcher:
         return placed
 
     def refill(self, slot: int, in_flight: InFlight) -> list[int]:
-        """Return the jobs that *slot* gets now, and note whether it has room."""
+        """Return the jobs that *slot* gets now, and record whether it has room."""
         queue = self._queue
         jobs: list[int] = []
         if self._open_queues:
@@ -210,10 +212,10 @@ class Dispatcher:
     def assign_buckets(
         self, slots_by_bucket: Mapping[int, int]
     ) -> list[tuple[int, int]]:
-        """Let these places, each with its slot, be those that keys belong to.
+        """Assign the buckets, to which keys belong, to slots.
 
         Returns:
-            The jobs that need not wait any more, each with its slot before it.
+            The jobs that need not wait any more, each as a pair of its slot and the job.
         """
         if slots_by_bucket == self._affinity_queues.slots_by_bucket:
             return []
@@ -235,7 +237,7 @@ class Dispatcher:
     def _submit_among_others(
         self, job: int, profile: Profile, priority: int
     ) -> int | None:
-        """Submit a job for which it matters how urgent it is, and how the others are."""
+        """Submit a job when its priority, or that of the others, matters."""
         queue = self._queue
         if queue.leads(priority):
             slot = self._place(job, profile)
@@ -246,7 +248,7 @@ class Dispatcher:
         return None
 
     def _take_in_turn(self, in_flight: InFlight) -> list[int]:
-        """Fill *in_flight*, as long as it is a question whose turn it is."""
+        """Fill *in_flight* while the order of the jobs matters."""
         jobs: list[int] = []
         queue = self._queue
         while queue.others:
@@ -259,7 +261,7 @@ class Dispatcher:
         return jobs
 
     def _take_from_both(self, line: JobQueue, in_flight: InFlight) -> list[int]:
-        """Fill *in_flight* from its line and the queue, until the line is empty."""
+        """Fill *in_flight* from its own queue and the common one, until its own is empty."""
         jobs: list[int] = []
         queue = self._queue
         while line:
@@ -272,14 +274,14 @@ class Dispatcher:
             first.pop(job)
             if first is line:
                 self._affinity_queues.left(job)
-            if rank[0]:  # who comes back had the turn before
+            if rank[0]:  # a job that comes back had its turn before
                 second.passed_by(job)
             in_flight.add(job, profile)
             jobs.append(job)
         return jobs
 
     def _serve(self, slots: Iterable[int]) -> list[tuple[int, int]]:
-        """Give those of *slots* that have room the jobs that wait for them."""
+        """Give the jobs that wait to those of *slots* that have room."""
         served = []
         for slot in slots:
             in_flight = (
@@ -297,7 +299,7 @@ class Dispatcher:
         return served
 
     def _may_go_ahead(self, slot: int, profile: Profile, priority: int) -> bool:
-        """Tell whether a job may be sent to a worker that has others in flight."""
+        """Tell whether the job may be sent to a worker that has other jobs in flight."""
         return self._roomy[slot].takes(profile) and self._queue.leads(priority)
 
     def _place(self, job: int, profile: Profile) -> int | None:
@@ -310,7 +312,7 @@ class Dispatcher:
             found = self._first_with_room(profile)
             if found is None:
                 return None
-            # Each in turn, so that a burst spreads over all.
+            # The workers get jobs in turn, so that a burst spreads over all.
             slot, in_flight = found, self._roomy.pop(found)
         in_flight.add(job, profile)
         self._classify(slot, in_flight)
@@ -325,7 +327,7 @@ class Dispatcher:
     def _classify(self, slot: int, in_flight: InFlight) -> None:
         if self._spacious:
             self._spacious.pop(slot, None)
-        if in_flight.sent >= in_flight.most:  # spent; a property takes longer
+        if in_flight.sent >= in_flight.most:  # exhausted; a property takes longer
             self.worker_gone(slot)
         elif not in_flight.jobs:
             self._roomy.pop(slot, None)

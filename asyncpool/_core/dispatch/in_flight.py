@@ -1,14 +1,15 @@
-"""The jobs that one worker has been sent and has not answered yet.
+"""The jobs that the pool has sent to one worker, and that the worker has not answered yet.
 
-A worker has one *lane* or several: it runs as many jobs at once, and takes them in their
-order.  So the first of them are running, or about to; the others wait in the worker for
-their turn.  A job that waits there can be *revoked*: the worker is asked not to begin what
-came in these *sequences*, counted from 1 in the order of sending, and answers which of
-them will indeed not begin.  Exactly one side wins each, and both know which: until
-the answer is there, such a job belongs to the worker, and its outcome is welcome.
+A worker has one *lane* or several: it runs as many jobs at once, and begins them in
+their order.  So the first jobs are running, or about to run.  The others wait in the
+worker for their turn.  A waiting job can be *revoked*: the pool asks the worker not to
+begin the jobs with certain *sequence numbers*, counted from 1 in the order of sending.
+The worker answers which of them it will not begin.  So each of these jobs either begins
+or comes back, never both, and both sides know which.  Until the answer is there, such a
+job belongs to the worker, and the pool accepts its outcome.
 
-Costs are in microseconds.  What a job costs is its share of the time until all are done:
-where several run at once, each takes one lane of them.
+Costs are in microseconds.  The cost of a job is its share of the time until all jobs
+are done: where several run at once, each takes one lane of them.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ class InFlight:
         concurrency: How many jobs its worker runs at once.
 
     Attributes:
-        jobs: Each job's place, what it is expected to cost, and what that is known
-            from, in their order.
+        jobs: For each job its sequence number, its expected cost, and the profile
+            which that comes from; in the order of sending.
         backlog: The sum of those costs.
-        concurrency: As above.
-        closed: Whether nothing may be sent beside the last one, which is yet to be sent
-            itself, or is before all others.  Where there is one lane it is taken anyway.
-        sent: How many were sent.
-        most: How many may be, and more by those that came back.
+        concurrency: How many jobs its worker runs at once.
+        closed: Whether nothing may be sent beside the last job: that has not been
+            sent itself yet, or must run alone.  A worker with one lane takes such a job
+            all the same.
+        sent: How many jobs were sent.
+        most: How many jobs may be sent; each job that comes back allows one more.
     """
 
     __slots__ = ("_asked", "backlog", "closed", "concurrency", "jobs", "most", "sent")
@@ -59,42 +61,42 @@ class InFlight:
 
     @property
     def head(self) -> int | None:
-        """The first of those that are running, or about to."""
+        """The first of the jobs that are running, or about to run."""
         return next(iter(self.jobs), None)
 
     @property
     def last(self) -> int | None:
-        """The one that was sent last, or is yet to be."""
+        """The job that was sent last, or is about to be sent."""
         return next(reversed(self.jobs), None)
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Those that are running, or about to."""
+        """The jobs that are running, or about to run."""
         return tuple(islice(self.jobs, self.concurrency))
 
     def runs(self, job: int) -> bool:
-        """Tell whether *job* is running, or about to."""
+        """Tell whether *job* is running, or about to run."""
         return job in islice(self.jobs, self.concurrency)
 
     @property
     def exhausted(self) -> bool:
-        """Whether it may get no more."""
+        """Whether the worker may get no more jobs."""
         return self.sent >= self.most
 
     @property
     def free_lanes(self) -> int:
-        """How many more jobs would begin at once."""
+        """How many more jobs could begin at once."""
         if self.closed:
             return 0
         return max(0, min(self.concurrency - len(self.jobs), self.most - self.sent))
 
     @property
     def wants_more(self) -> bool:
-        """Whether it should get more."""
+        """Whether the worker should get more jobs."""
         return len(self.jobs) < self.concurrency or self.backlog <= REFILL
 
     def takes(self, profile: Profile) -> bool:
-        """Tell whether a job may be sent now: it begins at once, or before long."""
+        """Tell whether a job may be sent now, because it begins at once or soon."""
         if self.closed or self.sent >= self.most:
             return False
         if len(self.jobs) < self.concurrency:
@@ -103,9 +105,10 @@ class InFlight:
 
     @property
     def least_work(self) -> float:
-        """What there is to do at the least, even if those that are running end now.
+        """The least time that the jobs take, even if those that are running end now.
 
-        By the shortest calls, and not by the mean: one long call raises that for dozens.
+        It is computed from the shortest calls and not from the mean: one long call
+        raises the mean for dozens of calls.
         """
         behind = islice(self.jobs.values(), self.concurrency, None)
         least = (entry[2].least / self.concurrency for entry in behind)
@@ -113,11 +116,11 @@ class InFlight:
 
     @property
     def revoking(self) -> bool:
-        """Whether the worker has been asked something that it has not answered."""
+        """Whether the worker has been asked for jobs, and has not answered."""
         return bool(self._asked)
 
     def add(self, job: int, profile: Profile) -> None:
-        """Send *job*."""
+        """Add *job*, which is sent."""
         self.sent += 1
         if self.concurrency == 1:
             cost = profile.cost
@@ -127,7 +130,7 @@ class InFlight:
         self.backlog += cost
 
     def complete(self, job: int) -> None:
-        """Take note of an outcome of *job*.
+        """Record an outcome of *job*.
 
         Raises:
             ProtocolError: If it was not this job's turn.
@@ -137,27 +140,27 @@ class InFlight:
             self._check_turn(job)
         self.backlog -= jobs.pop(job)[1]
         if not jobs:
-            self.backlog = 0.0  # whatever rounding has made of it
+            self.backlog = 0.0  # corrects rounding errors
             self.closed = False
 
     def remove(self, job: int) -> None:
-        """Forget *job*, which came back."""
+        """Forget *job*, which has come back."""
         _, cost, profile = self.jobs.pop(job)
         self.backlog -= cost
-        self.most += profile is not PINNED  # there was room made for that one
+        self.most += profile is not PINNED  # a pinned job had its room made for it
         if not self.jobs:
             self.backlog = 0.0
             self.closed = False
 
     def withdraw(self, job: int) -> None:
-        """Forget *job*, the last that was added: it has not been sent after all."""
+        """Forget *job*, the last that was added, since it was not sent."""
         self.remove(job)
         self.closed = False
         self.sent -= 1
         self.most -= 1
 
     def block(self, jobs: Iterable[int]) -> None:
-        """Expect no end of *jobs*; nothing may wait behind them."""
+        """Expect no end of *jobs*, so that no other job waits behind them."""
         for job in jobs:
             sequence, cost, profile = self.jobs[job]
             self.jobs[job] = (sequence, UNKNOWN, profile)
@@ -168,13 +171,13 @@ class InFlight:
         return list(islice(self.jobs, self.concurrency, None))
 
     def begin_revoke(self, jobs: Iterable[int]) -> tuple[int, ...]:
-        """Take note that the worker is asked for *jobs*; return their places."""
+        """Record that the worker is asked for *jobs*; return their sequence numbers."""
         sequences = tuple(self.jobs[job][0] for job in jobs)
         self._asked.append(sequences)
         return sequences
 
     def sequence_of(self, job: int) -> int:
-        """Return the place in which *job* was sent."""
+        """Return the sequence number of *job*."""
         return self.jobs[job][0]
 
     def is_revoking(self, job: int) -> bool:
@@ -183,17 +186,18 @@ class InFlight:
         return any(sequence in sequences for sequences in self._asked)
 
     def end_revoke(self, won: Iterable[int]) -> tuple[dict[int, Profile], list[int]]:
-        """Take the worker's answer to the oldest question.
+        """Take the worker's answer to the oldest request.
 
         Args:
-            won: The places of the jobs that will not begin.
+            won: The sequence numbers of the jobs that will not begin.
 
         Returns:
-            Those jobs, oldest first, which are no longer in flight; and those that
-            are, since they have begun.
+            Those jobs, oldest first, which are no longer in flight; and the other jobs
+            of the request that are still in flight, since the worker has begun them.
 
         Raises:
-            ProtocolError: If nobody asked for them, or one of them is done.
+            ProtocolError: If the pool has not asked for these jobs, or one of them
+                is done.
         """
         asked = self._asked.popleft() if self._asked else ()
         sequences = {entry[0]: job for job, entry in self.jobs.items()}
@@ -210,12 +214,13 @@ class InFlight:
         return back, [job for job in kept if job in self.jobs]
 
     def _cost(self, profile: Profile) -> float:
-        # The floor is that of one lane: beyond DEEPEST nothing is gained by more either.
+        # The lower bound is that of one lane, since more than DEEPEST jobs gain nothing
+        # either.
         return max(profile.cost / self.concurrency, LEAST)
 
     def _check_turn(self, job: int) -> None:
-        # It can have begun only when all before it had, but for those that the worker may
-        # have given back; and so many run beside it at the most.
+        # It can have begun only if all jobs before it have begun, except those that the
+        # worker may have given back.  And as many jobs as there are lanes run at once.
         asked = {sequence for sequences in self._asked for sequence in sequences}
         others = self.concurrency
         for other, entry in self.jobs.items():

@@ -1,24 +1,25 @@
-"""The jobs that wait, in the order in which they are to begin.
+"""The jobs that wait, in the order in which they begin.
 
-The more urgent one begins first, which is the one whose priority is the lower number;
-among equals, the one that came first.  Age counts as well: *of every 64 jobs that
-leave the queue, at least one is the one that has waited longest*, whatever its
-priority.  So nothing starves: if m older jobs wait when a job comes, it is among the
-next 64 (m + 1) that leave, however many more urgent ones keep coming.  And until
-others have passed the oldest job 63 times in a row, the order is strict.
+The more urgent job begins first: the one whose priority is the lower number.  Among
+equals, the job that came first begins first.  Age counts as well: *of every 64 jobs
+that leave the queue, at least one is the one that has waited longest*, whatever its
+priority.  So no job waits for ever.  If m older jobs wait when a job comes, it is among
+the next 64 (m + 1) that leave, however many more urgent ones keep coming.  The order is
+strict until other jobs have passed the oldest job 63 times in a row.
 
-Rejected: a place that is fixed when a job comes, as its number, or the time, plus so
-much for each step of priority.  It needs no more than a heap, and after that nobody
-who is more urgent passes a job that is older than those steps are worth.  But the jobs
-of a long queue are all that old, and then an urgent one waits behind them for as long
-as if it had no priority: just when priorities are needed, they have no effect.  There
-is no good worth of a step, either, for jobs of 50 us and for jobs of an hour; and the
-time costs 60 ns for each job, and memory to remember it.  A share has no unit, needs
-no clock, and holds for a queue of any length: with only urgent jobs in sight the
-others have at least 1/64 of the turns, and as soon as there is a pause, all of them.
+Rejected: to fix the rank of a job when it comes, as its number, or the time, plus so
+much for each step of priority.  That would need no more than a heap.  An urgent job
+could pass the jobs that have waited for less time than those steps are worth, and no
+others.  But all jobs of a long queue have waited for longer than that.  Then an urgent
+job waits behind them for as long as if it had no priority: priorities would have no
+effect just when they are needed.  There is also no good value for a step, which must
+suit jobs of 50 us and jobs of an hour.  And the time costs 60 ns for each job, and
+memory.  A share has no unit, needs no clock, and holds for a queue of any length.
+While only urgent jobs come, the others have at least 1/64 of the turns.  As soon as no
+urgent job waits, they have all of them.
 
-Jobs that come back because they lost their worker leave before all others, and in
-their order; they had their turn, and it is not counted again.
+Jobs that come back because they lost their worker leave before all others, and in their
+order.  They had their turn, which does not count again.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from typing import NamedTuple
 
 from asyncpool._core.base.run_times import Profile
 
-# Of so many jobs that leave in a row, at least one is the oldest.  With 16 the urgent
-# ones would give up 6 % of all turns; with 1024, jobs of a second each, passed by all
-# others, would move once in a quarter of an hour.
+# Of this many jobs that leave in a row, at least one is the oldest.  With 16, urgent
+# jobs would give up 6 % of all turns.  With 1024, and jobs of a second each, an oldest
+# job that all others pass would leave only after a quarter of an hour.
 PATIENCE = 64
 
-# So many closed lines may have their priority on the heap, and as many as are open.
+# The heap may have the priorities of this many lines that are closed, and of as many as
+# are open.
 _SPARE = 16
 
 
 class Entry(NamedTuple):
-    """A job that waits; without a priority if it came back."""
+    """A job that waits; it has no priority if it came back."""
 
     job: int
     profile: Profile
@@ -50,24 +52,24 @@ class Entry(NamedTuple):
 class JobQueue:
     """The jobs that have no worker.
 
-    Each priority has a line of its own, and each line is an ``OrderedDict``, which
-    gives what a deque cannot: removal from the middle at a constant price, so that
-    cancelling thousands of queued jobs is linear.  To open a line, or to close it, costs
-    the logarithm of how many there are; everything else is constant.
+    Each priority has a line of its own.  Each line is an ``OrderedDict``, since a deque
+    cannot remove a job from its middle in constant time.  So cancelling thousands of
+    queued jobs takes linear time.  To open or to close a line takes logarithmic time in
+    the number of lines.  Everything else takes constant time.
 
-    The oldest is the first in the usual line, or the first that came of all others:
-    whose number is lower, so that no time need be remembered.  Numbers are given when
-    a job is submitted; one that takes a while to come here keeps its age.
+    The oldest job is the first one of the usual line, or the first that came of all
+    others: the one whose number is lower.  So the queue need not remember times.  A job
+    gets its number when it is submitted, so a job that comes here later keeps its age.
 
     Args:
-        patience: Of so many jobs that leave in a row, at least one is the oldest; two
-            or more.
+        patience: Of this many jobs that leave in a row, at least one is the oldest;
+            two or more.
 
     Attributes:
         usual: The line of priority 0.  As long as there are no others, it is the
-            whole queue, and whoever is in a hurry may treat it so: a method call
+            whole queue.  Then the hot path may use it directly, since a method call
             costs as much as all the rest.
-        others: How many jobs are not in it.
+        others: How many jobs are not in the usual line.
     """
 
     __slots__ = (
@@ -87,12 +89,14 @@ class JobQueue:
         self.others = 0
         self._patience = patience
         self._returned: OrderedDict[int, Profile] = OrderedDict()
-        # The other lines, of which none is empty, and the jobs in them as they came.
+        # The other lines, none of them empty, and the jobs in them in the order in
+        # which they came.
         self._lines: dict[int, OrderedDict[int, Profile]] = {}
         self._priority_of: OrderedDict[int, int] = OrderedDict()
-        # A heap of their priorities, and of some whose lines are closed.
+        # A heap of their priorities, and of those of some lines that are closed.
         self._priorities: list[int] = []
-        # Who was the oldest when somebody else left, and how often that was so.
+        # The job that was the oldest when other jobs left, and how often that has
+        # happened.
         self._passed: int | None = None
         self._passes = 0
 
@@ -100,7 +104,7 @@ class JobQueue:
         return len(self.usual) + self.others
 
     def add(self, job: int, profile: Profile, priority: int = 0) -> None:
-        """Let *job* wait behind all that are as urgent."""
+        """Add *job* behind all jobs that are as urgent."""
         if not priority:
             self.usual[job] = profile
             return
@@ -112,7 +116,7 @@ class JobQueue:
         self.others += 1
 
     def give_back(self, jobs: dict[int, Profile]) -> None:
-        """Let *jobs* wait before all others, in their order."""
+        """Put *jobs* before all others, in their order."""
         returned = self._returned
         for job in reversed(jobs):
             returned[job] = jobs[job]
@@ -132,10 +136,11 @@ class JobQueue:
         return next(iter(line.items()))
 
     def rank(self) -> tuple[int, int, int]:
-        """Return what tells whose head is the next of two queues: that with the lower.
+        """Return the rank of the head: of two queues, the lower rank has the next turn.
 
-        There must be a head.  Who came back is before all others, then who was passed
-        too often; then the more urgent, then the older one.
+        The queue must have a head.  Jobs that came back are first.  Then come jobs that
+        were passed too often.  Among the others the more urgent is first, then the
+        older one.
         """
         if self._returned:
             return 0, 0, next(iter(self._returned))
@@ -147,7 +152,7 @@ class JobQueue:
         return 2, priority, next(iter(line))
 
     def pop(self, job: int) -> None:
-        """Let *job* leave, which is the head."""
+        """Remove *job*, which is the head."""
         if job not in self._returned:
             self.passes(job)
         self.remove(job)
@@ -174,7 +179,7 @@ class JobQueue:
         return not len(self) or priority < self._most_urgent()
 
     def passes(self, job: int) -> None:
-        """Take note that it is the turn of *job*, which may have come just now."""
+        """Record that it is the turn of *job*, which may have come just now."""
         oldest = self._oldest()
         if oldest is None or oldest == job:
             return
@@ -183,13 +188,13 @@ class JobQueue:
         self._passes += 1
 
     def passed_by(self, job: int) -> None:
-        """Take note that *job*, which was in another queue, had the turn of this one."""
+        """Record that *job*, which was in another queue, had the turn of this one."""
         oldest = self._oldest()
         if oldest is not None and oldest < job:
             self.passes(job)
 
     def entry(self, job: int) -> Entry:
-        """Return all that is known of *job*, which waits here."""
+        """Return *job*, which waits here, as an entry."""
         if job in self.usual:
             return Entry(job, self.usual[job], 0)
         priority = self._priority_of.get(job)
@@ -203,12 +208,12 @@ class JobQueue:
             yield self.entry(job)
 
     def clear(self) -> list[int]:
-        """Forget every job, and return them: the more urgent first, whatever their age."""
+        """Forget all jobs and return them, the more urgent first, whatever their age."""
         lines = {**self._lines, 0: self.usual}
         jobs = [*self._returned]
         for priority in sorted(lines):
             jobs += lines[priority]
-        self.usual.clear()  # it may be known elsewhere
+        self.usual.clear()  # cleared and not replaced: the dispatcher keeps a reference
         self._returned.clear()
         self._lines.clear()
         self._priority_of.clear()
@@ -218,7 +223,8 @@ class JobQueue:
 
     def _open(self, priority: int) -> OrderedDict[int, Profile]:
         if len(self._priorities) > 2 * len(self._lines) + _SPARE:
-            # Most are of lines that were closed since, which pays for this.
+            # Most of them are of lines that were closed since the last time, so on
+            # average this costs little.
             self._priorities = list(self._lines)
             heapify(self._priorities)
         heappush(self._priorities, priority)
@@ -235,7 +241,7 @@ class JobQueue:
         return priorities[0]
 
     def _neglected(self) -> int | None:
-        """Return the oldest job, if no other one may leave before it."""
+        """Return the oldest job if none may pass it any more, else ``None``."""
         if self._passes < self._patience - 1:
             return None
         oldest = self._oldest()

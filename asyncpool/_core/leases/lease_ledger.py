@@ -22,16 +22,17 @@ from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 L = TypeVar("L", bound=Hashable)
 
-# How often in a row one lease may be throttled and keep its place at the front.  After
-# more, the lease itself is most likely throttled, and must not hold up the others.
+# How often in a row one lease may be throttled and keep its place at the front.  If it
+# is throttled more often, then most likely the outside system throttles that lease
+# alone, and the lease must not hold up the others.
 MAX_THROTTLES = 5
 
 # How many intervals without an extension are too long.  A little more than one, since
 # every turn waits for its tick, for the loop, and for the outside system's answer.
 _TOO_LONG = 1.1
 
-# The share of its ttl after which a lease that was not extended is given up.  The rest is
-# for its job, to clean up and end.
+# The share of its ttl after which a lease without an extension is given up.  In the
+# rest of the time its job cleans up and ends.
 GIVE_UP = 0.9
 
 
@@ -99,15 +100,16 @@ class LeaseLedger(Generic[L]):
             now=now,
         )
         self._ttl = ttl
-        self._lapses = Deadlines()  # of records, by their numbers
-        self._pauses = Deadlines()  # of those whose renewal failed
+        self._lapses = Deadlines()  # when leases lapse, by the numbers of their records
+        self._pauses = Deadlines()  # when to repeat renewals that failed, likewise
         self._by_number: dict[int, LeaseRecord[L]] = {}
         self._number = 0
         self._records: dict[L, LeaseRecord[L]] = {}
         self._queues: LeaseQueues[L] = LeaseQueues(self._pace, interval)
         self._in_progress: dict[L, LeaseRecord[L]] = {}
         self._ends = now + interval
-        self._told, self._told_at = 0, NEVER  # of how many leases, or 0, and when
+        # The number of leases that was told last, or 0, and when.
+        self._told, self._told_at = 0, NEVER
 
     def __len__(self) -> int:
         return len(self._records)

@@ -36,7 +36,7 @@ from asyncpool._core.leases.renewal_pace import RenewalPace
 
 L = TypeVar("L", bound=Hashable)
 
-# Before all time.  A lease that is due then is due before all others: at the front.
+# Earlier than any time.  A lease that is due then is at the front, before all others.
 NEVER = _AT_ONCE = float("-inf")
 
 

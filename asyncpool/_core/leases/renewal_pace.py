@@ -158,7 +158,7 @@ class RenewalPace:
         return self._pause(now, retry_after)
 
     def _pause(self, now: float, retry_after: float) -> float:
-        # Twice as slow with each; no more than 2**30 times, which is beyond any cap.
+        # Each pause doubles the time, at most 2**30 times, which is more than any cap.
         pause = min(
             2.0 ** min(self._streak, 30) / self._max_rate, self._interval * _MAX_PAUSE
         )

@@ -1,4 +1,5 @@
 """Functions, classes and globals of ``__main__``.
 
-What a script is, and how what it has gets to workers, by reference or by value.
+This is about what a script is, and how its parts get to workers: by reference or by
+value.
 """

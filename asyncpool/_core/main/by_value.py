@@ -1,15 +1,17 @@
-"""What lives in ``__main__`` and no worker can import, sent by value.
+"""Sending by value what is in ``__main__`` and no worker can import.
 
-A worker has one ``__main__``, which lasts.  A function of the sender's ``__main__`` runs in
-it, and the globals that it needs are sent with each call, each by itself, with a digest.
-The worker sets one when it first comes, and again when its digest is another one: what a
-job or an initializer has assigned there meanwhile is not undone by what has not changed.
+A worker has one ``__main__``, which lasts as long as the worker.  A function of the
+sender's ``__main__`` runs in it.  Each call brings the globals that its function needs,
+each global by itself, with a digest.  The worker sets a global when it first comes, and
+again when its digest has changed.  So what a job or an initializer has assigned there
+stays as long as the sender's global does not change.
 
-So functions and classes that are globals themselves travel as names, and are made once.
-Globals that hold the same object, or need each other to be made, are one *unit*, which is
-sent and set as a whole.
+So functions and classes that are globals themselves travel as names, and the worker
+makes them only once.  Globals that hold the same object, or need each other to be made,
+form one *unit*.  The sender sends a unit as a whole, and the worker sets it as a whole.
 
-cloudpickle does the pickling.  It is imported where it is needed, since it takes 20 ms.
+cloudpickle does the pickling.  It is imported where it is needed, since the import
+takes 20 ms.
 """
 
 from __future__ import annotations
@@ -49,24 +51,26 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-# As much of a large buffer is looked at at once.
+# How many bytes of a large buffer are hashed at once.
 _CHUNK = 262_144
 
-# What many objects may share, and nobody changes.
+# Types whose values many objects may share, since nobody changes them.
 _COMMON = (str, bytes, tuple, frozenset, type, FunctionType, ModuleType)
 
 
 class _Piece:
-    """What has been pickled of one unit, or of the call.
+    """The pickle of one unit, or of the call.
 
     Attributes:
         names: The globals that it defines.
-        stream: The pickled dictionary of them, or the call; in parts.
-        buffers: What was kept out of it.
-        refers: The globals that must be there when it is unpickled.
-        reads: Those that its functions read, each with the name of such a function.
-        memo: The objects in it, as the pickler has noted them.
-        unit: What is sent of it, once that is known.
+        stream: The pickled dictionary of the globals, or the pickled call; in
+            parts.
+        buffers: The buffers that stay out of the stream.
+        refers: The globals that must exist when it is unpickled.
+        reads: The globals that its functions read, each with the name of such a
+            function.
+        memo: The objects in it, as the pickler has recorded them.
+        unit: What is sent for it, once that is known.
     """
 
     def __init__(self, names: frozenset[str]) -> None:
@@ -79,10 +83,10 @@ class _Piece:
         self.unit: Unit | None = None
 
     def held(self) -> Iterator[int]:
-        """Yield the ids of what other globals may hold as well."""
+        """Yield the ids of the objects that other globals may hold as well."""
         memo: dict[int, tuple[int, object]] = self.memo.copy()
         for key, (number, thing) in memo.items():
-            # The first one is the dictionary that was made for this.
+            # The first one is the dictionary that was made for pickling.
             if number and not isinstance(thing, _COMMON):
                 yield key
 
@@ -92,7 +96,8 @@ class GlobalsPickler:
 
     Args:
         write: Pickles an object with a pickler's class; returns the stream and its buffers.
-        limit: What it raises if there is too much, which is nobody's fault.
+        limit: The error that is raised if there is too much, for which no global is
+            to blame.
     """
 
     def __init__(
@@ -110,7 +115,7 @@ class GlobalsPickler:
         self._missing: set[str] = set()
 
     def pack(self, value: object) -> tuple[list[bytes], list[memoryview]]:
-        """Return the stream that *value* stands in, and its buffers."""
+        """Return the stream of *value*, with its globals, and the buffers."""
         call = self._pickle(value, frozenset())
         self._collect(call)
         if not self._pieces and not self._missing:
@@ -147,14 +152,14 @@ class GlobalsPickler:
                 wanted.append(pieces[name])
 
     def _define(self, name: str, value: object) -> _Piece:
-        """Pickle one global, unless it is a function that is what it was."""
+        """Pickle one global, unless it is a function that has not changed."""
         key = _constancy(value, self._own) if isinstance(value, FunctionType) else None
         if not isinstance(value, FunctionType) or key is None:
             return self._pickle({name: value}, frozenset((name,)))
         known = _functions.get(value)
         if known is None or known[:2] != (name, key):
             piece = self._pickle({name: value}, frozenset((name,)))
-            piece.memo = None  # there is nothing in it that others could change
+            piece.memo = None  # nothing in it can be shared with others and changed
             known = _functions[value] = name, key, piece
         return known[2]
 
@@ -171,7 +176,7 @@ class GlobalsPickler:
         return GlobalError(f"{which} cannot be pickled ({error}): {way_out}")
 
     def _join(self) -> None:
-        """Make one piece of those that hold the same object, or refer to each other."""
+        """Join the pieces that hold the same object, or refer to each other."""
         main = namespace()
         for group in self._groups():
             names = frozenset(group)
@@ -201,7 +206,7 @@ class GlobalsPickler:
         return [group for group in found.values() if len(group) > 1]
 
     def _reach(self, name: str) -> set[str]:
-        """Return the globals that must be there for *name* to be made, and itself."""
+        """Return *name*, and all globals that must exist before it can be made."""
         reached, todo = {name}, [name]
         while todo:
             new = self._pieces[todo.pop()].refers & self._pieces.keys() - reached
@@ -216,19 +221,21 @@ class GlobalsPickler:
 
     def _make_unit(self, piece: _Piece) -> Unit:
         names = tuple(sorted(piece.names))
-        # What it refers to is made anew when that has changed, and so must it be.
+        # If a global that it refers to has changed and is made anew, it must be made
+        # anew, too.
         parts = [self._pieces[name] for name in sorted(self._reach(names[0]))]
         digest = hash(tuple(_digests_of(parts)))
         return Unit(names, digest, piece.stream, _wrap(piece.buffers))
 
 
-# The functions that have been pickled, as globals of which name, and what they were then.
+# The functions that have been pickled: under which name of a global, and in which
+# state.
 _functions: WeakKeyDictionary[FunctionType, tuple[str, tuple[Any, ...], _Piece]]
 _functions = WeakKeyDictionary()
 
 
 def _constancy(function: FunctionType, own: frozenset[str]) -> tuple[Any, ...] | None:
-    """Return what the pickle of *function* depends on; ``None`` if on more than that."""
+    """Return what the pickle of *function* depends on; ``None`` if it depends on more than that."""
     if (
         function.__closure__
         or function.__defaults__
@@ -239,11 +246,12 @@ def _constancy(function: FunctionType, own: frozenset[str]) -> tuple[Any, ...] |
         return None
     names, main = _names_in(function.__code__), function.__globals__
     hints = tuple(function.__annotations__.items())
-    # With the modules that it reads it may need parts of them.
+    # If it reads modules, its pickle may depend on parts of them.
     modules = any(type(main.get(name)) is ModuleType for name in names)
     parts = len(sys.modules) if modules else 0
     label = function.__name__, function.__qualname__, function.__module__
-    # Under another name than its own it is a reference to that, if it is still there.
+    # A function that is a global of another name is sent as a reference to its own
+    # name, if it is still there.
     there = is_at(function.__qualname__, function)
     found = tuple(name in main for name in names)
     return function.__code__, label, function.__doc__, hints, parts, there, found, own
@@ -263,7 +271,7 @@ class GlobalError(pickle.PicklingError):
 
 
 class _Packed:
-    """What is pickled in place of a call."""
+    """The object that is pickled in place of a call."""
 
     def __init__(
         self, units: list[Unit], missing: tuple[str, ...], call: _Piece
@@ -290,7 +298,7 @@ class _Namespace:
 
 
 class _Calls(_Base):
-    """Pickles what is to be made in a worker."""
+    """Pickles an object for a worker."""
 
     watch: Callable[[Any], None] | None = None
 
@@ -330,7 +338,7 @@ class _Calls(_Base):
         return mended(obj, super().reducer_override(obj))
 
     def _path_of(self, thing: Any) -> str:
-        """Return where *thing* is in ``__main__``, unless it is to be pickled now."""
+        """Return where *thing* is in ``__main__``, unless it must be pickled now."""
         if getattr(thing, "__module__", None) != "__main__":
             return ""
         path: str = thing.__qualname__

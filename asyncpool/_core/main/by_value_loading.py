@@ -1,4 +1,4 @@
-"""What comes by value for a worker's ``__main__``; see ``by_value.py``."""
+"""Load what comes by value for a worker's ``__main__``; see ``by_value.py``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Unit(Record):
-    """Globals that are set together.
+    """Globals that a worker sets together.
 
     Attributes:
-        names: Which.
-        digest: Another one if any of them has changed.
-        stream: The pickled dictionary of them, in parts.
-        buffers: What was kept out of it.
+        names: The names of the globals.
+        digest: A number that changes if any of them has changed.
+        stream: The pickled dictionary of the globals, in parts.
+        buffers: The buffers that stayed out of the stream.
     """
 
     names: tuple[str, ...]
@@ -40,10 +40,10 @@ class Unit(Record):
     buffers: Sequence[Any]
 
 
-# Of the globals that are set.
+# The digests of the globals that are set.
 _digests: dict[str, int] = {}
 
-# Those that are to be set for the call that has just come.
+# The units that must be set for the call that has just come.
 _coming: dict[str, Unit] = {}
 
 
@@ -53,7 +53,7 @@ def unpack(
     stream: list[bytes],
     buffers: Sequence[Any],
 ) -> Any:
-    """Set globals that are new or have changed; return what *stream* stands for."""
+    """Set the globals that are new or have changed; return the object of *stream*."""
     for name in missing:
         if _digests.pop(name, None) is not None:
             namespace().pop(name, None)
@@ -61,7 +61,8 @@ def unpack(
         unit = Unit(*fields)
         for name in unit.names:
             if name not in _digests and name in namespace():
-                _digests[name] = unit.digest  # a job has set it, or the import
+                # A job has set it, or the import of the script.
+                _digests[name] = unit.digest
         if any(_digests.get(name) != unit.digest for name in unit.names):
             _coming.update(dict.fromkeys(unit.names, unit))
     try:
@@ -110,16 +111,16 @@ def space(imported: bool) -> dict[str, Any]:  # noqa: FBT001
 
 
 def make_cached(maxsize: int | None, typed: bool, function: Any) -> Any:  # noqa: FBT001
-    """Make a function that remembers its results."""
+    """Make a function that caches its results."""
     return functools.lru_cache(maxsize, typed)(function)
 
 
 @cache
 def pickler_of_results() -> Any:
-    """Return the class of picklers for what goes back to where ``__main__`` came from.
+    """Return the class of picklers for what goes back to the process with the real ``__main__``.
 
-    What came from there goes back as a name: it means what is there, whatever has become
-    of it here.
+    What came from that process goes back as a name.  The name means the object there,
+    even if the worker has changed its own.
     """
     import cloudpickle  # noqa: PLC0415 - see above
     from cloudpickle.cloudpickle import _get_or_create_tracker_id  # noqa: PLC0415

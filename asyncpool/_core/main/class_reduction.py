@@ -1,4 +1,4 @@
-"""What cloudpickle leaves out, or cannot send, of a class that goes by value."""
+"""Send the parts of a class that cloudpickle leaves out, or cannot send, by value."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 def mended(obj: object, reduced: Any) -> Any:
     """Return how to reduce *obj*, which cloudpickle's ``reducer_override`` has *reduced*.
 
-    A class keeps its ``__slots__``.  Without them its instances would have a ``__dict__``
-    there, and could not come back.  A ``cached_property`` leaves the lock behind that it has
-    before Python 3.12.
+    A class keeps its ``__slots__``.  Without them its instances would have a
+    ``__dict__`` in the worker, and could not come back.  A ``cached_property`` is sent
+    without its lock, which it has before Python 3.12.
     """
     if reduced is NotImplemented:
         if type(obj) is not cached_property:

@@ -1,4 +1,4 @@
-"""What this process knows of its ``__main__``, and what there is in it."""
+"""What this process knows about its ``__main__``, and what is in it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ if TYPE_CHECKING:
 
     from asyncpool._core.main.scripts import Script
 
-# What functools.lru_cache makes of a function.
+# The type of functions with functools.lru_cache.
 CACHED: Any = type(functools.lru_cache(int))
 
-# What a module's global is that "lazy import" made, and that nobody has used yet; since
-# Python 3.15.
+# The type of a global of a lazy import that nobody has used yet; since Python 3.15.
 LAZY: Any = getattr(types, "LazyImportType", None)
 
 
 class _Known:
-    """What this process knows of its ``__main__``."""
+    """What this process knows about its ``__main__``."""
 
     script: Script | None = None
     in_use: bool = False
@@ -33,7 +32,7 @@ class _Known:
 
 
 class Importing:
-    """In its context, a worker imports the script that is at *path*."""
+    """A context in which a worker imports the script at *path*."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -46,12 +45,12 @@ class Importing:
 
 
 def importing() -> str:
-    """Return the path of the script that this worker is just importing, if it is."""
+    """Return the path of the script that this worker is importing now, or ``""``."""
     return _Known.importing
 
 
 def know(script: Script | None) -> None:
-    """Take note which script workers can import as their ``__main__``, if they can."""
+    """Record which script workers can import as their ``__main__``, if there is one."""
     _Known.script, _Known.in_use = script, False
 
 
@@ -75,12 +74,12 @@ def is_importable(thing: object) -> bool:
 
 
 def is_in_use() -> bool:
-    """Tell whether workers were sent anything that they must import the script for."""
+    """Tell whether workers were sent anything for which they must import the script."""
     return _Known.in_use
 
 
 def listen(listener: Callable[[], None]) -> None:
-    """Have *listener* called, in any thread, when the script comes into use."""
+    """Call *listener*, in any thread, when workers must first import the script."""
     _Known.listeners += (listener,)
 
 
@@ -96,7 +95,7 @@ def is_definition(thing: object) -> bool:
 
 
 def is_local(value: object) -> bool:
-    """Tell whether *value* is a call of a function that is only known here."""
+    """Tell whether *value* is a call of a function that only this process has."""
     function = value[0] if isinstance(value, tuple) and value else None
     return (
         type(function) is FunctionType
@@ -111,18 +110,18 @@ def namespace() -> dict[str, Any]:
 
 
 def find(path: str) -> Any:
-    """Return what is at *path* in ``__main__``.
+    """Return the object at *path* in ``__main__``.
 
     Raises:
         KeyError: If there is no such global.
-        AttributeError: If that has no such attribute.
+        AttributeError: If the global has no such attribute.
     """
     name, *attributes = path.split(".")
     return functools.reduce(getattr, attributes, namespace()[name])
 
 
 def is_at(path: str, thing: object) -> bool:
-    """Tell whether *thing* is what is at *path* in ``__main__``."""
+    """Tell whether *thing* is the object at *path* in ``__main__``."""
     try:
         return find(path) is thing
     except (KeyError, AttributeError):
@@ -130,5 +129,5 @@ def is_at(path: str, thing: object) -> bool:
 
 
 def resolved(lazy: Any) -> tuple[Any, ...]:
-    """Return how to reduce a lazy import: the other side gets what it stands for."""
+    """Return how to reduce a lazy import, so that the other side gets the imported object."""
     return operator.getitem, ((lazy.resolve(),), 0)

@@ -1,8 +1,8 @@
-"""What ``__main__`` is: a script that workers can import, or what only lives here.
+"""What ``__main__`` is: a script that workers can import, or one that only this process has.
 
-``multiprocessing`` imports each script in its workers, under the name ``__mp_main__``, so
-that what a script starts must be behind ``if __name__ == "__main__":``.  That guard is the
-sign by which a script is known here that may be imported.
+``multiprocessing`` imports each script in its workers, under the name ``__mp_main__``.
+So what a script starts must be behind ``if __name__ == "__main__":``.  This module
+takes that guard as the sign that a script may be imported.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ HERE, THERE = "__main__", "__mp_main__"
 
 
 class Origin(Record):
-    """What this process knows of its ``__main__``.
+    """What this process knows about its ``__main__``.
 
     Attributes:
-        module: Under which name ``python -m`` has found it, or ``""``.
+        module: The name under which ``python -m`` has found it, or ``""``.
         path: Its file, or ``""``.
-        source: What is in that, or nothing.
-        interactive: Whether somebody may define more in it.
-        imported: Whether it is a worker's, imported there by whoever started it.
+        source: The content of that file, or nothing.
+        interactive: Whether the user may define more in it.
+        imported: Whether it belongs to a worker, and the process that started the
+            worker had it imported.
     """
 
     module: str
@@ -36,10 +37,10 @@ class Script(Record):
     """A script that workers can import.
 
     Attributes:
-        module: The name of the module, if it was started by ``python -m``.
+        module: The name of the module, if ``python -m`` has started it.
         path: Its file.
-        own: The globals that an import defines.
-        importable: Those of them that nothing else defines anew.
+        own: The names of globals that an import defines.
+        importable: Those of them that no other code in the script defines anew.
     """
 
     module: str
@@ -50,28 +51,31 @@ class Script(Record):
 
 def recognise(origin: Origin) -> Script | None:
     """Return the script that workers can import; ``None`` if they cannot, or must not."""
-    named = origin.imported or b"__name__" in origin.source  # or there is no guard
+    # Otherwise there is no guard.
+    named = origin.imported or b"__name__" in origin.source
     if not origin.path or origin.interactive or not named:
         return None
     try:
         names = _Names(ast.parse(origin.source))
-    except (SyntaxError, ValueError, RecursionError):  # it is no source of Python's
+    except (SyntaxError, ValueError, RecursionError):  # it is not Python code
         return None
     if not (names.guarded or origin.imported):
         return None
-    # With "__main__", the name of what "python folder" runs, nothing else would be found.
+    # "__main__" is the name of what "python folder" runs.  An import of that name would
+    # find another module.
     module = "" if origin.module in {HERE, THERE} else origin.module
     own = frozenset(names.there)
     return Script(module, origin.path, own, own - names.elsewhere)
 
 
 class _Names:
-    """Which globals the source of a script defines, and where.
+    """The names of globals that the source of a script defines, and where.
 
     Attributes:
-        guarded: Whether some of it only runs in ``__main__``.
-        there: The names that it defines when it is imported.
-        elsewhere: Those that it defines behind the guard, or when a function is called.
+        guarded: Whether a part of it only runs in ``__main__``.
+        there: The names that an import defines.
+        elsewhere: The names that it defines behind the guard, or when a function is
+            called.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -117,7 +121,7 @@ class _Names:
 
 
 def _truth(test: ast.expr, name: str) -> bool | None:
-    """Return what *test* is in a module that has this name; ``None`` if nobody knows."""
+    """Return the value of *test* in a module with this name; ``None`` if it is not known."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             truth = _truth(operand, name)

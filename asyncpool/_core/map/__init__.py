@@ -1,1 +1,1 @@
-"""Maps: how many items make a chunk, and what a worker notes of each."""
+"""Maps: how many items make a chunk, and what a worker writes down for each item."""

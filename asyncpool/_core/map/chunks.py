@@ -1,10 +1,11 @@
 """Many small items of a map in one job: a *chunk*.
 
-A job costs some 10 us on either side, whatever it does.  So the items of a map that take
-less than that travel together; but nothing that a caller can see is shared by them.  The
-worker notes the outcome of each item in a *log*, memory that it shares with the pool,
-before it begins the next one.  When it dies, the pool finds there what was done, and knows
-that the next item, and no other, was running.
+A job costs about 10 us on either side, whatever it does.  So items of a map that take
+less than that travel together.  But the caller sees no difference: each item has an
+outcome of its own.  The worker writes the outcome of each item to a *log* before it
+begins the next one.  The log is memory that the worker shares with the pool.  When the
+worker dies, the pool reads there which items are done.  So it knows that the next item,
+and no other, was running.
 """
 
 from __future__ import annotations
@@ -26,29 +27,31 @@ if TYPE_CHECKING:
 
     from asyncpool._core.wire.page import Readable, Writable
 
-# The most items of a chunk: those of no work at all take a millisecond.
+# The most items of a chunk: items without any work then take a millisecond.
 CHUNK_SIZE = 4096
 
-# How many items are done, whether no other is to begin, and of which job and attempt; how
-# many of the first outcomes are numbers of one type, and which type that is; and what
-# stands for no number where these are noted.
+# The head of a log: how many items are done; whether no other item may begin; which job
+# and attempt it is; how many of the first outcomes are numbers of one type; which type
+# that is; and which number stands for a blank.
 LOG_HEAD = struct.Struct("=QQQQQQQ")
 _STOP = struct.Struct("=Q")
 
-# Behind that come the outcomes.  First come numbers, as the machine writes them, which takes
-# 15 ns each; from the first outcome on that is anything else, or has more than 64 bits, they
-# follow one by one as entries, which takes 0.4 us.
+# The outcomes follow.  First come numbers, as the machine writes them, which takes 15
+# ns each.  The first outcome that is no number of this type, or has more than 64 bits,
+# ends them.  From there on the outcomes are entries, one after the other, which takes
+# 0.4 us each.
 
-# What each of the others begins with: its kind, how many bytes follow, and their checksum.
-# A worker that dies may have written anywhere before.  So nothing counts that is not as it
-# was noted, and no garbage is unpickled, which may ask for any amount of memory.
+# The head of an entry: its kind, how many bytes follow, and their checksum.  A worker
+# that dies may have written anywhere before.  So the pool only accepts what is exactly
+# as the worker wrote it.  It never unpickles garbage, which may ask for any amount of
+# memory.
 ENTRY = struct.Struct("=BQI")
 _VALUE, _ERROR = 1, 2  # both pickled
 
-# For how many of the outcomes are numbers: as long as all are, and with how many items
-# there are added to it.  Until then nothing else is noted of them, not even how many are
-# done, which would take as long again: those are done that are not blank.  What is blank is
-# drawn at random, so no result is.
+# The count of numbers as long as all outcomes are numbers; the number of items is added
+# to it.  Until then the worker writes nothing else, not even how many items are done,
+# since that would take as long again.  An item is done if its number is not blank.  The
+# blank is drawn at random, so that it equals no result.
 OPEN = CHUNK_SIZE + 1
 
 NUMBERS: dict[type, str] = {int: "q", float: "d"}
@@ -57,7 +60,8 @@ NUMBER_SIZE = 8
 
 _run: Callable[..., Any] | None = None
 
-# The kinds of plain values, and what makes bytes of them; pickle would take twice as long.
+# The kinds of plain values, and how each becomes bytes; pickle would take twice as
+# long.
 _INT, _FLOAT, _BOOL = struct.Struct("=q"), struct.Struct("=d"), struct.Struct("=?")
 _PLAIN: dict[type, tuple[int, Callable[[Any], bytes]]] = {
     int: (3, _INT.pack),
@@ -68,32 +72,32 @@ _PLAIN: dict[type, tuple[int, Callable[[Any], bytes]]] = {
     bytes: (8, bytes),
 }
 
-# What nobody can change, so that it does not matter who has it too.
+# Types whose values nobody can change, so that others may have them too.
 FLAT: frozenset[type] = frozenset(_PLAIN)
 
 
 class Failure(Record):
-    """What an item has come to that has no result."""
+    """The outcome of an item that has no result."""
 
     error: BaseException
 
 
-# The outcome of an item that is done, of which nothing else is known.
+# The outcome of an item that is done, if nothing else is known about it.
 LOST = Failure(RuntimeError("lost"))
 
 
 class ChunkResult(Record):
-    """What a chunk has come to: the outcomes of its first items, in their order.
+    """The outcomes of the first items of a chunk, in their order.
 
     Attributes:
-        outcomes: Those that follow the numbers: plain immutable values as they are;
-            others pickled one by one, since objects that are pickled together would
-            have parts in common, as the only element of a tuple; and what was raised,
-            as the first of two.
-        tail: One more, a value that was too large to be noted.
-        numbers: The first outcomes, as far as they are numbers of one type.
-        code: How :mod:`struct` names that type.
-        microseconds: How long it took.
+        outcomes: The outcomes that follow the numbers.  Plain immutable values are
+            there as they are.  Other values are pickled one by one, each as the only
+            element of a tuple, since objects that are pickled together would share
+            parts.  An exception is pickled as the first of two elements.
+        tail: One more outcome: a value that was too large for the log.
+        numbers: The first outcomes, as long as they are numbers of one type.
+        code: The name that :mod:`struct` has for that type.
+        microseconds: How long the chunk took.
     """
 
     outcomes: list[Any]
@@ -104,11 +108,11 @@ class ChunkResult(Record):
 
     @property
     def plain(self) -> bool:
-        """Whether there are only numbers."""
+        """Whether all outcomes are numbers."""
         return not self.outcomes and not self.tail
 
     def load(self) -> list[Any]:
-        """Return the results, and a :class:`Failure` for what is none."""
+        """Return the results, with a :class:`Failure` for each item that has none."""
         found = self.outcomes
         if not set(map(type, found)) <= FLAT:
             found = list(map(_load, found))
@@ -118,7 +122,7 @@ class ChunkResult(Record):
 def read_log(memory: Readable, start: int, job: int, attempt: int) -> list[Any] | None:
     """Return the outcomes in the log that begins at *start*, if it is of that attempt.
 
-    Its writer is dead, and may have written anywhere before it died: from the first
+    The worker is dead, and may have written anywhere before it died.  From the first
     outcome on that makes no sense, all are :data:`LOST`.
     """
     log = memory[start : start + LOG_SIZE]
@@ -128,12 +132,12 @@ def read_log(memory: Readable, start: int, job: int, attempt: int) -> list[Any] 
     done = min(done, CHUNK_SIZE)
     log = log[LOG_HEAD.size :]
     if numbers >= OPEN:
-        # A number has no checksum, but what is behind the last one was to be blank.
+        # A number has no checksum.  But the place after the last one must be blank.
         size = min(numbers - OPEN + 1, CHUNK_SIZE) * NUMBER_SIZE
         numbers = done = count_numbers(log[:size], blank)
         rest = _column(log[done * NUMBER_SIZE : size], "Q")
         if done < CHUNK_SIZE and set(rest) != {blank}:
-            return [LOST] * CHUNK_SIZE  # nobody knows which were done
+            return [LOST] * CHUNK_SIZE  # nobody knows which items are done
     end = min(done, numbers) * NUMBER_SIZE
     found = _column(log[:end], code_of(number))
     found += _entries(log[end:], done - len(found))
@@ -141,18 +145,18 @@ def read_log(memory: Readable, start: int, job: int, attempt: int) -> list[Any] 
 
 
 def count_numbers(column: bytes | memoryview, blank: int) -> int:
-    """Return how many numbers there are before the first that is blank."""
+    """Return how many numbers there are before the first blank."""
     words = memoryview(column).cast("Q").tolist()
     return words.index(blank) if blank in words else len(words)
 
 
 def code_of(number: int) -> str:
-    """Return how :mod:`struct` names the type of numbers that the head of a log names."""
+    """Return the name that :mod:`struct` has for the type with this *number*."""
     return NUMBERS[float if number else int]
 
 
 def note(outcome: Any) -> bytes:
-    """Return the entry of an outcome, which is as it is in a :class:`ChunkResult`."""
+    """Return the entry for an outcome, in the form that it has in a :class:`ChunkResult`."""
     data: bytes
     if type(outcome) is tuple:
         data, kind = outcome[0], _VALUE if len(outcome) == 1 else _ERROR
@@ -166,24 +170,24 @@ def note(outcome: Any) -> bytes:
 
 
 def run_chunk(*args: Any, **kwargs: Any) -> Any:
-    """Do what the worker has installed for that; the pool knows nothing of it."""
+    """Call what the worker has installed for this; the pool does not know it."""
     assert _run is not None
     return _run(*args, **kwargs)
 
 
 def install(run: Callable[..., Any]) -> None:
-    """Have :func:`run_chunk` do this, in this process."""
-    global _run  # noqa: PLW0603 - there is one worker in a process
+    """Let :func:`run_chunk` call *run* in this process."""
+    global _run  # noqa: PLW0603 - a process has one worker
     _run = run
 
 
 def ask_to_stop(memory: Writable, start: int) -> None:
-    """Have no other item of the chunk begin whose log begins at *start*."""
+    """Let no other item begin of the chunk whose log begins at *start*."""
     memory[start + _STOP.size : start + 2 * _STOP.size] = _STOP.pack(1)
 
 
 def _entries(log: bytes, count: int) -> Iterator[Any]:
-    """Yield the first *count* outcomes in the entries, up to one that is damaged."""
+    """Yield the first *count* outcomes in the entries, and stop at one that is damaged."""
     end = 0
     for _ in range(count):
         start = end + ENTRY.size
@@ -192,12 +196,12 @@ def _entries(log: bytes, count: int) -> Iterator[Any]:
         kind, size, checksum = ENTRY.unpack_from(log, end)
         end = start + size
         data = log[start:end]
-        # The kind, too, is part of the sum.
+        # The checksum includes the kind, too.
         if kind not in _LOADERS or len(data) < size or crc32(data, kind) != checksum:
             return
         try:
             outcome = _LOADERS[kind](data)
-        except (struct.error, UnicodeError):  # somebody has forged it
+        except (struct.error, UnicodeError):  # its checksum is right all the same
             return
         yield outcome
 

@@ -7,22 +7,23 @@ import math
 from asyncpool._core.base.run_times import BUDGET
 from asyncpool._core.map.chunks import CHUNK_SIZE
 
-# What a job of several items is to take, in microseconds: a hundred times what the pool
-# adds to it, and a sixteenth of what a worker may have in flight.
+# How many microseconds a job of several items should take: a hundred times what the
+# pool adds to it, and a sixteenth of what a worker may have in flight.
 TARGET = BUDGET / 16
 
-# A chunk is at most so many times as large as what its size was learned from.
+# A chunk is at most this many times as large as the one whose run time set its size.
 _GROWTH = 16
 
-# The least that an item is taken to cost.
+# The least cost that an item may count with.
 _LEAST = 0.25
 
-# How much work, in microseconds, is under way for each worker: what it has in flight, and as
-# much in the queue.
+# How many microseconds of work are under way for each worker: what it has in flight,
+# and as much in the queue.
 _AHEAD = 2 * BUDGET
 
-# Items under way for each worker, however long they take: a few more than it needs, since
-# in order the first may take longer than the others.
+# The fewest items under way for each worker, however long they take: a few more than it
+# needs, since the first item may take longer than the others, and results keep the
+# order.
 _FEWEST = 4
 
 
@@ -30,10 +31,10 @@ class Pace:
     """The pace of one map.
 
     Args:
-        chunksize: How many items make a job, if no more than a chunk may have; ``None`` for
-            what fits the pool.
-        buffersize: How many items may be under way; ``None`` for as many as keep it busy.
-        alone: Whether each item is to be a job of its own.
+        chunksize: How many items make a job; ``None`` for as many as suit the pool.
+        buffersize: How many items may be under way; ``None`` for as many as keep
+            the pool busy.
+        alone: Whether each item must be a job of its own.
         lanes: How many jobs each worker runs at once.
     """
 
@@ -52,10 +53,10 @@ class Pace:
         self._learned_from = 1
 
     def note(self, items: int, microseconds: float) -> None:
-        """Take note that so many items have taken so long, in one worker."""
+        """Record that *items* items have taken *microseconds* in one worker."""
         cost = max(microseconds / items, _LEAST)
         known = self._cost
-        # Slower is believed at once: a chunk that takes too long makes others wait.
+        # A longer time counts at once: a chunk that takes too long delays other jobs.
         if known is None or cost > known:
             self._cost = cost
         else:
@@ -63,7 +64,7 @@ class Pace:
         self._learned_from = max(self._learned_from, items)
 
     def window(self, workers: int) -> int:
-        """Return how many items may be under way, with so many workers."""
+        """Return how many items may be under way with this number of workers."""
         if self._buffersize is not None:
             return self._buffersize
         some = _FEWEST * self._lanes
@@ -72,9 +73,9 @@ class Pace:
         return workers * some
 
     def size(self, workers: int) -> int:
-        """Return how many items the next job is to have."""
+        """Return how many items the next job should have."""
         size = self._chunk or self._fitting()
-        # Each lane is to have two at least, one of which waits.
+        # Each lane should have at least two jobs, one of which waits.
         most = self.window(workers) // (2 * workers * self._lanes)
         return max(1, min(size, most, CHUNK_SIZE))
 

@@ -1,4 +1,4 @@
 """Calls, results and errors as bytes.
 
-Large buffers go beside the pickle, and functions by number.
+Large buffers travel beside the pickle, and functions travel by number.
 """

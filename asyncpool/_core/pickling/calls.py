@@ -1,11 +1,11 @@
-"""Turn jobs and what becomes of them into bytes, and back.
+"""Turn jobs and their results into bytes, and back.
 
-The fast serializer is tried first.  What it cannot name (lambdas, closures) and
-what the other side cannot find under its name (such as what lives in ``__main__``, see
-``by_value.py``) goes by value, through cloudpickle.  Every failure, on either side, belongs to the one job
-whose data it is.
+The fast serializer goes first.  Some functions and objects it cannot name (lambdas,
+closures), and others have a name that the other side cannot find (such as those of
+``__main__``, see ``by_value.py``).  These travel by value, through cloudpickle.  A
+failure, on either side, always belongs to the one job whose data it is.
 
-Exceptions, which need more care, are in ``errors.py``.
+Exceptions need more care, and are in ``errors.py``.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# What holds nothing else.
+# Types whose values hold no other object.
 _SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
 
-# What is said of objects that descriptors, or the start of a process, can pass on.
+# Parts of the errors for objects that only descriptors, or the start of a process, can
+# pass on.
 _ONLY_AT_A_START = (
     "through inheritance",
     "a descriptor of this process",
@@ -50,10 +51,10 @@ _HINT = "; workers can have it from their start on, in the pool's initargs"
 
 
 def dumps(value: object) -> bytes:
-    """Pickle what a worker sends, by value where a reference would not be found.
+    """Pickle what a worker sends, by value where the pool would not find a reference.
 
     Raises:
-        Exception: Whatever the value's own methods raise, or the serializer's.
+        Exception: Any that the value's own methods raise, or the serializer.
     """
     try:
         if reducers.possible():
@@ -82,16 +83,19 @@ def pack_job(
         function: What to call.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        number: Under which the worker knows the function, or 0 to send it along.
-        limit: The most bytes that may be pickled, not counting large buffers.
+        number: The number by which the worker knows the function, or 0 to send the
+            function along.
+        limit: The most bytes that the pickle may have, not counting large buffers.
         pause: Called now and then while a large object is pickled.
 
     Raises:
         StreamTooLongError: If *limit* is too low.
-        JobNotPicklableError: If a part cannot be pickled; it names which.
+        JobNotPicklableError: If a part cannot be pickled.  The error names the
+            part.
     """
     try:
-        # To pickle without a limit is faster by 1.1 us, a tenth of a short job.
+        # Without a limit, pickling is faster by 1.1 us, which is a tenth of a short
+        # job.
         if number and is_flat(args) and (not kwargs or is_flat(kwargs.values())):
             return dumps((args, kwargs))
         call = (args, kwargs) if number else (function, args, kwargs)
@@ -120,14 +124,14 @@ def load_job(
     payload: bytes | memoryview | ReceivedPickle,
     function: Callable[..., Any] | None = None,
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Read what came with a ``JOB`` frame; it must come from the pool.
+    """Read what came with a ``JOB`` frame, which must come from the pool.
 
     Args:
         payload: The payload, with its buffers.
-        function: What to call, unless it came along.
+        function: What to call, unless the function came along.
 
     Raises:
-        BaseException: Whatever unpickling the parts raises.
+        BaseException: Any that unpickling the parts raises.
     """
     call = pickle.loads(payload) if type(payload) is bytes else loads(payload)
     return call if function is None else (function, *call)
@@ -179,7 +183,7 @@ def load_value(
         pause: Called now and then while a large object is unpickled.
 
     Raises:
-        JobNotPicklableError: If it cannot be unpickled here.
+        JobNotPicklableError: If the value cannot be unpickled here.
     """
     try:
         if pause is None and type(payload) is bytes:
@@ -242,7 +246,7 @@ def _dumps_with(
 
 
 def is_flat(values: Iterable[Any]) -> bool:
-    """Tell whether it is plain that *values* are small when pickled."""
+    """Tell whether it is certain, without pickling them, that *values* are small when pickled."""
     room = LARGE
     for value in values:
         cls = type(value)
@@ -281,7 +285,7 @@ def _find_culprit(
 
 def describe(error: BaseException) -> str:
     """Return the type and the text of *error*."""
-    if issubclass(type(error), GlobalError):  # its __class__ may be code of its own
+    if issubclass(type(error), GlobalError):  # reading its __class__ may run code
         return str(error)
     return f"{type(error).__qualname__}: {text_of(error)}"
 

@@ -1,10 +1,11 @@
 """Turn what a job raised into bytes, and back.
 
-The default way to copy an exception is ``cls(*args)``.  That breaks for every class
-whose ``__init__`` takes something else than ``args``, and for some it works and gives
-another message.  So a worker makes the copy itself, compares, and where the copy is
-no good has exceptions made anew without their ``__init__``.  What cannot be sent at
-all is replaced by an error that names it and carries its text.
+The default way to copy an exception is ``cls(*args)``.  It fails for every class whose
+``__init__`` takes other arguments than ``args``.  For some classes it works, but gives
+another message.  So a worker makes the copy itself, and compares it.  If the copy is
+wrong, the worker packs the exception so that it is rebuilt without its ``__init__``.
+An exception that cannot be sent at all is replaced by an error that names it and
+carries its text.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 
 def pack_error(error: BaseException, *, skip: int) -> bytes:
-    """Return the payload of an ``ERROR`` frame, whatever *error* is like.
+    """Return the payload of an ``ERROR`` frame, whatever *error* is.
 
     Args:
         error: What the job raised.
-        skip: How many of the outermost frames of its traceback are the worker's
-            own, and of no interest to anybody.
+        skip: How many of the outermost frames of its traceback belong to the
+            worker, and interest nobody.
     """
     tb = error.__traceback__
     for _ in range(skip):
@@ -41,7 +42,7 @@ def pack_error(error: BaseException, *, skip: int) -> bytes:
     for attempt, is_good in ((dumps, _is_faithful), (_dumps_rebuilt, _is_alike)):
         try:
             data = attempt(error)
-            # Only a copy that is made shows that one can be made there.
+            # Only an actual copy shows that the pool can make one.
             if is_good(pickle.loads(data), error):
                 return pickle.dumps((data, remote, name, text), 5)
         except BaseException:  # noqa: S112 - the next way is tried
@@ -61,9 +62,9 @@ def load_error(
 ) -> BaseException:
     """Read the payload of an ``ERROR`` frame; the remote traceback is its cause.
 
-    *pause* is called now and then while a large one is unpickled.
-    What must not be raised in the caller comes in a :exc:`JobRaisedError`, and what
-    cannot be unpickled here as a :exc:`JobNotPicklableError`.
+    *pause* is called now and then while a large one is unpickled.  An exception that
+    must not be raised in the caller comes in a :exc:`JobRaisedError`.  One that cannot
+    be unpickled here comes as a :exc:`JobNotPicklableError`.
     """
     remote = name = text = ""
     try:
@@ -94,7 +95,7 @@ def _check_outcome(outcome: object) -> tuple[bytes, str, str, str]:
 def _check_error(error: object) -> BaseException:
     if not isinstance(error, BaseException):
         raise TypeError("the outcome is no exception")
-    # Each isinstance() of the pool's would call a property of that name.
+    # Each isinstance() in the pool would call a property of that name.
     if any("__class__" in vars(cls) for cls in type(error).__mro__[:-1]):
         raise TypeError("the exception defines __class__")
     return error
@@ -114,7 +115,7 @@ def _is_faithful(copy: object, error: BaseException) -> bool:
 
 
 class _ErrorPickler(pickle.Pickler):
-    """Has all exceptions in what it pickles rebuilt without their ``__init__``."""
+    """Pickles all exceptions so that they are rebuilt without their ``__init__``."""
 
     def reducer_override(self, obj: object) -> Any:
         return _reduce(obj)
@@ -152,7 +153,7 @@ def _reduce(value: object) -> Any:
     if not isinstance(value, BaseException):
         return NotImplemented
     cls = type(value)
-    # What the built-in class itself needs to be made anew, and its attributes.
+    # What the built-in class needs to rebuild it, and its attributes.
     reduced: Any = _builtin_base(cls).__reduce__(value)
     return _rebuild, (cls, *reduced[1:])
 
@@ -163,8 +164,9 @@ def _rebuild(
     state: dict[str, Any] | None = None,
 ) -> BaseException:
     error = cls.__new__(cls, *args)
-    # Not cls.__init__, whose parameters nobody knows; but that of the built-in class
-    # below it, which fills the fields of an OSError or a UnicodeDecodeError.
+    # It does not call cls.__init__, whose parameters nobody knows.  It calls that of
+    # the built-in base class, which fills the fields of an OSError or a
+    # UnicodeDecodeError.
     _builtin_base(cls).__init__(error, *args)
     for name, value in (state or {}).items():
         _set(error, name, value)
@@ -176,7 +178,7 @@ def _builtin_base(cls: type[BaseException]) -> type[BaseException]:
 
 
 def _set(error: BaseException, name: str, value: object) -> None:
-    # Past the __setattr__ of a frozen dataclass.
+    # Does not call the __setattr__ of a frozen dataclass.
     object.__setattr__(error, name, value)
 
 
@@ -185,14 +187,15 @@ def _name(error: BaseException) -> str:
 
 
 def format_error(error: BaseException, tb: TracebackType | None) -> str:
-    """Return the traceback *tb* of *error* and its text, whatever stands in the way.
+    """Return the traceback *tb* of *error* and its text, whatever goes wrong on the way.
 
-    That is a hostile ``__str__`` or ``__notes__``; or :mod:`traceback` itself, which may
-    import modules where no file can be opened any more, and warn where warnings are errors.
+    A ``__str__`` or ``__notes__`` may raise anything.  :mod:`traceback` itself may
+    import modules where no more file can be opened, and may warn where warnings are
+    errors.
     """
     try:
         return "".join(traceback.format_exception(type(error), error, tb))
-    except BaseException:  # nothing is known of what it raises
+    except BaseException:  # it may raise anything
         head = "Traceback (most recent call last):\n"
     frames = [
         f'  File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}\n'

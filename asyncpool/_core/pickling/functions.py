@@ -1,9 +1,10 @@
-"""Which functions a worker remembers, so that a call needs to send a number only.
+"""Which functions a worker remembers, so that a call only needs to send a number.
 
-That is for functions that travel by reference, since such a reference means the same
-at every call.  What travels by value (a closure, a lambda, what lives in a ``__main__``
-that workers cannot import) or carries a state (a bound method, a ``partial``) is pickled anew for
-each call, since that state may have changed.
+These are the functions that travel by reference, since such a reference means the same
+at every call.  Other functions travel by value (a closure, a lambda, a function of a
+``__main__`` that workers cannot import) or have a state (a bound method, a
+``partial``).  The pool pickles these anew for each call, since that state may have
+changed.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 else:
     _Numbered = dict
 
-# As many functions as this are remembered by each worker.
+# How many functions each worker remembers.
 MEMORY = 256
 
-# And by the pool: of a function that workers have forgotten it need not find out again
-# how long its calls take, without which they cannot travel ahead.
+# How many functions the pool remembers.  If workers have forgotten a function, the pool
+# still knows how long its calls take, and so can send them ahead.
 KNOWN = 4096
 
-# Compared by identity, whatever the user has defined.
+# These are compared by identity, whatever the user has defined.
 _PLAIN: frozenset[type] = frozenset((FunctionType, BuiltinFunctionType, type))
 
 
@@ -45,11 +46,11 @@ class Function:
     """One function, as the pool knows it.
 
     Attributes:
-        number: Its name on the wire; 0 if it travels with each call.
+        number: Its number on the wire; 0 if it travels with each call.
         payload: What a ``FUNCTION`` frame carries.
         profile: How long its calls take.
-        figures: What is counted of them.
-        name: What it is called.
+        figures: Counts and times of its jobs.
+        name: Its name in errors and reports.
     """
 
     __slots__ = ("figures", "name", "number", "payload", "profile")
@@ -64,14 +65,14 @@ class Function:
         self.name: str = name
 
     def known_as(self, name: str, figures: FunctionFigures) -> Function:
-        """Return the same under another name, and with other figures."""
+        """Return the same function under another name, with other figures."""
         other = Function(self.number, self.payload, name, figures)
         other.profile = self.profile
         return other
 
 
 class FunctionTable:
-    """The functions of a pool, each with what is known of it.
+    """The functions of a pool, and what the pool knows of each.
 
     Args:
         totals: Where their jobs are counted.
@@ -85,12 +86,12 @@ class FunctionTable:
     def find(
         self, function: Callable[..., Any], name: str = "", via: Via = "submit"
     ) -> Function:
-        """Return what is known of *function*.
+        """Return what the pool knows of *function*.
 
         Args:
-            function: What is called.
-            name: What it is called instead of its own name, if it stands for another one.
-            via: How it is called, which is counted apart.
+            function: The function.
+            name: Its name, if it stands for another function.
+            via: How it is called; each way has figures of its own.
         """
         if name or via != "submit":
             known = self.find(function)
@@ -118,24 +119,25 @@ class FunctionTable:
 
 
 def travels_by_name(function: Callable[..., Any]) -> bool:
-    """Tell whether *function* means the same at every call, whoever looks it up."""
+    """Tell whether *function* means the same at every call, in every process."""
     return type(function) in _PLAIN and bool(_reference_to(function))
 
 
 class FunctionCache(_Numbered):
-    """The functions that a worker remembers; both sides keep the same, by this rule."""
+    """The functions that a worker remembers; the pool follows the same rule, and so knows them."""
 
     def add(self, number: int, function: object = None) -> None:
-        """Remember one more, and forget the oldest if there are too many."""
+        """Remember one more function, and forget the oldest if there are too many."""
         if len(self) >= MEMORY:
             del self[next(iter(self))]
         self[number] = function
 
 
 def _kin_of(function: Any) -> object:
-    """Return what calls have in common that are likely to take equally long.
+    """Return a key that is the same for calls that probably take equally long.
 
-    Plain values, since neither a closure nor an object with a state may be kept.
+    The key has plain values only, since the pool must not keep a closure or an object
+    with a state.
     """
     if type(function) is partial:
         function = function.func
@@ -148,13 +150,13 @@ def _kin_of(function: Any) -> object:
 
 
 def _reference_to(function: Callable[..., Any]) -> bytes:
-    """Return what stands for *function* in any process, or nothing."""
+    """Return the bytes that stand for *function* in any process, or nothing."""
     try:
         if "<" in function.__qualname__:  # a lambda, or local to another function
             return b""
         if not isinstance(getattr(function, "__self__", None), ModuleType | None):
             return b""  # a built-in method, bound to its object
         payload = pickle.dumps(function, 5)
-    except Exception:  # noqa: BLE001 - there is no way to name it
+    except Exception:  # noqa: BLE001 - it cannot be named
         return b""
     return payload if MAIN not in payload or is_importable(function) else b""

@@ -1,13 +1,14 @@
 """Objects that are too large to travel, or even to be pickled, like all others.
 
-Pickling with protocol 5 (PEP 574) leaves two things: a *stream*, and the large
-*buffers* that were kept out of it, which are not copied at all.  Together they are a
-:class:`OutOfBandPickle`; it is laid out as *areas*, one after the other, in memory that both
-processes see, or sent as so many frames.  What the other side makes of them is a
-:class:`ReceivedPickle`, and the object that it yields has its buffers where they lie.
+Pickling with protocol 5 (PEP 574) gives two things: a *stream*, and the large *buffers*
+that stay out of it and are not copied at all.  Together they are an
+:class:`OutOfBandPickle`.  It is sent as *areas*: in memory that both processes see, one
+after the other, or each in a frame.  The receiver makes them a
+:class:`ReceivedPickle`.  The buffers of an object that is loaded from it stay where
+they are.
 
-The stream is written and read in pieces of some 64 KB, as pickle frames it, and
-between them whoever does it in a thread can make way for others.
+The stream is written and read in pieces of about 64 KB, as pickle frames it.  Between
+two pieces, a thread that does this can let others run.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-# How the name of the main module looks inside a pickle.  A string that happens to
-# contain it costs a second pickling, and nothing else.
+# What the name of the main module looks like inside a pickle.  A string that happens to
+# contain it only costs a second pickling.
 MAIN = b"__main__"
 
-# A longer stream is neither written nor read on an event loop's thread: to pickle as
-# much of small objects as this takes half a millisecond.
+# A longer stream is neither written nor read on an event loop's thread: to pickle small
+# objects of this size takes half a millisecond.
 HEAVY = 131_072
 
-# As much is copied at once, with the GIL held: in fresh memory it takes 0.2 ms.
+# How many bytes are copied at once while the thread holds the GIL: in fresh memory that
+# takes 0.2 ms.
 _CHUNK = 262_144
 
-# Where an area may begin: what vector instructions, and NumPy, like best.
+# Areas begin at multiples of this, which vector instructions and NumPy like best.
 _ALIGNMENT = 64
 
 
 class StreamTooLongError(Exception):
-    """The stream has become longer than was allowed; what there is of it is lost."""
+    """The stream has become longer than allowed; what was written of it is lost."""
 
 
 class OutOfBandPickle:
@@ -47,7 +49,7 @@ class OutOfBandPickle:
 
     Attributes:
         pieces: The stream.
-        buffers: What was kept out of it; views of memory that is the object's own.
+        buffers: What stays out of the stream: views of memory that the object owns.
     """
 
     __slots__ = ("_stream", "buffers", "pieces")
@@ -58,7 +60,7 @@ class OutOfBandPickle:
         self._stream = sum(map(len, pieces))
 
     def __len__(self) -> int:
-        """Return how many bytes it has, all together."""
+        """Return how many bytes it has in all."""
         return self._stream + sum(map(len, self.buffers))
 
     @property
@@ -68,12 +70,12 @@ class OutOfBandPickle:
 
     @property
     def payload(self) -> bytes:
-        """What the frame itself carries: the stream, or nothing if that is long."""
+        """The payload of the frame itself: the stream, or nothing if that is long."""
         return b"".join(self.pieces) if self._stream <= HEAVY else b""
 
     @property
     def areas(self) -> list[Sequence[bytes | memoryview]]:
-        """What travels beside the frame; each area in pieces."""
+        """What travels beside the frame: the areas, each in pieces."""
         areas: list[Sequence[bytes | memoryview]] = [[view] for view in self.buffers]
         return areas if self._stream <= HEAVY else [self.pieces, *areas]
 
@@ -89,7 +91,7 @@ class ReceivedPickle:
 
     Attributes:
         stream: The stream, as a whole.
-        buffers: What was kept out of it.
+        buffers: The buffers that stayed out of it.
     """
 
     __slots__ = ("buffers", "stream")
@@ -100,13 +102,13 @@ class ReceivedPickle:
 
 
 def is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
-    """Tell whether it takes long to load *payload*."""
+    """Tell whether *payload* takes long to load."""
     stream = payload.stream if isinstance(payload, ReceivedPickle) else payload
     return len(stream) > HEAVY
 
 
 def lay_out(sizes: Iterable[int]) -> tuple[list[int], int]:
-    """Return where areas of these *sizes* begin, and where the last one ends."""
+    """Return where areas of *sizes* begin, and where the last one ends."""
     offsets: list[int] = []
     end = 0
     for size in sizes:
@@ -117,7 +119,7 @@ def lay_out(sizes: Iterable[int]) -> tuple[list[int], int]:
 
 
 def cut(view: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    """Return the areas of these *sizes* that were laid out in *view*."""
+    """Return the areas of *sizes* that were laid out in *view*."""
     offsets, _ = lay_out(sizes)
     return [
         view[offset : offset + size]
@@ -134,20 +136,21 @@ def dump(
     whole: bool = False,
     others: Callable[[], reducers.Reducers] | None = None,
 ) -> OutOfBandPickle:
-    """Pickle *value*, by value where a reference would not be found.
+    """Pickle *value*, by value where the other process would not find a reference.
 
     Args:
         value: Anything.
         limit: The most bytes that the stream may have.
-        pause: Called between its pieces.
-        watch: Called with each object that has a class of its own, before it is pickled;
-            may raise a :class:`StreamTooLongError`.
-        whole: Whether large buffers are in the stream, like everything else.
-        others: Called for each try; returns how to reduce what pickle knows nothing of.
+        pause: Called between the pieces of the stream.
+        watch: Called with each object of a user's class before it is pickled; may
+            raise a :class:`StreamTooLongError`.
+        whole: Whether large buffers go into the stream, like everything else.
+        others: Called for each try.  Returns how to reduce objects that pickle does
+            not know.
 
     Raises:
         StreamTooLongError: If the stream gets longer than *limit*.
-        Exception: Whatever the value's own methods raise, or the serializer's.
+        Exception: Any that the value's own methods raise, or the serializer.
     """
     fast = pickle.Pickler if watch is None else _Watched
     try:
@@ -190,14 +193,14 @@ def loads(
     *,
     pause: Callable[[], None] | None = None,
 ) -> Any:
-    """Make the object that *payload* stands for.
+    """Load the object from *payload*.
 
     Args:
-        payload: A stream, or one with its buffers.
+        payload: A stream, or a pickle with its buffers.
         pause: Called between the pieces of the stream.
 
     Raises:
-        BaseException: Whatever unpickling raises.
+        BaseException: Any that unpickling raises.
     """
     received = (
         payload if isinstance(payload, ReceivedPickle) else ReceivedPickle(payload, [])
@@ -247,7 +250,7 @@ def _dump_by_value(
 
 
 class _Watched(pickle.Pickler):
-    """Has a look at each object that has a class of its own, which takes 0.2 us."""
+    """Calls ``watch`` with each object of a user's class, which takes 0.2 us."""
 
     watch: Any = None
 
@@ -257,13 +260,13 @@ class _Watched(pickle.Pickler):
 
 
 class _FoundError(Exception):
-    """The stream holds what it was to be without."""
+    """The stream contains the name of the main module, which it must not contain."""
 
 
 class _Writer:
-    """A file for a pickler, which writes a frame when it has 64 KB of one.
+    """A file for a pickler, which writes a frame when it has 64 KB of it.
 
-    A longer piece is the contents of one bytes object, or the like.
+    A longer piece is the content of one bytes object, or the like.
     """
 
     def __init__(
@@ -279,11 +282,12 @@ class _Writer:
         self._without = without
 
     def _is_frame(self, piece: bytes) -> bool:
-        # Or looks like one; to search 64 MB of somebody's data takes 6 ms.
+        # It may only look like a frame; but to search 64 MB of a user's data takes 6
+        # ms.
         return len(piece) <= HEAVY or not self.pieces or piece[:1] == pickle.FRAME
 
     def write(self, data: bytes | bytearray | pickle.PickleBuffer) -> None:
-        # The last is what a large buffer is that is not kept out.
+        # A PickleBuffer is a large buffer that stays in the stream.
         piece = data.raw() if isinstance(data, pickle.PickleBuffer) else data
         if self._room is not None:
             self._room -= len(piece)
@@ -292,7 +296,7 @@ class _Writer:
         if type(piece) is bytes:
             self._add(piece)
             return
-        for start in range(0, len(piece), _CHUNK):  # what can change is copied
+        for start in range(0, len(piece), _CHUNK):  # memory that can change is copied
             self._add(bytes(piece[start : start + _CHUNK]))
 
     def _add(self, piece: bytes) -> None:
@@ -307,8 +311,8 @@ class _Writer:
 class _Reader:
     """A file for an unpickler, which reads a frame of 64 KB at a time.
 
-    Each piece is a copy, so that nobody who still has a hand on the memory can change
-    it under the unpickler's eyes.
+    Each piece is a copy.  So another process that can still write to the memory cannot
+    change a piece while it is unpickled.
     """
 
     def __init__(self, stream: bytes | memoryview, pause: Callable[[], None]) -> None:
@@ -322,11 +326,12 @@ class _Reader:
         return bytes(self._stream[start : self._at])
 
     def readinto(self, target: memoryview) -> int:
-        """Read what is too large for a frame: one long bytes object."""
+        """Read an object that is too large for a frame: one long bytes object."""
         for start in range(0, len(target), _CHUNK):
             chunk = self.read(min(_CHUNK, len(target) - start))
             target[start : start + len(chunk)] = chunk
         return len(target)
 
-    def readline(self) -> bytes:  # by protocols that nobody here writes
+    # Only protocols that asyncpool does not write need it.
+    def readline(self) -> bytes:
         raise pickle.UnpicklingError("the stream is malformed")

@@ -1,17 +1,19 @@
-"""Have what pickle would get wrong, or make slow, reduced in another way.
+"""Other ways to reduce objects that pickle gets wrong, or is slow with.
 
-Each pickler gets a table of its own: nothing is changed for those of anybody else in the
-process, as ``copyreg`` would.
+Each pickler gets a table of its own.  So no other pickler in the process changes, as
+one would with ``copyreg``.
 
-Arrays whose buffer NumPy leaves in the pickle, though it need not be there.
+Most of this is about arrays whose buffer NumPy copies into the pickle although it could
+stay out.
 
-NumPy keeps the buffer of an array out of a pickle if it is in one piece, and its type is
-known to the buffer protocol.  Strided arrays and arrays of dates are copied as a whole
-instead, with the GIL held, and once more where they are unpickled: 64 MB of dates took 0.5 s
-there and back.  Here they are made as NumPy would have them: the first are copied before,
-and the others have their type taken off and put on again.
+NumPy keeps the buffer of an array out of a pickle if the buffer is in one piece and the
+buffer protocol knows its type.  NumPy copies strided arrays and arrays of dates as a
+whole instead, with the GIL held, and copies them once more when they are unpickled: 64
+MB of dates took 0.5 s there and back.  This module makes these arrays fit: it copies
+strided arrays first, and pickles arrays of dates as numbers, with their type put back
+on the other side.
 
-What is read on the other side is NumPy's own: its function, with the type it was given.
+What the other side calls is NumPy's own function, with the type that it is given.
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ _DISPATCH_TABLE = vars(pickle.Pickler)["dispatch_table"]
 
 
 def possible() -> bool:
-    """Tell whether there may be such objects: not before their modules are imported."""
+    """Tell whether there may be such objects, which is not so before their modules are imported."""
     return _ARRAYS in sys.modules or _CONNECTIONS in sys.modules
 
 
 def teach(pickler: Any, others: Reducers | None = None) -> None:
-    """Have *pickler* reduce them as is said here.
+    """Let *pickler* reduce objects as this module says.
 
-    *others* are for what it knows nothing of, and go before what is said here.
+    *others* are for objects that this module does not know, and go before its own.
     """
     known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
     table: Reducers = {TextIOWrapper: _reduce_file} if TextIOWrapper in known else {}
@@ -52,20 +54,22 @@ def teach(pickler: Any, others: Reducers | None = None) -> None:
         (_ARRAYS, "ndarray", reduce_array),
         (_CONNECTIONS, "Connection", _refuse),
     ):
-        # A module that is being imported has no such name yet.
+        # A module that is still being imported may not have the name yet.
         found = getattr(sys.modules.get(name), cls, None)
         if found is not None:
             table[found] = reduce
     if table or others:
-        # cloudpickle's class has one too, which hides that of the instance.
+        # cloudpickle's class has such an attribute too, which hides that of the
+        # instance.
         table = {**known, **table} if others is None else {**table, **others, **known}
         _DISPATCH_TABLE.__set__(pickler, table)
 
 
 def _reduce_file(file: TextIOWrapper) -> Any:
-    """Have an open file refused, as the standard library's pickler does.
+    """Refuse an open file, as the standard library's pickler does.
 
-    cloudpickle would send all that is in it, and be told nothing of what is written there.
+    cloudpickle would send its whole content, and what the worker writes there would be
+    lost.
     """
     for name in ("stdout", "stderr"):
         if file is getattr(sys, name):
@@ -76,31 +80,31 @@ def _reduce_file(file: TextIOWrapper) -> Any:
 
 
 def _refuse(connection: object) -> NoReturn:
-    """Have a connection of ``multiprocessing`` not be pickled.
+    """Refuse a connection of ``multiprocessing``.
 
-    The standard library's own pickler passes its descriptor on.  To all others it is an
-    object with a number in it, and would take, and close, whatever has that number in the
-    other process.
+    The standard library's own pickler passes its descriptor on.  All other picklers see
+    an object with a number in it.  The copy would use, and close, whatever descriptor
+    has that number in the other process.
     """
     raise TypeError(
         f"cannot send {connection!r}, which is a descriptor of this process"
     )
 
 
-# Buffers from this size on, in bytes, stay out of a pickle.
+# Buffers of at least this many bytes stay out of a pickle.
 LARGE = 65_536
 
 
 def reduce_array(array: Any) -> Any:
-    """Return what *array* is made of, for a pickler that keeps large buffers apart."""
+    """Return the parts of *array*, for a pickler that keeps large buffers apart."""
     dtype, flags = array.dtype, array.flags
     if array.nbytes < LARGE or dtype.hasobject:
         return array.__reduce_ex__(5)
     if _has_plain_type(array):
         if not flags.forc and not _is_transposed(array):
-            array = array.copy()  # which lets go of the GIL
+            array = array.copy()  # copying releases the GIL
         return array.__reduce_ex__(5)
-    # NumPy has always made these anew, so that one may write to them.
+    # NumPy has always made new arrays of these, so that one may write to them.
     if not (flags.forc and flags.writeable):
         array = array.copy("A")
     bare = array.view(f"V{dtype.itemsize}")
@@ -111,15 +115,15 @@ def reduce_array(array: Any) -> Any:
 def _has_plain_type(array: Any) -> bool:
     try:
         memoryview(array)
-    except Exception:  # noqa: BLE001 - whatever NumPy says to that
+    except Exception:  # noqa: BLE001 - NumPy may raise anything
         return False
     return True
 
 
 def _is_transposed(array: Any) -> bool:
-    """Tell whether it is in one piece, but for the order of its axes.
+    """Tell whether *array* is in one piece except for the order of its axes.
 
-    Newer versions of NumPy keep those out of a pickle too.
+    Newer versions of NumPy keep the buffers of such arrays out of a pickle, too.
     """
     axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     return bool(array.transpose(axes).flags.c_contiguous)

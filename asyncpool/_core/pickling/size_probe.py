@@ -1,8 +1,9 @@
-"""What a pickler copies as a whole, or makes at once, before it writes any of it.
+"""Find large objects that a pickler copies or builds as a whole before it writes anything.
 
-That is done with 64 MB in 30 to 120 ms, however soon the writing ends, and so nothing
-for an event loop.  To look for it takes the loop's time too; so there are only so many
-looks, and what they miss takes its time.
+For 64 MB that takes 30 to 120 ms, even if the pickler then stops writing soon.  So it
+must not happen on an event loop.  But to look for large objects takes the loop's time,
+too.  So the number of objects that are checked is limited, and what the check misses
+does take that time.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-# What holds nothing else, and is written at once or in pieces.
+# Types whose values hold no other object, and are written at once or in pieces.
 _PLAIN: frozenset[type] = frozenset((float, bool, type(None), bytes))
 
 _CONTAINERS: frozenset[type] = frozenset((list, tuple, dict))
 
-# Looks at the arguments and into containers among them; and as many again at what is in
-# one object.  They take 5 us.
+# How many arguments, and items of containers among them, are checked; and how many
+# attributes of one object.  That takes 5 us.
 _LOOKS = 100
 
-# Objects with classes of their own: each takes a pickler 1 to 10 us.
+# How many objects of users' classes may be pickled: a pickler needs 1 to 10 us for
+# each.
 _OBJECTS = 400
 
 
@@ -33,7 +35,7 @@ class SizeProbe:
     """Looks for large objects in one call.
 
     Args:
-        limit: How many bytes an object has that is none.
+        limit: How many bytes an object may have without being large.
     """
 
     __slots__ = ("_limit", "_objects", "_ordinary")
@@ -41,20 +43,20 @@ class SizeProbe:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._objects = _OBJECTS
-        # Classes whose objects have nothing but attributes.
+        # Classes whose objects have only attributes.
         self._ordinary: set[type] = set()
 
     def search(self, values: Iterable[Any]) -> bool:
-        """Look at *values*, and into the containers among them.
+        """Check *values*, and the items of containers among them.
 
         Returns:
-            Whether it has seen all that there is, so that no pickler need :meth:`watch`.
+            Whether every object was checked, so that no pickler needs :meth:`watch`.
 
         Raises:
             StreamTooLongError: If there is a large object.
         """
         limit, seen_all = self._limit, True
-        found = list(islice(values, _LOOKS))  # which grows meanwhile
+        found = list(islice(values, _LOOKS))  # the list grows during the loop
         for value in found:
             cls = type(value)
             if cls is str:
@@ -74,10 +76,11 @@ class SizeProbe:
         return seen_all and len(found) < _LOOKS
 
     def watch(self, value: Any) -> None:
-        """Look at an object with a class of its own that is about to be pickled.
+        """Check an object of a user's class that is about to be pickled.
 
         Raises:
-            StreamTooLongError: If it is a large object or holds one, or is one of too many.
+            StreamTooLongError: If the object is large, or holds a large one, or if
+                there are too many.
         """
         self._objects -= 1
         if self._objects < 0:
@@ -96,7 +99,7 @@ class SizeProbe:
                 self._ordinary.add(cls)
         try:
             attributes = value.__dict__
-        except Exception:  # noqa: BLE001 - it has none, or does not show them
+        except Exception:  # noqa: BLE001 - it has no attributes, or does not show them
             return
         if type(attributes) is dict and attributes:
             self.search(attributes.values())
@@ -125,8 +128,8 @@ def _has_bytes(cls: type) -> bool:
 def _goes_apart(array: Any) -> bool:
     """Tell whether the buffer of *array* stays out of the stream.
 
-    Of a class that is derived from NumPy's, such as masked arrays, its pickle has a copy,
-    and of an array of objects a list.
+    The pickle of a class that is derived from NumPy's, such as a masked array, has a
+    copy of it.  The pickle of an array of objects has a list.
 
     Raises:
         Exception: If it has no buffer to offer.

@@ -1,6 +1,7 @@
-"""Context variables of a submitter, as bytes.
+"""The context variables of the code that submits a job, as bytes.
 
-They go by name, ``"package.module:name"``, and are looked up where the job runs.
+They travel by name, ``"package.module:name"``, and the worker looks them up where the
+job runs.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 
 def pack_variables(values: Sequence[tuple[str, object]]) -> bytes:
-    """Return what stands for variables with these values; nothing for none.
+    """Return the bytes for variables with these values; empty if there are none.
 
     Raises:
-        JobNotPicklableError: If a value cannot be pickled; it names the variable.
+        JobNotPicklableError: If a value cannot be pickled.  The error names the
+            variable.
     """
     if not values:
         return b""
@@ -37,10 +39,10 @@ def pack_variables(values: Sequence[tuple[str, object]]) -> bytes:
 
 
 def unpack_variables(payload: bytes) -> Sequence[tuple[str, Any]]:
-    """Return the names and values; they must come from the pool.
+    """Return the names and values from *payload*, which must come from the pool.
 
     Raises:
-        BaseException: Whatever unpickling a value raises.
+        BaseException: Any that unpickling a value raises.
     """
     return pickle.loads(payload) if payload else ()
 

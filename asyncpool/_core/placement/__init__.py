@@ -1,4 +1,5 @@
 """Jobs that belong to certain workers.
 
-By their key, by a broadcast, by a session; and which workers are too full.
+A job may belong to a worker because of its key, a broadcast, or a session.  The balance
+of the workers is here too.
 """

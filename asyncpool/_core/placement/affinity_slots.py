@@ -1,22 +1,23 @@
-"""Who has which place, so that jobs with the same key find the same worker.
+"""Which worker has which bucket, so that jobs with the same key find the same worker.
 
-A *bucket* is a number that belongs to whoever does the work that is meant for it: the keys
-are divided among places (``affinity_queues.py``), and a place goes from a worker to the one that
-comes after it:
+A *bucket* is a number that stands for one worker.  The keys are divided among the
+buckets (``affinity_queues.py``).  A bucket passes from a worker to the one that follows
+it:
 
-* A worker that has ended and is followed at once, in its slot, leaves its place to that
-  one, and jobs wait for it: it is there within milliseconds.
-* A replacement, which begins in a spare slot, has the place from the moment in which it is
-  ready and the other one leaves.
-* A worker that is somebody's own for a while (``sessions.py``) has none meanwhile.
-* If nobody follows at once (there is a backoff, the slot is parked or not needed, a worker
-  leaves before another one is ready), the place is given up, and its keys go to their next
-  choices.  Whoever is ready and has no place takes the lowest that is free: most likely the
-  one that was given up, so that these keys come back, and no others move.
+* If a worker ends and another one follows at once in its slot, that one gets the
+  bucket.  Jobs wait for it, since it is there within milliseconds.
+* A replacement, which starts in an unused slot, gets the bucket when it is ready and
+  the old worker leaves.
+* A worker that belongs to a session (``sessions.py``) has no bucket meanwhile.
+* If no worker follows at once, the bucket is given up, and its keys go to their next
+  choices.  That is so if there is a backoff, if the slot is parked or not needed, or if
+  a worker leaves before its replacement is ready.  A worker that is ready and has no
+  bucket takes the lowest free one.  Most likely that is the one that was given up, so
+  its keys come back, and no other keys move.
 
-A worker that is started because there are to be more has no place before it is ready.  Those
-with which a pool begins have theirs from the start, else all keys would belong to the first
-that is ready, and move at once.
+A worker that is started because the pool grows has no bucket before it is ready.  The
+workers with which a pool begins have theirs from the start.  Otherwise all keys would
+first belong to the first worker that is ready, and then move.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from asyncpool._core.slots.commands import Assign, Command
 from asyncpool._core.slots.slots import UP, Slot
 from asyncpool.enums import SlotState
 
-# Whoever is in one of these is there, or comes at once, or is followed at once.
+# The states of a slot whose worker is there, comes at once, or is followed at once.
 _SEATED = UP | {SlotState.STARTING, SlotState.STOPPING}
 
 
 class AffinitySlots:
-    """The places of a pool.
+    """The buckets of a pool.
 
     Args:
         slots: The slots; there may be more later.
-        dispatcher: Which is told.
+        dispatcher: What needs to know which slot has which bucket.
     """
 
     def __init__(self, slots: Sequence[Slot], dispatcher: Dispatcher) -> None:
@@ -45,14 +46,14 @@ class AffinitySlots:
         self._dispatcher = dispatcher
 
     def open(self) -> None:
-        """Give places to the workers with which the pool begins."""
+        """Give buckets to the workers with which the pool begins."""
         for slot in self._slots:
             if slot.state is SlotState.STARTING:
                 slot.bucket = slot.index
         self.update()
 
     def assign(self, slot: Slot) -> None:
-        """Give a bucket to the worker of *slot*, which is ready; :meth:`update` is next."""
+        """Give a bucket to the worker of *slot*, which is ready; then call :meth:`update`."""
         if slot.bucket is None and slot.replaces is not None:
             old = self._slots[slot.replaces]
             slot.bucket, old.bucket = old.bucket, None
@@ -61,7 +62,7 @@ class AffinitySlots:
             slot.bucket = min(set(range(len(self._slots))) - taken)
 
     def update(self) -> list[Command]:
-        """Let go of the places that are given up, and have jobs follow their keys."""
+        """Free the buckets that were given up, and move jobs to where their keys belong now."""
         for slot in self._slots:
             if slot.draining or slot.session or slot.state not in _SEATED:
                 slot.bucket = None

@@ -1,4 +1,7 @@
-"""How the work is spread: what waits, in the queue and behind others, and who has enough."""
+"""How the work is spread: which jobs wait, and which workers have enough to do.
+
+A job may wait in the queue, or in a worker behind other jobs.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from asyncpool._core.slots.slots import Slot
 
 
 class Balance:
-    """What the workers of a pool have in flight, beside what waits for them.
+    """What the workers of a pool have in flight, compared to the jobs that wait.
 
     Args:
         slots: The slots; there may be more later.
         dispatcher: The jobs that have no worker.
-        sizing: How many workers there are to be.
+        sizing: How many workers the pool should have.
     """
 
     def __init__(
@@ -36,21 +39,22 @@ class Balance:
 
     @property
     def pipelining(self) -> bool:
-        """Whether a job waits in a worker for its turn."""
+        """Whether a job waits inside a worker for its turn."""
         return any(len(slot.in_flight.jobs) > slot.concurrency for slot in self._slots)
 
     @property
     def unbalanced(self) -> bool:
-        """Whether a worker is idle while jobs wait behind others, and are not asked for."""
+        """Whether a worker is idle while jobs wait in other workers, and were not asked back."""
         return self._dispatcher.idle > 0 and any(
             len(slot.in_flight.jobs) > slot.concurrency and not slot.in_flight.revoking
             for slot in self._slots
         )
 
     def may_rest(self, index: int) -> bool:
-        """Tell whether the worker in slot *index* may be left alone for a round.
+        """Tell whether the pool may leave the worker in slot *index* alone for a round.
 
-        It has enough to do until then, and where so many wait, a little later is not late.
+        The worker has enough to do until then.  Where so many jobs wait, a small delay
+        does no harm.
         """
         in_flight = self._slots[index].in_flight
         if in_flight.backlog <= REFILL or in_flight.least_work <= REFILL:

@@ -1,9 +1,9 @@
-"""The broadcasts that each new worker makes up for, in their order.
+"""The broadcasts that each new worker runs when it starts, in their order.
 
-Of the same function only the last one counts: else a service that broadcasts its
-configuration every minute would have workers that take longer and longer to start.  What
-is the same function is told by where it was defined, so that this holds for closures and
-partials too, which are new objects each time.
+Only the last broadcast of a function counts.  Otherwise a service that broadcasts its
+configuration every minute would have workers that take longer and longer to start.  Two
+functions are the same if they were defined at the same place.  So this also holds for
+closures and partials, which are new objects each time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Broadcast(NamedTuple):
     """A call for every worker.
 
     Attributes:
-        number: When it came; the lower is the earlier one.
-        name: What it is called in errors and reports.
-        line: The line of its function, if it has one.
+        number: Which broadcast it is; an earlier one has a lower number.
+        name: The name of its function in errors and reports.
+        line: The line where its function is defined, if it has one.
         payload: The pickled call.
     """
 
@@ -41,16 +41,16 @@ class Broadcast(NamedTuple):
         return cls(number, name, line, payload)
 
     def replaces(self, other: Broadcast) -> bool:
-        """Tell whether *other* need not be remembered any more when this one is."""
+        """Tell whether new workers no longer need *other* when they run this one."""
         same = (self.name, self.line) == (other.name, other.line)
         return same and other.number < self.number
 
 
 class Remembered:
-    """What a new worker does before it is ready.
+    """The broadcasts that a new worker runs before it is ready.
 
     Args:
-        limit: The most bytes that all calls together may have when pickled.
+        limit: The most bytes that all of the pickled calls may have together.
     """
 
     def __init__(self, limit: int) -> None:
@@ -63,7 +63,7 @@ class Remembered:
         return tuple((one.name, one.payload) for one in self._broadcasts)
 
     def check(self, new: Broadcast, under_way: Iterable[Broadcast]) -> None:
-        """Check that there is room for *new* and for those that are *under way*.
+        """Check that there is room for *new* and for the broadcasts that are *under way*.
 
         Raises:
             ValueError: If there is not.
@@ -79,8 +79,8 @@ class Remembered:
             )
 
     def add(self, new: Broadcast) -> None:
-        """Remember *new*, in its place, instead of earlier ones of the same function."""
+        """Remember *new*, in its order, and drop earlier broadcasts of the same function."""
         if any(one.replaces(new) for one in self._broadcasts):
-            return  # it took longer than one that came later
+            return  # a later one of the same function was faster
         kept = [one for one in self._broadcasts if not new.replaces(one)]
         self._broadcasts = sorted([*kept, new])

@@ -1,7 +1,7 @@
-"""Pinned jobs: jobs for one worker alone, which it begins before any other.
+"""Pinned jobs: jobs for one given worker, which begins them before any other.
 
-They wait with their slot and not in the queue, and never go there: when the worker goes
-before it has begun one, that is dropped.
+They wait at their slot, never in the queue.  If the worker goes before it has begun
+such a job, the pool drops the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class PinnedJobs:
 
     Args:
         slots: The slots; there may be more later.
-        dispatcher: Which gives no job to a worker that has a pinned job before it.
+        dispatcher: What decides which worker runs which job.  It gives no job to a
+            worker that has a pinned job before it.
     """
 
     def __init__(self, slots: Sequence[Slot], dispatcher: Dispatcher) -> None:
@@ -29,11 +30,11 @@ class PinnedJobs:
 
     @property
     def any(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a pinned job that has not begun."""
         return any(slot.pinned for slot in self._slots)
 
     def add(self, slot: Slot, job: int) -> list[Command]:
-        """Have *job* begin when nothing is in the hands of *slot*'s worker any more."""
+        """Let *job* begin as soon as the worker of *slot* has nothing in flight."""
         slot.pinned.append(job)
         if slot.state is SlotState.IDLE and slot.hung:
             return []
@@ -41,12 +42,13 @@ class PinnedJobs:
         return self.begin(slot) if slot.state is SlotState.IDLE else []
 
     def begin(self, slot: Slot) -> list[Command]:
-        """Begin with the next one of *slot*, if nothing is in its worker's hands."""
+        """Begin the next pinned job of *slot*, if its worker has nothing in flight."""
         if slot.in_flight.jobs:
             return []
         job = slot.pinned.popleft()
         slot.in_flight.add(job, PINNED)
-        # It does not count towards a limit: each replacement would have one, too, and go again.
+        # It does not count towards max_jobs: each replacement would also have one, and
+        # go again.
         slot.recycle_limits = slot.recycle_limits._replace(
             jobs=slot.recycle_limits.jobs + 1
         )
@@ -55,7 +57,7 @@ class PinnedJobs:
         return [Assign(slot.index, (job,))]
 
     def discard(self, job: int) -> Slot | None:
-        """Forget *job* if it is one, or a session's call, and return whose it was."""
+        """Forget *job* if it is a pinned job or a session's call, and return its slot."""
         for slot in self._slots:
             for jobs in (slot.pinned, slot.calls):
                 if job in jobs:
@@ -65,13 +67,13 @@ class PinnedJobs:
 
     @staticmethod
     def drop(slot: Slot) -> list[Command]:
-        """Forget those of *slot*, since its worker goes."""
+        """Drop the pinned jobs of *slot*, since its worker goes."""
         pinned_jobs = tuple(slot.pinned)
         slot.pinned.clear()
         return [DropPinnedJobs(pinned_jobs)] if pinned_jobs else []
 
     def take_all(self) -> dict[int, Slot]:
-        """Forget every one, and every call; return them, each with whose it was."""
+        """Forget all pinned jobs, and all calls of sessions; return them, each with its slot."""
         jobs: dict[int, Slot] = {}
         for slot in self._slots:
             jobs |= dict.fromkeys((*slot.pinned, *slot.calls), slot)

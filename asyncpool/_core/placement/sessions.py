@@ -1,13 +1,15 @@
-"""Sessions: workers that are somebody's own for a while.
+"""Sessions: workers that belong to one caller for a while.
 
-Whoever wants a worker to himself gets the next one that is idle.  As long as somebody waits
-for one, no job of the queue is sent to as many workers as are wanted, so that those run out
-of what they have in flight: the next one that has is handed over.  From then on until the
-session ends, its worker gets the session's *calls* alone, one after the other, and pinned jobs.
+A caller that asks for a session gets the next idle worker.  While callers wait, the
+pool holds back as many workers as are wanted: it sends them no job of the queue, so
+that they finish what they have in flight.  The first worker that has finished goes to a
+caller.  From then on until the session ends, the worker runs only the session's
+*calls*, one after the other, and pinned jobs.
 
-A worker that is to be replaced stays until its session is over.  If it dies, or a call
-retires it, that ends the session, unless it *lasts*: then it goes on in the next worker of
-the same slot, whose first call rebuilds what the old one knew.
+A worker that is to be replaced stays until its session is over.  If the worker dies, or
+a call retires it, that ends the session, unless the session *lasts*.  A session that
+lasts goes on in the next worker of the same slot.  The first call there rebuilds the
+state that the old worker had.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from asyncpool._core.slots.slots import UP, Slot
 
 
 class Sessions:
-    """The sessions of a pool, and how many more are wanted.
+    """The sessions of a pool, and how many more callers want.
 
     Args:
         slots: The slots; there may be more later.
-        dispatcher: Which sends no job to a worker that is somebody's own.
-        pinned_jobs: Which come before the session's calls.
+        dispatcher: What sends no job to a worker that belongs to a session.
+        pinned_jobs: The pinned jobs, which come before the session's calls.
     """
 
     def __init__(
@@ -47,23 +49,25 @@ class Sessions:
         self._pinned = pinned_jobs
         self._numbers = itertools.count(1)
         self._slot_of: dict[int, Slot] = {}
-        self._held: set[int] = set()  # slots that get no job, and have some in flight
+        # Slots that are held back, and still have jobs in flight.
+        self._held: set[int] = set()
         self._lasting: set[int] = set()
-        # Those that are rebuilt, each with the call that does it, once that has come.
+        # The sessions whose state is being rebuilt, each with the call that rebuilds
+        # it, once the caller has made it.
         self._rebuilding: dict[int, int | None] = {}
 
-    # They begin.
+    # Sessions begin.
 
     def want(self) -> list[Command]:
-        """Take note that somebody wants a worker to himself."""
+        """Record that a caller waits for a session."""
         self._dispatcher.wanted += 1
         return self.hand_out()
 
     def hand_out(self) -> list[Command]:
-        """Offer idle workers to those who wait.
+        """Offer idle workers to callers that wait.
 
-        One that becomes idle is offered then; one that was to be replaced, and stays since
-        its replacement has failed, is idle already.
+        A worker is offered when it becomes idle.  But a worker that was to be replaced,
+        and stays because its replacement has failed, is idle already.
         """
         commands: list[Command] = []
         if self._dispatcher.wanted:
@@ -73,13 +77,13 @@ class Sessions:
         return commands
 
     def leave(self) -> None:
-        """Take note that one who has waited wants none any more."""
+        """Record that a caller that waited wants no session any more."""
         self._dispatcher.wanted -= 1
 
     def take(self, slot: Slot) -> list[Command] | None:
-        """Give the worker of *slot*, which needs no job just now, to one who waits.
+        """Give the worker of *slot*, which needs no job just now, to a caller that waits.
 
-        ``None`` if nobody is to have it, so that it gets a job.
+        ``None`` says that no caller gets the worker, so that it gets a job.
         """
         if not self._may_have(slot):
             self._held.discard(slot.index)
@@ -87,7 +91,7 @@ class Sessions:
         if not slot.in_flight.jobs:
             return self._begin(slot)
         if slot.index not in self._held:
-            # Of no use are those that are on their way out by now.
+            # Workers that have begun to end meanwhile are of no use.
             self._held = {n for n in self._held if self._may_come(self._slots[n])}
             if len(self._held) >= self._dispatcher.wanted:
                 return None
@@ -96,13 +100,13 @@ class Sessions:
         return []
 
     def let_go(self) -> list[Slot]:
-        """Return those that are held back, and nobody waits for: they get jobs again."""
+        """Return the slots that are held back in vain, so that they get jobs again."""
         spare = sorted(self._held)[self._dispatcher.wanted :]
         self._held.difference_update(spare)
         return [self._slots[index] for index in spare]
 
     def refuse(self) -> list[Command]:
-        """Turn away all who wait; then :meth:`let_go` of who is held back for them."""
+        """Refuse all callers that wait; the slots held back for them are for :meth:`let_go`."""
         wanted, self._dispatcher.wanted = self._dispatcher.wanted, 0
         return [RefuseSessions()] if wanted else []
 
@@ -115,7 +119,8 @@ class Sessions:
         return [Offer(slot.index, slot.session)]
 
     def _may_have(self, slot: Slot) -> bool:
-        # Whose replacement is on its way is about to leave, and so is who may run no more.
+        # A worker whose replacement is starting is about to leave.  So is a worker that
+        # may run no more jobs.
         return not slot.in_flight.exhausted and not any(
             other.replaces == slot.index for other in self._slots
         )
@@ -124,20 +129,20 @@ class Sessions:
         stays = slot.state in UP and not (slot.draining or slot.faulty)
         return stays and slot.job_endings.killing is None and self._may_have(slot)
 
-    # They go on.
+    # Sessions go on.
 
     def lasts(self, slot: Slot) -> bool:
         """Tell whether the session in *slot*, if there is one, survives its worker."""
         return slot.session in self._lasting
 
     def last(self, session: int) -> None:
-        """Have *session* go on in another worker if it loses its own."""
+        """Let *session* go on in another worker if it loses its own."""
         self._lasting.add(session)
 
     def call(self, job: int, profile: Bound) -> list[Command]:
-        """Have *job* run in the worker of its session, behind its other calls.
+        """Run *job* in the worker of its session, after the session's other calls.
 
-        What rebuilds the session is the first.
+        The call that rebuilds the session goes before the others.
         """
         slot = self._slot_of.get(profile.session)
         if slot is None:
@@ -150,9 +155,9 @@ class Sessions:
         return self.go_on(slot)
 
     def rebuilt(self, session: int, job: int) -> list[Command]:
-        """Have the calls of *session* begin, now that *job* has rebuilt it.
+        """Let the calls of *session* begin, now that *job* has rebuilt its state.
 
-        Unless it has lost that worker, too, since *job* has ended.
+        Nothing happens if the session has lost that worker, too, since *job* has ended.
         """
         if self._rebuilding.get(session) != job:
             return []
@@ -160,7 +165,7 @@ class Sessions:
         return self.go_on(self._slot_of[session])
 
     def go_on(self, slot: Slot) -> list[Command]:
-        """Have the worker of *slot* begin with the next call, if it has nothing in flight."""
+        """Begin the next call in the worker of *slot*, if it has nothing in flight."""
         if slot.in_flight.jobs or slot.state not in UP or slot.hung or slot.draining:
             return []
         if slot.pinned:
@@ -169,7 +174,7 @@ class Sessions:
         if not slot.calls:
             return []
         if self._rebuilding.get(slot.session, slot.calls[0]) != slot.calls[0]:
-            return []  # the others wait for what rebuilds it
+            return []  # the other calls wait for the one that rebuilds the state
         job = slot.calls.popleft()
         slot.in_flight.add(job, Bound(slot.session))
         slot.assign()
@@ -186,10 +191,10 @@ class Sessions:
                 slot.calls.appendleft(job)
         return commands
 
-    # They lose their worker, and end.
+    # Sessions lose their worker, and end.
 
     def gone(self, slot: Slot, *, followed: bool) -> list[Command]:
-        """Take note that the worker of *slot* is gone, and another one comes if *followed*."""
+        """Record that the worker of *slot* is gone; *followed* says whether another one comes."""
         self._held.discard(slot.index)
         session = slot.session
         if session is None:
@@ -203,24 +208,25 @@ class Sessions:
         return [EndSession(session, calls)]
 
     def renew(self, slot: Slot) -> list[Command]:
-        """Take note that *slot*, which is somebody's own, has its next worker.
+        """Record that *slot*, which belongs to a session, has its next worker.
 
-        What was to rebuild the session in the last one, and has not begun, does so here.
+        If the call that rebuilds the state has not begun in the last worker, it begins
+        in this one.
         """
         assert slot.session is not None
         return [Rebuild(slot.index, slot.session), *self.go_on(slot)]
 
     def give_up(self) -> list[Command]:
-        """Turn away all who wait, and end those that last and have no worker now."""
+        """Refuse all callers that wait, and end the lasting sessions that have no worker now."""
         commands = self.refuse()
-        self._held.clear()  # they get jobs again when the pool has recovered
+        self._held.clear()  # the workers get jobs again when the pool has recovered
         for slot in [*self._slot_of.values()]:
             if slot.state in EMPTY:
                 commands += self.gone(slot, followed=False)
         return commands
 
     def end(self, session: int) -> Slot | None:
-        """End *session*; return whose worker it had, unless it is over already."""
+        """End *session*; return the slot of its worker, unless it is over already."""
         slot = self._slot_of.pop(session, None)
         self._lasting.discard(session)
         self._rebuilding.pop(session, None)

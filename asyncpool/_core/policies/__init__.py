@@ -1,4 +1,5 @@
 """What users decide by arguments.
 
-When to restart, when to recycle, how long a job may take, how often it is tried.
+Such arguments say when the pool restarts or recycles a worker, how long a job may take,
+and how often the pool tries it.
 """

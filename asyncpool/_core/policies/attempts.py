@@ -1,10 +1,12 @@
-"""Decide whether a job whose worker died, or that raised, is tried again.
+"""Decide whether a job is tried again after its worker died, or after it raised.
 
-An attempt is counted when a worker may have begun the job, before the worker can
-die of it: a counter that waits for a handled failure never sees a SIGKILL.
-A job that a dead worker had received but not begun loses nothing, a few times over:
-a worker that dies before it can even mark a job as begun would otherwise pass the
-same job on for ever.
+The pool counts an attempt as soon as a worker may have begun the job, and not only when
+the attempt has failed.  A counter that waits for a handled failure would never count a
+SIGKILL.
+
+A worker may die with jobs that it had received but not begun.  That costs such a job no
+attempt the first few times.  After that it does: a worker that dies before it can mark
+a job as begun would otherwise pass the same job on for ever.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from asyncpool.enums import CrashKind, Delivery
 
 DEFAULT_RETRY_ON = (CrashKind.CRASH, CrashKind.HUNG)
 
-# As users may write them.
+# The kinds of crash, as users may write them.
 CrashKindText = Literal["crash", "failed start", "out of memory", "hung", "protocol"]
 
-# What an attempt may follow, in words.
+# What another attempt may follow, in words.
 RETRIED = "kinds of crashes and types of exceptions"
 
-# How often a job may come back unbegun before that costs it an attempt.
+# How often a job may come back without having begun, before that costs it an attempt.
 MAX_FREE_RETURNS = 3
 
 
@@ -33,9 +35,9 @@ class AttemptPolicy:
     """How often a job may be started, and after what.
 
     Args:
-        max_attempts: The most times a worker may start the job.
+        max_attempts: How many times, at the most, workers may start the job.
         retry_on: Kinds of crash after which there is another attempt, and types of
-            exceptions: if the job raises one of those, it is tried again too.
+            exceptions: if the job raises one of those, the pool tries it again too.
 
     Raises:
         ValueError: If *max_attempts* is out of range or a kind is unknown.
@@ -72,9 +74,10 @@ class AttemptPolicy:
 
         Args:
             kind: What happened to the worker.
-            delivery: How far the job had come.
-            attempt: Attempts counted so far, this one included if it had begun.
-            returns: How often the job has come back unbegun already.
+            delivery: How far the job had got.
+            attempt: How many attempts are counted so far.  This one is included if
+                it had begun.
+            returns: How often the job has already come back without having begun.
         """
         if delivery is not Delivery.STARTED and returns < MAX_FREE_RETURNS:
             return True
@@ -83,7 +86,8 @@ class AttemptPolicy:
     def after_exception(self, error: BaseException, *, attempt: int) -> bool:
         """Tell whether the job is tried again after it raised *error*.
 
-        An exception is of a type as an ``except`` clause sees it: a metaclass has no say.
+        The check of types is the one that an ``except`` clause makes, which ignores
+        what a metaclass says.
         """
         if attempt >= self.max_attempts:
             return False

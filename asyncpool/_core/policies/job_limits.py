@@ -1,4 +1,4 @@
-"""How long a job may take, and how it is made to end."""
+"""How long a job may take, and how the pool ends it."""
 
 from __future__ import annotations
 
@@ -28,58 +28,64 @@ _WAYS: tuple[OnCancel, ...] = ("interrupt", "kill", "wait")
 
 
 class Keeper(Protocol):
-    """What a lease keeper does for a job."""
+    """What a job needs of a lease keeper."""
 
     def keep(self, lease: Any, holder: Any, /) -> None:
-        """Keep *lease* until *holder*, a future, is done; cancel that if it is lost."""
+        """Keep *lease* until the future *holder* is done; cancel *holder* if it is lost."""
 
 
 class Hold(Protocol):
-    """What may hold a pool open, while there are more jobs to come."""
+    """A source of jobs that may keep a closing pool open for jobs to come, such as a map."""
 
     @property
     def held(self) -> bool:
-        """Whether it does."""
+        """Whether it keeps the pool open."""
         ...
 
 
 class CancelMode(NamedTuple):
-    """How a running job is made to end.
+    """How the pool ends a running job.
 
     Attributes:
         action: See :class:`JobLimits`.
-        grace: How many seconds it has, before its worker is killed.
+        grace: How many seconds the job has to end by itself before the pool kills
+            its worker.
     """
 
     action: OnCancel
     grace: float
 
 
-# What leaves nothing to the job.
+# The mode that gives the job no time.
 KILL = CancelMode("kill", 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """How long a job may take, and how it is made to end.
+    """How long a job may take, and how the pool ends it.
 
     Args:
-        timeout: Seconds that each attempt may run; here, and in the next three, ``None``
-            stands for no limit.
-        queue_timeout: Seconds that it may wait, in all, before its first attempt begins.
-        heartbeat_timeout: Seconds that an attempt may go without a heartbeat.
-        deadline: When, on the loop's clock, it must be done at the latest.
-        on_cancel: What happens to a running job that is cancelled: ``"interrupt"``
-            raises :exc:`asyncpool.JobCancelled` in it, and kills the worker if that does
-            not end it; ``"kill"`` kills the worker at once; ``"wait"`` lets the job run
-            to its end, which nobody hears of.  To one whose time is over happens the same,
-            but ``"wait"`` is as ``"interrupt"`` then.
-        cancel_grace: Seconds that an interrupted job has to end.
+        timeout: The most seconds that each attempt may run.  ``None`` stands for no
+            limit, here and in the next three arguments.
+        queue_timeout: The most seconds, in all, that the job may wait before its
+            first attempt begins.
+        heartbeat_timeout: The most seconds that an attempt may go without a
+            heartbeat.
+        deadline: The time, on the loop's clock, by which the job must be done.
+        on_cancel: What happens to a running job that the caller cancels.
+            ``"interrupt"``: the pool raises :exc:`asyncpool.JobCancelled` in the job,
+            and kills the worker if that does not end the job.  ``"kill"``: the pool
+            kills the worker at once.  ``"wait"``: the job runs to its end, and nobody
+            receives its outcome.  The same happens to a job that exceeds a time limit,
+            except that ``"wait"`` then means ``"interrupt"``.
+        cancel_grace: How many seconds an interrupted job has to end.
 
     Attributes:
-        timed: Whether there is any limit of time.
-        patience: For how long an attempt need not be looked at, whatever it does.
-        context: What tells a job of these limits, packed: the same object for all.
+        timed: Whether the job has any time limit.
+        patience: For how many seconds after an attempt has begun, or was last heard
+            of, it cannot reach a limit of its own.
+        context: These limits as the job receives them, packed.  All jobs with these
+            limits share the object.
 
     Raises:
         ValueError: If one of them is out of range.
@@ -92,7 +98,7 @@ class JobLimits:
     deadline: float | None = None
     on_cancel: OnCancel = "interrupt"
     cancel_grace: float = 2.0
-    # Asked for several times a job, hence no property.
+    # The pool reads it several times for each job, so it is no property.
     timed: bool = field(init=False, repr=False, compare=False)
     patience: float | None = field(init=False, repr=False, compare=False)
     context: bytes = field(init=False, compare=False, repr=False)
@@ -122,15 +128,15 @@ class JobLimits:
 
     @property
     def cancel_mode(self) -> CancelMode:
-        """How it is made to end when it is cancelled."""
+        """How the pool ends the job when it is cancelled."""
         if self.on_cancel == "kill":
             return KILL
         return CancelMode(self.on_cancel, self.cancel_grace)
 
     def exceeded(self, now: float, *, running: bool) -> TimeLimit:
-        """Tell which limit it is that a job has reached by *now*.
+        """Return the limit that a job has reached by *now*.
 
-        A clock that is read a moment before a deadline does not make it another limit.
+        The deadline also counts when the clock was read a moment before it.
         """
         period = TimeLimit.TIMEOUT if running else TimeLimit.QUEUE_TIMEOUT
         deadline = self.deadline
@@ -139,7 +145,7 @@ class JobLimits:
         return period
 
     def queue_end(self, now: float) -> float | None:
-        """Return until when a job that is submitted *now* may wait."""
+        """Return until when a job that is submitted *now* may wait in the queue."""
         return end_of(now, self.queue_timeout, self.deadline)
 
     def run_end(self, now: float) -> float | None:
@@ -147,15 +153,15 @@ class JobLimits:
         return end_of(now, self.timeout, self.deadline)
 
     def first_look(self, now: float) -> float | None:
-        """Return when to look at an attempt that begins *now*; ``None`` for never."""
+        """Return when to check an attempt that begins *now*; ``None`` for never."""
         return end_of(now, self.patience, self.deadline)
 
     def next_look(self, began: float, beat: float) -> float | None:
-        """Return when to look whether an attempt may run on; ``None`` for never.
+        """Return when the next check of a running attempt is; ``None`` for never.
 
         Args:
-            began: When it began.
-            beat: When it was last heard of.
+            began: When the attempt began.
+            beat: When its last heartbeat was.
         """
         return end_of(beat, self.heartbeat_timeout, self.run_end(began))
 
@@ -163,8 +169,8 @@ class JobLimits:
 class Options(TypedDict, total=False):
     """The options as users write them; see :meth:`asyncpool.Pool.options`.
 
-    What they become is a field of the same name in :class:`JobOptions`, or in its *attempts* or
-    *limits*.
+    Each of them becomes a field of the same name in :class:`JobOptions`, or in its
+    *attempts* or its *limits*.
     """
 
     max_attempts: int
@@ -183,21 +189,25 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """All that can be chosen for a job.
+    """Everything that a caller can choose for a job.
 
     Attributes:
-        attempts: How often it may be started.
+        attempts: How often workers may start it.
         limits: How long it may take.
         priority: How urgent it is: a lower number is more urgent.
-        key: The hash of the key that ties it to a worker, if it has one.
-        lease: A lease in an outside system that is kept meanwhile, behind its keeper.
-        begun: How many attempts there were before it was submitted.
-        via: How it is called: by itself, as several items of a map that travel together,
-            as a stream of what it yields, or in every worker.
+        key: The hash of its key, if it has one.  Jobs with the same key prefer the
+            same worker.
+        lease: A lease keeper, and the lease in an outside system that it keeps
+            while the job is open.
+        begun: How many attempts were counted before the job was submitted.
+        via: How the function is called: by itself, for several items of a map that
+            travel together, as a stream of what it yields, or in every worker.
         prefetch: How many items of a stream may wait for its caller.
-        hold: What holds the pool open for it, if anything does: a pool that drains takes it.
+        hold: What keeps the pool open for this job, if anything does.  A pool that
+            drains accepts such a job.
         bound: The session that it is a call of, if it is one.
-        name: What the function is called, if it is not the one that workers call.
+        name: The name of the user's function, if workers call another function in
+            its place.
 
     Raises:
         TypeError: If *priority* or *prefetch* is no int, or *lease* not such a pair.
@@ -228,4 +238,4 @@ def _check_lease(lease: Any) -> None:
     pair = isinstance(lease, tuple) and len(lease) == 2  # noqa: PLR2004
     if not pair or not callable(getattr(lease[0], "keep", None)):
         raise TypeError(f"lease must be a pair (keeper, lease), not {lease!r}")
-    hash(lease[1])  # else it says what is wrong by itself
+    hash(lease[1])  # raises a TypeError that says what is wrong

@@ -1,25 +1,29 @@
-"""Which deaths were the kernel's doing, for want of memory.
+"""Decide which deaths of workers the kernel caused because memory ran out.
 
-The kernel counts the processes that it kills so, and tells nobody here which they were.  So each
-of these kills explains one death of a worker by a SIGKILL that the pool has not sent, whichever
-is found first: when several were killed together, the others are found while the first is
-already replaced.  Who is nobody's worker is counted, too, such as a program that a job has
-started.  Such a kill would explain whatever happens much later; so each is forgotten soon.
+The kernel counts the processes that it kills for this reason, but does not say which
+ones they were.  So each such kill explains one death of a worker by a SIGKILL that the
+pool has not sent: the death that the pool finds first.  If the kernel killed several
+workers together, the pool finds the others while it already replaces the first.
+
+The kernel's count also includes processes that are no workers, such as a program that a
+job has started.  Such a kill would explain any death that happens much later.  So the
+pool soon forgets each kill.
 """
 
 from __future__ import annotations
 
-# Seconds for which a kill may explain a death.  A process that has much memory takes a while to
-# end.  If it is too long, a job is not retried that could be; if it is too short, one is that
-# takes the memory of the next worker as well.
+# Seconds for which a kill may explain a death.  A process with much memory takes a
+# while to end.  If the time is too short, the pool does not recognise a death for lack
+# of memory, and may retry a job that takes the memory of the next worker as well.  If
+# it is too long, the pool does not retry a job that it could.
 FRESH = 5.0
 
 
 class OomLedger:
-    """The kills that explain no death so far.
+    """The kills that have explained no death so far.
 
     Args:
-        count: How many the kernel has counted before.
+        count: How many kills the kernel has counted before.
     """
 
     def __init__(self, count: int) -> None:
@@ -28,15 +32,15 @@ class OomLedger:
         self._seen_at = 0.0
 
     def look(self, count: int, now: float) -> None:
-        """Take note that the kernel has counted so many by now."""
+        """Record how many kills the kernel has counted by now."""
         if now - self._seen_at > FRESH:
             self._unclaimed = 0
-        if count > self._count:  # it never falls, unless it could not be read
+        if count > self._count:  # it falls only if it could not be read
             self._unclaimed += count - self._count
             self._count, self._seen_at = count, now
 
     def claim(self) -> bool:
-        """Tell whether a kill explains a death that was just found; then it explains no other."""
+        """Tell whether a kill explains a death that was just found; it explains one death only."""
         if not self._unclaimed:
             return False
         self._unclaimed -= 1

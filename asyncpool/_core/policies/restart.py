@@ -1,23 +1,25 @@
 """Decide whether a dead worker is replaced, and when.
 
-Three kinds of death are told apart, by what they say about the environment:
+A worker may die at three moments.  Each says something else about the environment:
 
-* *In the middle of a job.*  That job is blamed, and the death has cost it one of its
-  attempts.  The replacement comes at once, however many such jobs there are: every
-  one of them uses up attempts, so this cannot spin.
-* *After readiness, without a job.*  The worker has proved that workers can be started,
-  so its replacement comes at once too.  A token bucket keeps a storm of such deaths from
-  turning into a storm of forks: some starts for each worker are free, and then they come
-  at the rate that costs a tenth of a core.
-* *Before readiness*: a failed start.  Only that speaks against the environment.  The delay
-  before the next start doubles with each failed start in a row, in the pool as a whole, and
-  one slot tries for all of them.  The first worker that is ready ends this.
+* *In the middle of a job.* The pool blames that job, and the death costs the job one of
+  its attempts.  The replacement starts at once, however many such jobs there are.  Each
+  of them runs out of attempts, so this cannot go on for ever.
+* *Ready, and without a job.* The worker has proved that workers can be started, so its
+  replacement starts at once too.  A token bucket limits the forks when many workers die
+  like this: some starts for each worker are free, and further ones come at the rate
+  that costs a tenth of a core.
+* *Before it was ready*: a failed start.  Only this speaks against the environment.  The
+  delay before the next start doubles with each failed start in a row, counted for the
+  whole pool.  Only one slot tries at a time, for all of them.  The first worker that
+  becomes ready ends this.
 
-A pool whose starts fail, and that has no worker left, is *broken* after
-``max_failed_starts``: then it refuses jobs, and goes on trying in the same way.
+After ``max_failed_starts``, a pool that has no worker left is *broken*.  A broken pool
+refuses jobs, and goes on trying to start a worker in the same way.
 
-The limit that gives up for good, ``max_restarts`` within ``period``, counts deaths of every
-kind.  It is Erlang/OTP's restart intensity and Node's limited restart, and off by default.
+``max_restarts`` within ``period`` is the limit after which the pool gives up for good.
+It counts deaths of every kind.  It is Erlang/OTP's restart intensity and Node's limited
+restart, and off by default.
 """
 
 from __future__ import annotations
@@ -35,12 +37,13 @@ _TYPES = {
     "period": SECONDS,
 }
 
-# So many restarts for each worker are free, if nothing has died for a while.
+# This many restarts for each worker are free, if no worker has died for a while.
 BURST = 4
 
-# Further ones come at the rate at which their starts take a tenth of the time: ten a second
-# at the most, since a death costs 9 ms in all processes together where a start takes 3; and
-# two at the least, since a worker is not to be missed for longer than half a second.
+# Further restarts come at the rate at which starts take a tenth of the time.  That is
+# at most ten a second, since a death costs 9 ms in all processes together where a start
+# takes 3 ms.  It is at least two a second, so that no worker is missing for longer than
+# half a second.
 _SHARE = 0.1
 _INTERVALS = (0.1, 0.5)
 
@@ -49,20 +52,22 @@ _INTERVALS = (0.1, 0.5)
 class RestartPolicy:
     """How a supervisor replaces workers that die, and when it gives up.
 
-    A worker that was ready and dies is replaced at once.  The arguments are about starts
-    that fail, since the worker ends, or raises, or says nothing for ``start_timeout``,
-    before it is ready; and about giving up, which a pool never does by default.
+    If a worker that was ready dies, the pool replaces it at once.  The arguments are
+    about two other things.  One is starts that fail: the worker ends, raises, or says
+    nothing for ``start_timeout`` before it is ready.  The other is giving up, which a
+    pool never does by default.
 
     Args:
-        initial_delay: Seconds before the next start after one that failed; they double with
-            each failed start in a row.  Delays are randomised between their half and
-            themselves.
+        initial_delay: Seconds before the next start after a start that failed.
+            They double with each failed start in a row.  Each delay is random, between
+            half of its value and all of it.
         max_delay: The most seconds between two starts.
-        max_failed_starts: After so many failed starts in a row a pool without any worker is
-            broken: its queued jobs fail with :exc:`asyncpool.PoolBrokenError`, new ones are
-            refused, and it works again as soon as a start succeeds.  ``None``: jobs wait.
-        max_restarts: How many workers may die within *period*, of whatever cause, before
-            the pool gives up for good; ``None`` for any number.
+        max_failed_starts: After how many failed starts in a row a pool without any
+            worker is broken.  Its queued jobs then fail with
+            :exc:`asyncpool.PoolBrokenError`, and it refuses new ones.  It works again
+            as soon as a start succeeds.  ``None``: jobs wait instead.
+        max_restarts: How many workers may die within *period*, whatever the cause,
+            before the pool gives up for good; ``None`` for any number.
         period: Length of the sliding window of *max_restarts*, in seconds.
 
     Raises:
@@ -105,8 +110,8 @@ class RestartPolicy:
     def limited(cls, max_restarts: int, period: float) -> RestartPolicy:
         """Restart at once, at most *max_restarts* times in *period* seconds, then give up.
 
-        Every death counts, whoever is to blame, failed starts included.  This is the rule
-        of Node's limited restart and of an OTP supervisor.
+        Every death counts, whatever its cause, and failed starts count too.  This is
+        the rule of Node's limited restart and of an OTP supervisor.
         """
         return cls(
             initial_delay=0.0,
@@ -116,17 +121,17 @@ class RestartPolicy:
         )
 
     def delay(self, failures: int, *, jitter: float) -> float:
-        """Return how long to wait after so many failed starts in a row.
+        """Return how many seconds to wait after *failures* failed starts in a row.
 
         *jitter* is a random number in ``[0, 1)``; 0 gives the longest delay.
         """
-        # 2.0**1024 overflows; long before that the maximum has won anyway.
+        # 2.0**1024 overflows; the delay reaches its maximum long before that.
         full = min(self.initial_delay * 2.0 ** min(failures - 1, 1000), self.max_delay)
         return full * (1.0 - 0.5 * jitter)
 
     def _refuse_unreachable(self) -> None:
-        # Starts that fail one after another, at the longest delays: death number n + 1
-        # comes at the sum of the first n delays.
+        # If all starts fail and all delays are the longest, death number n + 1 comes
+        # after the sum of the first n delays.
         if self.max_restarts is None or self.initial_delay == 0:
             return
         elapsed, deaths = 0.0, 1
@@ -151,16 +156,16 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Verdict: start a new worker in *delay* seconds, in the same slot."""
+    """Decision: start a new worker in *delay* seconds, in the same slot."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Verdict: a start has failed; the pool tries the next one in *delay* seconds.
+    """Decision: a start has failed, and the pool tries the next one in *delay* seconds.
 
-    *breaks_pool* says that a pool without any worker is broken now.
+    *breaks_pool* says that a pool without any worker is now broken.
     """
 
     delay: float
@@ -170,7 +175,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Verdict: start no worker any more."""
+    """Decision: start no worker any more."""
 
     reason: str
 
@@ -184,7 +189,7 @@ class RestartLedger:
 
     Args:
         policy: The rules.
-        workers: How many workers there may be.
+        workers: How many workers the pool may have.
 
     Attributes:
         failures: How many starts have failed in a row.
@@ -201,29 +206,30 @@ class RestartLedger:
 
     @property
     def breaks_pool(self) -> bool:
-        """Whether so many have that a pool without any worker is broken."""
+        """Whether enough starts have failed in a row to break a pool without any worker."""
         limit = self.policy.max_failed_starts
         return limit is not None and self.failures >= limit
 
     def ready(self, took: float, now: float) -> None:
-        """Take note that a worker is ready, *took* seconds after it was forked."""
+        """Record that a worker is ready, *took* seconds after it was forked."""
         self.failures, self._failed_at = 0, float("-inf")
         self._fill(now)
         before, (shortest, longest) = self._interval, _INTERVALS
         self._interval = min(max(took / _SHARE, shortest), longest)
         if self._free < 0.0:
-            # Those starts have their times already: until then, and no longer, others wait.
+            # The restarts that wait have their times already.  Others wait until then,
+            # and no longer.
             self._free *= before / self._interval
 
     def start_failed(self, began: float, now: float, *, jitter: float) -> Verdict:
-        """Enter the end of a worker that was never ready, and say what to do about it.
+        """Record the end of a worker that was never ready, and return what to do about it.
 
         Args:
             began: When it was forked.
             now: The time, on a clock that never goes backwards.
             jitter: A random number in ``[0, 1)``.
         """
-        # Starts that overlap fail of the same thing, and say no more than one of them.
+        # Starts that overlap fail for the same reason, so they count as one.
         if began >= self._failed_at:
             self.failures += 1
             self._failed_at = now
@@ -238,7 +244,7 @@ class RestartLedger:
         )
 
     def died(self, now: float, *, blamed: bool) -> Verdict:
-        """Enter the death of a worker that was ready, and say what to do about it.
+        """Record the death of a worker that was ready, and return what to do about it.
 
         Args:
             now: The time, on a clock that never goes backwards.
@@ -249,7 +255,7 @@ class RestartLedger:
         return Restart(0.0 if blamed else self._wait(now))
 
     def _wait(self, now: float) -> float:
-        """Take a restart out of the bucket; return the seconds until it is there."""
+        """Take a restart out of the bucket; return in how many seconds it is allowed."""
         self._fill(now)
         self._free -= 1.0
         return max(0.0, -self._free * self._interval)
@@ -264,7 +270,7 @@ class RestartLedger:
         if policy.max_restarts is None:
             return False
         self._deaths.append(now)
-        # One death more than the limit is all that ever matters.
+        # Only so many deaths matter: one more than the limit.
         while (
             self._deaths[0] < now - policy.period
             or len(self._deaths) > policy.max_restarts + 1

@@ -1,10 +1,11 @@
-"""When a worker is due for recycling, so that another one is to take its place.
+"""When a worker is due for recycling, so that another one takes its place.
 
-Workers that began together reach the same limit together.  Each generation of each slot
-has limits of its own, therefore, a little below the given ones; not by chance, which
-may pick the same for two, but spread evenly: the fractions of the multiples of the golden
-ratio fill an interval with as little crowding as can be (Weyl; Knuth, The Art of Computer
-Programming, volume 3, section 6.4).
+Workers that began together would reach the same limit together.  So each generation of
+each slot has limits of its own, a little below the given ones.  They are not random,
+since chance may pick the same limit for two workers.  They are spread evenly: the
+fractions of the multiples of the golden ratio fill an interval with the largest
+possible distances (Weyl; Knuth, The Art of Computer Programming, volume 3, section
+6.4).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _TYPES = _POSITIVE | {
     "exact": SWITCH,
 }
 
-# So many jobs that no worker ever runs them.
+# More jobs than any worker ever runs.
 NEVER = 1 << 62
 
 _GOLDEN = (5**0.5 - 1) / 2
@@ -51,9 +52,9 @@ class RecycleLimits(NamedTuple):
     """When one worker is due for recycling.
 
     Attributes:
-        jobs: After so many outcomes.
-        age: So many seconds after it was ready; ``None`` for never.
-        memory: With so many bytes of memory; ``None`` for any.
+        jobs: After how many outcomes.
+        age: How many seconds after it was ready; ``None`` for never.
+        memory: At how many bytes of memory; ``None`` for never.
     """
 
     jobs: int
@@ -65,35 +66,40 @@ class RecycleLimits(NamedTuple):
 class WorkerLimits:
     """When workers are replaced by fresh ones, and what the kernel allows them.
 
-    A worker that reaches ``max_jobs``, ``max_age`` or ``max_memory`` is *retired*: another one
-    is started, and when that is ready, the old one gets no more jobs, finishes what it
-    has, and ends.  Until then it works on, so it may run a few jobs more than ``max_jobs``,
-    unless that is ``exact``.  One that reaches ``kill_memory`` is killed, and its job fails with
+    The pool *retires* a worker that reaches ``max_jobs``, ``max_age`` or
+    ``max_memory``.  It starts another worker first.  When that is ready, the old worker
+    gets no more jobs, finishes what it has, and ends.  Until then it works on, so it
+    may run a few jobs more than ``max_jobs``, unless ``exact`` is set.  The pool kills
+    a worker that reaches ``kill_memory``, and its job fails with
     :exc:`asyncpool.WorkerOutOfMemoryError`.
 
-    Memory is what a worker has to itself, without what it shares with others, such as
-    libraries and the large arrays of its arguments: despite the names less than the RSS
-    that ``ps`` shows.  It is looked at four times a second, on Linux only.
+    The memory of a worker is what it has to itself.  What it shares with other
+    processes, such as libraries and the large arrays of its arguments, does not count.
+    So the figure is less than the RSS that ``ps`` shows, despite the names.  The pool
+    reads it four times a second, on Linux only.
 
     Args:
         max_jobs: After how many jobs a worker is retired.
-        exact: Whether no worker begins more than ``max_jobs``.  It ends when they are done,
-            and if its replacement, which is started while the last ones run, takes longer,
-            a worker is missing meanwhile.  A session (:meth:`asyncpool.Pool.worker`) is not
-            cut short for that: its worker ends when it is over.
-        max_age: How many seconds a worker lives.
-        max_memory: How many bytes of memory a worker may have before it is retired.
-        kill_memory: How many before it is killed.
+        exact: Whether no worker begins more than ``max_jobs`` jobs.  The worker
+            ends when they are done.  Its replacement starts while the last ones run; if
+            that takes longer than they do, a worker is missing meanwhile.  This does
+            not end a session (:meth:`asyncpool.Pool.worker`) early: its worker ends
+            when the session is over.
+        max_age: After how many seconds a worker is retired.
+        max_memory: At how many bytes of memory a worker is retired.
+        kill_memory: At how many bytes of memory a worker is killed.
         nice: What is added to the niceness of workers.
         cpu_affinity: The numbers of the CPUs that workers may run on.
-        rlimits: Limits of the kernel's for each worker, by their names in
-            :mod:`resource`: ``{"RLIMIT_AS": 4 << 30}``.  A number is the soft limit, a pair
-            sets both.
-        jitter: By which part limits are lowered at the most, each worker's by another
-            one, so that workers that started together are not replaced together.
-        drain_timeout: How many seconds a worker that is retired, rolled or not needed any
-            more has to finish its job.  Then it is killed, and the job is handed on if
-            it has another attempt; ``None`` for any time.
+        rlimits: Limits that the kernel sets for each worker, by their names in
+            :mod:`resource`: ``{"RLIMIT_AS": 4 << 30}``.  A number is the soft limit; a
+            pair sets both limits.
+        jitter: By which part, at the most, the pool lowers the limits of a worker.
+            It lowers them for each worker by another part, so that it does not replace
+            workers together that it has started together.
+        drain_timeout: How many seconds a worker that is retired, rolled or no
+            longer needed has to finish its job.  Then the pool kills it, and another
+            worker takes over the job if that has another attempt.  ``None`` for any
+            time.
 
     Raises:
         ValueError: If a value is out of range, or a resource unknown.
@@ -135,7 +141,7 @@ class WorkerLimits:
 
     @property
     def cpus(self) -> tuple[int, ...] | None:
-        """The CPUs that workers may run on; ``None`` for any."""
+        """The CPUs that workers may run on; ``None`` for all."""
         return None if self.cpu_affinity is None else tuple(self.cpu_affinity)
 
     def recycle_limits(self, slot: int, generation: int) -> RecycleLimits:

@@ -1,5 +1,5 @@
 """One worker after another in each slot.
 
-Its states, its starts and ends, how many slots there are.  What is decided comes out as
-commands.
+Here are the states of a slot, the starts and ends of its workers, and the number of
+slots.  Decisions are returned as commands.
 """

@@ -1,18 +1,18 @@
-"""How many workers there are, and how many more may come, or go, before another one is ready.
+"""How many workers a pool has, and how many it may add or let go at this moment.
 
-Who is neither about to leave nor to replace somebody *counts*: as many as count make the
-size of the pool.
+A worker *counts* unless it is about to leave, or is a replacement that another worker
+still waits for.  The size of the pool is the number of workers that count.  It stays
+between a least and a most number.
 
-And how many workers there are to be, between a least and a most number.
+A pool grows when jobs have waited for a while: by one worker, then by two, by four, and
+so on, as long as jobs go on waiting.  So a burst that the present workers can finish at
+once starts no worker, and a flood of jobs does not start all workers in one moment.
+The pool starts no more workers than there are jobs without one.
 
-A pool grows when jobs have waited for a while, by one worker, then by two, by four, and
-so on, as long as they go on waiting: a burst that the present workers can do at once starts
-none, and a flood does not start all of them in one moment.  No more are started than
-there are jobs without one.
-
-It shrinks when a worker has been idle for long enough, counted from the moment in which
-it became idle.  The time to look is never later than that: with nobody idle, it is a whole
-*idle_timeout* from now, and so nothing has to be done when a worker becomes idle.
+A pool shrinks when a worker has been idle for *idle_timeout*.  The time of the next
+check never comes later than that.  While no worker is idle, the next check is a whole
+*idle_timeout* from now, so the pool need not do anything at the moment when a worker
+becomes idle.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _NOT_NEEDED = frozenset({SlotState.UNUSED, SlotState.RETIRED})
 
 
 class Budget:
-    """What a pool can afford.
+    """How many workers may come and go at this moment.
 
     Args:
         slots: The slots; there may be more later.
-        sizing: How many workers there are to be.
-        max_surge: How many there may be beyond that.
-        max_unavailable: How many may be missing.
-        serving: Workers serve: those that are down are missed, whatever is to be done, and
-            one that fails is followed before it has finished.
+        sizing: How many workers the pool should have.
+        max_surge: How many workers there may be beyond that.
+        max_unavailable: How many workers may be missing.
+        serving: Whether workers serve instead of running jobs.  Then an empty slot
+            counts as missing even if there is nothing to do, and a worker that fails is
+            followed before it has finished.
     """
 
     def __init__(
@@ -53,27 +54,28 @@ class Budget:
         self._unavailable = max_unavailable
         self._serving = serving
 
-    # Who is there.
+    # Workers that are there.
 
     @property
     def missing(self) -> int:
-        """How many are to come; below zero, how many are too many."""
+        """How many workers are still to be started; below zero, how many are too many."""
         return self._sizing.size - sum(map(counts, self._slots))
 
     @property
     def coming(self) -> int:
-        """How many are being started."""
+        """How many workers are being started."""
         return sum(slot.state is SlotState.STARTING for slot in self._slots)
 
     def needs(self, slot: Slot) -> bool:
-        """Tell whether a worker is to come into an empty *slot*."""
+        """Tell whether a worker should be started in an empty *slot*."""
         return self.missing + counts(slot) > 0
 
     @property
     def settled(self) -> bool:
-        """Whether nobody comes or goes because of the pool's size.
+        """Whether no worker is started or let go because of the pool's size.
 
-        Where jobs wait in a queue, a worker that comes back later is there all the same.
+        Where jobs wait in a queue, a slot whose worker is restarted later does not
+        count as missing.
         """
         if self._serving and any(
             counts(slot) and slot.state not in UP for slot in self._slots
@@ -85,70 +87,70 @@ class Budget:
 
     @property
     def stuck(self) -> bool:
-        """Whether a slot is parked since starts fail: nobody knows when it will serve."""
+        """Whether a slot is parked after failed starts: nobody knows when it will serve again."""
         parked = (slot.state is SlotState.PARKED for slot in self._slots)
         return self._serving and any(parked)
 
     def misses(self, index: int) -> bool:
-        """Tell whether one is missing who serves, if the worker of a slot is gone."""
+        """Tell whether a worker that serves is missing once the worker of a slot has gone."""
         return self._serving and self._slots[index].state not in _NOT_NEEDED
 
-    # What it can afford.
+    # What the budget allows.
 
     @property
     def free(self) -> int:
-        """How many more workers there may be; those that fail take up nothing."""
+        """How many more workers there may be.  Failing workers take up nothing."""
         filled = sum(slot.state not in _NOT_NEEDED for slot in self._slots)
         return self._sizing.size + self._surge - filled + self._failing
 
     @property
     def can_replace(self) -> bool:
-        """Whether another worker may come before one goes."""
+        """Whether a worker may be started before another one goes."""
         return self.free > 0 and self._surge > 0
 
     @property
     def can_miss(self) -> bool:
-        """Whether one may go before another one comes."""
+        """Whether a worker may go before another one is started."""
         taking = sum(slot.state in UP and not slot.draining for slot in self._slots)
         return self._sizing.size - taking < self._unavailable
 
     @property
     def can_fail(self) -> bool:
-        """Whether one that fails may be followed before it has finished."""
+        """Whether a failing worker may have a successor before it has finished."""
         return self._failing < self._sizing.size + self._surge
 
     def slots_for(self, most: int) -> int:
-        """Return how many slots it takes for so many workers."""
+        """Return how many slots the pool needs for *most* workers."""
         return most + self._surge
 
     @property
     def _failing(self) -> int:
-        """How many have failed, and are followed before they have finished."""
+        """How many workers have failed, and have a successor before they have finished."""
         if not self._serving:
             return 0
         return sum(it.faulty and it.draining and not it.planned for it in self._slots)
 
 
 def counts(slot: Slot) -> bool:
-    """Tell whether *slot* is one of those that make the size of the pool."""
+    """Tell whether the worker of *slot* counts for the size of the pool."""
     return slot.state not in _NOT_NEEDED and not slot.draining and slot.replaces is None
 
 
-# Seconds that jobs wait before there are more workers, and then more again.  A worker is
-# ready some 10 ms after it is wanted.
+# Seconds that jobs wait before the pool adds workers, and before it adds more again.  A
+# worker is ready about 10 ms after the pool wants it.
 GROW_EVERY = 0.02
 
 
 class Sizing:
-    """The size of a pool.
+    """The size that a pool should have.
 
     Args:
-        least: How many workers there always are.
-        most: How many there may be.
-        idle_timeout: Seconds after which one that is idle is too many.
+        least: How many workers there are at the least.
+        most: How many workers there may be.
+        idle_timeout: After how many seconds without work the pool lets a worker go.
 
     Attributes:
-        size: How many there are to be.
+        size: How many workers there should be.
         watching: Whether it matters that a job has to wait; see :meth:`crowded`.
     """
 
@@ -162,23 +164,23 @@ class Sizing:
         self.watching = least < most
 
     def limit(self, least: int, most: int, now: float) -> None:
-        """Change what the size is kept between."""
+        """Set the least and the most number of workers."""
         self.least, self.most = least, most
         self._grow_at, self._burst = None, 1
         self._resize(min(max(self.size, least), most), now)
 
     def crowded(self, now: float) -> None:
-        """Take note that a job waits for which nobody comes, while *watching*."""
+        """Record that a job waits and no worker is being started for it, while *watching*."""
         if self.watching:
             self.watching, self._grow_at = False, now + GROW_EVERY
 
     def grow(self, now: float, *, waiting: int, coming: int) -> None:
-        """Grow, if it is time for that, but for no job that a coming worker is for.
+        """Grow, if jobs have waited long enough; workers that are starting take one job each.
 
         Args:
             now: The time.
             waiting: How many jobs have no worker.
-            coming: How many workers are on their way already.
+            coming: How many workers are already being started.
         """
         if self._grow_at is None or now < self._grow_at:
             return
@@ -194,11 +196,11 @@ class Sizing:
         self.watching = self._grow_at is None and self.size < self.most
 
     def shrink(self, now: float, idle: Iterable[tuple[float, int]]) -> int | None:
-        """Return the slot that is one too many, if there is one, and shrink by it.
+        """Shrink by one idle worker, if there is one too many, and return its slot.
 
         Args:
             now: The time.
-            idle: Since when workers are idle, each with its slot.
+            idle: The idle workers: for each, since when it is idle, and its slot.
         """
         if self._shrink_at is None or now < self._shrink_at:
             return None
@@ -207,7 +209,7 @@ class Sizing:
             self._shrink_at = min(since, now) + self._idle_timeout
             return None
         self._resize(self.size - 1, now)
-        # It is over if that was the last one too many.
+        # There is no next check if that was the last worker too many.
         if self._shrink_at is not None:  # pyright: ignore[reportUnnecessaryComparison] - _resize() sets it
             self._shrink_at = now
         return slot
@@ -215,7 +217,7 @@ class Sizing:
     def next_deadline(self, *, leaving: bool) -> float | None:
         """When to call :meth:`grow` and :meth:`shrink`; ``None`` if there is no need.
 
-        While somebody is *leaving*, nobody else does.
+        While a worker is *leaving*, no other one leaves.
         """
         return earliest(self._grow_at, None if leaving else self._shrink_at)
 

@@ -1,6 +1,6 @@
 """What :class:`~asyncpool._core.supervision.supervision.Supervision` wants done.
 
-The shell carries these out in their order and decides nothing on the way.
+The shell performs these commands in their order, and decides nothing itself.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Unassign:
-    """Take note that *jobs* are with no worker any more; none of them has begun.
+    """Record that *jobs* are with no worker any more; none of them has begun.
 
-    Some may have been given up before.
+    The callers may have given up some of them before.
     """
 
     jobs: tuple[int, ...]
@@ -67,16 +67,16 @@ class Unassign:
 
 @dataclass(frozen=True, slots=True)
 class DropPinnedJobs:
-    """Forget *jobs*: they were for workers that go, and have not begun."""
+    """Forget *jobs*: they were pinned to workers that go, and have not begun."""
 
     jobs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Give the worker in *slot* to whoever has waited longest for one to himself.
+    """Give the worker in *slot* to the caller that has waited longest for a session.
 
-    From now on it is that of *session*.
+    From now on the worker belongs to *session*.
     """
 
     slot: int
@@ -85,7 +85,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """Have the new worker in *slot* rebuild the state of *session*, unless that is under way."""
+    """Have the new worker in *slot* rebuild the state of *session*, unless it already does."""
 
     slot: int
     session: int
@@ -93,7 +93,7 @@ class Rebuild:
 
 @dataclass(frozen=True, slots=True)
 class EndSession:
-    """Tell whoever has *session* that its worker is gone, and fail *calls*, unbegun."""
+    """Tell the caller that has *session* that its worker is gone, and fail its waiting *calls*."""
 
     session: int
     calls: tuple[int, ...]
@@ -101,12 +101,12 @@ class EndSession:
 
 @dataclass(frozen=True, slots=True)
 class RefuseSessions:
-    """Turn away all who wait for a worker: the pool is closed, or broken."""
+    """Refuse all callers that wait for a session: the pool is closed, or broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Ask the worker in *slot* not to begin what it got in these places."""
+    """Ask the worker in *slot* not to begin the jobs with these sequence numbers."""
 
     slot: int
     sequences: tuple[int, ...]
@@ -114,7 +114,7 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Ask the worker in *slot* to end what it got in this place, which it runs."""
+    """Ask the worker in *slot* to end the running job with this sequence number."""
 
     slot: int
     sequence: int
@@ -122,7 +122,7 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class WriteStacks:
-    """Have the worker in *slot* write down where its threads are, and a coroutine's job."""
+    """Have the worker in *slot* write its stacks: of its threads, and of the coroutine of *job*."""
 
     slot: int
     job: int | None = None
@@ -130,7 +130,7 @@ class WriteStacks:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Tell the worker in *slot* that no job will come any more."""
+    """Tell the worker in *slot* that it gets no more jobs."""
 
     slot: int
 
@@ -144,9 +144,9 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Send SIGKILL to the worker in *slot* and to all that it started.
+    """Send SIGKILL to the worker in *slot* and to all processes that it has started.
 
-    *reason* is for its crash report.
+    The crash report of the worker gives *reason*.
     """
 
     slot: int
@@ -170,7 +170,7 @@ class FailJobs:
 
 @dataclass(frozen=True, slots=True)
 class TellRestart:
-    """Tell listeners that *slot* gets its next worker in *delay* seconds."""
+    """Tell listeners that the next worker starts in *slot* in *delay* seconds."""
 
     slot: int
     delay: float
@@ -178,9 +178,9 @@ class TellRestart:
 
 @dataclass(frozen=True, slots=True)
 class ParkSlot:
-    """Tell listeners that *slot* stays empty, until starts succeed again.
+    """Tell listeners that *slot* stays empty until starts succeed again.
 
-    The pool tries the next one in *probe_in* seconds; ``None`` for never.
+    The pool tries the next start in *probe_in* seconds; ``None`` for never.
     """
 
     slot: int
@@ -190,7 +190,7 @@ class ParkSlot:
 
 @dataclass(frozen=True, slots=True)
 class LeaveEmpty:
-    """Tell listeners that nobody comes after the worker in *slot*: it is not needed."""
+    """Tell listeners that no worker follows the one in *slot*, since none is needed."""
 
     slot: int
 
@@ -199,7 +199,7 @@ class LeaveEmpty:
 class KeepWorker:
     """Tell listeners that the worker in *slot* stays, since its replacement has failed.
 
-    There is another try in *again_in* seconds, if at all.
+    The pool tries again in *again_in* seconds; ``None`` for never.
     """
 
     slot: int
@@ -216,16 +216,17 @@ class Retiring:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """Tell listeners that the pool is to have *workers* now."""
+    """Tell listeners that the pool should have *workers* workers now."""
 
     workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class RollEnded:
-    """A roll is over: *replaced* workers are gone; *reason* says what has stopped it.
+    """A roll is over: *replaced* workers are gone; *reason* says what stopped it, if anything.
 
-    *filled* slots had no worker since starts had failed, and have one now.
+    *filled* is the number of slots that had no worker, since starts had failed, and
+    have one now.
     """
 
     replaced: int

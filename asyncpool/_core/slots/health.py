@@ -1,12 +1,14 @@
-"""Decide which workers are silent: who has not answered a ping for too long.
+"""Decide which workers are silent: those that have not answered a ping for too long.
 
-There is one tick for all workers, four in each timeout.  At each of them, whoever has no
-ping to answer gets one; who has not answered one that is older than the timeout is silent.
-So that takes one timeout to find out, and half of one more at the most.
+There is one tick for all workers, four in each timeout.  At each tick, a worker that
+has no ping to answer gets one.  A worker is silent if it has not answered a ping that
+is older than the timeout.  So the pool notices a silent worker after one timeout, or
+half a timeout later at the most.
 
-A tick that is late says that this process did not run, or did not listen, for a while: it
-was stopped, or the machine suspended, or its loop was blocked.  The workers may have been
-stopped with it, and what they have said may be unread.  So such a gap counts for nobody.
+A late tick shows that this process did not run, or did not read, for a while: somebody
+stopped it, the machine was suspended, or its loop was blocked.  The workers may have
+been stopped as well, and the pool may not have read yet what they have sent.  So the
+time of such a gap counts against no worker.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from asyncpool.errors import ProtocolError
 
 W = TypeVar("W", bound=Hashable)
 
-# Seconds by which a timer of a healthy loop is not late.
+# A timer of a healthy loop is never this many seconds late.
 LATE = 0.5
 
 _TICKS = 4
@@ -41,7 +43,7 @@ class HealthLedger(Generic[W]):
         self.due = now + timeout / _TICKS
 
     def answered(self, worker: W) -> None:
-        """Take note of an answer.
+        """Record that *worker* has answered its ping.
 
         Raises:
             ProtocolError: If nobody has asked.
@@ -50,13 +52,13 @@ class HealthLedger(Generic[W]):
             raise ProtocolError("it answered a ping that nobody has sent")
 
     def heard(self, worker: W, at: float) -> None:
-        """Take note that it said something else, behind which the answer may be."""
+        """Record that *worker* has sent something else: its answer may come after that."""
         asked = self._asked.get(worker)
         if asked is not None:
             self._asked[worker] = max(asked, at)
 
     def suspects(self, now: float) -> list[W]:
-        """Return those who are silent by *now*, unless what they have said is unread."""
+        """Return the workers that are silent by *now*, if the pool has read all they have sent."""
         asked_by = now - self._gap(now) - self._timeout
         return [worker for worker, asked in self._asked.items() if asked <= asked_by]
 
@@ -68,7 +70,8 @@ class HealthLedger(Generic[W]):
             now: The time.
 
         Returns:
-            Those that are silent, which are forgotten too, and those that get a ping.
+            The silent workers, which are forgotten too, and the workers that get a
+            ping.
         """
         silent, gap = self.suspects(now), self._gap(now)
         self._asked = {

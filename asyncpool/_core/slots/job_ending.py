@@ -1,10 +1,10 @@
-"""How one job in a worker's hands is made to end, step by step.
+"""How the pool ends one job that a worker has, step by step.
 
-A pool makes a job end whose caller has cancelled it, whose time is over, or which is
-silent.  The *stage* says how far the pool has gone; every change of it goes through the
-table below, and this file does not know *why* it happens.  A job that nobody wants to end
-has no record here.  The record goes when the job leaves its worker's hands: it has
-finished, or the worker has given it back.
+The pool ends a job whose caller has cancelled it, whose time is over, or which is
+silent.  The *stage* says how far the pool has got.  Every change of the stage goes
+through the table below, and this file does not know *why* a change happens.  A job that
+nobody wants to end has no record here.  The pool drops the record when its worker has
+finished the job, or has given it back.
 
 The table as a drawing::
 
@@ -39,12 +39,13 @@ The table as a drawing::
 
     (each) ───────── CLOSE ─────▶ NONE
 
-A job is asked to end once: there is no ``INTERRUPT`` in ``INTERRUPTING`` or ``DUMPING``.
-``KILLING`` is not the end of it.  The worker first gives back the jobs that wait in it, and
-until it has, a caller who cancels the job may still give it time to end by itself.
+The pool asks a job to end only once: there is no ``INTERRUPT`` in ``INTERRUPTING`` or
+``DUMPING``.  ``KILLING`` is not yet the end.  The worker first gives back the jobs that
+wait in it.  Until then, a caller that cancels the job may still give it time to end by
+itself.
 
-A worker that is ``STOPPING`` takes all of its jobs with it.  Their stages change no more,
-and their deadlines count no more.
+A worker that is ``STOPPING`` ends together with all of its jobs.  Their stages do not
+change any more, and their deadlines do not count any more.
 """
 
 from __future__ import annotations
@@ -58,31 +59,31 @@ from asyncpool._core.policies.job_limits import CancelMode
 
 
 class EndingStage(enum.Enum):
-    """How far the pool has gone to make a job end."""
+    """How far the pool has got in ending a job."""
 
-    # Nothing is under way: its caller has gone, and it may run on.
+    # The pool does nothing about it: its caller has gone, and it may run on.
     NONE = "none"
-    # Its worker is to give it back, if it has not begun it.
+    # The pool has asked its worker to give it back, unless it has begun.
     REVOKING = "revoking"
-    # It was told to end, and has until its deadline.
+    # The pool has told it to end, and waits until the deadline.
     INTERRUPTING = "interrupting"
-    # Its worker is to write the stacks of its threads, and has until the deadline.
+    # Its worker has been asked to write the stacks of its threads, and has until the
+    # deadline.
     DUMPING = "dumping"
-    # Its worker must die of it, at the deadline or before.
+    # The pool will kill its worker, at the deadline or before.
     KILLING = "killing"
 
 
 class EndingEvent(enum.Enum):
-    """What can happen to such a job."""
+    """What can happen to a job that the pool ends."""
 
-    REVOKE = enum.auto()  # its worker is asked to give it back
+    REVOKE = enum.auto()  # the pool asks its worker to give it back
     KEEP = enum.auto()  # its worker says that it has begun it
-    INTERRUPT = enum.auto()  # it is given time to end by itself
-    DUMP = enum.auto()  # its worker is given time to write where it is
-    KILL = (
-        enum.auto()
-    )  # that time is over, the stacks are written, or there was no time
-    CLOSE = enum.auto()  # the close of the pool settles it, and ends its worker anyway
+    INTERRUPT = enum.auto()  # the pool gives it time to end by itself
+    DUMP = enum.auto()  # the pool gives its worker time to write the stacks
+    # That time is over, the stacks are written, or there was no time.
+    KILL = enum.auto()
+    CLOSE = enum.auto()  # the pool closes, which ends the worker anyway
 
 
 _S, _E = EndingStage, EndingEvent
@@ -127,7 +128,7 @@ TRANSITIONS: dict[EndingStage, dict[EndingEvent, EndingStage]] = {
     },
 }
 
-# A job has time to end by itself in these.
+# The stages in which a job has time to end by itself.
 BY_ITSELF = frozenset({EndingStage.INTERRUPTING, EndingStage.DUMPING})
 
 
@@ -145,16 +146,19 @@ def next_stage(stage: EndingStage, event: EndingEvent) -> EndingStage:
 
 @dataclass(slots=True)
 class JobEnding:
-    """How one job is made to end.
+    """How the pool ends one job.
 
     Attributes:
-        stage: How far that has gone; see :data:`TRANSITIONS`.
-        due: When the next step is taken at the latest, at a stage that has a deadline.
-        press: How it is to end, if its caller has cancelled it, and nobody wants it.
-        late: Its time to begin is over: it fails if its worker gives it back, and goes on
-            if the worker keeps it.
-        silent: It is the job whose silence its worker is to die of.
-        written: Whether its worker has written where it is; ``None`` if nobody has asked.
+        stage: How far the pool has got; see :data:`TRANSITIONS`.
+        due: When the pool takes the next step at the latest, if the stage has a
+            deadline.
+        press: How the pool ends the job, if its caller has cancelled it and nobody
+            wants it.
+        late: It has not begun in time.  It fails if its worker gives it back, and
+            goes on if the worker has begun it.
+        silent: The pool kills the worker because this job is silent.
+        written: Whether its worker has written its stacks; ``None`` if the pool has
+            not asked.
     """
 
     stage: EndingStage = EndingStage.NONE
@@ -165,21 +169,21 @@ class JobEnding:
     written: bool | None = None
 
     def apply(self, event: EndingEvent, due: float | None = None) -> None:
-        """Go where the table says; if the stage is a new one, *due* is its deadline.
+        """Change to the stage that the table says; *due* is the deadline of a new stage.
 
         Raises:
             IllegalTransitionError: If the table has no such arrow; nothing has changed.
         """
         stage = next_stage(self.stage, event)
         if {stage, self.stage} <= BY_ITSELF:
-            self.due = earliest(self.due, due)  # a job never gets more time for it
+            self.due = earliest(self.due, due)  # the job never gets more time
         elif stage is not self.stage:
             self.due = due
         self.stage = stage
 
 
 class JobEndings(dict[int, JobEnding]):
-    """The jobs of one worker that are made to end.
+    """The jobs of one worker that the pool ends.
 
     They are in the order in which they came to their stages.
     """
@@ -191,7 +195,7 @@ class JobEndings(dict[int, JobEnding]):
         return self.setdefault(job, JobEnding())
 
     def apply(self, job: int, event: EndingEvent, due: float | None = None) -> None:
-        """Let *event* happen to *job*, which becomes the last if its stage is a new one.
+        """Apply *event* to *job*, which moves to the end of the order if its stage changes.
 
         Raises:
             IllegalTransitionError: If the table has no such arrow; nothing has changed.
@@ -203,56 +207,56 @@ class JobEndings(dict[int, JobEnding]):
             self[job] = self.pop(job)
 
     def keep(self, job: int) -> None:
-        """Take note that its worker has begun *job*, which was asked back in vain."""
+        """Record that its worker has begun *job*, and so does not give it back."""
         ending = self[job]
         ending.apply(EndingEvent.KEEP)
         ending.late = False
         if ending.stage is EndingStage.NONE and ending.press is None:
-            del self[job]  # it goes on as any other job
+            del self[job]  # it goes on like any other job
 
     def is_late(self, job: int) -> bool:
-        """Tell whether *job* is asked back since its time to begin is over."""
+        """Tell whether the pool asks *job* back because it has not begun in time."""
         ending = self.get(job)
         return ending is not None and ending.late
 
     def is_wanted(self, job: int) -> bool:
-        """Tell whether somebody still wants *job*: it was not cancelled."""
+        """Tell whether somebody still wants *job*: its caller has not cancelled it."""
         ending = self.get(job)
         return ending is None or ending.press is None
 
     def is_due(self, job: int, now: float) -> bool:
-        """Tell whether the deadline of *job* is over."""
+        """Tell whether the deadline of *job* has passed."""
         due = self[job].due
         return due is not None and due <= now
 
     @property
     def due(self) -> float | None:
-        """The first of their deadlines; ``None`` if there is none."""
+        """The earliest of the deadlines; ``None`` if there is none."""
         return earliest(*(ending.due for ending in self.values()))
 
     @property
     def by_itself(self) -> list[int]:
-        """Those that have time to end by themselves."""
+        """The jobs that have time to end by themselves."""
         return [job for job, it in self.items() if it.stage in BY_ITSELF]
 
     @property
     def dumping(self) -> list[int]:
-        """Those whose worker is to write where they are."""
+        """The jobs whose stacks the worker has been asked to write."""
         stage = EndingStage.DUMPING
         return [job for job, it in self.items() if it.stage is stage]
 
     @property
     def unwritten(self) -> bool:
-        """Whether the worker has not written yet where one of them is."""
+        """Whether the worker has still to write the stacks of one of them."""
         return any(it.written is False for it in self.values())
 
     @property
     def killing(self) -> int | None:
-        """The job that the worker must die of, or the first of several."""
+        """The job for which the pool kills the worker, or the first of several."""
         found = (j for j, it in self.items() if it.stage is EndingStage.KILLING)
         return next(found, None)
 
     @property
     def silent(self) -> int | None:
-        """The job whose silence the worker is to die of."""
+        """The job for whose silence the pool kills the worker."""
         return next((job for job, it in self.items() if it.silent), None)

@@ -1,8 +1,8 @@
-"""The slots of a pool: who is in them, how one is made to go, when the next one comes.
+"""The slots of a pool: which workers are in them, how workers end, and when the next one starts.
 
-Whether a dead worker is replaced, and when, is the ledger's verdict (``restart.py``);
-here it becomes commands and deadlines.  What the workers do meanwhile is no matter of
-this module.
+The restart ledger (``restart.py``) decides whether a dead worker is replaced, and
+when.  This module turns that decision into commands and deadlines.  It does not know
+what the workers do while they live.
 """
 
 from __future__ import annotations
@@ -37,39 +37,41 @@ from asyncpool._core.slots.commands import (
 from asyncpool._core.slots.slots import UP, Slot, SlotEvent, StopStage
 from asyncpool.enums import SlotState
 
-# Seconds that a worker has to end after each step, before the next one is taken.
+# Seconds that a worker has to end after each step, before the pool takes the next step.
 STOP_GRACE = 2.0
 TERM_GRACE = 2.0
 KILL_GRACE = 5.0
 
-# A broken pool that somebody wants to use tries a start this many seconds after the last
-# one, however long the backoff has become: it costs little, and the caller waits for it.
+# When a caller wants to use a broken pool, the pool tries a start this many seconds
+# after the last one, however long the backoff has become.  That costs little, and the
+# caller waits for it.
 WANTED_AGAIN = 1.0
 
-# No process is in these, and there may be one again.
+# The states of a slot that has no process and may have one again.
 EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED})
 
 
 class SlotLifecycle:
-    """Every slot, and what is due there.
+    """Every slot of a pool, and what is due there.
 
     Args:
-        workers: How many slots are filled at first.
-        count: How many there are.
+        workers: How many slots get a worker at first.
+        count: How many slots there are.
         limits: When workers are due for recycling.
         policy: When a dead worker is replaced.
         start_timeout: Seconds that a worker has to become ready.
-        stop_grace: Seconds that one which was stopped has to end by itself.
-        concurrency: How many jobs it runs at once.
-        dispatcher: Which must not count on a worker that goes, and holds no job for a
-            broken pool.
+        stop_grace: Seconds that a stopped worker has to end by itself.
+        concurrency: How many jobs a worker runs at once.
+        dispatcher: What decides which worker runs which job.  It must not use a
+            worker that goes, and keeps no job while the pool is broken.
 
     Attributes:
         slots: The slots.
-        broken: Why no worker can be started, if that is so and there is none.
-        gave_up: Whether it has given up for good, and tries no more.
+        broken: Why the pool is broken, if it is: no worker can be started, and
+            there is none.
+        gave_up: Whether the pool has given up for good, and tries no more starts.
         kills: How many processes had to be killed.
-        restarts: How many workers have come after others, or to replace them.
+        restarts: How many workers were started after others, or to replace them.
     """
 
     def __init__(
@@ -105,22 +107,22 @@ class SlotLifecycle:
         self._announced: dict[int, Verdict] = {}
 
     def ensure_slots(self, count: int, state: SlotState = SlotState.UNUSED) -> None:
-        """Have so many slots at the least; new ones begin in that state."""
+        """Have at least *count* slots; new ones begin in *state*."""
         for index in range(len(self.slots), count):
             self.slots.append(Slot(index, state, concurrency=self._concurrency))
 
     def unused_slot(self) -> Slot:
-        """Return a slot that is not needed, which may be a new one."""
+        """Return a slot that is not needed now; make one if there is none."""
         for slot in self.slots:
             if slot.state is SlotState.UNUSED:
                 return slot
         self.ensure_slots(len(self.slots) + 1)
         return self.slots[-1]
 
-    # A worker comes.
+    # A worker starts.
 
     def spawn(self, slot: Slot, now: float, *, new: bool = False) -> Command:
-        """Fill an empty slot; the worker is *new* if it is one more than there were."""
+        """Start a worker in an empty slot; *new* says that it is one more than there were."""
         self.restarts += not new
         slot.apply(SlotEvent.SPAWN)
         slot.renew()
@@ -129,12 +131,12 @@ class SlotLifecycle:
         if self._limits.exact:
             slot.in_flight.most = slot.recycle_limits.jobs
         slot.began_at = now
-        # Before the fork: a start that hangs anywhere is noticed.
+        # Set before the fork, so that the pool notices a start that hangs anywhere.
         slot.due = now + self._start_timeout
         return Spawn(slot.index, slot.generation)
 
     def on_ready(self, slot: Slot, now: float) -> list[Command]:
-        """Take note that a worker is ready: starting is possible, for all slots."""
+        """Record that a worker is ready, which shows that starts succeed, in all slots."""
         commands: list[Command] = []
         if self.ledger.failures:
             commands.append(Recover(slot.index))
@@ -147,23 +149,23 @@ class SlotLifecycle:
         return commands
 
     def try_sooner(self, now: float) -> None:
-        """Take note that a caller was refused: if the pool is broken, the next try is soon."""
+        """Record that the pool refused a caller; a broken pool then tries the next start soon."""
         if self._retry_at is not None:
             soon = max(now, self._tried_at + WANTED_AGAIN)
             self._retry_at = min(self._retry_at, soon)
 
     def try_now(self, now: float) -> None:
-        """Have the next start be tried now, if starts fail."""
+        """Try the next start now, if starts fail."""
         if self._retry_at is not None:
             self._retry_at = now
 
     def retry_in(self, now: float) -> float | None:
-        """Return the seconds until the next start is tried; ``None`` if there is none."""
+        """Return in how many seconds the pool tries the next start; ``None`` for never."""
         if self.gave_up:
             return None
         return 0.0 if self._retry_at is None else max(0.0, self._retry_at - now)
 
-    # A worker goes.
+    # A worker ends.
 
     def stop_worker(
         self,
@@ -175,9 +177,10 @@ class SlotLifecycle:
         reason: str = "",
         grace: float | None = None,
     ) -> list[Command]:
-        """Take a worker out of service and press its process to end.
+        """Give a worker no more jobs, and make its process end.
 
-        It has *grace* seconds before it is pressed harder, or as many as all have.
+        The pool takes the next step after *grace* seconds, or after *stop_grace* by
+        default.
         """
         if slot.stop_stage >= how:
             return []
@@ -195,18 +198,18 @@ class SlotLifecycle:
         return [Kill(slot.index, reason)]
 
     def leave_empty(self, slot: Slot) -> list[Command]:
-        """Let nobody come into a slot that is empty."""
+        """Mark an empty slot as not needed."""
         slot.apply(SlotEvent.CLOSE)
         slot.due = slot.bucket = None
         return [LeaveEmpty(slot.index)]
 
     def judge_early(self, slot: Slot, now: float) -> Verdict:
-        """Judge the death of a worker that has something to finish before it ends."""
+        """Decide what follows a death while the dying worker still has something to finish."""
         verdict = self._announced[slot.index] = self.ledger.died(now, blamed=False)
         return verdict
 
     def start_successor(self, successor: Slot, delay: float, now: float) -> Command:
-        """Have the next worker, after one whose death is announced, in a spare slot."""
+        """Start the worker that follows one whose death is announced, in an unused slot."""
         if delay <= 0:
             return self.spawn(successor, now)
         successor.apply(SlotEvent.REOPEN)
@@ -216,13 +219,13 @@ class SlotLifecycle:
     def judge(
         self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
     ) -> list[Command]:
-        """Decide what follows upon a death in a slot in which a worker is *needed*."""
+        """Decide what follows a death in a slot in which a worker is *needed*."""
         verdict = self._verdict(slot, now, blamed=blamed, jitter=jitter)
         if isinstance(verdict, GiveUpVerdict) and not self.gave_up:
             self.gave_up, self._retry_at = True, None
             parked = self.park(slot, verdict.reason, now)
             return [*parked, *self._break(verdict.reason, now)]
-        # A broken pool needs one slot at least, to try again.
+        # A broken pool needs at least one slot, to try again.
         if not needed and (self.broken is None or self._will_try()):
             return self.leave_empty(slot)
         if isinstance(verdict, Retry):
@@ -254,7 +257,7 @@ class SlotLifecycle:
         return verdict
 
     def park(self, slot: Slot, reason: str, now: float) -> list[Command]:
-        """Leave an empty slot empty, until starts succeed again."""
+        """Keep an empty slot empty until starts succeed again."""
         slot.apply(SlotEvent.PARK)
         slot.due = None
         return [ParkSlot(slot.index, reason, self.retry_in(now))]
@@ -288,11 +291,11 @@ class SlotLifecycle:
         return commands
 
     def stop_trying(self) -> None:
-        """Find out no more whether workers can be started again."""
+        """Try no more whether workers can be started again."""
         self._retry_at = None
 
     def retire_all(self) -> bool:
-        """If every slot is retired, let nothing be due, and tell it."""
+        """If every slot is retired, cancel all that is due; return whether that is so."""
         if any(slot.state is not SlotState.RETIRED for slot in self.slots):
             return False
         self._retry_at = None
@@ -311,7 +314,7 @@ class SlotLifecycle:
         return self.stop_worker(slot, StopStage(slot.stop_stage + 1), now)
 
     def _try(self, now: float) -> list[Command]:
-        """Start one worker, to find out for all parked slots whether that is possible."""
+        """Start one worker, to find out for all parked slots whether starts succeed."""
         for slot in self.slots:
             if slot.state is SlotState.PARKED:
                 slot.probing, self._tried_at = True, now
@@ -322,12 +325,12 @@ class SlotLifecycle:
         return any(slot.probing and not slot.planned for slot in self.slots)
 
     def _will_try(self) -> bool:
-        """Tell whether there is a slot for the next start of a broken pool."""
+        """Tell whether a broken pool has a slot for its next start."""
         parked = any(slot.state is SlotState.PARKED for slot in self.slots)
         return parked or self._is_trying()
 
     def _is_deserted(self) -> bool:
-        """Tell whether nobody takes jobs any more, or may do so soon."""
+        """Tell whether no worker takes jobs now, and none will soon."""
         return all(
             slot.draining
             or (
@@ -341,5 +344,5 @@ class SlotLifecycle:
 def fail_jobs(
     jobs: list[int], why: Literal["closed", "broken", "late"]
 ) -> list[Command]:
-    """Return the command that tells the callers of *jobs*, if there are any."""
+    """Return the command that fails *jobs*, if there are any."""
     return [FailJobs(tuple(jobs), why)] if jobs else []

@@ -1,18 +1,19 @@
 """The life of a slot, from an empty slot to an empty slot.
 
-A slot is where one worker process after another runs; workers come and go, the slot stays.
-Rule 1: every change of a slot's state goes through the table below.  Rule 2:
-this file does not know *why* something happens: a worker that was told to stop
-and one that was shot both end in ``EXITED``.
+One worker process after another runs in a slot.  Workers come and go, and the slot
+stays.  Rule 1: every change of a slot's state goes through the table below.  Rule 2:
+this file does not know *why* something happens.  A worker that was told to stop and a
+worker that was killed both end with ``EXITED``.
 
 The states in the order in which a healthy worker visits them::
 
     VACANT -> STARTING -> IDLE <-> BUSY -> STOPPING -> VACANT
 
-``BUSY`` begins when a job is assigned, not when the worker confirms it: otherwise
-a worker would look idle while a job is on its way to it, and could be stopped.
-``PARKED`` is an empty slot that waits for a probe, ``UNUSED`` one that is not needed now,
-and ``RETIRED`` one that is never filled again.
+``BUSY`` begins when the pool assigns a job, not when the worker confirms it.  Otherwise
+a worker would look idle while a job is on its way to it, and the pool could stop it.
+
+A ``PARKED`` slot is empty, and waits for a probe.  An ``UNUSED`` slot is not needed
+now.  A ``RETIRED`` slot never gets a worker again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class SlotEvent(enum.Enum):
 
 
 class StopStage(enum.IntEnum):
-    """How far the end of a process has been pressed; each step has a deadline."""
+    """How far the pool has got in ending a process; each step has a deadline."""
 
     NO = 0
     STOPPED = 1
@@ -93,47 +94,58 @@ def next_state(state: SlotState, event: SlotEvent) -> SlotState:
         raise IllegalTransitionError(f"{event.name} in state {state.name}") from None
 
 
-# A worker that is ready, and not on its way out, is in these.
+# The states of a slot whose worker is ready and does not end.
 UP = frozenset({SlotState.IDLE, SlotState.BUSY})
 
 
 @dataclass(slots=True)
 class Slot:
-    """One slot: where it is in its life, and what its present worker has done.
+    """One slot: its state, and what its present worker has done.
 
     Attributes:
         index: Its number in the pool, from 0.
         state: See :data:`TRANSITIONS`.
-        generation: Which worker it has, or had last, counting from 1.
-        in_flight: The jobs that it has in flight.
-        outcomes: How many outcomes it has delivered.
+        generation: Which worker of the slot it is, or was last, counting from 1.
+        in_flight: The jobs that its worker has in flight.
+        outcomes: How many outcomes its worker has delivered.
         concurrency: How many jobs its workers run at once.
-        job_endings: Its jobs that are made to end; see ``job_ending.py``.  All that is
-            about one such job is there; what follows is about the worker.
-        seen: The jobs that were running at the last look for a stall: if they still are,
-            it gives back those that wait behind them.
-        hung: It, or one of its jobs, has been silent for too long, and it dies of that.
-        recycle_limits: When it is due for recycling.
-        replace_reason: Why another worker is to take its place, if one is.
-        replaces: The slot of the worker whose place it is to take when it is ready.
-        bucket: What jobs with keys know its workers by; see ``affinity_slots.py``.
-        draining: It gets no more jobs, and ends when it has finished what it has.
-        drain_deadline: By when it must have.
-        exit_reason: Why it is to end, if the pool has decided that, and no job is the reason.
-        pinned: Jobs for its worker alone, which it begins before any other.
-        session: Whose own its worker is, if it is somebody's.
+        job_endings: The jobs of its worker that the pool ends; see
+            ``job_ending.py``.  All that concerns one such job is there; the attributes
+            below are about the worker.
+        seen: The jobs that were running at the last check for a stall.  If they
+            still run at the next check, the pool asks for the jobs that wait behind
+            them.
+        hung: The worker, or one of its jobs, has been silent for too long, and the
+            pool kills the worker for that.
+        recycle_limits: When its worker is due for recycling.
+        replace_reason: Why the worker is to be replaced, if it is.
+        replaces: The slot whose worker this one replaces as soon as it is ready.
+        bucket: The number by which jobs with keys find its workers; see
+            ``affinity_slots.py``.
+        draining: The worker gets no more jobs, and ends when it has finished what
+            it has.
+        drain_deadline: By when a draining worker must have ended.
+        exit_reason: Why the pool ends the worker, if it does, and if no job is the
+            reason.
+        pinned: The jobs that are pinned to its worker, which begins them before any
+            other.
+        session: The session that its worker belongs to, if any.
         calls: The jobs of that session that have not begun.
-        idle_since: Since when it has had nothing to do, if that is so.
-        oversized: It had more memory than it may, and dies of that.
-        began_at: When it was started.
-        ready_at: When it said hello; ``None`` before that.
-        due: When the supervisor must look at the slot again, whatever happens: to
-            start, to probe, or to take the next step in ending a process.
-        planned: Its end is the supervisor's own wish, hence not a crash.
-        faulty: It must not get another job, since something in the worker is broken.
-        probing: It was started to find out whether starting is possible again.
-        stop_stage: How far the end of its process has been pressed.
-        is_late: It was asked where it is, since its time to end is nearly over.
+        idle_since: Since when the worker has had nothing to do, if it has nothing
+            to do.
+        oversized: The worker had more memory than it may, and the pool kills it for
+            that.
+        began_at: When the worker was started.
+        ready_at: When the worker said hello; ``None`` before that.
+        due: When the supervisor must act on the slot at the latest: to start a
+            worker, to probe, or to take the next step in ending a process.
+        planned: The supervisor itself ends the worker, so its end is no crash.
+        faulty: The worker must not get another job, since something in it is
+            broken.
+        probing: The worker was started to find out whether starts succeed again.
+        stop_stage: How far the pool has got in ending the process.
+        is_late: The pool has asked the worker for its stacks, since its time to end
+            is nearly over.
     """
 
     index: int
@@ -167,7 +179,7 @@ class Slot:
     is_late: bool = False
 
     def apply(self, event: SlotEvent) -> None:
-        """Go where the table says.
+        """Change to the state that the table says.
 
         Raises:
             IllegalTransitionError: If it says nothing; the slot is unchanged.
@@ -175,7 +187,7 @@ class Slot:
         self.state = next_state(self.state, event)
 
     def assign(self) -> None:
-        """Take note that its worker has something in flight."""
+        """Record that its worker has a job in flight."""
         if self.state is SlotState.IDLE:
             self.apply(SlotEvent.ASSIGN)
 

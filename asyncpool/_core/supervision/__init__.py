@@ -1,4 +1,4 @@
 """All of the decisions together.
 
-How jobs and workers end, what replaces them, how a pool closes.
+How jobs and workers end, what replaces workers, and how a pool closes.
 """

@@ -1,10 +1,10 @@
-"""The end of a pool: what it still does, until when, and what lets go of whom.
+"""The end of a pool: what it still does, until when, and which workers it lets go.
 
-A pool that finishes all its jobs *drains*: as long as one of them may need another worker,
-it goes on as an open pool does, and only then lets its workers go.  What it has to do are the
-jobs that wait, those in a worker's hands that wait behind others, the calls for every worker
-(pinned jobs), and whatever *holds* it open since more jobs are to come: a map that has not drawn
-all of its items.
+A pool that finishes all its jobs *drains*.  As long as a job may need another worker,
+the pool goes on like an open one.  After that it lets its workers go.  The jobs that a
+pool has to do are those in the queue, those that wait in a worker behind others, and
+pinned jobs.  A map that has not drawn all of its items also *holds* the pool open,
+since more jobs are to come.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncpool.enums import SlotState
 
 
 class Finish(enum.IntEnum):
-    """What a closing pool still does; a later, stricter close tightens it."""
+    """What a closing pool still does; a later close can only make it stricter."""
 
     ALL = 0
     RUNNING = 1
@@ -30,20 +30,21 @@ class Finish(enum.IntEnum):
 
 
 class Closing:
-    """A pool's close, which has not begun yet.
+    """How far the close of a pool has got, and what it still does.
 
     Args:
         lifecycle: The slots.
-        dispatcher: The jobs that wait for a worker.
-        pinned_jobs: Those that wait for one worker each.
-        grace: Seconds that a worker which is told to stop has to end by itself; as many as
-            at other times by default.
+        dispatcher: The jobs that have no worker.
+        pinned_jobs: The pinned jobs that have not begun.
+        grace: Seconds that a worker has to end by itself once it is told to stop;
+            by default as many as at other times.
 
     Attributes:
-        finish: What is still done; ``None`` as long as the pool does not close.
-        over: Whether no process is left.
-        due: When the time is over; ``None`` if there is no limit.
-        holds: How many have more jobs to come, which a pool that drains takes.
+        finish: What the pool still does; ``None`` as long as it does not close.
+        over: Whether the pool has no process left.
+        due: When the time for closing is over; ``None`` if there is no limit.
+        holds: How many sources hold the pool open.  It accepts their jobs while it
+            drains.
     """
 
     def __init__(
@@ -72,14 +73,14 @@ class Closing:
 
     @property
     def draining(self) -> bool:
-        """Whether the pool closes, and takes the jobs of those who hold it open."""
+        """Whether the pool closes, and still accepts jobs from the sources that hold it open."""
         return self.finish is Finish.ALL and not self.over
 
     @property
     def _more_to_do(self) -> bool:
-        """Whether a pool that finishes all has more jobs than those that are running."""
+        """Whether a pool that finishes all has jobs besides those that are running."""
         if self._lifecycle.broken is not None:
-            return False  # whoever holds it open would only be refused
+            return False  # the pool refuses the jobs of the sources that hold it open
         return (
             self.holds > 0
             or self._pinned.any
@@ -90,7 +91,7 @@ class Closing:
         )
 
     def landing(self, job: int) -> None:
-        """Take note that *job* has an outcome, which takes a while to load."""
+        """Record that *job* has an outcome that takes a while to load."""
         self._landing[job] = None
 
     def is_landing(self, job: int) -> bool:
@@ -98,7 +99,7 @@ class Closing:
         return job in self._landing
 
     def landed(self, job: int) -> None:
-        """Take note that it is loaded."""
+        """Record that the outcome of *job* is loaded."""
         self._landing.pop(job, None)
 
     def begin(
@@ -106,13 +107,14 @@ class Closing:
     ) -> list[Command]:
         """Finish what *finish* says, by *deadline* if there is one.
 
-        Of several closes, the stricter one counts.
+        If the pool is closed several times, the strictest close counts.
         """
         self.finish = max(finish, self.finish or Finish.ALL)
         if deadline is not None and (self.due is None or deadline < self.due):
             self.due = deadline
         if self.due is not None and self.due <= now:
-            return self.on_timer(now)  # nobody is to hear of it before he is killed
+            # It kills the workers, so none of them needs to be told.
+            return self.on_timer(now)
         commands: list[Command] = []
         if self.finish >= Finish.RUNNING:
             commands += fail_jobs(self._dispatcher.clear(), "closed")
@@ -126,12 +128,12 @@ class Closing:
         return commands
 
     def on_timer(self, now: float) -> list[Command]:
-        """Kill what is left, if the time is over."""
+        """Kill all workers that are left, if the time is over."""
         if self.due is None or self.due > now:
             return []
         self.due = None
         self.finish = Finish.NONE
-        self._lifecycle.stop_trying()  # that may be due now, too
+        self._lifecycle.stop_trying()  # a start may be due now, too
         jobs = [*self._take_begun(), *self._dispatcher.clear()]
         jobs += self._pinned.take_all()
         commands = fail_jobs(jobs, "closed")
@@ -145,7 +147,7 @@ class Closing:
         return commands
 
     def settle(self, now: float) -> list[Command]:
-        """Let go of what no job needs any more, as the pool closes and *needs nobody*."""
+        """Let workers go that no job needs any more, if the pool closes and *needs nobody*."""
         commands: list[Command] = []
         for slot in self._lifecycle.slots:
             if slot.state in EMPTY:
@@ -166,13 +168,13 @@ class Closing:
         return commands
 
     def abandon(self) -> None:
-        """Have it over, whatever is left: nobody decides any more."""
+        """Mark the close as over, whatever is left: nobody decides any more."""
         self.finish, self.over = Finish.NONE, True
 
     def _take_begun(self) -> list[int]:
-        """Take every job out of the workers' hands, and return those still wanted.
+        """Take every job from the workers, and return those that are still wanted.
 
-        With them, those whose outcome is being loaded.
+        The jobs whose outcomes are being loaded are among them.
         """
         jobs: list[int] = []
         for slot in self._lifecycle.slots:

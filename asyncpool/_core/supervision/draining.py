@@ -1,7 +1,7 @@
 """Workers that leave: they get no more jobs, finish what they have begun, and end.
 
-What has not begun is asked back, pinned jobs are dropped, and who takes longer than the
-*drain timeout* is killed.
+The pool asks such a worker for the jobs that it has not begun, and drops its pinned
+jobs.  It kills a worker that takes longer than the *drain timeout*.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from asyncpool.enums import SlotState
 
 
 class DrainingWorkers:
-    """Who leaves a pool.
+    """The workers that leave a pool.
 
     Args:
         lifecycle: What ends workers.
-        dispatcher: Which must not count on who leaves.
-        pinned_jobs: What is dropped.
-        drain_timeout: Seconds that a worker has for it; ``None`` for any time.
+        dispatcher: What decides which worker runs which job.  It must not use a
+            worker that leaves.
+        pinned_jobs: The pinned jobs.  Those of a worker that leaves are dropped.
+        drain_timeout: Seconds that a worker has to finish; ``None`` for any time.
     """
 
     def __init__(
@@ -41,13 +42,13 @@ class DrainingWorkers:
 
     @property
     def any(self) -> bool:
-        """Whether there is somebody who leaves."""
+        """Whether a worker is leaving."""
         return any(slot.draining for slot in self._lifecycle.slots)
 
     def begin(
         self, slot: Slot, why: str, now: float, *, planned: bool = True
     ) -> list[Command]:
-        """Let the worker of *slot* leave, unless it does already; its end may be a crash."""
+        """Let the worker of *slot* leave, unless it already does; its end may count as a crash."""
         if slot.draining or slot.state not in UP | {SlotState.STARTING}:
             return []
         slot.draining, slot.exit_reason = True, why
@@ -70,7 +71,7 @@ class DrainingWorkers:
 
     @staticmethod
     def ask_back(slot: Slot, jobs: Iterable[int]) -> list[Command]:
-        """Ask the worker of *slot* for those of *jobs* for which it was not asked yet."""
+        """Ask the worker of *slot* for those *jobs* that the pool has not asked it for yet."""
         in_flight = slot.in_flight
         not_asked = [job for job in jobs if not in_flight.is_revoking(job)]
         return (
@@ -82,7 +83,7 @@ class DrainingWorkers:
         return earliest(*map(_due, self._lifecycle.slots))
 
     def on_timer(self, now: float) -> list[Command]:
-        """Kill those whose time is over."""
+        """Kill the workers whose time is over."""
         commands: list[Command] = []
         for slot in self._lifecycle.slots:
             due = _due(slot)

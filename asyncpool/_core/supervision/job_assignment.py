@@ -1,7 +1,8 @@
-"""Which worker has which job: how a job gets into a worker's hands, and out of them again.
+"""Which worker has which job: how the pool assigns a job to a worker, and takes it back.
 
 The hot path is :meth:`JobAssignment.submit`, :meth:`JobAssignment.outcome` and
-:meth:`JobAssignment.refill`; :meth:`JobAssignment.submit` answers with what to send where.
+:meth:`JobAssignment.refill`.  :meth:`JobAssignment.submit` returns the slot to send the
+job to.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ CLOSED = "the pool was closed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisionParts:
-    """The state of a pool, each part of it where it is decided.
+    """The state of a pool: one part for each kind of decision.
 
     Attributes:
-        lifecycle: The slots, and how they are filled and emptied.
-        dispatcher: The jobs that wait, and who may have them.
-        pinned: Jobs that are for one worker alone.
-        sessions: Workers that are somebody's own, and who waits for one.
-        affinity_slots: Which slots have the keys.
-        termination: Jobs that are made to end.
+        lifecycle: The slots, and how workers start and end in them.
+        dispatcher: The jobs that have no worker, and which workers may have them.
+        pinned: The jobs for one given worker each.
+        sessions: The workers that belong to sessions, and how many more are wanted.
+        affinity_slots: Which slots the keys belong to.
+        termination: The jobs that the pool ends.
         closing: The end of the pool.
         replacements: Planned exits.
-        serving: Whether workers serve others as long as they live, and have no jobs.
+        serving: Whether workers serve as long as they live, and have no jobs.
     """
 
     lifecycle: SlotLifecycle
@@ -81,7 +82,7 @@ class JobAssignment:
         return index
 
     def submit_keyed(self, job: int, profile: Profile, priority: int) -> int | None:
-        """Do the same with a job that has a key."""
+        """Do the same as :meth:`submit` for a job that has a key."""
         index = self._dispatcher.submit_keyed(job, profile, priority)
         if index is not None:
             self._slots[index].assign()
@@ -90,12 +91,13 @@ class JobAssignment:
     def submit_pinned(self, index: int, job: int) -> list[Command]:
         """Have the worker in slot *index*, and no other one, run *job* before all others.
 
-        It is the next when nothing is in its hands any more, in the order of these calls.
+        The worker begins it as soon as it has nothing else in flight.  Several pinned
+        jobs begin in the order of these calls.
         """
         return self._pinned.add(self._slots[index], job)
 
     def announce(self, job: int) -> None:
-        """Take note of a job that is being pickled; :meth:`arrive` submits it."""
+        """Record a job that is still being pickled; :meth:`arrive` submits it."""
         self._dispatcher.announce(job)
 
     def arrive(
@@ -112,7 +114,7 @@ class JobAssignment:
         return [*commands, *self.settle(now)]
 
     def outcome(self, index: int, job: int) -> None:
-        """Take note that the worker in slot *index* finished *job*.
+        """Record that the worker in slot *index* finished *job*.
 
         Raises:
             ProtocolError: If it was not this job's turn there.
@@ -124,10 +126,10 @@ class JobAssignment:
             self._termination.clear_ending(slot, job)
 
     def refill(self, index: int, now: float) -> list[Command]:
-        """Give the worker in slot *index* more, or let it go, after its outcomes."""
+        """Give the worker in slot *index* more jobs, or let it go, after it has sent outcomes."""
         slot = self._slots[index]
         if slot.state is not SlotState.BUSY:
-            return []  # it is on its way out already
+            return []  # it ends already
         endings = slot.job_endings
         must_end = endings and endings.killing is not None
         if must_end or slot.faulty or slot.draining or self._lifecycle.broken:
@@ -144,7 +146,8 @@ class JobAssignment:
                 and not slot.in_flight.jobs
                 and slot.session is None
             ):
-                # It is of no more use, whether there is another one or not.
+                # It may run no more jobs, so it goes even before its replacement is
+                # ready.
                 commands += self._replacements.retire(
                     slot, "max_jobs", now, unsent=None
                 )
@@ -155,7 +158,7 @@ class JobAssignment:
         return commands
 
     def feed(self, slot: Slot, now: float) -> list[Command]:
-        """Give the worker of *slot* what it is to run next."""
+        """Give the worker of *slot* what it should run next."""
         if slot.session is not None:
             return self._sessions.go_on(slot)
         if slot.pinned:
@@ -171,26 +174,27 @@ class JobAssignment:
         return [Assign(slot.index, tuple(jobs))]
 
     def loaded(self, index: int, now: float) -> list[Command]:
-        """Take note that the last job of slot *index*, which was loading, has been sent."""
+        """Record that the last job of slot *index* has been sent, with its large arguments."""
         in_flight = self._slots[index].in_flight
         if not in_flight.closed:
             return []
         in_flight.closed = False
         return self.refill(index, now)
 
-    # Jobs that leave a worker's hands, or the queue.
+    # Jobs that leave their worker, or the queue.
 
     def give_back(self, jobs: dict[int, Profile], now: float) -> list[Command]:
-        """Put *jobs* at the head of the queue, or send them to workers with room."""
+        """Put *jobs* at the head of the queue, or assign them to workers with room."""
         return [*self.put_back(jobs), *self.settle(now)]
 
     def drop(self, job: int, now: float) -> list[Command]:
-        """Give up *job*, which may be in the queue, or on its way there."""
+        """Give up *job*, which may be in the queue, or is about to be queued."""
         commands: list[Command] = []
         if not self._dispatcher.discard(job):
             slot = self._pinned.discard(job)
             if slot is not None:
-                commands += self.refill(slot.index, now)  # it may have a free lane
+                # The worker may have a free lane now.
+                commands += self.refill(slot.index, now)
         return [*commands, *self.settle(now)]
 
     def cancel(
@@ -202,8 +206,8 @@ class JobAssignment:
             job: The job.
             now: The time.
             index: The slot.
-            begun: Whether it is known to have begun there.
-            press: How it is made to end if it has.
+            begun: Whether the pool knows that the worker has begun it.
+            press: How the pool ends the job if it has begun.
         """
         slot = self._slots[index]
         if job not in slot.in_flight.jobs:
@@ -211,7 +215,7 @@ class JobAssignment:
         return self._termination.cancel(slot, job, now, begun=begun, press=press)
 
     def withdraw(self, index: int, job: int, now: float) -> list[Command]:
-        """Take back *job*, which was assigned to slot *index* and was not sent yet."""
+        """Take back *job*, which was assigned to slot *index* but not sent yet."""
         slot = self._slots[index]
         slot.in_flight.withdraw(job)
         self._termination.clear_ending(slot, job)
@@ -220,10 +224,10 @@ class JobAssignment:
     def revoked(
         self, index: int, sequences: Iterable[int], now: float
     ) -> list[Command]:
-        """Take a worker's answer to a :class:`Revoke`: what it will not begin.
+        """Handle a worker's answer to a :class:`Revoke`: the jobs that it will not begin.
 
         Raises:
-            ProtocolError: If it is no answer to that.
+            ProtocolError: If the pool has not asked for these jobs.
         """
         slot = self._slots[index]
         commands, wanted = self._termination.take_answer(slot, sequences, now)
@@ -235,36 +239,36 @@ class JobAssignment:
         return [*commands, *self.settle(now)]
 
     def landed(self, job: int, now: float) -> list[Command]:
-        """Take note that the outcome of *job* is loaded."""
+        """Record that the outcome of *job* is loaded."""
         self._closing.landed(job)
         return self.settle(now)
 
-    # What is asked.
+    # Questions.
 
     def count_in_flight(self, index: int) -> int:
         """How many jobs the worker in slot *index* has in flight."""
         return len(self._slots[index].in_flight.jobs)
 
     def head(self, index: int) -> int | None:
-        """Return the first job that the worker in slot *index* runs, or is about to."""
+        """Return the first job that the worker in slot *index* runs, or is about to run."""
         return self._slots[index].in_flight.head
 
     def running(self, index: int) -> tuple[int, ...]:
-        """Return the jobs that the worker in slot *index* runs, or is about to."""
+        """Return the jobs that the worker in slot *index* runs, or is about to run."""
         return self._slots[index].in_flight.running
 
     def runs(self, index: int, job: int) -> bool:
-        """Tell whether the worker in slot *index* runs *job*, or is about to."""
+        """Tell whether the worker in slot *index* runs *job*, or is about to run it."""
         return self._slots[index].in_flight.runs(job)
 
     def last(self, index: int) -> int | None:
-        """Return the job that came last into the hands of the worker in slot *index*."""
+        """Return the job that was assigned last to the worker in slot *index*."""
         return self._slots[index].in_flight.last
 
     # For the other decisions.
 
     def put_back(self, jobs: dict[int, Profile]) -> list[Command]:
-        """Put *jobs*, which have left a worker's hands, where they are to wait."""
+        """Put *jobs*, which have left their worker, where they wait for another one."""
         if self._lifecycle.broken is not None:
             return fail_jobs(list(jobs), "broken")
         commands: list[Command] = []
@@ -282,12 +286,12 @@ class JobAssignment:
         return commands
 
     def let_go(self, now: float) -> list[Command]:
-        """Give jobs again to those that were held back for a session in vain."""
+        """Give jobs again to workers that were held back for sessions nobody wants any more."""
         spare = self._sessions.let_go()
         return [command for it in spare for command in self.refill(it.index, now)]
 
     def settle(self, now: float) -> list[Command]:
-        """If the pool closes, let go of what no job needs any more."""
+        """If the pool closes, let workers go that no job needs any more."""
         if self._closing.over or not self._closing.needs_nobody:
             return []
         return [*self._replacements.stop(CLOSED), *self._closing.settle(now)]

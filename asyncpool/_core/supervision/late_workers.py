@@ -1,7 +1,7 @@
-"""Workers that are about to be killed since they have not ended in time.
+"""Workers that the pool is about to kill, since they have not ended in time.
 
-Each of them is asked where it is before its time is over, so that the answer costs no time of
-its own: a worker that ends after all has lost nothing by it.
+The pool asks each of them for its stacks shortly before its time is over.  So the
+answer takes no extra time, and a worker that ends in time after all has lost nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncpool.enums import SlotState
 
 
 class LateWorkers:
-    """Which workers are to be asked where they are, and when.
+    """Which workers the pool asks for their stacks, and when.
 
     Args:
         slots: The slots of the pool.
@@ -28,12 +28,12 @@ class LateWorkers:
         self._closing = closing
 
     def next_deadline(self) -> float | None:
-        """When to call :meth:`take`; ``None`` if nobody has to end."""
+        """When to call :meth:`take`; ``None`` if no worker has to end."""
         due = earliest(*map(self._due, self._slots))
         return None if due is None else due - STACK_GRACE
 
     def take(self, now: float) -> list[tuple[int, float]]:
-        """Return the slots of those to ask now, each with the end of its worker's time."""
+        """Return the slots of the workers to ask now, each with the end of the worker's time."""
         found: list[tuple[int, float]] = []
         for slot in self._slots:
             due = self._due(slot)
@@ -43,12 +43,12 @@ class LateWorkers:
         return found
 
     def _due(self, slot: Slot) -> float | None:
-        """Return when the worker of *slot* is made to end, unless it was asked already."""
+        """Return when the pool kills the worker of *slot*, unless it was asked already."""
         if slot.is_late:
             return None
         if slot.state is SlotState.BUSY:
             jobs = slot.in_flight.jobs
-            # A job that was cancelled has had its time to end, and nobody asks why it took it.
+            # A cancelled job has had time to end.  Nobody needs to know why it did not.
             if jobs and not any(map(slot.job_endings.is_wanted, jobs)):
                 return None
             return earliest(slot.drain_deadline, self._closing.due)

@@ -1,18 +1,23 @@
-"""Planned exits: which worker is to go, and when another one comes.
+"""Planned exits: which worker goes, and when its replacement is started.
 
-There are four reasons: a worker is due for recycling, has been idle for too long, is one too many since
-the pool was resized, or is rolled.  All of them are granted here, out of one *budget*
-(``capacity.py``): how many workers there may be beyond the pool's size (*max_surge*), and how many
-may be missing (*max_unavailable*).  So planned exits never coincide.
+There are four reasons for a planned exit.  A worker is due for recycling.  A worker has
+been idle for too long.  There is one worker too many since the pool was resized.  A
+roll replaces the worker.  All of them use one *budget* (``capacity.py``): how many
+workers there may be beyond the pool's size (*max_surge*), and how many may be missing
+(*max_unavailable*).  So the pool never takes out more workers at a time than the budget
+allows.
 
-Whoever is to be replaced goes on working until the other one is ready; then it *leaves*
-(``draining.py``).  A slot that is not needed is *spare*; the replacement begins in a spare one.
+A worker that is to be replaced goes on working until its replacement is ready.  Then it
+*leaves* (``draining.py``).  The replacement starts in a slot that is not needed
+otherwise, an *unused* one.
 
-Who serves, and fails, finishes what it has as well, but its end is a crash, and not granted:
-that it is followed at once costs nothing of the budget, for as many as there may be workers.
+A worker of a cluster that fails also finishes what it has.  But its end is a crash, and
+needs no grant: its successor starts at once, outside the budget.  There may be as many
+such workers as the pool may have workers.
 
-If a replacement fails to start, the old worker stays.  That is no crash of the pool's own,
-and cannot break it: a roll stops there, and everything else is tried again later.
+If a replacement fails to start, the old worker stays.  Such a failure does not count as
+a crash of the pool, and cannot break the pool.  A roll stops there.  The pool tries all
+other replacements again later.
 """
 
 from __future__ import annotations
@@ -35,20 +40,22 @@ from asyncpool._core.supervision.rolling_restart import (
 
 
 class Replacements:
-    """Who goes, and who comes instead.
+    """Which workers go, and which ones replace them.
 
     Args:
         lifecycle: The slots.
-        affinity_slots: What is told when somebody comes or goes.
-        leaving: How they go.
-        resizing: What keeps their number at the size, out of the same budget.
-        sizing: How many workers there are to be.
-        budget: How many may come and go meanwhile.
-        policy: How long to wait after a replacement that failed.
-        closing: Whether jobs may still need anybody.
+        affinity_slots: What needs to know when a worker comes or goes.
+        leaving: What lets workers leave.
+        resizing: What keeps the number of workers at the size, with the same
+            budget.
+        sizing: How many workers the pool should have.
+        budget: How many workers may come and go at this moment.
+        policy: How long to wait after a replacement has failed to start.
+        closing: The end of the pool, which knows whether jobs may still need a
+            worker.
 
     Attributes:
-        stopped: Whether nothing is granted any more, since the pool ends.
+        stopped: Whether no planned exit is granted any more, since the pool ends.
     """
 
     def __init__(
@@ -78,17 +85,17 @@ class Replacements:
         self._roll = RollingRestart(self._slots)
         self._most_failures = 0  # in a row, while a roll fills slots
 
-    # What is asked.
+    # Questions.
 
     @property
     def rolling(self) -> bool:
-        """Whether there is a roll that is not over."""
+        """Whether a roll is under way."""
         return self._roll.under_way
 
     # What happens.
 
     def replace(self, slot: Slot, why: str, now: float) -> list[Command]:
-        """Have another worker take the place of *slot*'s."""
+        """Replace the worker of *slot* as soon as the budget allows it."""
         if slot.state not in UP or slot.draining or slot.replace_reason is not None:
             return []
         slot.replace_reason = why
@@ -97,20 +104,20 @@ class Replacements:
     def retire(
         self, slot: Slot, why: str, now: float, *, unsent: int | None
     ) -> list[Command]:
-        """Have the worker of *slot* begin no other job, whoever is there instead.
+        """Let the worker of *slot* begin no other job, even if no replacement is ready.
 
-        *unsent* is the job that was assigned to it, and was not sent yet.
+        *unsent* is the job that was assigned to it but not sent yet.
         """
         if slot.state not in UP:
             return []
         commands = self._leaving.begin(slot, why, now)
-        # The first one may not have begun either.
+        # The worker may not have begun the first one either.
         not_begun = [job for job in slot.in_flight.jobs if job != unsent]
         commands += self._leaving.ask_back(slot, not_begun)
         return [*commands, *self.step(now)]
 
     def release(self, slot: Slot, why: str, now: float) -> list[Command]:
-        """Let the worker of *slot* go, whoever is there instead."""
+        """Let the worker of *slot* go, even if no replacement is ready."""
         return [*self._leaving.begin(slot, why, now), *self.step(now)]
 
     def fail_after_drain(
@@ -118,8 +125,9 @@ class Replacements:
     ) -> list[Command]:
         """Let the worker of *slot* finish what it has; its end is a crash.
 
-        Another one takes its place in *delay* seconds; when it is gone, if that is
-        ``None`` or too many have failed and not finished yet: it has a slot for so long.
+        Its successor starts in *delay* seconds.  If *delay* is ``None``, or if too many
+        workers have failed and not finished yet, the successor starts only when this
+        worker has gone, which keeps its slot until then.
         """
         if delay is None or not self.budget.can_fail:
             return self._lifecycle.stop_worker(slot, StopStage.STOPPED, now)
@@ -133,25 +141,28 @@ class Replacements:
         return [*commands, *self.step(now)]
 
     def resize(self, least: int, most: int, now: float) -> list[Command]:
-        """Keep the size between these from now on."""
+        """Keep the size between *least* and *most* from now on."""
         return [*self.resizing.limit(least, most, now), *self.step(now)]
 
     def roll(self, now: float) -> list[Command]:
         """Replace every worker that is there now, as many at a time as the budget allows.
 
-        Slots that are parked are tried at once; it is over when they have workers, too.
+        The roll also tries a start in each parked slot at once.  It is over when these
+        slots have workers, too.
         """
-        # A worker that is being started may fail of what is old, and does not count.
+        # A worker that is being started may fail because of old code, so its failure
+        # does not count.
         starting = any(map(may_fail_to_start, self._slots))
         self._most_failures = self._lifecycle.ledger.failures + starting
-        self._retry_at = None  # so may replacements that have failed before
+        # Replacements that have failed before may be tried at once, too.
+        self._retry_at = None
         self._roll.begin()
         return self.step(now)
 
     def ready(self, slot: Slot, now: float) -> list[Command]:
-        """Take note that the worker of *slot* is ready, before it gets anything to do.
+        """Record that the worker of *slot* is ready; call this before it gets anything to do.
 
-        It may leave at once: if the pool was rolled while it was being started.
+        The worker may leave at once, if a roll began while it was being started.
         """
         commands: list[Command] = []
         if slot.replaces is not None:
@@ -162,7 +173,7 @@ class Replacements:
         return [*commands, *self._exchange(now), *self._affinity_slots.update()]
 
     def gone(self, slot: Slot) -> None:
-        """Take note that the worker of *slot* is gone; who was to replace it stays."""
+        """Record that the worker of *slot* is gone; a worker that was to replace it stays."""
         slot.draining, slot.drain_deadline, slot.replace_reason, slot.replaces = (
             False,
             None,
@@ -172,9 +183,9 @@ class Replacements:
         self._let_stay(slot)
 
     def failed(self, slot: Slot, old: Slot, now: float, jitter: float) -> list[Command]:
-        """Take note that the worker of *slot*, to replace that of *old*, never came up.
+        """Record that the worker of *slot*, which was to replace that of *old*, failed to start.
 
-        If it had begun before a roll that is under way, another one follows at once.
+        If its start began before a roll that is under way, another one follows at once.
         """
         slot.apply(SlotEvent.CLOSE)
         if self._roll.is_early(slot):
@@ -183,9 +194,7 @@ class Replacements:
         commands: list[Command] = []
         if self._roll.has(old):
             commands += self._roll.end("a replacement did not start")
-        if (
-            old.replace_reason == ROLL
-        ):  # of a roll that is over since another one has failed
+        if old.replace_reason == ROLL:  # its roll is over, since another start failed
             old.replace_reason = None
         self._age(now)
         if old.replace_reason is None:
@@ -195,9 +204,9 @@ class Replacements:
         return [KeepWorker(slot.index, delay), *commands]
 
     def stop(self, why: str) -> list[Command]:
-        """Grant nothing more, since the pool ends; who has come stays.
+        """Grant no more planned exits, since the pool ends; replacements that are ready stay.
 
-        A pool that drains is not there yet, and grants what an open one does.
+        A pool that drains does not end yet, and grants what an open pool does.
         """
         if self.stopped:
             return []
@@ -205,7 +214,7 @@ class Replacements:
         return self.suspend(why)
 
     def suspend(self, why: str) -> list[Command]:
-        """Forget who was to replace whom."""
+        """Forget which workers were to replace which."""
         for slot in self._slots:
             slot.replaces = slot.replace_reason = None
         return self._roll.end(why)
@@ -231,7 +240,7 @@ class Replacements:
     # What follows.
 
     def step(self, now: float) -> list[Command]:
-        """Grant what the budget allows, and see to what follows from all that was."""
+        """Grant what the budget allows now, and do what follows from all that has happened."""
         return [
             *self._fill_parked(now),
             *self._grant(now),
@@ -239,9 +248,9 @@ class Replacements:
         ]
 
     def _fill_parked(self, now: float) -> list[Command]:
-        """Have a roll try slots whose starts have failed, once, without waiting."""
+        """For a roll, try one start in each slot whose starts have failed, without waiting."""
         failures = self._lifecycle.ledger.failures
-        # They are counted from the last start that has succeeded.
+        # Failures are counted from the last start that has succeeded.
         self._most_failures = min(self._most_failures, failures + 1)
         if self.stopped or not self._roll.fills:
             return []
@@ -291,7 +300,7 @@ class Replacements:
         return commands
 
     def _let_stay(self, slot: Slot) -> bool:
-        """Let who was to replace the worker of *slot* be there in its own right, if any."""
+        """Let the replacement of *slot*'s worker, if there is one, stay in its own right."""
         for other in self._slots:
             if other.replaces == slot.index:
                 other.replaces = None

@@ -1,8 +1,8 @@
-"""How many workers there are: as many as the pool's size says, and the size follows the jobs.
+"""How the number of workers follows the pool's size, and the size follows the jobs.
 
-A worker that is missing is started.  One that is too many drains, one after the other, those
-without a job before the others.  If there may be fewer, one that has been idle for too long
-goes.  What the size is to be is decided in ``capacity.py``.
+The pool starts a worker that is missing.  If there are too many workers, it drains them
+one after the other, those without a job first.  If the size may shrink, a worker goes
+that has been idle for too long.  ``capacity.py`` decides what the size should be.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Resizing:
 
     Args:
         lifecycle: The slots.
-        dispatcher: Which knows how many jobs wait.
-        leaving: How workers go.
-        sizing: How many there are to be.
-        budget: How many may come and go meanwhile.
+        dispatcher: What knows how many jobs wait.
+        leaving: What lets workers leave.
+        sizing: How many workers the pool should have.
+        budget: How many workers may come and go at this moment.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Resizing:
         self._leaving = leaving
         self._sizing = sizing
         self._budget = budget
-        self._more = 0  # by so many it has grown, and they have not been started
+        self._more = 0  # by how many the size has grown that are not started yet
 
     def limit(self, least: int, most: int, now: float) -> list[Command]:
-        """Keep the size between these from now on."""
+        """Keep the size between *least* and *most* from now on."""
         self._lifecycle.ensure_slots(self._budget.slots_for(most))
         self._lifecycle.ledger.workers = most
         size = self._sizing.size
@@ -53,7 +53,7 @@ class Resizing:
         return self._report(size)
 
     def count(self, now: float) -> None:
-        """Take note that a worker has come or gone: there may be jobs for which none is."""
+        """Record that a worker has come or gone: some jobs may have no worker now."""
         if self._sizing.watching and self._dispatcher.unserved > self._budget.coming:
             self._sizing.crowded(now)
 
@@ -62,7 +62,7 @@ class Resizing:
         return self._sizing.next_deadline(leaving=self._leaving.any)
 
     def step(self, now: float) -> list[Command]:
-        """Start who is missing, and let those go that are too many, or idle for too long."""
+        """Start workers that are missing; let workers go that are too many or idle for too long."""
         size, waiting = self._sizing.size, self._dispatcher.unserved
         self._sizing.grow(now, waiting=waiting, coming=self._budget.coming)
         commands = self._report(size)
@@ -86,17 +86,17 @@ class Resizing:
         return commands
 
     def _thin_out(self, now: float) -> list[Command]:
-        """Let those go that are too many: who does not work yet, or not now, is first."""
+        """Let workers go that are too many, those that do not work yet, or not now, first."""
         commands: list[Command] = []
         while self._budget.missing < 0:
             free = (s for s in self._slots if counts(s) and s.session is None)
             slot = min(free, key=_worth, default=None)
             if slot is None:
-                break  # until a session is over
+                break  # the others have sessions, and go when these are over
             if slot.state in EMPTY:
                 commands += self._lifecycle.leave_empty(slot)
             elif self._leaving.any or slot.state is SlotState.STOPPING:
-                break  # whoever is gone then calls here again
+                break  # the end of that worker calls this again
             else:
                 commands += self._leaving.begin(slot, "resize", now)
         return commands
@@ -121,7 +121,7 @@ class Resizing:
 
 
 def _worth(slot: Slot) -> tuple[int, float]:
-    """Return what to sort by: an empty slot first, then a start, then the longest idle."""
+    """Return the key to sort by: an empty slot first, then a start, then the longest idle."""
     rank = (
         SlotState.PARKED,
         SlotState.VACANT,

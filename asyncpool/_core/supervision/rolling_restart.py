@@ -1,8 +1,11 @@
-"""A roll: every worker that was there when it began is due for recycling, until none of them is left.
+"""A roll: the pool replaces every worker that was there when the roll began.
 
-A start that had begun before it may run, or fail of, what is old.  So one that was to replace
-somebody, and is *early*, says nothing about the roll if it fails; if it comes up it replaces
-that worker, and is replaced itself.
+The roll is over when none of those workers is left.
+
+A start that had begun before the roll is *early*.  Such a worker may already run old
+code, or fail because of it.  If an early replacement fails to start, that says nothing
+about the roll.  If it becomes ready, it replaces its worker as planned, and the roll
+then replaces it too.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from asyncpool._core.slots.lifecycle import EMPTY
 from asyncpool._core.slots.slots import UP, Slot
 from asyncpool.enums import SlotState
 
-# Why those are due for recycling that are rolled.
+# The reason for recycling that a roll gives.
 ROLL = "roll"
 
-# Of a slot that was parked: the next start there, or the answer to it, is still to come;
-# one that was told to end meanwhile answers by its end, and has failed.
+# The states in which a slot that was parked still has a start, or the result of one, to
+# come.  A worker that was told to end before it was ready has failed; its end is that
+# result.
 _UNFILLED = {
     SlotState.PARKED,
     SlotState.VACANT,
@@ -44,20 +48,21 @@ class RollingRestart:
 
     @property
     def under_way(self) -> bool:
-        """Whether there is one that is not over."""
+        """Whether a roll is under way."""
         return self._left is not None
 
     @property
     def fills(self) -> bool:
-        """Whether it waits for a start in a slot whose starts have failed."""
+        """Whether the roll waits for a start in a slot whose starts have failed."""
         parked = any(slot.state is SlotState.PARKED for slot, _ in self._left or ())
         return parked or any(slot.state in _UNFILLED for slot in self._empty)
 
     def begin(self) -> None:
-        """Roll every worker that is there now; :meth:`go_on` is next.
+        """Roll every worker that is there now; the caller then calls :meth:`go_on`.
 
-        One that is being started counts, too: it may have read what is old by now.  Slots
-        that are parked are to be filled: what is new may be what they lack.
+        A worker that is being started counts, too, since it may already have read old
+        code.  The roll also fills parked slots: the new code may be what their starts
+        need.
         """
         self._early = [it for it in self._slots if it.replaces is not None]
         self._left = [
@@ -70,24 +75,25 @@ class RollingRestart:
         self._replaced = self._filled = 0
 
     def has(self, slot: Slot) -> bool:
-        """Tell whether the worker of *slot* is one of those that are left."""
+        """Tell whether the roll still has to replace the worker of *slot*."""
         return any(slot is rolled for rolled, _ in self._left or ())
 
     def is_early(self, slot: Slot) -> bool:
-        """Tell whether the start in *slot*, to replace somebody, had begun before the roll."""
+        """Tell whether the replacement in *slot* was started before the roll began."""
         return any(slot is early for early in self._early)
 
     def inherit(self, successor: Slot, old: Slot) -> None:
-        """Take note that the worker of *successor* is there now instead of that of *old*."""
+        """Record that the worker of *successor* has replaced that of *old*."""
         if self._left is None or not self.is_early(successor):
             return
-        # One worker is to be replaced, and that is the successor from now on; but both are to go.
+        # From now on the successor is the worker to replace.  But both of them have to
+        # go.
         self._going += [rolled for rolled in self._left if rolled[0] is old]
         self._left = [rolled for rolled in self._left if rolled[0] is not old]
         self._left.append((successor, successor.generation))
 
     def go_on(self) -> list[Command]:
-        """Replace those that are left, and end it if there are none."""
+        """Replace the workers that are left, and end the roll if there are none."""
         if self._left is None:
             return []
         there = _there(self._left)
@@ -106,9 +112,9 @@ class RollingRestart:
         return [] if waits else self.end("")
 
     def end(self, why: str) -> list[Command]:
-        """End it, if there is one, for that reason, or since it is complete.
+        """End the roll, if there is one: for the reason *why*, or because it is complete.
 
-        Those stay whose replacement has not begun.
+        Workers whose replacement has not begun stay.
         """
         if self._left is None:
             return []
@@ -126,7 +132,7 @@ class RollingRestart:
 
 
 def _there(rolled: list[tuple[Slot, int]]) -> list[tuple[Slot, int]]:
-    """Return those of whom the worker is there yet."""
+    """Return those of *rolled* whose worker is still there."""
     return [
         (slot, generation)
         for slot, generation in rolled
@@ -135,6 +141,6 @@ def _there(rolled: list[tuple[Slot, int]]) -> list[tuple[Slot, int]]:
 
 
 def may_fail_to_start(slot: Slot) -> bool:
-    """Tell whether a start in *slot* is under way, which may have been broken off."""
+    """Tell whether a start in *slot* is under way, which the pool may have broken off."""
     begun = slot.state in {SlotState.STARTING, SlotState.STOPPING}
     return begun and slot.ready_at is None and not slot.planned

@@ -1,7 +1,7 @@
-"""Workers that are somebody's own for a while, and what that means for all others.
+"""Workers that belong to a session, and what that means for all other parts.
 
-Who has which worker, and which call is next there, is in ``placement/sessions.py``; here is what
-follows for jobs, keys and planned exits.
+``placement/sessions.py`` knows which session has which worker, and which call is next
+there.  This module decides what follows for jobs, keys and planned exits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SessionWorkers:
 
     Args:
         parts: The state of the pool.
-        jobs: What gives jobs to workers that are nobody's own.
+        jobs: What gives jobs to workers that have no session.
     """
 
     def __init__(self, parts: SupervisionParts, jobs: JobAssignment) -> None:
@@ -28,30 +28,30 @@ class SessionWorkers:
         self._jobs = jobs
 
     def want_worker(self) -> list[Command]:
-        """Have the next idle worker be offered to whoever waits for one."""
+        """Offer the next idle worker to a caller that waits for a session."""
         return [*self._sessions.want(), *self._affinity_slots.update()]
 
     def leave_queue(self, now: float) -> list[Command]:
-        """Take note that one who has waited wants none any more."""
+        """Record that a caller that waited wants no session any more."""
         self._sessions.leave()
         return self._jobs.let_go(now)
 
     def make_last(self, session: int) -> None:
-        """Have *session* go on in another worker when it loses its own."""
+        """Let *session* go on in another worker when it loses its own."""
         self._sessions.last(session)
 
     def call(self, job: int, profile: Bound) -> list[Command]:
-        """Have the worker of a session run *job*, behind its other calls."""
+        """Let the worker of a session run *job*, after the session's other calls."""
         return self._sessions.call(job, profile)
 
     def rebuilt(self, session: int, job: int) -> list[Command]:
-        """Have the calls of *session* begin, now that *job* has rebuilt it."""
+        """Let the calls of *session* begin, now that *job* has rebuilt its state."""
         return self._sessions.rebuilt(session, job)
 
     def end(self, session: int, now: float, *, fresh: bool) -> list[Command]:
-        """Give the worker of *session* back, or have a *fresh* one come instead.
+        """Return the worker of *session* to the pool, or replace it by a *fresh* one.
 
-        None of its calls may wait.
+        The session must have no calls that wait.
         """
         slot = self._sessions.end(session)
         if slot is None:
@@ -71,8 +71,8 @@ class SessionWorkers:
         return [*commands, *self._jobs.settle(now)]
 
     def refuse(self, now: float) -> list[Command]:
-        """Turn away all who wait for a worker.
+        """Refuse all callers that wait for a session.
 
-        Whoever was held back for them has room for what is tried again.
+        Workers that were held back for them have room for jobs that are tried again.
         """
         return [*self._sessions.refuse(), *self._jobs.let_go(now)]

@@ -1,12 +1,13 @@
 """Everything that a supervisor decides, and nothing that it does.
 
-A :class:`Supervision` puts the parts together, and decides the end of the pool.  What happens
-is told to the part that it is for: ``jobs``, ``workers``, ``sessions``, ``termination``,
-``replacements``.  The hot path, :meth:`JobAssignment.submit`, :meth:`JobAssignment.outcome` and
-:meth:`JobAssignment.refill`, answers with what to send where.  Every other method returns the
-commands to carry out, in order.  The shell never waits in between: what comes of a command
-comes back as the next call.  Times are passed in, and :meth:`Supervision.next_deadline` says
-when to call :meth:`Supervision.on_timer`.
+A :class:`Supervision` puts the parts together, and decides about the end of the pool.
+The shell tells each part what concerns it: ``jobs``, ``workers``, ``sessions``,
+``termination``, ``replacements``.  The hot path is :meth:`JobAssignment.submit`,
+:meth:`JobAssignment.outcome` and :meth:`JobAssignment.refill`, which return what to
+send where.  Every other method returns the commands to perform, in order.  The shell
+never waits for the result of a command: it reports the result with a later call.  Times
+are arguments, and :meth:`Supervision.next_deadline` says when to call
+:meth:`Supervision.on_timer`.
 """
 
 from __future__ import annotations
@@ -41,33 +42,35 @@ _NO_LIMITS = WorkerLimits()
 
 
 class Supervision:
-    """The state of a pool as far as decisions depend on it.
+    """The state of a pool, as far as decisions depend on it.
 
     Args:
-        workers: How many workers there are to be, at the least and at the most.
+        workers: The least and the most number of workers.
         policy: When a dead worker is replaced.
         start_timeout: Seconds that a worker has to become ready.
         limits: When workers are due for recycling.
-        idle_timeout: Seconds after which an idle worker goes, if there may be fewer.
+        idle_timeout: After how many seconds an idle worker goes, if the size may
+            shrink.
         concurrency: How many jobs each worker runs at once.
-        max_surge: How many workers there may be beyond the size of the pool, and
-        max_unavailable: How many may be missing, for the sake of planned exits.
-        stop_grace: Seconds that a worker which was stopped has to end by itself,
-        end_grace: and if the whole pool ends; as many by default.
-        serving: Workers have no jobs, but serve others as long as they live; to the
-            core they are idle.
+        max_surge: How many workers there may be beyond the size of the pool during
+            planned exits.
+        max_unavailable: How many workers may be missing during planned exits.
+        stop_grace: Seconds that a stopped worker has to end by itself.
+        end_grace: The same if the whole pool ends; by default as many.
+        serving: Whether workers serve as long as they live, and have no jobs.  The
+            core treats them as idle.
 
     Attributes:
         slots: Every slot.
         jobs: Which worker has which job.
-        workers: Their life.
-        sessions: Those that are somebody's own.
-        termination: Jobs that are made to end.
+        workers: The life of each worker.
+        sessions: The workers that belong to sessions.
+        termination: The jobs that the pool ends.
         replacements: Planned exits.
         closing: The end of the pool.
-        dispatcher: The jobs that wait, and who may have them.
-        balance: Where work waits.
-        late_workers: Who is to be asked where it is.
+        dispatcher: The jobs that have no worker, and which workers may have them.
+        balance: Where jobs wait.
+        late_workers: Which workers the pool asks for their stacks.
     """
 
     def __init__(
@@ -152,18 +155,18 @@ class Supervision:
 
     @property
     def broken(self) -> str | None:
-        """Why there is no hope for the pool, if there is none."""
+        """Why the pool is broken, or has given up; ``None`` if it has not."""
         return self._lifecycle.broken
 
     @property
     def whole(self) -> bool:
-        """Whether as many workers are ready as there are to be at the least."""
+        """Whether as many workers are ready as there must be at the least."""
         ready = sum(slot.state in UP and not slot.draining for slot in self.slots)
         return ready >= self.replacements.sizing.least
 
     @property
     def failures(self) -> int | None:
-        """How many starts have failed in a row, if those are so many that there is no hope."""
+        """How many starts have failed in a row, if so many that the pool may be broken."""
         ledger = self._lifecycle.ledger
         return ledger.failures if ledger.breaks_pool else None
 
@@ -190,18 +193,18 @@ class Supervision:
             pinned_jobs = self._pinned.take_all()
             commands += fail_jobs(list(pinned_jobs), "closed")
         commands += self.closing.begin(finish, deadline, now)
-        if self.closing.finish is not Finish.ALL:  # the time may be over already
+        if self.closing.finish is not Finish.ALL:  # unless the time is over already
             commands += self.sessions.refuse(now)
         for index in {slot.index: None for slot in pinned_jobs.values()}:
-            commands += self.jobs.refill(index, now)  # it may have free lanes
+            commands += self.jobs.refill(index, now)  # the worker may have free lanes
         return [*commands, *self.jobs.settle(now)]
 
     def hold(self) -> None:
-        """Take note that more jobs are to come, also if the pool closes meanwhile."""
+        """Record that more jobs are to come, even if the pool closes meanwhile."""
         self.closing.holds += 1
 
     def release(self, now: float) -> list[Command]:
-        """Take note that they have come."""
+        """Record that the jobs announced by :meth:`hold` have come."""
         self.closing.holds -= 1
         return self.jobs.settle(now)
 

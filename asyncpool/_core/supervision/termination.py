@@ -1,15 +1,15 @@
-"""Jobs that are not to go on where they are, and workers that must die of them.
+"""How the pool ends jobs that must not go on, and kills workers whose jobs do not end.
 
-A job in a worker's hands may be cancelled, late, out of time, or silent.  How far it has
-been made to end is a stage in the table of ``job_ending.py``; here is what moves it from
-one stage to the next, and what the worker is told then.  A job that only waits in the
-worker is asked back, as are those that wait behind one which turns out to be long.  A job
-that runs has some time to end by itself.  When that is over, the pool kills the worker as
-soon as the worker has given back all other jobs that wait in it.  A job that ends in time
-costs nothing.
+A job that a worker has may be cancelled, late, out of time, or silent.  The table of
+``job_ending.py`` has the stages of its end.  This module moves the job from one stage
+to the next, and tells its worker.  The pool asks the worker to give back a job that
+only waits there, and also the jobs that wait behind one that turns out to be long.  A
+job that runs has some time to end by itself.  When that is over, the pool waits until
+the worker has given back all other jobs that wait in it.  Then it kills the worker.  A
+job that ends in time costs no worker.
 
-Those that run beside such a job go on, but nothing else begins there meanwhile, since it
-might be hurt too.
+Jobs that run beside such a job go on.  But nothing else begins in that worker
+meanwhile, since the pool may have to kill it.
 """
 
 from __future__ import annotations
@@ -31,24 +31,27 @@ from asyncpool._core.slots.lifecycle import SlotLifecycle, fail_jobs
 from asyncpool._core.slots.slots import UP, Slot, StopStage
 from asyncpool.enums import SlotState
 
-# Seconds that a worker, which is to be killed for one job, has to give back others.
+# Seconds that a worker has to give back its other jobs before the pool kills it for one
+# job.
 REVOKE_GRACE = 0.1
 
-# Seconds that a worker has at the most to write down where it is, before it is killed
-# anyway: on an idle machine it needs 1 to 8 ms, or 100 if the GIL is held, and it may have to
-# wait for its turn in between, beside six computing processes on two cores for 30 ms and more.
+# The most seconds that a worker has to write its stacks before the pool kills it.  An
+# idle machine needs 1 to 8 ms, or 100 ms if a job holds the GIL. The worker may also
+# have to wait for a CPU: beside six computing processes on two cores, for 30 ms and
+# more.
 STACK_GRACE = 0.25
 
-# Seconds that a job must have to end by itself, or it is not even asked to.
+# If a job has less than these seconds to end by itself, the pool does not ask it to.
 LEAST_GRACE = 0.1
 
 
 class Termination:
-    """Makes jobs end.
+    """Ends jobs.
 
     Args:
         lifecycle: What ends workers.
-        dispatcher: Which must not count on a worker that may have to die.
+        dispatcher: What decides which worker runs which job.  It must not use a
+            worker that may be killed.
     """
 
     def __init__(self, lifecycle: SlotLifecycle, dispatcher: Dispatcher) -> None:
@@ -58,7 +61,7 @@ class Termination:
     def cancel(
         self, slot: Slot, job: int, now: float, *, begun: bool, press: CancelMode
     ) -> list[Command]:
-        """Give up *job*, which *slot*'s worker has in flight."""
+        """Give up *job*, which the worker of *slot* has in flight."""
         slot.job_endings.of(job).press = press
         if slot.state is not SlotState.BUSY:
             return []
@@ -67,9 +70,10 @@ class Termination:
         return self._ask_back(slot, job)
 
     def recall(self, job: int, index: int) -> list[Command]:
-        """Take *job* back, if the worker in slot *index* has not begun it: it is late.
+        """Ask the worker in slot *index* to give back *job*, which has not begun in time.
 
-        It fails when the worker has said so, and goes on if that has begun it.
+        If the worker gives it back, the job fails.  If the worker has begun it, it goes
+        on.
         """
         slot = self._lifecycle.slots[index]
         if slot.state is not SlotState.BUSY or job not in slot.in_flight.jobs:
@@ -78,11 +82,11 @@ class Termination:
         return self._ask_back(slot, job)
 
     def recalled(self, job: int, index: int) -> bool:
-        """Tell whether that was asked, and has not been answered."""
+        """Tell whether the pool has asked for *job* in this way, and has no answer yet."""
         return self._lifecycle.slots[index].job_endings.is_late(job)
 
     def look_for_stalls(self) -> list[Command]:
-        """Take back what has waited behind the same jobs since the last look."""
+        """Ask for the jobs that have waited behind the same jobs since the last check."""
         commands: list[Command] = []
         for slot in self._lifecycle.slots:
             in_flight, seen, slot.seen = (
@@ -102,13 +106,13 @@ class Termination:
     def take_answer(
         self, slot: Slot, sequences: Iterable[int], now: float
     ) -> tuple[list[Command], dict[int, Profile]]:
-        """Take the answer of *slot*'s worker to a :class:`Revoke`: what it will not begin.
+        """Handle the answer of *slot*'s worker to a :class:`Revoke`: the jobs it will not begin.
 
         Returns:
-            The commands; and those of the jobs that somebody still wants.
+            The commands, and those of the jobs that somebody still wants.
 
         Raises:
-            ProtocolError: If it is no answer to that.
+            ProtocolError: If the pool has not asked for these jobs.
         """
         back, kept = slot.in_flight.end_revoke(sequences)
         endings = slot.job_endings
@@ -125,9 +129,10 @@ class Termination:
     def expire(
         self, job: int, now: float, *, index: int, press: CancelMode
     ) -> list[Command]:
-        """Make *job*, which the worker in slot *index* runs, end.
+        """End *job*, which the worker in slot *index* runs.
 
-        Its caller waits for that: what comes of it is still an outcome.
+        Its caller waits for that: whatever the job then returns or raises is its
+        outcome.
         """
         slot = self._lifecycle.slots[index]
         if slot.state is not SlotState.BUSY:
@@ -139,9 +144,10 @@ class Termination:
         return [WriteStacks(slot.index, job), *self._make_end(slot, job, press, now)]
 
     def hang(self, index: int, now: float, job: int | None = None) -> list[Command]:
-        """Kill the worker in slot *index*, which has been silent for too long, or its *job*.
+        """Kill the worker in slot *index* because it, or its *job*, has been silent for too long.
 
-        That has crashed with it; first, the worker is to say where it is.
+        This is a crash of the worker.  Before the kill, the worker is asked for its
+        stacks.
         """
         slot = self._lifecycle.slots[index]
         endings = slot.job_endings
@@ -167,7 +173,7 @@ class Termination:
     def stacks_written(
         self, index: int, now: float, job: int | None = None
     ) -> list[Command]:
-        """Take note that the worker in slot *index* has said where it is, or *job* is."""
+        """Record that the worker in slot *index* has written its stacks, or those of *job*."""
         slot = self._lifecycle.slots[index]
         if slot.hung and slot.state is SlotState.IDLE:
             return self._lifecycle.stop_worker(slot, StopStage.KILLED, now)
@@ -185,20 +191,20 @@ class Termination:
         return self.end_worker(slot, now)
 
     def clear_ending(self, slot: Slot, job: int) -> None:
-        """Forget the end of *job*, which has left: its worker need not die of it."""
+        """Forget the ending of *job*, which has left its worker: that need not be killed for it."""
         ending = slot.job_endings.get(job)
         if ending is None:
             return
         if slot.state is not SlotState.BUSY:
             ending.press = None
-            return  # too late: the worker is on its way out, maybe for this job
+            return  # too late: the worker ends already, maybe because of this job
         del slot.job_endings[job]
         if ending.silent:
             slot.hung = False
         _set_due(slot)
 
     def end_worker(self, slot: Slot, now: float) -> list[Command]:
-        """End a worker that gets no more jobs, or first ask back those that wait in it."""
+        """End a worker that gets no more jobs; first ask for the jobs that wait in it."""
         in_flight = slot.in_flight
         if slot.job_endings.killing is not None:
             behind = in_flight.waiting()
@@ -220,7 +226,7 @@ class Termination:
 
     @property
     def grace(self) -> float:
-        """For how many seconds a cancelled job may yet run."""
+        """For how many seconds, at the most, a cancelled job may still run."""
         slots = self._lifecycle.slots
         endings = (it for slot in slots for it in slot.job_endings.values())
         presses = [it.press for it in endings if it.press is not None]
@@ -229,7 +235,7 @@ class Termination:
         )
 
     def on_timer(self, now: float) -> list[Command]:
-        """End those whose job had its time to end by itself."""
+        """End the workers whose job had its time to end by itself."""
         commands: list[Command] = []
         for slot in self._lifecycle.slots:
             endings = slot.job_endings
@@ -243,21 +249,22 @@ class Termination:
         return commands
 
     def _ask_back(self, slot: Slot, job: int) -> list[Command]:
-        """Ask for *job*, unless its worker was asked for it and has not answered."""
+        """Ask for *job*, unless its worker was asked already and has not answered."""
         slot.job_endings.apply(job, EndingEvent.REVOKE)
         if slot.in_flight.is_revoking(job):
-            return []  # the answer tells what has become of it
+            return []  # the answer will tell whether the worker has begun it
         return [Revoke(slot.index, slot.in_flight.begin_revoke([job]))]
 
     def _end_kept(self, slot: Slot, kept: list[int], now: float) -> list[Command]:
-        """Make cancelled jobs end that were asked back in vain, since they have begun."""
+        """End the cancelled jobs that the worker has not given back, since it has begun them."""
         endings = slot.job_endings
         for job in endings.keys() & kept:
             endings.keep(job)
         cancelled = [job for job in kept if not endings.is_wanted(job)]
         if not cancelled or slot.state is not SlotState.BUSY:
             return []
-        # Those before the last are done, and their outcomes are on their way.
+        # The worker has begun the last of them, so those before it are done, and their
+        # outcomes are on their way.
         commands: list[Command] = []
         for job in cancelled[-slot.concurrency :]:
             press = endings[job].press
@@ -268,7 +275,7 @@ class Termination:
     def _make_end(
         self, slot: Slot, job: int, press: CancelMode, now: float
     ) -> list[Command]:
-        """Make *job*, which has begun, end as *press* says."""
+        """End *job*, which has begun, as *press* says."""
         ending = slot.job_endings.of(job)
         if press.action == "wait" or ending.stage in BY_ITSELF:
             return []
@@ -279,7 +286,7 @@ class Termination:
             return self.end_worker(slot, now)
         if press.action == "kill":
             ending.written = False
-        # A worker that was to write its stacks is killed as soon as they are written.
+        # A worker that was asked for its stacks is killed as soon as they are written.
         dumps = ending.written is not None
         event = EndingEvent.DUMP if dumps else EndingEvent.INTERRUPT
         commands = self._give_time(slot, job, event, now + press.grace)
@@ -291,7 +298,7 @@ class Termination:
     def _give_time(
         self, slot: Slot, job: int, event: EndingEvent, due: float
     ) -> list[Command]:
-        """Give *job* until *due*; nothing may wait behind it meanwhile."""
+        """Give *job* time until *due*; nothing may wait behind it meanwhile."""
         in_flight = slot.in_flight
         slot.job_endings.apply(job, event, due)
         _set_due(slot)
@@ -303,7 +310,7 @@ class Termination:
         return [Revoke(slot.index, in_flight.begin_revoke(behind))]
 
     def _kill_for(self, slot: Slot, job: int, now: float) -> None:
-        """Have a worker killed for *job*, once nobody else's job can begin there."""
+        """Have a worker killed for *job*, as soon as no other job can begin there."""
         if slot.job_endings.of(job).stage is not EndingStage.KILLING:
             slot.job_endings.apply(job, EndingEvent.KILL, now + REVOKE_GRACE)
         _set_due(slot)

@@ -1,7 +1,7 @@
-"""The life of workers: they are started, get ready, and end.
+"""The life of workers: they start, become ready, and end.
 
-What is no part of a plan is decided here: what follows an end that nobody asked for, and who is
-killed at once.  Planned exits are in ``replacement.py``.
+This module decides all that is not planned: what follows an end that nobody asked for,
+and which workers are killed at once.  Planned exits are in ``replacement.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class WorkerLife:
 
     Args:
         parts: The state of the pool.
-        jobs: What gives jobs to them, and takes them back.
+        jobs: What gives jobs to workers, and takes them back.
     """
 
     def __init__(self, parts: SupervisionParts, jobs: JobAssignment) -> None:
@@ -38,7 +38,7 @@ class WorkerLife:
         self._jobs = jobs
 
     def start(self, now: float) -> list[Command]:
-        """Fill every slot, unless the pool closes already, and has nothing to do."""
+        """Fill every slot, unless the pool already closes and has nothing to do."""
         if self._closing.needs_nobody:
             return []
         commands = [
@@ -50,7 +50,7 @@ class WorkerLife:
         return commands
 
     def ready(self, index: int, now: float) -> list[Command]:
-        """Take note that the worker in slot *index* said hello."""
+        """Record that the worker in slot *index* has said hello."""
         slot = self._slots[index]
         if slot.state is not SlotState.STARTING:
             return []
@@ -61,7 +61,7 @@ class WorkerLife:
         if was_broken:
             for other in self._slots:
                 if 0 < len(other.in_flight.jobs) < other.concurrency:
-                    # It has lanes again.
+                    # It has free lanes, and may get jobs again.
                     commands += self._jobs.refill(other.index, now)
         if slot.session is None:
             self._affinity_slots.assign(slot)
@@ -83,14 +83,15 @@ class WorkerLife:
         requeue: Sequence[int],
         jitter: float,
     ) -> list[Command]:
-        """Take note that the process in slot *index* is gone.
+        """Record that the process in slot *index* is gone.
 
         Args:
             index: The slot.
             now: The time.
-            started: Whether the worker had begun one of its jobs, or served somebody.
-            requeue: Those of its jobs that are to be tried again, oldest first.
-            jitter: A random number in ``[0, 1)``, for the jitter.
+            started: Whether the worker had begun one of its jobs, or had served a
+                connection.
+            requeue: Which of its jobs are tried again, oldest first.
+            jitter: A random number in ``[0, 1)``, which shortens the delay.
         """
         slot = self._slots[index]
         self._dispatcher.worker_gone(index)
@@ -100,7 +101,7 @@ class WorkerLife:
         slot.apply(SlotEvent.EXITED)
         old = None if slot.replaces is None else self._slots[slot.replaces]
         self._replacements.gone(slot)
-        # A session that lasts goes on in this slot.
+        # A session that survives its worker goes on in this slot.
         followed = self._sessions.lasts(slot) and not self._closing.needs_nobody
         needed = self._replacements.budget.needs(slot) or followed
         commands = self._pinned.drop(slot)
@@ -127,7 +128,7 @@ class WorkerLife:
         started: bool,
         jitter: float,
     ) -> list[Command]:
-        """Decide whether another worker follows in *slot*, whose worker was to replace *old*'s."""
+        """Decide what follows in *slot*; its worker may have been the replacement of *old*'s."""
         if self._closing.needs_nobody:
             return []
         if old is not None and not slot.planned:
@@ -143,7 +144,7 @@ class WorkerLife:
         return [self._lifecycle.spawn(slot, now)]
 
     def served(self, index: int, served: int, now: float) -> list[Command]:
-        """Take note that the worker in slot *index* has served so many, in all."""
+        """Record how many connections the worker in slot *index* has served in all."""
         slot = self._slots[index]
         slot.outcomes = served
         if served >= slot.recycle_limits.jobs:
@@ -151,9 +152,9 @@ class WorkerLife:
         return []
 
     def condemn(self, index: int, now: float) -> list[Command]:
-        """Replace the worker in slot *index*, once it has nothing more in flight.
+        """Replace the faulty worker in slot *index*, once it has nothing in flight.
 
-        One that serves is followed before that.
+        The successor of a worker that serves starts before that.
         """
         slot = self._slots[index]
         slot.faulty = True
@@ -163,11 +164,11 @@ class WorkerLife:
         if self._serving and slot.ready_at is not None:
             if slot.state is SlotState.IDLE:
                 return self._let_finish(slot, now)
-            return []  # it finishes already
+            return []  # it drains already
         return self._lifecycle.stop_worker(slot, StopStage.KILLED, now)
 
     def oversized(self, index: int, reason: str, now: float) -> list[Command]:
-        """Kill the worker in slot *index*, which has more memory than it may."""
+        """Kill the worker in slot *index*, which has more memory than it may have."""
         slot = self._slots[index]
         if slot.state not in UP:
             return []
@@ -175,9 +176,9 @@ class WorkerLife:
         return self._lifecycle.stop_worker(slot, StopStage.KILLED, now, reason=reason)
 
     def kill(self, index: int, now: float) -> list[Command]:
-        """Kill the worker in slot *index*, which was ready, since somebody wants that.
+        """Kill the worker in slot *index*, which was ready, because the user asked for it.
 
-        So it is no crash, unless something else had become of it by now.
+        So its end is no crash, unless the worker was about to end for another reason.
         """
         slot = self._slots[index]
         planned = not (slot.faulty or slot.hung)
@@ -188,11 +189,11 @@ class WorkerLife:
         )
 
     def try_sooner(self, now: float) -> None:
-        """Take note that a caller was refused, since the pool is broken."""
+        """Record that the pool refused a caller because it is broken."""
         self._lifecycle.try_sooner(now)
 
     def retry_in(self, now: float) -> float | None:
-        """Return the seconds until a broken pool tries to start a worker; ``None`` for never."""
+        """Return in how many seconds a broken pool tries to start a worker; ``None`` for never."""
         return self._lifecycle.retry_in(now)
 
     def _judge(
@@ -209,7 +210,7 @@ class WorkerLife:
         return commands
 
     def _let_finish(self, slot: Slot, now: float) -> list[Command]:
-        """Let a faulty worker finish what it serves, while another takes its place."""
+        """Let a faulty worker finish what it serves, and start its successor."""
         verdict = self._lifecycle.judge_early(slot, now)
         delay = verdict.delay if isinstance(verdict, Restart) else None
         return self._replacements.fail_after_drain(

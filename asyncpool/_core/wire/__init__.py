@@ -1,4 +1,4 @@
-"""What passes between the pool and its processes, and lies in the memory that they share.
+"""What the pool and its processes send each other, and what is in the memory that they share.
 
-Frames, messages, log records, heartbeats, stacks.
+Frames, messages, log records, heartbeats and stacks.
 """

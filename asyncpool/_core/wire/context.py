@@ -1,9 +1,10 @@
-"""What goes ahead of jobs, and holds for all that follow until the next of its kind.
+"""What the pool sends ahead of jobs, and what holds for all jobs until the next such frame.
 
-A ``CONTEXT`` frame carries the limits of time that a job can ask about, the last
-details of its attempt before, and the context variables of its submitter.  It is a state
-of the channel, not a part of the job: jobs with equal contexts, as most have, pay for it
-with one comparison.  An empty payload is the plain context, with which a worker begins::
+A ``CONTEXT`` frame carries the time limits that a job can ask for, the last heartbeat
+details of its attempt before, and the context variables of its submitter.  It is a
+state of the channel, not a part of the job.  Most jobs have equal contexts, and then
+cost only one comparison.  An empty payload is the plain context, with which a worker
+begins::
 
     +----------------+-----------------+-----------------+---------+-----------+
     | timeout (9)    | deadline (9)    | size of ... (4) | details | variables |
@@ -24,7 +25,8 @@ from asyncpool.errors import ProtocolError
 # The most bytes of the variables.
 MAX_VARIABLES = 1 << 16
 
-# The most bytes of each part, in their order.  The head has the sizes of all but the last.
+# The most bytes of each part, in their order.  The head has the sizes of all parts but
+# the last.
 PARTS = {"details": MAX_DETAILS, "variables": MAX_VARIABLES}
 *_SIZED, _LAST = PARTS
 _parts = attrgetter(*PARTS)
@@ -35,7 +37,7 @@ MAX_CONTEXT = _HEAD.size + sum(PARTS.values())
 
 
 def end_of(began: float, seconds: float | None, deadline: float | None) -> float | None:
-    """Return when that many seconds are over, or the deadline has come."""
+    """Return when *seconds* from *began* are over, or the *deadline* if that is earlier."""
     if seconds is None:
         return deadline
     end = began + seconds
@@ -43,13 +45,14 @@ def end_of(began: float, seconds: float | None, deadline: float | None) -> float
 
 
 class JobContext(Record):
-    """What a job finds around it.
+    """What a job can ask for about itself.
 
     Attributes:
         timeout: Seconds that an attempt may take.
-        deadline: When the job must be done, on the clock of the pool's loop; that is
-            ``time.monotonic()``, which all processes of a machine share.
-        details: The pickled last details, or nothing.
+        deadline: When the job must be done, on the clock of the pool's loop.  That
+            is ``time.monotonic()``, which all processes of a machine share.
+        details: The pickled details of the last heartbeat of the attempt before, or
+            nothing.
         variables: The packed context variables, or nothing.
     """
 
@@ -83,7 +86,7 @@ class JobContext(Record):
         """Read the payload of a ``CONTEXT`` frame.
 
         Raises:
-            ProtocolError: If it is none.
+            ProtocolError: If it is no such payload.
         """
         if not payload:
             return PLAIN
@@ -106,7 +109,7 @@ class JobContext(Record):
         )
 
     def end(self, began: float) -> float | None:
-        """Return until when an attempt that began then may run."""
+        """Return until when an attempt may run that began at *began*."""
         return end_of(began, self.timeout, self.deadline)
 
 
@@ -120,7 +123,7 @@ def _check_sizes(parts: tuple[bytes, ...]) -> None:
 
 
 def with_details(context: bytes, details: bytes) -> bytes:
-    """Return a packed context with other last details, which are pickled.
+    """Return a packed context with other heartbeat details, which are pickled.
 
     Raises:
         ValueError: If they are too large.

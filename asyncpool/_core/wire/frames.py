@@ -5,7 +5,7 @@ header and a payload that this module does not look into::
 
     0        1        2                 4                                8
     +--------+--------+-----------------+--------------------------------+
-    | version|  kind  |     attempt     |              tag               |
+    | version|  kind  |     attempt     |             number             |
     +--------+--------+-----------------+--------------------------------+
     |                           job id (8 bytes)                         |
     +--------------------------------------------------------------------+
@@ -13,10 +13,11 @@ header and a payload that this module does not look into::
     +--------------------------------------------------------------------+
     |  payload ...
 
-Integers are unsigned and big-endian.  What *tag* means depends on the kind; it,
-*attempt* and *job id* are zero where they mean nothing.  Both ends always run the
-same version of asyncpool, and *version* only turns a mistake in that assumption into
-an error instead of a hang.
+Integers are unsigned and big-endian.  What *number* means depends on the kind.
+*number*, *attempt* and *job id* are zero where they mean nothing.  Both ends always run
+the same version of asyncpool.  If by mistake they do not, *version* makes this an error
+instead of a hang.  Where this page says *job*, it means the job id, which some kinds use
+for another number.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ HEADER_SIZE = _HEADER.size
 MAX_ATTEMPTS = 0xFFFF
 MAX_NUMBER = 0xFFFF_FFFF
 
-# What no object's size exceeds.
+# More than the size of any object.
 MAX_PAYLOAD = (1 << 63) - 1
 
-# A longer payload is received where it stays, instead of being put together.
+# A longer payload is received directly into its place, and not put together from parts.
 _LONG = 1 << 20
 
 
@@ -62,57 +63,60 @@ class FrameKind(enum.IntEnum):
     LAUNCHED = 5  # launcher: it has this pid
     EXITED = 6  # launcher: it ended, with this status
     # Job channels.
-    JOB = 7  # pool: run this; *tag* is the function's number, or 0 if it comes along
-    VALUE = 8  # worker: what the job returned; *tag* is how long it took, in us
-    ERROR = 9  # worker: what the job raised; *tag* as above
-    FUNCTION = 10  # pool: remember this function as number *tag*
+    JOB = 7  # pool: run this; *number* is the function's, or 0 if that comes along
+    VALUE = 8  # worker: what the job returned; *number* is how long it took, in us
+    ERROR = 9  # worker: what the job raised; *number* as above
+    FUNCTION = 10  # pool: remember this function under *number*
     CONTEXT = 25  # pool: the context of the jobs that follow
-    STREAM = 34  # pool: run this, as a JOB, and send what it yields
+    STREAM = 34  # pool: run this like a JOB, and send what it yields
     ITEM = 35  # worker: the next thing that the job has yielded
-    CREDIT = 36  # pool: the next stream may send *tag* items
-    LAST_HEARTBEAT = 33  # worker: the last beat of the job whose outcome is next
+    CREDIT = 36  # pool: the next stream may send *number* items
+    LAST_HEARTBEAT = 33  # worker: the last heartbeat of the job whose outcome is next
     # Control channels of workers again.
-    IDENTITY = 46  # pool: who you are; ahead of the CONFIG
-    HANDED = 47  # pool: a descriptor for the initializer is along; ahead of the CONFIG
-    REVOKE = 11  # pool: do not begin the jobs that came in these places
+    IDENTITY = 46  # pool: who the worker is; ahead of the CONFIG
+    HANDED = 47  # pool: with a descriptor for the initializer; ahead of the CONFIG
+    REVOKE = 11  # pool: do not begin the jobs with these sequence numbers
     REVOKED = 12  # worker: these of them will not begin
-    INTERRUPT = 23  # pool: end the job that came in this place, if it is running
-    # pool: if what came in place *job* runs at this moment, its lease has lapsed
+    INTERRUPT = 23  # pool: end the job with this sequence number, if it is running
+    # pool: if the job with sequence number *job* runs now, its lease has lapsed
     FENCE = 48
-    STACKS = 24  # pool: write down where your threads are; worker: I have
-    CLOSING = 50  # pool: you drain, and now the whole cluster ends
-    RETIRE = 27  # worker: I begin no other job; if there is a *tag*, not yet
+    STACKS = 24  # pool: write the stacks of your threads; worker: I have
+    CLOSING = 50  # pool: while the worker drains: now the whole cluster ends
+    # worker: I begin no other job; with a *number*: as soon as I am replaced
+    RETIRE = 27
     RECORD = 26  # worker: a logger has recorded this
-    HEARTBEAT = 30  # worker: there is a new beat on my page
-    # CREDIT = 36, pool: the stream that runs may send *tag* items in all
-    PING = 31  # pool: are you there?
-    PONG = 32  # worker: I am
+    HEARTBEAT = 30  # worker: there is a new heartbeat on my page
+    # CREDIT = 36, pool: the running stream may send *number* items in all
+    PING = 31  # pool: answer this
+    PONG = 32  # worker: the answer to a PING
     # The launcher's channel again.
-    SWEEP = 13  # pool: say when nothing is left of dead workers
-    SWEPT = 14  # launcher: nothing is
-    # launcher: this process becomes a worker when descriptors come through the socket that
-    SPARE = 45  # is along; pool: that one did, have another ready
+    SWEEP = 13  # pool: tell me when nothing is left of dead workers
+    SWEPT = 14  # launcher: nothing is left of them
+    # launcher: here is a spare process, and the socket that takes the descriptors which make
+    # it a worker; pool: it is a worker now, have another one ready
+    SPARE = 45
     # Large objects.  On control channels of workers:
-    SEGMENT = 15  # pool: here is segment *tag*, of *job* bytes; its descriptor is along
-    GRANT = 16  # pool: put your next outcome into segment *tag*, or, if 0, into frames
-    DROP = 17  # pool: forget segment *tag*
+    SEGMENT = 15  # pool: segment *number*, of *job* bytes, with its descriptor
+    GRANT = 16  # pool: put the next outcome into segment *number*; into frames if 0
+    DROP = 17  # pool: forget segment *number*
     # On job channels, before the job or the outcome that they belong to:
-    LENT = 18  # its areas are in segment *tag*, and have these sizes
+    LENT = 18  # its areas are in segment *number*, and have these sizes
     AREA = 19  # this is one of them
     # And by themselves:
     WANT = 20  # worker: I have an outcome of *job* bytes
-    SEGMENT_RETURNED = 21  # worker: I have no view of segment *tag* any more
-    LOST = 22  # worker: I cannot get at segment *tag*
-    # The line of a worker of a cluster, which is its job channel.
-    LISTEN = 37  # pool: accept on this, socket *job* of *tag*; its descriptor is along
-    # worker: I do
-    HANDLE = 38  # both: socket number *job*, along with this; *tag* says what for
+    SEGMENT_RETURNED = 21  # worker: I have no view of segment *number* any more
+    LOST = 22  # worker: I cannot map segment *number*
+    # The link of a worker of a cluster, which is its job channel.
+    LISTEN = 37  # pool: accept on this socket, *job* of *number*, with its descriptor
+    # worker: I accept on it
+    HANDLE = 38  # both: with descriptor *job*; *number* is a HandleTag
     TAKEN = 39  # both: handle *job* is here
-    REFUSED = 40  # both: handle *job* did not get here, for want of descriptors
+    REFUSED = 40  # both: handle *job* did not get here: no descriptor was left
     MESSAGE = 41  # both: an object for the user
-    ROOM = 42  # both: so many messages were taken, in all
-    LOAD = 43  # worker: so many connections were opened, closed and cut off, in all
-    RETURN = 44  # pool: what you give back now (HANDLE, tag 0) finds another worker
+    ROOM = 42  # both: how many messages were taken, in all
+    LOAD = 43  # worker: how many connections were opened, closed, cut off, in all
+    # pool: what you give back now (HANDLE, number 0) goes to another worker
+    RETURN = 44
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -142,20 +146,21 @@ def header(
 class FrameDecoder:
     """Turn a stream of bytes, cut anywhere, back into frames.
 
-    After a :exc:`ProtocolError` the stream has no known frame boundary any more:
-    close the channel, do not feed it again.
+    After a :exc:`ProtocolError` nobody knows where the next frame of the stream
+    begins.  Close the channel, and do not call :meth:`feed` again.
 
-    A long payload is not for :meth:`feed`: as long as there is a *target*, what comes
-    next belongs there, and :meth:`fill` takes note of it.
+    A long payload does not go through :meth:`feed`.  As long as there is a *target*,
+    read the next bytes directly into it, and then call :meth:`fill`.
 
     Args:
-        max_payload: Largest payload to accept, in bytes.  It is checked against
-            the header, before any of the payload is kept.
-        allocate: What makes room for a long payload, without touching it.
+        max_payload: The largest payload to accept, in bytes.  The decoder checks it
+            as soon as it has the header, before it keeps any of the payload.
+        allocate: A function that makes room for a long payload, without touching
+            it.
 
     Attributes:
-        error: What is wrong with the stream behind the frames returned so far.
-        target: Where to read the rest of a long payload, and nothing else.
+        error: What is wrong with the stream after the frames that were returned.
+        target: Where to read the rest of a long payload, and no more than that.
     """
 
     def __init__(
@@ -169,12 +174,13 @@ class FrameDecoder:
         self._allocate = allocate
         self._long: Frame | None = None
         self.target: memoryview | None = None
-        self._need = HEADER_SIZE  # bytes without which there is nothing to parse
+        # How many bytes are needed before there is anything to parse.
+        self._need = HEADER_SIZE
         self.error: ProtocolError | None = None
 
     @property
     def pending(self) -> int:
-        """Bytes received that do not form a whole frame yet."""
+        """How many received bytes do not form a whole frame yet."""
         if self._long is None or self.target is None:
             return len(self._rest)
         return HEADER_SIZE + len(self._long.payload) - len(self.target)
@@ -202,7 +208,7 @@ class FrameDecoder:
         return frames
 
     def fill(self, size: int) -> list[Frame]:
-        """Take note of *size* bytes in the target; return the frame if it is whole."""
+        """Record that *size* bytes were read into the target; return the frame if it is whole."""
         assert self.target is not None
         self.target = self.target[size:]
         if self.target:
@@ -217,7 +223,7 @@ class FrameDecoder:
 
     def _split(self, data: bytes) -> tuple[list[Frame], int]:
         """Return the whole frames in *data*, and where they end."""
-        # Every job passes here twice, so this loop calls nothing that it can avoid.
+        # Every job passes here twice, so this loop calls no function that it can avoid.
         frames: list[Frame] = []
         unpack, limit, size = _HEADER.unpack_from, self._max_payload, len(data)
         start, body = 0, HEADER_SIZE

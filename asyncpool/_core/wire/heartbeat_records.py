@@ -1,9 +1,9 @@
-"""The newest beats of a worker's jobs, in memory that outlives the worker.
+"""The newest heartbeats of a worker's jobs, in memory that outlives the worker.
 
-There is room for two records, which are written in turn, so that one of them is whole
-whenever the worker dies.  A record begins with a checksum of the rest of it: one that was
-torn, by a SIGKILL in the middle or by a reader that came in the middle, is no record, and
-the one before it counts.
+There is room for two records, and the worker writes them in turn.  So one of them is
+whole whenever the worker dies.  A record begins with a checksum of the rest.  A SIGKILL
+may come in the middle of writing, and so may a reader.  Then the checksum is wrong, and
+the record before it counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from asyncpool._core.wire.page import Readable
 
-# Seconds in which a worker rings only once, and after which the pool looks again.
+# Within this many seconds a worker sends only one HEARTBEAT frame, and after them the
+# pool reads the page again.
 INTERVAL = 0.1
 
 _SUM = struct.Struct("=I")
@@ -33,11 +34,11 @@ class Beat(Record):
     """One heartbeat.
 
     Attributes:
-        number: Which one of its worker, from 1.
+        number: Which heartbeat of its worker it is, from 1.
         job: The job.
         attempt: The attempt at it.
         at: When it was, on the clock that all processes of a machine share.
-        details: What the job says, pickled.
+        details: What the job says about itself, pickled.
     """
 
     number: int
@@ -54,12 +55,12 @@ class Beat(Record):
 
 
 def offset_of(number: int) -> int:
-    """Return where in the room for beats that one is written."""
+    """Return where in the memory for heartbeats the one with this *number* is written."""
     return number % 2 * _RECORD_SIZE
 
 
 def unpack(memory: Readable, start: int = 0) -> Beat | None:
-    """Return the beat whose record begins at *start*; ``None`` if it is not whole."""
+    """Return the heartbeat whose record begins at *start*; ``None`` if it is not whole."""
     head = memory[start : start + _BEGIN]
     if len(head) < _BEGIN:
         return None
@@ -67,7 +68,7 @@ def unpack(memory: Readable, start: int = 0) -> Beat | None:
     *_, size = _HEAD.unpack_from(head, _SUM.size)
     if size > MAX_DETAILS:
         return None
-    # Copied before it is summed up: it may be changed at any moment.
+    # It is copied before the checksum, since it may change at any moment.
     body = memory[start + _SUM.size : start + _BEGIN + size]
     if len(body) < _HEAD.size + size or crc32(body) != checksum:
         return None
@@ -76,12 +77,12 @@ def unpack(memory: Readable, start: int = 0) -> Beat | None:
 
 
 def has_any(memory: Readable, start: int) -> bool:
-    """Tell whether there has been a beat in the room that begins at *start*."""
+    """Tell whether there is a heartbeat in the memory that begins at *start*."""
     first = start + offset_of(1)
     return any(memory[first : first + _BEGIN])
 
 
 def read(memory: Readable, start: int = 0) -> list[Beat]:
-    """Return the beats in the room that begins at *start*, the older one first."""
+    """Return the heartbeats in the memory that begins at *start*, the older one first."""
     places = (start, start + _RECORD_SIZE)
     return sorted(beat for place in places if (beat := unpack(memory, place)))

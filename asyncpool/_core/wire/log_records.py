@@ -1,7 +1,7 @@
-"""What a logger in a worker has recorded, as bytes.
+"""Log records of a worker, as bytes.
 
-An entry is JSON, of bounded size, and what is too long is cut: a worker may log whatever
-it likes, and what it sends is not trusted.
+An entry is JSON of bounded size, and texts that are too long are cut.  A worker may log
+whatever it likes, and the pool does not trust what it sends.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-# So small that a socket of Linux's takes it as a whole or not at all: nothing that
-# interrupts a worker while it sends one can leave half of it behind.
+# A socket of Linux takes an entry of this size as a whole or not at all.  So if
+# something interrupts a worker while it sends an entry, it cannot leave half of it
+# behind.
 MAX_ENTRY = 32_768
 
 MAX_LEVEL = 1000
@@ -32,23 +33,25 @@ _MAX_FIELDS = 32
 _MAX_TEXT = 1000
 _MAX_NUMBER = 1e18
 
-# What is left of a longer text, so that there is room to say so.
+# How much is left of a longer text, so that there is room to say that it was cut.
 _CUT_TEXT = 900
 
-# What is left of one that is too large even so, with six bytes for each character.
+# How much is left of a text if the entry is too large even so, with six bytes for each
+# character.
 _SHORT = 1000
 
-# The bytes that fields have at least, rather than long texts.
+# How many bytes the fields get at least, before long texts get them.
 _LEAST_FIELDS = 2048
 
-# The fewest characters of a text that are worth being kept, and the room for saying so.
+# The fewest characters of a text that are worth keeping, and the room for saying that
+# it was cut.
 _LEAST_TEXT = 20
 _NOTE = 60
 
-# The most bytes of one character, as an escape of JSON's.
+# The most bytes of one character, as an escape of JSON.
 _WIDEST = 6
 
-# The end of time, for those who make dates of it.
+# The latest time, for handlers that make dates of it.
 _NEVER = 1e11
 
 
@@ -56,9 +59,9 @@ class LogEntry(Record):
     """One record of a logger.
 
     Attributes:
-        job: The job that it comes from; ``None`` if from none.
-        attempt: The attempt; 0 if from no job.
-        fields: What was given as *extra*.
+        job: The job that it comes from; ``None`` if it comes from no job.
+        attempt: The attempt; 0 if it comes from no job.
+        fields: The values that were given as *extra*.
     """
 
     name: str
@@ -114,7 +117,7 @@ class LogEntry(Record):
         """Read the payload of a ``RECORD`` frame.
 
         Raises:
-            ProtocolError: If it is none.
+            ProtocolError: If it is no such payload.
         """
         try:
             entry = cls(*json.loads(payload))
@@ -127,8 +130,8 @@ class LogEntry(Record):
 def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
     """Return *fields* as plain and small values, a bounded number of them.
 
-    Numbers, short texts, bools and ``None`` stay as they are, and so does what has been
-    returned before.  Of anything else there is the text.
+    Numbers, short texts, bools and ``None`` stay as they are, and so do values that
+    this function has returned before.  Anything else becomes a text.
     """
     found: dict[str, Any] = {}
     for name, value in fields:
@@ -140,10 +143,10 @@ def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
 
 
 def _fitting(fields: dict[str, Any], room: int) -> dict[str, Any]:
-    """Return of *fields* what fits into so many bytes: the small ones before the large.
+    """Return those of *fields* that fit into *room* bytes: small ones before large ones.
 
-    Each may have what the smaller ones leave it, shared equally with those that are
-    larger; a text beyond that is cut, and anything else left out.
+    The room that the smaller fields leave is shared equally among the larger ones.  A
+    text that is longer than its share is cut, and any other such value is left out.
     """
     sizes = {name: len(_dump({name: value})) for name, value in fields.items()}
     kept: dict[str, Any] = {}
@@ -170,16 +173,17 @@ def _is_plain(value: object) -> bool:
     if cls is str:
         return len(value) <= _MAX_TEXT  # type: ignore[arg-type]
     if cls is int or cls is float:
-        # False for what is not finite, too: JSON has no number for it.
+        # This is also False for numbers that are not finite, which JSON does not have.
         return abs(value) < _MAX_NUMBER  # type: ignore[arg-type]
     return False
 
 
 def _text_of(value: object) -> str:
     try:
-        # Of bytes str() would be the same, with a warning if Python was told to give one.
+        # str() would return the same for bytes, but warns if Python was told to warn
+        # about that.
         text = repr(value) if isinstance(value, bytes) else str(value)
-    except Exception as error:  # noqa: BLE001 - it is code of the application's
+    except Exception as error:  # noqa: BLE001 - it is the application's code
         text = f"a {type(value).__name__} without a text: {type(error).__name__}"
     return text if len(text) <= _MAX_TEXT else _cut(text, _CUT_TEXT)
 
@@ -191,7 +195,7 @@ def _cut(text: str, size: int) -> str:
 
 
 def _dump(entry: LogEntry | dict[str, Any]) -> bytes:
-    # What UTF-8 has no bytes for becomes an escape that JSON knows as well.
+    # A character that UTF-8 cannot encode becomes an escape, which JSON has as well.
     return json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace")
 
 

@@ -1,8 +1,8 @@
 """What the payloads of control frames mean.
 
-Whatever a worker sends is untrusted: these messages are JSON or fixed structures,
-and text is cut to a bound.  Only configurations are pickled, by the pool, for its own
-workers and launchers.
+The pool does not trust what a worker sends.  So these messages are JSON or fixed
+structures, and texts are cut to a bound.  Only configurations are pickled, by the pool,
+for its own workers and launchers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection
 from asyncpool._core.base.records import Record
 from asyncpool.errors import ProtocolError
 
-# A soft limit of the kernel's, or both, the soft and the hard one.
+# A soft limit of the kernel, or a pair: the soft and the hard limit.
 KernelLimit = int | tuple[int, int]
 
 MAX_TEXT = 16_384
@@ -23,8 +23,8 @@ MAX_TEXT = 16_384
 # The most bytes of the reason that a worker gives for its end.
 MAX_REASON = 1000
 
-# The most bytes of an initializer with its arguments, of the broadcasts that a new worker
-# makes up for, and of a whole configuration.
+# The most bytes of an initializer with its arguments, of the broadcasts that a new
+# worker runs, and of a whole configuration.
 MAX_INITIALIZER = 1 << 26
 MAX_BROADCASTS = 1 << 26
 MAX_CONFIG = MAX_INITIALIZER + MAX_BROADCASTS + (1 << 20)
@@ -35,7 +35,7 @@ _MOMENT = struct.Struct("!d")
 
 
 class Failure(Record):
-    """Something went wrong in a worker, outside any job; *text* is a traceback."""
+    """Something went wrong in a worker outside any job; *text* is a traceback."""
 
     stage: str
     summary: str
@@ -51,7 +51,7 @@ class Failure(Record):
         """Read the payload of a ``FAILED`` frame.
 
         Raises:
-            ProtocolError: If it is none.
+            ProtocolError: If it is no such payload.
         """
         try:
             stage, summary, text = json.loads(payload)
@@ -61,28 +61,29 @@ class Failure(Record):
 
 
 class WorkerConfig(Record):
-    """How a worker begins.
+    """What a worker needs to begin.
 
     Attributes:
-        sys_path: Where the pool's process finds modules.
+        sys_path: Where the service finds modules.
         initializer: The pickled ``(initializer, initargs)``, or ``None``.
         max_payload: The most bytes that a frame may carry.
-        nice: What is added to its niceness.
-        cpus: Those that it may run on, or ``None``.
-        rlimits: The kernel's limits for it, by name.
+        nice: What is added to the worker's niceness.
+        cpus: The CPUs that the worker may run on; ``None`` for all.
+        rlimits: The kernel's limits for the worker, by name.
         levels: The levels of loggers, by name.
         disabled: The level up to which loggers are silent.
         loop: The kind of event loop that coroutines run in.
-        broadcasts: What it runs after the initializer: the name of each, and the pickled
-            call.
-        concurrency: How many jobs it runs at once.
-        main: What it does instead of jobs, if it serves: the module whose ``serve()`` it
-            runs, and what that finds there, pickled.
-        preload: Modules to import before the initializer is called, if the launcher has
-            not done it for all.
-        script: What is ``__main__`` there: the module's name, if any, its file, and the
-            arguments that it has.
-        script_first: Whether that is imported at once, and not when it is needed.
+        broadcasts: The broadcasts that the worker runs after the initializer: the
+            name and the pickled call of each.
+        concurrency: How many jobs the worker runs at once.
+        main: What a worker that serves does instead of jobs: the module whose
+            ``serve()`` it calls, and the pickled data for it.
+        preload: Modules to import before the initializer is called, if the launcher
+            has not imported them for all workers.
+        script: What is ``__main__`` in the worker: the name of the module, if it
+            has one, its file, and its arguments.
+        script_first: Whether the worker imports that at once, and not only when it
+            needs it.
     """
 
     sys_path: tuple[str, ...]
@@ -112,15 +113,16 @@ class WorkerConfig(Record):
 
 
 class Identity(Record):
-    """Who a worker is to those in it who ask.
+    """The identity of a worker, for code in it that asks.
 
     Attributes:
-        name: What ``multiprocessing.current_process()`` is called there.
-        number: Its place among the pool's, from 1 on.
-        parent: The pid of the pool's process, and what that is called.
-        authkey: The key by which processes of :mod:`multiprocessing` know each other.
-        start_method: The one that was set in the pool's process, if one was.
-        argv: The command line there.
+        name: The name that ``multiprocessing.current_process()`` has there.
+        number: Which of the pool's workers it is, from 1 on.
+        parent: The pid and the name of the service's process.
+        authkey: The key by which processes of :mod:`multiprocessing` recognise each
+            other.
+        start_method: The start method that was set in the service, if one was.
+        argv: The command line of the service.
     """
 
     name: str
@@ -141,16 +143,17 @@ class Identity(Record):
 
 
 class LauncherConfig(Record):
-    """How the launcher's process begins.
+    """What the launcher's process needs to begin.
 
     Attributes:
-        sys_path: Where the pool's process finds modules.
-        fork: Whether workers are forked from it, or start as fresh interpreters.
+        sys_path: Where the service finds modules.
+        fork: Whether the launcher forks workers from itself, or starts them as
+            fresh interpreters.
         preload: Modules to import before the first fork.
-        command: The command line of a fresh interpreter's worker, but for the
-            numbers of its descriptors.
-        script: What to import as ``__main__`` before the first fork, if anything; see
-            :class:`WorkerConfig`.
+        command: The command line of a worker that is a fresh interpreter, without
+            the numbers of its descriptors.
+        script: What the launcher imports as ``__main__`` before the first fork, if
+            anything; see :class:`WorkerConfig`.
     """
 
     sys_path: tuple[str, ...]
@@ -178,7 +181,7 @@ def unpack_pid(payload: bytes) -> tuple[int, bool]:
     """Read the payload of such a frame: the pid, and whether a pidfd came with it.
 
     Raises:
-        ProtocolError: If it is none.
+        ProtocolError: If it is no such payload.
     """
     pid, held = _unpack(_PID, payload)
     return int(pid), bool(held)
@@ -199,14 +202,14 @@ def unpack_exit(payload: bytes) -> tuple[int, int, int]:
     """Read the payload of an ``EXITED`` frame: the arguments of :func:`pack_exit`.
 
     Raises:
-        ProtocolError: If it is none.
+        ProtocolError: If it is no such payload.
     """
     pid, status, cpu = _unpack(_EXIT, payload)
     return int(pid), int(status), int(cpu)
 
 
 def pack_numbers(numbers: Collection[int]) -> bytes:
-    """Return the payload of a frame that carries a list: of places, of sizes."""
+    """Return the payload of a frame that carries a list, such as sequence numbers or sizes."""
     return struct.pack(f"!{len(numbers)}Q", *numbers)
 
 
@@ -214,7 +217,7 @@ def unpack_numbers(payload: bytes) -> tuple[int, ...]:
     """Read the payload of a frame that carries a list.
 
     Raises:
-        ProtocolError: If it is none.
+        ProtocolError: If it is no such payload.
     """
     if len(payload) % 8:
         raise ProtocolError("a list of numbers cannot be read")
@@ -227,7 +230,7 @@ def pack_moment(moment: float) -> bytes:
 
 
 def unpack_moment(payload: bytes) -> float:
-    """Read the payload of such a frame; it must come from the pool."""
+    """Read the payload of a ``FENCE`` frame; it must come from the pool."""
     (moment,) = _MOMENT.unpack(payload)
     return float(moment)
 

@@ -1,14 +1,14 @@
-"""What lies where in the memory that a worker shares with the pool.
+"""The layout of the memory that a worker shares with the pool.
 
-First which job the worker has begun, then the newest beats of its jobs, what has become
-of the items of a chunk, and last, since
-what is written there by ``faulthandler`` may come to the end of it, the stacks of its
-threads.  Memory is used only for what is written.
+First comes which job the worker has begun.  The newest heartbeats of its jobs follow,
+then the outcomes of the items of a chunk.  The stacks of its threads come last, since
+what ``faulthandler`` writes there may reach the end of the memory.  Memory is used only
+where something is written.
 
-Where a worker runs several jobs at once there are *lanes* before the stacks: which job each
-has begun last, in one table, and behind that the rest for each of them, with the stack of
-its coroutine and the outcome of the last one, which may not have been sent.  What comes
-first is not used then.
+A worker that runs several jobs at once has *lanes* before the stacks.  A table says
+which job each lane has begun last.  The rest follows for each lane, also with the stack
+of its coroutine, and with the outcome of its last job, which the worker may not have
+sent.  The parts for one job, at the beginning, are not used then.
 """
 
 from __future__ import annotations
@@ -37,36 +37,37 @@ BEGUN = struct.Struct("=QQ")
 
 BEATS_START = 4096
 LOG_START = BEATS_START + BEATS_SIZE
-# What a worker notes of the items of a chunk, and all that is before them.
+# The size of the log for the items of a chunk, and the size of all that is before it.
 LOG_SIZE = 131_072
 # Without lanes.
 STACKS_START = LOG_START + LOG_SIZE
 STACKS_SIZE = 65_536
 PAGE_SIZE = STACKS_START + STACKS_SIZE
 
-# The text, behind whose it is, as in the table.
+# The text of a stack, after its job and attempt as in the table.
 LANE_STACK_SIZE = 16_384
 
-# The outcome, behind whose it is: the kind of its frame, how long it took, how long it is.
+# The outcome, after its job and attempt, the kind of its frame, its run time and its
+# length.
 NOTED = struct.Struct("=QQQQQ")
 LANE_OUTCOME_SIZE = 4096
 _LANE_SIZE = BEATS_SIZE + LOG_SIZE + LANE_STACK_SIZE + LANE_OUTCOME_SIZE
 
-# Beyond that, more workers are what is needed.
+# More lanes are not useful; use more workers instead.
 MAX_LANES = 1024
 
 
 class PageLayout:
-    """Where the lanes are, and what is behind them.
+    """Where the lanes are, and what comes after them.
 
     Args:
         width: How many lanes there are; one needs none.
 
     Attributes:
         width: As above.
-        table: Where the table is of what has begun.
-        stacks: Where the stacks of threads are.
-        size: How large all of it is.
+        table: Where the table begins that says which job each lane has begun.
+        stacks: Where the stacks of threads begin.
+        size: How large the memory is.
     """
 
     def __init__(self, width: int) -> None:
@@ -79,23 +80,23 @@ class PageLayout:
         self.size = self.stacks + STACKS_SIZE
 
     def begun(self, lane: int) -> int:
-        """Return where it says which job has begun."""
+        """Return where the job is written that *lane* has begun."""
         return self.table + lane * BEGUN.size
 
     def beats(self, lane: int) -> int:
-        """Return where its beats are."""
+        """Return where the heartbeats of *lane* are."""
         return self._lanes + lane * _LANE_SIZE
 
     def log(self, lane: int) -> int:
-        """Return where its chunks are noted."""
+        """Return where the log of *lane* for chunks is."""
         return self.beats(lane) + BEATS_SIZE
 
     def stack(self, lane: int) -> int:
-        """Return where its coroutine's stack is, if there are several lanes."""
+        """Return where the stack of *lane*'s coroutine is, if there are several lanes."""
         return self.log(lane) + LOG_SIZE
 
     def outcome(self, lane: int) -> int:
-        """Return where the outcome of its last job is, if there are several lanes."""
+        """Return where the outcome of *lane*'s last job is, if there are several lanes."""
         return self.stack(lane) + LANE_STACK_SIZE
 
 

@@ -1,23 +1,24 @@
-"""Read the stacks that a worker has written down.
+"""Read the stacks that a worker has written.
 
-``faulthandler`` writes them in C, thread by thread, the main thread last and the
-innermost call of each first.  If the job waits in an event loop, where it does follows
-behind that.  What belongs to the worker itself tells its user nothing.
+``faulthandler`` writes them in C, thread by thread.  The main thread is last, and the
+innermost call of each thread is first.  If the job waits in an event loop, the stack of
+its coroutine follows.  The worker's own calls tell the user nothing, so they are left
+out.
 """
 
 from __future__ import annotations
 
-# What the stack of a coroutine begins with.
+# How the stack of a coroutine begins.
 COROUTINE = "Coroutine of the job (most recent call first):"
 
 _OURS = "/asyncpool/_worker/"
 
-# What jobs call themselves.
+# How the stacks name jobs.
 _CALLED = "/asyncpool/_worker/job/heartbeats.py"
 
 
 def tidy(text: str) -> str:
-    """Return the stacks in *text*, the job's first, without the worker's own."""
+    """Return the stacks in *text* without the worker's own calls, the job's stack first."""
     threads: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
@@ -25,7 +26,8 @@ def tidy(text: str) -> str:
             lines.append(line)
         elif line:
             lines = [line]
-            # A worker may be asked in two ways, and write down all of them twice.
+            # The pool may ask a worker in two ways, and the worker then writes all of
+            # them twice.
             thread = "" if line == COROUTINE else line.partition("0x")[2] or line
             threads.pop(thread, None)
             threads[thread] = lines
@@ -38,7 +40,7 @@ def tidy(text: str) -> str:
 
 
 def _outside(thread: list[str]) -> list[str]:
-    """Return what a thread did in calls from our code, which are the innermost."""
+    """Return the calls of a thread that are inside of our calls: the innermost ones."""
     shown = thread[:1]
     for line in thread[1:]:
         if not _is_ours(line):
