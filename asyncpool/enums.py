@@ -140,7 +140,7 @@ class SlotState(StrEnum):
     PARKED = "parked"
     """It is left empty until a probe succeeds: starts fail, or workers die too often."""
 
-    UNUSED = "spare"
+    UNUSED = "unused"
     """It has no worker, and needs none now."""
 
     RETIRED = "retired"

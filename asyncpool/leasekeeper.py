@@ -17,8 +17,8 @@ from asyncpool._core.leases.lease_ledger import (
     LeaseLedger,
     Lost,
     Missed,
+    RenewalDecision,
     Slower,
-    Verdict,
 )
 from asyncpool._core.leases.renewal_pace import RenewalResult
 from asyncpool._runtime.base.arguments import check_callable, check_int
@@ -284,12 +284,16 @@ class LeaseKeeper(Generic[L]):
         return f"<LeaseKeeper {state}: {len(ledger)} leases of {ledger.capacity}>"
 
     def _on_settled(
-        self, lease: L, result: RenewalResult, verdict: Verdict, problem: Problem
+        self,
+        lease: L,
+        result: RenewalResult,
+        decision: RenewalDecision,
+        problem: Problem,
     ) -> None:
         self._reports.count(result)
         if result is RenewalResult.EXTENDED:
             self._tell_holder(lease)
-        match verdict:
+        match decision:
             case Lost():
                 self._lost(lease)
             case Slower(pause):

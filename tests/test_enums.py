@@ -30,7 +30,7 @@ EXPECTED: dict[type[enum.StrEnum], list[str]] = {
     NextStep: ["restart", "park", "give up", "leave empty", "keep worker", "close"],
     RunState: ["new", "running", "broken", "closing", "closed"],
     SlotState: [
-        *("vacant", "starting", "idle", "busy", "stopping", "parked", "spare"),
+        *("vacant", "starting", "idle", "busy", "stopping", "parked", "unused"),
         "retired",
     ],
     TimeLimit: ["timeout", "queue_timeout", "deadline"],

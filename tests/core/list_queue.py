@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from asyncpool._core.dispatch.queue import PATIENCE
+from asyncpool._core.dispatch.queue import OLDEST_EVERY
 
 __all__ = ["PRIORITIES", "ListQueue"]
 
@@ -15,7 +15,7 @@ PRIORITIES = (0, 0, 0, -1, 1, 7)
 class ListQueue:
     """What :class:`asyncpool._core.dispatch.queue.JobQueue` ought to be."""
 
-    def __init__(self, patience: int = PATIENCE) -> None:
+    def __init__(self, patience: int = OLDEST_EVERY) -> None:
         self.patience = patience
         self.returned: list[int] = []
         self.came: list[int] = []

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base.run_times import Keyed, Profile
+from asyncpool._core.base.run_times import KeyedProfile, Profile
 from asyncpool._core.dispatch.affinity_queues import AffinityQueues, choose
-from asyncpool._core.dispatch.queue import PATIENCE
+from asyncpool._core.dispatch.queue import OLDEST_EVERY
 
 SEATS = {0: 10, 1: 11, 2: 12}
 
 
 def lines_of(*keys: int) -> AffinityQueues:
     """Return lines in which the job of each number has the key of that index."""
-    lines = AffinityQueues(PATIENCE)
+    lines = AffinityQueues(OLDEST_EVERY)
     lines.assign(SEATS)
     for job, key in enumerate(keys):
-        lines.add(job, Keyed(Profile(), key), job % 3 - 1)
+        lines.add(job, KeyedProfile(Profile(), key), job % 3 - 1)
     return lines
 
 
@@ -50,8 +50,8 @@ def test_a_place_that_changes_with_another_one_moves_the_keys_of_both() -> None:
 
 
 def test_who_waits_for_nobody_goes_to_the_first_that_come() -> None:
-    lines = AffinityQueues(PATIENCE)
-    lines.give_back({job: Keyed(Profile(), job) for job in range(10)})
+    lines = AffinityQueues(OLDEST_EVERY)
+    lines.requeue({job: KeyedProfile(Profile(), job) for job in range(10)})
     assert waiting(lines) == dict.fromkeys(range(10))
     lines.assign(SEATS)
     assert waiting(lines) == {key: choose(key, SEATS) for key in range(10)}
@@ -65,7 +65,7 @@ def test_nothing_is_kept_of_jobs_that_have_left() -> None:
         assert lines.remove(job)
         assert not lines.remove(job)
     assert sorted(lines.clear()) == list(range(9, 18))
-    lines.add(1, Keyed(Profile(), 1), 0)
+    lines.add(1, KeyedProfile(Profile(), 1), 0)
     assert lines.remove(1)
     assert (lines.open, lines._keys, lines._groups) == ({}, {}, {})
 
@@ -73,9 +73,9 @@ def test_nothing_is_kept_of_jobs_that_have_left() -> None:
 def test_who_joins_a_line_keeps_its_age() -> None:
     lines = lines_of(*range(30))
     returned: dict[int, Profile] = {
-        job: Keyed(Profile(), job % 7) for job in (43, 41, 47, 42)
+        job: KeyedProfile(Profile(), job % 7) for job in (43, 41, 47, 42)
     }
-    lines.give_back(returned)
+    lines.requeue(returned)
     lines.assign({0: 10})
     [line] = lines.open.values()
     begun = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base.run_times import Keyed, Profile
+from asyncpool._core.base.run_times import KeyedProfile, Profile
 from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.capacity import GROW_EVERY
@@ -37,7 +37,7 @@ def key_of(place: int, count: int) -> int:
 
 
 def submit(core: Supervision, job: int, key: int, priority: int = 0) -> int | None:
-    return core.jobs.submit_keyed(job, Keyed(Profile(), key), priority)
+    return core.jobs.submit_keyed(job, KeyedProfile(Profile(), key), priority)
 
 
 def test_those_with_which_a_pool_begins_have_their_places_from_the_start() -> None:
@@ -137,7 +137,7 @@ def test_jobs_move_with_their_keys_and_keep_their_age_and_priority() -> None:
         [(mine, 0), (other, 0), (mine, -1), (mine, 0), (other, 0)], 1
     ):
         assert submit(core, job, key, priority) is None
-    core.jobs.give_back({9: Keyed(Profile(), mine)}, 0.0)
+    core.jobs.requeue({9: KeyedProfile(Profile(), mine)}, 0.0)
     core.replacements.resize(2, 2, 1.0)
     begun: list[int] = []
     commands = core.workers.ready(1, 2.0)
@@ -157,11 +157,11 @@ def test_nobody_is_started_for_a_job_that_waits_while_others_are_idle() -> None:
     mine = key_of(0, 2)
     assert submit(core, 1, mine) == 0
     assert submit(core, 2, mine) is None
-    core.replacements.sizing.crowded(1.0)
+    core.replacements.sizing.job_waits(1.0)
     assert core.on_timer(1.0 + GROW_EVERY) == []
     # But for those that wait while nobody is, there may be.
     core.jobs.submit(3, Profile())
-    core.replacements.sizing.crowded(2.0)
+    core.replacements.sizing.job_waits(2.0)
     assert Resized(3) in core.on_timer(2.0 + GROW_EVERY)
 
 

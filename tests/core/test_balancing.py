@@ -84,7 +84,7 @@ def test_nothing_goes_to_who_is_not_ready_or_leaves() -> None:
     assert not spreading.is_open(3), "it is nobody"
     spreading.leave(0)
     assert spreading.choose(9.9) is None
-    assert spreading.next_look(9.9) is None, "somebody has to come"
+    assert spreading.next_check(9.9) is None, "somebody has to come"
     spreading.join(2)
     assert spreading.choose(9.9) == 2
 
@@ -93,7 +93,7 @@ def test_nobody_is_nobody() -> None:
     spreading = spreading_of()
     assert spreading.choose(0.0) is None
     assert spreading.least_busy() is None
-    assert spreading.next_look(0.0) is None
+    assert spreading.next_check(0.0) is None
 
 
 def test_besides_some() -> None:
@@ -124,9 +124,9 @@ def test_the_least_busy_is_worth_waiting_for_but_not_for_long() -> None:
         spreading.taken(0, n + 1)
     spreading.load(1, 1, 1, 0)
     assert spreading.choose(5.0) is None
-    assert spreading.next_look(5.0) == 5.0 + SLOW
+    assert spreading.next_check(5.0) == 5.0 + SLOW
     assert spreading.choose(5.0 + SLOW) == 0
-    assert spreading.next_look(5.0 + SLOW) is None
+    assert spreading.next_check(5.0 + SLOW) is None
     # It has taken the oldest, and only the next is as late.
     spreading.taken(1, 1)
     assert spreading.choose(5.0 + SLOW) == 1
@@ -136,7 +136,7 @@ def test_a_slow_one_has_all_it_can_have() -> None:
     spreading = spreading_of(0)
     fill(spreading, 0)
     assert spreading.choose(100.0) is None
-    assert spreading.next_look(100.0) is None
+    assert spreading.next_check(100.0) is None
     assert spreading.least_busy() == 0, "if there is no other time"
 
 
@@ -150,7 +150,7 @@ def test_the_slow_ones_window_counts_from_its_oldest() -> None:
     assert spreading.choose(1.0 + SLOW) == 1
     spreading.taken(0, 1)
     spreading.hand(0, "new", 1.0 + SLOW)
-    assert spreading.next_look(1.0 + SLOW) == 1.05 + SLOW
+    assert spreading.next_check(1.0 + SLOW) == 1.05 + SLOW
 
 
 # What comes back.
@@ -187,11 +187,11 @@ def test_who_has_no_descriptors_is_passed_over_for_a_while() -> None:
     assert spreading.refused == 1
     assert spreading.connections(0) == 0
     assert [spreading.choose(3.0), spreading.choose(3.09)] == [1, 1]
-    assert spreading.next_look(3.0) == 3.0 + PASSED_OVER
+    assert spreading.next_check(3.0) == 3.0 + PASSED_OVER
     spreading.leave(1)
     assert spreading.choose(3.09) is None
     assert spreading.choose(3.0 + PASSED_OVER) == 0
-    assert spreading.next_look(3.0 + PASSED_OVER) is None
+    assert spreading.next_check(3.0 + PASSED_OVER) is None
 
 
 def test_a_refused_socket_is_returned() -> None:
@@ -464,7 +464,7 @@ class SpreadingMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_change_of_mind_is_announced(self) -> None:
-        when = self.spreading.next_look(self.now)
+        when = self.spreading.next_check(self.now)
         if self.spreading.choose(self.now) is None:
             later = self.spreading.choose(self.now + 10.0)
             assert (later is None) or when is not None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.placement.broadcasts import Broadcast, Remembered
+from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
 
 HERE = "tests.core.test_broadcasts"
 
@@ -32,14 +32,14 @@ def closure(value: int) -> Callable[[], int]:
 
 def remembered(*functions: Callable[..., Any]) -> list[bytes]:
     """Return which are remembered when these were broadcast, each by its number."""
-    memory = Remembered(1000)
+    memory = StartBroadcasts(1000)
     for number, function in enumerate(functions):
         memory.add(Broadcast.of(number, function, b"%d" % number))
     return [payload for _, payload in memory.calls]
 
 
 def test_they_are_remembered_in_their_order_under_their_names() -> None:
-    memory = Remembered(100)
+    memory = StartBroadcasts(100)
     told: list[tuple[int, Callable[..., Any]]]
     told = [(2, other), (1, one), (3, Configure())]
     for number, function in told:
@@ -85,7 +85,7 @@ def test_others_are_remembered_beside_each_other(
 
 
 def test_who_took_longer_than_one_that_came_later_is_not_remembered() -> None:
-    memory = Remembered(100)
+    memory = StartBroadcasts(100)
     memory.add(Broadcast.of(2, one, b"new"))
     memory.add(Broadcast.of(1, one, b"old"))
     assert memory.calls == ((f"{HERE}.one", b"new"),)
@@ -102,7 +102,7 @@ def test_two_lambdas_of_one_function_are_two() -> None:
 
 
 def test_all_together_have_no_more_bytes_than_the_limit() -> None:
-    memory = Remembered(10)
+    memory = StartBroadcasts(10)
     memory.add(Broadcast.of(1, one, bytes(4)))
     running = [Broadcast.of(2, other, bytes(3))]
     memory.check(Broadcast.of(3, len, bytes(3)), running)
@@ -125,7 +125,7 @@ def test_however_many_there_are_only_one_of_each_is_kept(
     told: list[tuple[Callable[..., Any], bool]],
 ) -> None:
     """The bound on what a start takes; some of them fail, and change nothing."""
-    memory, last = Remembered(1000), dict[Any, int]()
+    memory, last = StartBroadcasts(1000), dict[Any, int]()
     for number, (function, good) in enumerate(told):
         if good:
             memory.add(Broadcast.of(number, function, b"%d" % number))

@@ -107,7 +107,7 @@ def test_a_seat_for_nobody_is_no_leave_to_replace() -> None:
 def test_those_who_fail_while_they_serve_take_up_nothing_but_not_without_end() -> None:
     slots = [
         Slot(0, S.IDLE, faulty=True, draining=True),
-        Slot(1, S.IDLE, faulty=True, draining=True, planned=True),
+        Slot(1, S.IDLE, faulty=True, draining=True, exit_planned=True),
         Slot(2, S.IDLE, faulty=True),
         Slot(3, S.IDLE, draining=True),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import ALONE, Profile
+from asyncpool._core.base.run_times import STREAM_PROFILE, Profile
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.capacity import GROW_EVERY
@@ -89,7 +89,7 @@ def test_a_worker_that_is_let_go_does_not_crash(
 ) -> None:
     core = pool_with(1 if worker == "busy" else 0, ready=worker != "starting")
     assert core.close(finish, None, 1.0)[-1] == told
-    assert core.slots[0].planned is True
+    assert core.slots[0].exit_planned is True
 
 
 def test_when_its_time_is_over_it_kills_and_is_not_asked_again() -> None:
@@ -97,7 +97,7 @@ def test_when_its_time_is_over_it_kills_and_is_not_asked_again() -> None:
     assert core.close(Finish.ALL, 5.0, 1.0) == []
     assert core.on_timer(4.9) == []
     assert core.on_timer(5.0) == [FailJobs((0,), "closed"), Kill(0, "")]
-    assert core.slots[0].planned is True
+    assert core.slots[0].exit_planned is True
     assert (core.closing.finish, core.closing.due) == (Finish.NONE, None)
     assert core.on_timer(5.1) == []
 
@@ -176,7 +176,7 @@ def draining(
     for index in range(workers[0]):
         core.workers.ready(index, 0.0)
     for job in range(jobs):
-        core.jobs.submit(job, ALONE)
+        core.jobs.submit(job, STREAM_PROFILE)
     assert core.close(Finish.ALL, None, 1.0) == []
     return core
 
@@ -211,7 +211,7 @@ class TestDraining:
 
     def test_it_grows(self) -> None:
         core = draining(5, workers=(1, 3))
-        core.replacements.sizing.crowded(1.0)
+        core.replacements.sizing.job_waits(1.0)
         assert core.on_timer(1.0 + GROW_EVERY) == [Resized(2), Spawn(1, 1)]
 
     def test_a_roll_goes_on_and_ends_with_the_last_job_that_waits(self) -> None:
@@ -252,8 +252,8 @@ class TestDraining:
         assert [core.jobs.submit(job, short) for job in (0, 1)] == [0, 0]
         core.workers.ready(1, 0.0)
         assert core.close(Finish.ALL, None, 1.0) == []
-        core.termination.look_for_stalls()
-        assert core.termination.look_for_stalls() == [Revoke(0, (2,))]
+        core.termination.check_for_stalls()
+        assert core.termination.check_for_stalls() == [Revoke(0, (2,))]
         assert core.jobs.revoked(0, [2], 2.0) == [Unassign((1,)), Assign(1, (1,))]
 
     def test_who_has_more_to_come_holds_it_open(self) -> None:
@@ -261,7 +261,7 @@ class TestDraining:
         core.hold()
         core.close(Finish.ALL, None, 1.0)
         assert done(core, 0, 0, 2.0) == []
-        assert core.jobs.submit(1, ALONE) == 0
+        assert core.jobs.submit(1, STREAM_PROFILE) == 0
         assert done(core, 0, 1, 3.0) == []
         assert core.release(4.0) == [Stop(0)]
 
@@ -277,7 +277,7 @@ class TestDraining:
 
     def test_a_close_before_the_start_waits_for_the_jobs_that_are_there(self) -> None:
         core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
-        core.jobs.submit(0, ALONE)
+        core.jobs.submit(0, STREAM_PROFILE)
         core.close(Finish.ALL, None, 0.0)
         assert core.workers.start(0.0) == [Spawn(0, 1)]
         assert core.workers.ready(0, 1.0) == [Assign(0, (0,))]

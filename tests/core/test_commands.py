@@ -8,7 +8,12 @@ from typing import get_args
 import pytest
 
 from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.restart import GiveUp, Restart, RestartPolicy, Retry
+from asyncpool._core.policies.restart import (
+    GiveUpRestarting,
+    RestartPolicy,
+    RestartWorker,
+    RetryStart,
+)
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots import commands
 from asyncpool._core.slots.commands import Command
@@ -21,7 +26,7 @@ POLICIES = [AttemptPolicy, RestartPolicy, WorkerLimits]
 DATA = [
     *get_args(Command),
     *POLICIES,
-    *(GiveUp, Restart, Retry),
+    *(GiveUpRestarting, RestartWorker, RetryStart),
 ]
 RECORDS = [JobContext, CurrentJob, Failure, Frame, LauncherConfig, WorkerConfig]
 

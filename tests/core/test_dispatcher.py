@@ -15,18 +15,18 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core.base.run_times import (
-    ALONE,
     BUDGET,
     DEEPEST,
     REFILL,
+    STREAM_PROFILE,
     UNKNOWN,
-    Keyed,
+    KeyedProfile,
     Profile,
 )
 from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.dispatch.in_flight import InFlight
-from asyncpool._core.dispatch.queue import PATIENCE
+from asyncpool._core.dispatch.queue import OLDEST_EVERY
 from tests.core.list_queue import PRIORITIES, ListQueue
 
 # Their sums are exact, in any order.
@@ -49,7 +49,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.profiles = [known(cost) for cost in (7.8125, 250.0, 500.0, 1007.8125)]
-        self.profiles += [Profile(), ALONE]
+        self.profiles += [Profile(), STREAM_PROFILE]
         self.kinds: dict[int, Profile] = {}
         self.ranks: dict[int, int | None] = {}
         self.announced: list[int] = []
@@ -66,7 +66,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @initialize(patience=st.sampled_from([2, 4, 64]))
     def start(self, patience: int) -> None:
-        self.dispatcher = Dispatcher(patience=patience)
+        self.dispatcher = Dispatcher(oldest_every=patience)
         self.queue = ListQueue(patience)
         self.patience = patience
 
@@ -220,12 +220,12 @@ class DispatchMachine(RuleBasedStateMachine):
             if slot is None:
                 break
             expected.append((slot, self.queue.pop()))
-        placed = self.dispatcher.give_back({job: self.known_of(job) for job in jobs})
+        placed = self.dispatcher.requeue({job: self.known_of(job) for job in jobs})
         assert placed == expected
 
     def known_of(self, job: int) -> Profile:
         profile = self.kinds[job]
-        return Keyed(profile, self.keys[job]) if job in self.keys else profile
+        return KeyedProfile(profile, self.keys[job]) if job in self.keys else profile
 
     def leaves(self, slot: int) -> None:
         self.dispatcher.worker_gone(slot)
@@ -503,9 +503,9 @@ def test_urgent_jobs_go_on_beside_a_long_one_until_that_has_waited_its_time() ->
     short = known(10)
     assert dispatcher.submit(0, short) == 0
     assert dispatcher.submit(1, Profile()) is None
-    for job in range(2, PATIENCE + 1):
+    for job in range(2, OLDEST_EVERY + 1):
         assert dispatcher.submit(job, short, -1) == 0
-    assert len(in_flight.jobs) == PATIENCE
+    assert len(in_flight.jobs) == OLDEST_EVERY
     assert dispatcher.submit(99, short, -1) is None
     for job in list(in_flight.jobs):
         assert dispatcher.refill(0, in_flight) == [], "it must be alone"
@@ -522,23 +522,23 @@ def test_nobody_starves_however_many_more_urgent_ones_come() -> None:
     for job in (1, 2, 3):
         assert dispatcher.submit(job, profile, 1) is None
     begun: list[int] = []
-    for job in range(4, 3 * PATIENCE + 4):
+    for job in range(4, 3 * OLDEST_EVERY + 4):
         assert dispatcher.submit(job, profile) is None
         in_flight.complete(begun[-1] if begun else 0)
         begun += dispatcher.refill(0, in_flight)
     turns = [begun.index(job) + 1 for job in (1, 2, 3)]
-    assert turns == [PATIENCE, 2 * PATIENCE, 3 * PATIENCE]
-    assert [job for job in begun if job > 3] == list(range(4, 3 * PATIENCE + 1))
+    assert turns == [OLDEST_EVERY, 2 * OLDEST_EVERY, 3 * OLDEST_EVERY]
+    assert [job for job in begun if job > 3] == list(range(4, 3 * OLDEST_EVERY + 1))
 
 
 def test_who_finds_room_when_jobs_come_back_has_passed_those_who_wait() -> None:
-    dispatcher, profile = Dispatcher(patience=2), Profile()
+    dispatcher, profile = Dispatcher(oldest_every=2), Profile()
     dispatcher.refill(0, InFlight())
     dispatcher.submit(1, known(10))
     dispatcher.submit(2, Profile())
     dispatcher.submit(3, profile, -1)
     profile.note(10)
-    assert dispatcher.give_back({9: known(10)}) == [(0, 9), (0, 3)]
+    assert dispatcher.requeue({9: known(10)}) == [(0, 9), (0, 3)]
     assert dispatcher.submit(4, known(10), -1) is None
     assert dispatcher.refill(1, InFlight()) == [2]
 
@@ -549,7 +549,7 @@ def test_jobs_that_lost_their_worker_are_before_more_urgent_ones() -> None:
     assert dispatcher.submit(1, profile, 5) == 0
     assert dispatcher.submit(2, profile, -5) is None
     dispatcher.worker_gone(0)
-    assert dispatcher.give_back({1: profile}) == []
+    assert dispatcher.requeue({1: profile}) == []
     assert dispatcher.submit(3, profile, -9) is None
     assert dispatcher.waiting == 3
     assert [dispatcher.refill(slot, InFlight()) for slot in (1, 2, 3)] == [
@@ -706,7 +706,7 @@ def test_jobs_that_lost_their_worker_are_the_next_to_begin() -> None:
         dispatcher.submit(job, known(400))
     assert dispatcher.waiting == 2
     dispatcher.worker_gone(0)
-    assert dispatcher.give_back({1: known(400), 2: known(400)}) == []
+    assert dispatcher.requeue({1: known(400), 2: known(400)}) == []
     assert dispatcher.refill(1, InFlight()) == [1, 2]
     assert dispatcher.refill(2, InFlight()) == [3, 4]
 
@@ -715,7 +715,7 @@ def test_jobs_that_come_back_need_not_wait_behind_the_queue() -> None:
     dispatcher, [in_flight] = idle_pool(1)
     dispatcher.submit(1, known(100))
     dispatcher.submit(2, Profile())
-    assert dispatcher.give_back({4: known(100), 3: known(100)}) == [(0, 4), (0, 3)]
+    assert dispatcher.requeue({4: known(100), 3: known(100)}) == [(0, 4), (0, 3)]
     assert list(in_flight.jobs) == [1, 4, 3]
     assert dispatcher.waiting == 1
 
@@ -723,7 +723,7 @@ def test_jobs_that_come_back_need_not_wait_behind_the_queue() -> None:
 def test_jobs_that_come_back_are_for_idle_workers_first_and_keep_their_order() -> None:
     dispatcher, flights = idle_pool(2)
     back = {7: known(600), 5: known(400), 6: known(300), 4: known(100), 3: Profile()}
-    assert dispatcher.give_back(back) == [(1, 7), (0, 5), (1, 6), (0, 4)]
+    assert dispatcher.requeue(back) == [(1, 7), (0, 5), (1, 6), (0, 4)]
     assert [list(in_flight.jobs) for in_flight in flights] == [[5, 4], [7, 6]]
     assert dispatcher.clear() == [3]
 
@@ -736,8 +736,8 @@ def test_what_waited_behind_jobs_that_come_back_is_not_forgotten() -> None:
     in_flight.complete(1)
     dispatcher.refill(0, in_flight)
     dispatcher.submit(4, Profile())
-    assert dispatcher.give_back({}) == []
-    assert dispatcher.give_back({9: Profile()}) == []
+    assert dispatcher.requeue({}) == []
+    assert dispatcher.requeue({9: Profile()}) == []
     assert dispatcher.clear() == [9, 4]
 
 
@@ -748,7 +748,7 @@ def test_room_that_is_found_when_jobs_come_back_is_for_those_behind_them_too() -
     dispatcher.submit(2, profile)
     dispatcher.submit(3, known(10))
     profile.note(10)
-    assert dispatcher.give_back({9: known(10)}) == [(0, 9), (0, 2), (0, 3)]
+    assert dispatcher.requeue({9: known(10)}) == [(0, 9), (0, 2), (0, 3)]
     assert list(in_flight.jobs) == [1, 9, 2, 3]
 
 
@@ -761,7 +761,7 @@ def test_a_worker_that_left_is_given_nothing(jobs: int) -> None:
     dispatcher.worker_gone(0)
     assert dispatcher.idle == 0
     assert dispatcher.submit(5, known(10)) is None
-    assert dispatcher.give_back({6: known(10)}) == []
+    assert dispatcher.requeue({6: known(10)}) == []
     assert len(in_flight.jobs) == jobs
 
 
@@ -788,7 +788,7 @@ def test_what_is_announced_waits_in_nobodys_way() -> None:
     assert dispatcher.refill(0, in_flight) == [5]
     in_flight.complete(5)
     assert dispatcher.refill(0, in_flight) == []
-    assert dispatcher.give_back({3: known(10)}) == [(0, 3)]
+    assert dispatcher.requeue({3: known(10)}) == [(0, 3)]
     assert dispatcher.waiting == 2
 
 
@@ -820,12 +820,12 @@ def test_what_was_announced_is_forgotten_with_the_rest() -> None:
 def test_who_is_to_be_alone_has_an_idle_worker_and_nobody_behind(cost: float) -> None:
     dispatcher, [in_flight] = idle_pool(1)
     assert dispatcher.submit(1, known(cost)) == 0
-    assert dispatcher.submit(2, ALONE) is None, "nobody travels ahead of it"
+    assert dispatcher.submit(2, STREAM_PROFILE) is None, "nobody travels ahead of it"
     in_flight.complete(1)
     assert dispatcher.refill(0, in_flight) == [2]
     assert dispatcher.submit(3, known(cost)) is None, "nor behind it"
     assert dispatcher.refill(0, in_flight) == []
-    assert dispatcher.give_back({4: known(cost)}) == []
+    assert dispatcher.requeue({4: known(cost)}) == []
     assert list(in_flight.jobs) == [2]
     in_flight.withdraw(2)
     assert dispatcher.refill(0, in_flight)[0] == 4
@@ -859,38 +859,41 @@ def test_neither_starves_while_more_urgent_ones_come_to_the_other_line(
 
     def submit(job: int, priority: int, *, keyed: bool) -> None:
         if keyed:
-            assert dispatcher.submit_keyed(job, Keyed(Profile(), 7), priority) is None
+            assert (
+                dispatcher.submit_keyed(job, KeyedProfile(Profile(), 7), priority)
+                is None
+            )
         else:
             assert dispatcher.submit(job, Profile(), priority) is None
 
     submit(1, 0, keyed=old_has_a_key)
     begun = [0]
-    while begun[-1] != 1 and len(begun) < 2 * PATIENCE:
+    while begun[-1] != 1 and len(begun) < 2 * OLDEST_EVERY:
         submit(begun[-1] + 2, -1, keyed=not old_has_a_key)
         in_flight.complete(begun[-1])
         begun += dispatcher.refill(0, in_flight)
-    assert len(begun) - 1 == PATIENCE
+    assert len(begun) - 1 == OLDEST_EVERY
 
 
 def test_who_has_waited_longer_is_not_passed_by_who_is_taken_before() -> None:
     dispatcher, in_flight = one_worker_with_a_place()
-    for job in range(1, 2 * PATIENCE):
+    for job in range(1, 2 * OLDEST_EVERY):
         assert dispatcher.submit(job, Profile()) is None
-    assert dispatcher.submit_keyed(500, Keyed(Profile(), 7), 0) is None
+    assert dispatcher.submit_keyed(500, KeyedProfile(Profile(), 7), 0) is None
     begun = [0]
-    while begun[-1] != 500 and len(begun) < 3 * PATIENCE:
+    while begun[-1] != 500 and len(begun) < 3 * OLDEST_EVERY:
         in_flight.complete(begun[-1])
         begun += dispatcher.refill(0, in_flight)
-    assert begun == [*range(2 * PATIENCE), 500]
+    assert begun == [*range(2 * OLDEST_EVERY), 500]
 
 
 def test_short_jobs_do_not_pass_a_long_one_that_waits_for_their_worker() -> None:
     dispatcher, [in_flight] = idle_pool(1)
     dispatcher.assign_buckets({0: 0})
-    assert dispatcher.submit_keyed(1, Keyed(known(10), 7), 0) == 0
-    assert dispatcher.submit_keyed(2, Keyed(Profile(), 7), 0) is None
+    assert dispatcher.submit_keyed(1, KeyedProfile(known(10), 7), 0) == 0
+    assert dispatcher.submit_keyed(2, KeyedProfile(Profile(), 7), 0) is None
     assert dispatcher.submit(3, known(10)) is None
-    assert dispatcher.submit_keyed(4, Keyed(known(10), 8), 0) is None
+    assert dispatcher.submit_keyed(4, KeyedProfile(known(10), 8), 0) is None
     in_flight.complete(1)
     assert dispatcher.refill(0, in_flight) == [2]
     in_flight.complete(2)
@@ -901,11 +904,11 @@ def test_what_is_learned_of_a_function_counts_for_jobs_with_a_key_that_wait() ->
     dispatcher, in_flight = one_worker_with_a_place()
     profile = Profile()
     for job in (1, 2, 3):
-        assert dispatcher.submit_keyed(job, Keyed(profile, job), 0) is None
+        assert dispatcher.submit_keyed(job, KeyedProfile(profile, job), 0) is None
     profile.note(10)
     in_flight.complete(0)
     assert dispatcher.refill(0, in_flight) == [1, 2, 3]
-    assert dispatcher.submit_keyed(4, Keyed(profile, 4), 0) == 0
+    assert dispatcher.submit_keyed(4, KeyedProfile(profile, 4), 0) == 0
 
 
 def test_a_job_with_a_key_does_not_pass_those_without_one() -> None:
@@ -913,11 +916,11 @@ def test_a_job_with_a_key_does_not_pass_those_without_one() -> None:
     dispatcher.assign_buckets({0: 0})
     assert dispatcher.submit(1, known(10)) == 0
     assert dispatcher.submit(2, Profile()) is None
-    assert dispatcher.submit_keyed(3, Keyed(known(10), 7), 0) is None
+    assert dispatcher.submit_keyed(3, KeyedProfile(known(10), 7), 0) is None
     in_flight.complete(1)
     assert dispatcher.refill(0, in_flight) == [2]
     in_flight.complete(2)
     assert dispatcher.refill(0, in_flight) == [3]
     # But a more urgent one may go ahead, as any other.
     assert dispatcher.submit(4, Profile()) is None
-    assert dispatcher.submit_keyed(5, Keyed(known(10), 7), -1) == 0
+    assert dispatcher.submit_keyed(5, KeyedProfile(known(10), 7), -1) == 0

@@ -71,7 +71,7 @@ def test_who_is_idle_is_stopped() -> None:
     crew.ready()
     assert not crew.leaving.any
     assert crew.leave() == [Retiring(0, "worn"), Stop(0)]
-    assert (crew.slot.planned, crew.leaving.any) == (True, True)
+    assert (crew.slot.exit_planned, crew.leaving.any) == (True, True)
     assert crew.leave() == []  # it does already
 
 
@@ -79,7 +79,7 @@ def test_the_end_of_who_fails_is_no_planned_one() -> None:
     crew = Crew()
     crew.ready()
     crew.leaving.begin(crew.slot, "failed", 1.0, planned=False)
-    assert not crew.slot.planned
+    assert not crew.slot.exit_planned
 
 
 def test_who_is_not_up_yet_is_terminated() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncpool._core.base.run_times import ALONE, UNKNOWN, Profile
+from asyncpool._core.base.run_times import STREAM_PROFILE, UNKNOWN, Profile
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.commands import (
     Abandon,
@@ -67,7 +67,7 @@ def submit_large(job: int) -> Event:
     """A job comes whose arguments take a while to get to any worker."""
 
     def event(core: Supervision, now: float) -> list[Command]:
-        slot = core.jobs.submit(job, ALONE)
+        slot = core.jobs.submit(job, STREAM_PROFILE)
         return [] if slot is None else [Assign(slot, (job,))]
 
     return event
@@ -100,7 +100,7 @@ def announce(*jobs: int) -> Event:
 
 
 def arrive(job: int) -> Event:
-    return lambda core, now: core.jobs.arrive(job, ALONE, now)
+    return lambda core, now: core.jobs.arrive(job, STREAM_PROFILE, now)
 
 
 def ready(slot: int) -> Event:
@@ -142,7 +142,7 @@ def retry(slot: int, job: int) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
         land(core, slot)
         again = {job: Profile()}
-        return [*core.jobs.refill(slot, now), *core.jobs.give_back(again, now)]
+        return [*core.jobs.refill(slot, now), *core.jobs.requeue(again, now)]
 
     return event
 
@@ -157,7 +157,7 @@ def died(slot: int, *, started: bool = False, requeue: bool = False) -> Event:
 
 
 def fault(slot: int) -> Event:
-    return lambda core, now: core.workers.condemn(slot, now)
+    return lambda core, now: core.workers.replace_faulty(slot, now)
 
 
 def cancel(job: int, *, begun: bool = True) -> Event:
@@ -180,7 +180,7 @@ def withdraw(slot: int, job: int) -> Event:
 
 def look(core: Supervision, now: float) -> list[Command]:
     """Look for a stall."""
-    return core.termination.look_for_stalls()
+    return core.termination.check_for_stalls()
 
 
 def revoked(slot: int, *places: int) -> Event:

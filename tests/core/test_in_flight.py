@@ -16,12 +16,12 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core.base.run_times import (
-    ALONE,
     BUDGET,
     LEAST,
-    LOADING,
+    LOADING_PROFILE,
+    STREAM_PROFILE,
     UNKNOWN,
-    Keyed,
+    KeyedProfile,
     Profile,
 )
 from asyncpool._core.dispatch.in_flight import InFlight
@@ -292,7 +292,7 @@ def test_a_flight_is_empty_when_its_only_job_is_not_sent() -> None:
     in_flight.begin_revoke([8])
     in_flight.complete(7)
     in_flight.complete(8)
-    in_flight.add(9, ALONE)
+    in_flight.add(9, STREAM_PROFILE)
     assert (in_flight.head, in_flight.backlog) == (9, UNKNOWN)
     in_flight.withdraw(9)
     assert (in_flight.jobs, in_flight.head, in_flight.backlog) == ({}, None, 0.0)
@@ -506,12 +506,12 @@ def test_a_job_costs_what_a_lane_takes_for_it_but_never_nothing() -> None:
 
 def test_nothing_is_sent_behind_what_is_loading() -> None:
     in_flight = wide(3, 10.0)
-    in_flight.add(2, LOADING)
+    in_flight.add(2, LOADING_PROFILE)
     assert (in_flight.closed, in_flight.free_lanes, in_flight.last) == (True, 0, 2)
     assert not in_flight.takes(known(LEAST))
     in_flight.withdraw(2)
     assert (in_flight.closed, in_flight.free_lanes) == (False, 2)
-    in_flight.add(3, Keyed(LOADING, 7))
+    in_flight.add(3, KeyedProfile(LOADING_PROFILE, 7))
     assert in_flight.closed
     assert in_flight.begin_revoke([3]) == (2,), "the place of the one that was not sent"
 

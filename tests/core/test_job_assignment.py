@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import ALONE, Profile
+from asyncpool._core.base.run_times import STREAM_PROFILE, Profile
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
@@ -37,7 +37,7 @@ def test_a_closing_pool_lets_go_of_whom_the_job_that_arrives_does_not_need() -> 
     core.jobs.announce(1)
     assert core.close(Finish.ALL, 30.0, 2.0) == []
     # The other worker would be idle for as long as the job takes.
-    assert core.jobs.arrive(1, ALONE, 2.0) == [Assign(1, (1,)), Stop(0)]
+    assert core.jobs.arrive(1, STREAM_PROFILE, 2.0) == [Assign(1, (1,)), Stop(0)]
 
 
 def test_a_closing_pool_needs_nobody_after_the_last_jobs_of_one_that_leaves() -> None:
@@ -68,7 +68,7 @@ def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
     core.closing.landing(1)
     commands = core.workers.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
     # Its outcome is an error to retry after.
-    commands += core.jobs.give_back({1: profile}, 4.0)
+    commands += core.jobs.requeue({1: profile}, 4.0)
     commands += core.jobs.landed(1, 4.0)
     deadline = core.next_deadline()
     assert deadline is not None

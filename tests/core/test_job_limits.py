@@ -59,7 +59,7 @@ def test_each_stage_has_its_end(
     assert limits.timed
     assert limits.queue_end(10.0) == queue_end
     assert limits.run_end(10.0) == run_end
-    assert limits.next_look(10.0, 90.0) == run_end
+    assert limits.next_check(10.0, 90.0) == run_end
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_who_was_heard_of_late_is_looked_at_later(
     limits: JobLimits, looks: tuple[float | None, float | None]
 ) -> None:
     assert limits.timed is (limits != JobLimits())
-    assert (limits.next_look(10.0, 10.0), limits.next_look(10.0, 14.0)) == looks
+    assert (limits.next_check(10.0, 10.0), limits.next_check(10.0, 14.0)) == looks
     assert limits.queue_end(10.0) == limits.deadline
 
 

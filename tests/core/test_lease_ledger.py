@@ -13,8 +13,8 @@ from asyncpool._core.leases.lease_ledger import (
     LeaseLedger,
     Lost,
     Missed,
+    RenewalDecision,
     Slower,
-    Verdict,
 )
 from asyncpool._core.leases.renewal_pace import (
     SLACK,
@@ -210,7 +210,7 @@ def test_that_it_missed_its_cycle_is_told_with_the_time_since_its_last_beat() ->
 
 def test_the_first_failed_beat_that_is_too_late_is_told_and_one_in_each_cycle() -> None:
     ledger = ledger_of("a", interval=16.0, max_retries=3)
-    told: list[tuple[float, Verdict]] = []
+    told: list[tuple[float, RenewalDecision]] = []
     assert play(ledger, 1) == ["a0"]
     while (due := ledger.next_due()) is not None and due < 64:
         ledger.begin_renewal(due)

@@ -27,8 +27,8 @@ from asyncpool._core.leases.lease_ledger import (
     LeaseLedger,
     Lost,
     Missed,
+    RenewalDecision,
     Slower,
-    Verdict,
 )
 from asyncpool._core.leases.renewal_pace import SLACK, RenewalResult, pause_before
 from asyncpool.events import LeaseRelieved, LeaseSaturated
@@ -294,7 +294,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 self.put(kept, "front")
 
     def check_verdict(
-        self, verdict: Verdict, result: RenewalResult, kept: Kept, begun: float
+        self, verdict: RenewalDecision, result: RenewalResult, kept: Kept, begun: float
     ) -> None:
         match result:
             case RenewalResult.LOST:

@@ -57,9 +57,11 @@ def bury(
 ) -> list[Command]:
     """Let a worker end unasked that was never ready."""
     slot = lifecycle.slots[index]
-    slot.due, slot.probing = None, False
+    slot.due, slot.is_probe = None, False
     slot.apply(SlotEvent.EXITED)
-    return lifecycle.judge(slot, now, needed=needed, blamed=False, jitter=0.0)
+    return lifecycle.decide_after_death(
+        slot, now, needed=needed, blamed=False, jitter=0.0
+    )
 
 
 def test_a_start_that_takes_too_long_is_ended_by_force() -> None:
@@ -124,10 +126,10 @@ def test_slots_that_cannot_start_are_parked_and_one_tries_for_all() -> None:
     assert lifecycle.broken is None
     assert lifecycle.on_timer(2.0) == [Spawn(0, 2)]
     slot = lifecycle.slots[0]
-    assert slot.probing
+    assert slot.is_probe
     slot.apply(SlotEvent.READY)
     assert lifecycle.on_ready(slot, 2.5) == [Recover(0), Spawn(1, 2)]
-    assert not slot.probing
+    assert not slot.is_probe
 
 
 def test_a_pool_without_hope_breaks_and_comes_back() -> None:

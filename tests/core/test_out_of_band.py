@@ -533,8 +533,8 @@ def test_a_stream_of_lines_is_nothing_that_anybody_here_has_written() -> None:
 @pytest.mark.parametrize("size", [10, LARGE, 5 * HEAVY])
 def test_large_buffers_may_be_a_part_of_the_stream(size: int) -> None:
     block = bytearray(random.Random(1).randbytes(size))
-    parcel = dump([1, pickle.PickleBuffer(block), "end"], whole=True)
+    parcel = dump([1, pickle.PickleBuffer(block), "end"], in_band=True)
     assert parcel.buffers == []
     assert pickle.loads(b"".join(parcel.pieces)) == [1, block, "end"]
     with pytest.raises(StreamTooLongError):
-        dump([1, pickle.PickleBuffer(block), "end"], whole=True, limit=size)
+        dump([1, pickle.PickleBuffer(block), "end"], in_band=True, limit=size)

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncpool._core.base.run_times import Profile
-from asyncpool._core.dispatch.queue import PATIENCE, JobQueue
+from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue
 from tests.core.list_queue import PRIORITIES, ListQueue
 
 PROFILE = Profile()
@@ -86,7 +86,7 @@ class QueueMachine(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         jobs = data.draw(st.permutations(self.left[-3:]))
         del self.left[-3:]
-        self.queue.give_back({job: self.profiles[job] for job in jobs})
+        self.queue.requeue({job: self.profiles[job] for job in jobs})
         self.model.give_back(jobs)
 
     @precondition(lambda self: len(self.model) > 5)
@@ -123,7 +123,7 @@ class QueueMachine(RuleBasedStateMachine):
 TestQueue = QueueMachine.TestCase
 
 
-def queue_of(*jobs: tuple[int, int], patience: int = PATIENCE) -> JobQueue:
+def queue_of(*jobs: tuple[int, int], patience: int = OLDEST_EVERY) -> JobQueue:
     queue = JobQueue(patience)
     for job, priority in jobs:
         queue.add(job, PROFILE, priority)
@@ -138,7 +138,7 @@ def leave(queue: JobQueue, count: int | None = None) -> list[int]:
     return jobs
 
 
-@given(st.lists(st.integers(-3, 3), max_size=PATIENCE))
+@given(st.lists(st.integers(-3, 3), max_size=OLDEST_EVERY))
 def test_the_lower_number_is_first_and_among_equals_who_came_first(
     ranks: list[int],
 ) -> None:
@@ -147,7 +147,7 @@ def test_the_lower_number_is_first_and_among_equals_who_came_first(
     assert len(queue) == 0
 
 
-@pytest.mark.parametrize("patience", [2, 3, PATIENCE])
+@pytest.mark.parametrize("patience", [2, 3, OLDEST_EVERY])
 @pytest.mark.parametrize(("old", "new"), [(0, -1), (5, 0), (5, 4), (-1, -2)])
 @pytest.mark.parametrize("older", [0, 1, 4])
 def test_a_job_waits_for_others_as_long_as_it_must_and_no_longer(
@@ -225,7 +225,7 @@ def test_an_older_one_that_comes_late_and_goes_does_not_reset_the_count() -> Non
 
 
 def test_the_promise_of_the_docs() -> None:
-    assert PATIENCE == 64
+    assert OLDEST_EVERY == 64
 
 
 def test_who_comes_late_has_the_age_of_its_number_and_the_last_place() -> None:
@@ -243,13 +243,13 @@ def test_who_comes_late_has_the_age_of_its_number_and_the_last_place() -> None:
 
 def test_who_comes_back_is_before_all_others_and_costs_nobodys_patience() -> None:
     queue = queue_of((1, 0), (2, -5), patience=3)
-    queue.give_back({8: PROFILE, 7: PROFILE})
-    queue.give_back({9: PROFILE})
+    queue.requeue({8: PROFILE, 7: PROFILE})
+    queue.requeue({9: PROFILE})
     assert not queue.leads(-9)
     assert leave(queue, 3) == [9, 8, 7]
     assert queue.leads(-9)
     assert leave(queue, 1) == [2]
-    queue.give_back({2: PROFILE})
+    queue.requeue({2: PROFILE})
     queue.add(3, PROFILE, -1)
     queue.add(4, PROFILE, -1)
     assert leave(queue) == [2, 3, 1, 4]
@@ -258,13 +258,13 @@ def test_who_comes_back_is_before_all_others_and_costs_nobodys_patience() -> Non
 def test_who_comes_back_is_before_one_whose_turn_it_is() -> None:
     queue = queue_of((1, 0), patience=2)
     queue.passes(2)
-    queue.give_back({2: PROFILE})
+    queue.requeue({2: PROFILE})
     assert leave(queue) == [2, 1]
 
 
 def test_any_job_can_be_removed() -> None:
     queue = queue_of((1, 0), (2, 0), (3, 4), (4, 4), (5, -4))
-    queue.give_back({6: PROFILE})
+    queue.requeue({6: PROFILE})
     for job in (7, -4, 0):
         assert queue.remove(job) is False
     assert [queue.remove(job) for job in (1, 4, 5, 6)] == [True] * 4
@@ -276,7 +276,7 @@ def test_any_job_can_be_removed() -> None:
 def test_all_jobs_are_forgotten_and_the_usual_line_stays_where_it_is() -> None:
     queue = queue_of((1, 2), (2, 0), (3, -2), (4, 0), (5, 2))
     usual = queue.usual
-    queue.give_back({6: PROFILE})
+    queue.requeue({6: PROFILE})
     assert queue.clear() == [6, 3, 2, 4, 1, 5]
     assert (len(queue), queue.others, queue.clear()) == (0, 0, [])
     queue.add(7, PROFILE, 2)

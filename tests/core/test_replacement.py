@@ -71,7 +71,7 @@ def test_who_does_not_leave_in_time_is_killed_and_that_is_a_crash() -> None:
     assert core.next_deadline() == 7.0
     reason = "it was to leave, and had not within 5 s"
     assert core.on_timer(7.0) == [Kill(0, reason)]
-    assert not core.slots[0].planned
+    assert not core.slots[0].exit_planned
     commands = core.workers.ended(0, 7.1, started=True, requeue=(1,), jitter=0.5)
     assert commands == [Assign(1, (1,)), LeaveEmpty(0)]
 
@@ -392,7 +392,7 @@ def test_a_start_that_is_broken_off_has_failed_again_when_it_is_gone() -> None:
     core = parked(1)
     core.replacements.roll(1.2)
     assert core.on_timer(1.2) == [Spawn(0, 3)]
-    assert core.workers.condemn(0, 1.3) == [Kill(0)]
+    assert core.workers.replace_faulty(0, 1.3) == [Kill(0)]
     assert core.on_timer(1.3) == [], "the roll is not over"
     assert gone(core, 0, 1.4)[-1] == RollEnded(0, "a start failed again", 0)
 
@@ -521,7 +521,7 @@ def test_a_start_that_was_broken_off_before_the_roll_may_fail() -> None:
     now = core.next_deadline()
     assert now is not None
     assert core.on_timer(now) == [Spawn(0, 3)]
-    assert core.workers.condemn(0, now) == [Kill(0)]
+    assert core.workers.replace_faulty(0, now) == [Kill(0)]
     core.replacements.roll(now)
     gone(core, 0, now + 0.1)
     assert core.on_timer(now + 0.1) == [Spawn(0, 4)]
@@ -534,5 +534,5 @@ def test_too_much_memory_is_a_crash() -> None:
     slot = core.slots[0]
     assert core.workers.oversized(0, "fat", 1.0) == [Kill(0, "fat")]
     assert slot.oversized
-    assert not slot.planned
+    assert not slot.exit_planned
     assert core.workers.oversized(0, "fat", 1.0) == []

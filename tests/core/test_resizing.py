@@ -59,7 +59,7 @@ def test_an_elastic_pool_grows_while_jobs_wait_and_shrinks_when_workers_idle() -
             core.jobs.submit(job, short(1e9)) is None
             and core.replacements.sizing.watching
         ):
-            core.replacements.sizing.crowded(1.0)
+            core.replacements.sizing.job_waits(1.0)
     first = core.next_deadline()
     assert first is not None
     assert core.on_timer(first) == [Resized(2), Spawn(1, 1)]

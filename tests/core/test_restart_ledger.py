@@ -10,12 +10,12 @@ from hypothesis import assume, example, given, strategies as st
 
 from asyncpool._core.policies.restart import (
     BURST,
-    GiveUp,
-    Restart,
+    GiveUpRestarting,
+    RestartDecision,
     RestartLedger,
     RestartPolicy,
-    Retry,
-    Verdict,
+    RestartWorker,
+    RetryStart,
 )
 
 
@@ -28,26 +28,26 @@ class OnePool:
         self.ledger = RestartLedger(policy or RestartPolicy(), workers)
         self.now = 1_000.0
 
-    def fail(self, *, after: float = 1.0, jitter: float = 0.0) -> Verdict:
+    def fail(self, *, after: float = 1.0, jitter: float = 0.0) -> RestartDecision:
         """Let a start fail that began now, *after* seconds."""
         began, self.now = self.now, self.now + after
         return self.ledger.start_failed(began, self.now, jitter=jitter)
 
-    def die(self, *, after: float = 0.0) -> Verdict:
+    def die(self, *, after: float = 0.0) -> RestartDecision:
         """Let a worker die that has no job, *after* seconds."""
         self.now += after
         return self.ledger.died(self.now, blamed=False)
 
-    def crash(self, *, after: float = 0.0) -> Verdict:
+    def crash(self, *, after: float = 0.0) -> RestartDecision:
         """Let one die in the middle of a job."""
         self.now += after
         return self.ledger.died(self.now, blamed=True)
 
 
-def delays(verdicts: list[Verdict]) -> list[float]:
+def delays(verdicts: list[RestartDecision]) -> list[float]:
     found = []
     for verdict in verdicts:
-        assert isinstance(verdict, Restart), verdict
+        assert isinstance(verdict, RestartWorker), verdict
         found.append(verdict.delay)
     return found
 
@@ -58,24 +58,24 @@ def delays(verdicts: list[Verdict]) -> list[float]:
 def test_failed_starts_back_off_and_leave_no_hope_at_the_limit() -> None:
     pool = OnePool(RestartPolicy(initial_delay=1.0, max_delay=4.0, max_failed_starts=3))
     assert [pool.fail() for _ in range(5)] == [
-        Retry(1.0, "the start failed", breaks_pool=False),
-        Retry(2.0, "2 starts failed in a row", breaks_pool=False),
-        Retry(4.0, "3 starts failed in a row", breaks_pool=True),
-        Retry(4.0, "4 starts failed in a row", breaks_pool=True),
-        Retry(4.0, "5 starts failed in a row", breaks_pool=True),
+        RetryStart(1.0, "the start failed", breaks_pool=False),
+        RetryStart(2.0, "2 starts failed in a row", breaks_pool=False),
+        RetryStart(4.0, "3 starts failed in a row", breaks_pool=True),
+        RetryStart(4.0, "4 starts failed in a row", breaks_pool=True),
+        RetryStart(4.0, "5 starts failed in a row", breaks_pool=True),
     ]
 
 
 def test_chance_spreads_them() -> None:
     pool = OnePool(RestartPolicy(initial_delay=1.0))
     verdicts = [pool.fail(jitter=0.5), pool.fail(jitter=0.5)]
-    assert [v.delay for v in verdicts if isinstance(v, Retry)] == [0.75, 1.5]
+    assert [v.delay for v in verdicts if isinstance(v, RetryStart)] == [0.75, 1.5]
 
 
 def test_without_a_limit_there_is_always_hope() -> None:
     pool = OnePool(RestartPolicy(max_failed_starts=None))
     verdicts = [pool.fail() for _ in range(2_000)]
-    assert not any(isinstance(it, Retry) and it.breaks_pool for it in verdicts)
+    assert not any(isinstance(it, RetryStart) and it.breaks_pool for it in verdicts)
 
 
 def test_the_first_worker_that_is_ready_ends_the_row() -> None:
@@ -90,16 +90,16 @@ def test_deaths_after_readiness_say_nothing_about_starts(*, blamed: bool) -> Non
     pool = OnePool(RestartPolicy(initial_delay=1.0, max_failed_starts=3))
     pool.fail()
     pool.crash() if blamed else pool.die()
-    assert pool.fail() == Retry(2.0, "2 starts failed in a row", breaks_pool=False)
+    assert pool.fail() == RetryStart(2.0, "2 starts failed in a row", breaks_pool=False)
 
 
 def test_starts_that_overlap_count_once() -> None:
     ledger = RestartLedger(RestartPolicy(initial_delay=1.0), workers=8)
     verdicts = [ledger.start_failed(10.0, 10.5 + n / 10, jitter=0.0) for n in range(8)]
-    assert verdicts == [Retry(1.0, "the start failed", breaks_pool=False)] * 8
+    assert verdicts == [RetryStart(1.0, "the start failed", breaks_pool=False)] * 8
     assert ledger.start_failed(10.49, 12.0, jitter=0.0) == verdicts[0]
     again = ledger.start_failed(10.5, 12.0, jitter=0.0)
-    assert again == Retry(2.0, "2 starts failed in a row", breaks_pool=False)
+    assert again == RetryStart(2.0, "2 starts failed in a row", breaks_pool=False)
 
 
 # Deaths after readiness.
@@ -179,7 +179,7 @@ def test_a_storm_takes_at_most_a_tenth_of_the_time(
     while pool.now < start + 20.0:
         pool.now = max(pool.now + every, due)
         verdict = pool.die()
-        assert isinstance(verdict, Restart)
+        assert isinstance(verdict, RestartWorker)
         due = pool.now + verdict.delay
         begun.append(due)
     seconds = begun[-1] - start
@@ -196,17 +196,17 @@ def test_a_limit_counts_deaths_of_every_kind() -> None:
     pool = OnePool(RestartPolicy.limited(3, 10.0), workers=50)
     verdicts = [pool.fail(after=0.0), pool.crash(), pool.die()]
     assert verdicts == [
-        Retry(0.0, "the start failed", breaks_pool=False),
-        Restart(0.0),
-        Restart(0.0),
+        RetryStart(0.0, "the start failed", breaks_pool=False),
+        RestartWorker(0.0),
+        RestartWorker(0.0),
     ]
     text = "4 workers died within 10 s, and the policy allows 3"
-    assert pool.crash() == GiveUp(text)
-    assert pool.fail(after=0.0) == GiveUp(text), "and not five"
+    assert pool.crash() == GiveUpRestarting(text)
+    assert pool.fail(after=0.0) == GiveUpRestarting(text), "and not five"
 
 
 def test_a_death_leaves_the_window_just_after_the_period() -> None:
-    for gap, verdict in ((60.0, GiveUp), (60.0001, Restart)):
+    for gap, verdict in ((60.0, GiveUpRestarting), (60.0001, RestartWorker)):
         pool = OnePool(RestartPolicy(max_restarts=1, period=60.0))
         pool.crash()
         assert isinstance(pool.crash(after=gap), verdict)
@@ -244,7 +244,7 @@ def test_a_limit_is_refused_if_and_only_if_no_failing_start_exceeds_it(
         pool = OnePool(policy_of())
         waits = [0.0, *(b - a for a, b in itertools.pairwise(deaths))]
         verdicts = [pool.fail(after=wait) for wait in waits]
-        assert any(isinstance(verdict, GiveUp) for verdict in verdicts)
+        assert any(isinstance(verdict, GiveUpRestarting) for verdict in verdicts)
     else:
         with pytest.raises(ValueError, match="never exceed"):
             policy_of()

@@ -13,12 +13,12 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core.policies.restart import (
-    GiveUp,
-    Restart,
+    GiveUpRestarting,
+    RestartDecision,
     RestartLedger,
     RestartPolicy,
-    Retry,
-    Verdict,
+    RestartWorker,
+    RetryStart,
 )
 
 WORKERS = 3
@@ -70,7 +70,7 @@ class LedgerMachine(RuleBasedStateMachine):
         given_up = self.given_up()
         # How long it waits is the matter of a test of its own.
         assert verdict == given_up or (
-            given_up is None and isinstance(verdict, Restart)
+            given_up is None and isinstance(verdict, RestartWorker)
         )
 
     @rule(
@@ -88,7 +88,7 @@ class LedgerMachine(RuleBasedStateMachine):
         expected = self.given_up()
         if expected is None:
             most = self.policy.max_failed_starts
-            expected = Retry(
+            expected = RetryStart(
                 self.policy.delay(failures, jitter=jitter),
                 f"{failures} starts failed in a row"
                 if failures > 1
@@ -97,7 +97,7 @@ class LedgerMachine(RuleBasedStateMachine):
             )
         assert verdict == expected
 
-    def given_up(self) -> Verdict | None:
+    def given_up(self) -> RestartDecision | None:
         most, period = self.policy.max_restarts, self.policy.period
         if most is None:
             return None
@@ -105,7 +105,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if recent <= most:
             return None
         # However many there were, more than one above the limit say nothing.
-        return GiveUp(
+        return GiveUpRestarting(
             f"{min(recent, most + 1)} workers died within 60 s, "
             f"and the policy allows {most}"
         )
@@ -114,7 +114,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def one_dies_in_a_job(self) -> None:
         self.deaths.append(self.now)
         verdict = self.ledger.died(self.now, blamed=True)
-        assert verdict == (self.given_up() or Restart(0.0))
+        assert verdict == (self.given_up() or RestartWorker(0.0))
 
     @invariant()
     def its_memory_is_bounded(self) -> None:

@@ -7,13 +7,13 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.base import run_times as profiles
 from asyncpool._core.base.run_times import (
-    ALONE,
     BUDGET,
     DEEPEST,
     LEAST,
     REFILL,
+    STREAM_PROFILE,
     UNKNOWN,
-    Keyed,
+    KeyedProfile,
     Profile,
 )
 
@@ -33,15 +33,15 @@ def after(*durations: float) -> float:
 def test_the_figures() -> None:
     assert (BUDGET, REFILL, DEEPEST, UNKNOWN) == (16000.0, 8000.0, 128, 1e9)
     assert set(profiles.__all__) == {
-        "ALONE",
+        "STREAM_PROFILE",
         "BUDGET",
         "DEEPEST",
         "PINNED",
         "LEAST",
-        "LOADING",
+        "LOADING_PROFILE",
         "REFILL",
         "UNKNOWN",
-        "Keyed",
+        "KeyedProfile",
         "Profile",
     }
 
@@ -52,8 +52,8 @@ def test_what_was_never_called_is_unknown_and_fits_behind_nothing() -> None:
 
 
 def test_what_is_to_be_alone_costs_as_much_as_what_is_unknown() -> None:
-    assert type(ALONE) is Profile
-    assert ALONE.cost == UNKNOWN
+    assert type(STREAM_PROFILE) is Profile
+    assert STREAM_PROFILE.cost == UNKNOWN
 
 
 def test_the_first_call_is_taken_at_its_word() -> None:
@@ -92,7 +92,7 @@ def test_the_least_is_that_of_the_shortest_calls_of_late() -> None:
     assert 990 < profile.least < 1000, "and is forgotten"
     profile.note(0)
     assert profile.least == LEAST
-    keyed = Keyed(profile, 1)
+    keyed = KeyedProfile(profile, 1)
     keyed.least = 7.0
     assert (profile.least, keyed.least) == (7.0, 7.0)
 
@@ -163,7 +163,7 @@ def test_functions_are_known_one_by_one() -> None:
 
 def test_a_job_with_a_key_costs_what_its_function_does_by_now() -> None:
     function = Profile()
-    first, second = Keyed(function, 7), Keyed(function, 8)
+    first, second = KeyedProfile(function, 7), KeyedProfile(function, 8)
     assert (first.key, second.key, function.key) == (7, 8, None)
     assert first.cost == UNKNOWN
     function.note(250)

@@ -94,12 +94,12 @@ def test_one_that_is_stopped_has_all_of_its_time() -> None:
 
 def test_an_exception_brings_a_replacement_at_once_and_is_a_crash() -> None:
     core = serving(2)
-    assert core.workers.condemn(0, SERVED) == [
+    assert core.workers.replace_faulty(0, SERVED) == [
         cmd.Retiring(0, "uncaught exception"),
         cmd.Stop(0),
         cmd.Spawn(2, 1),
     ]
-    assert not core.slots[0].planned
+    assert not core.slots[0].exit_planned
     core.workers.ready(2, 1.5)
     assert end(core, 0, 2.0) == [cmd.LeaveEmpty(0)]
 
@@ -107,7 +107,7 @@ def test_an_exception_brings_a_replacement_at_once_and_is_a_crash() -> None:
 def test_all_that_fail_together_are_replaced_at_once() -> None:
     core = serving(4)
     for index in range(4):
-        assert core.workers.condemn(index, SERVED) == [
+        assert core.workers.replace_faulty(index, SERVED) == [
             cmd.Retiring(index, "uncaught exception"),
             cmd.Stop(index),
             cmd.Spawn(4 + index, 1),
@@ -123,15 +123,15 @@ def test_while_too_many_have_failed_the_next_is_replaced_when_it_is_gone() -> No
     now = 0.0
     for index in (0, 1):
         now += SERVED
-        assert cmd.Spawn(index + 1, 1) in core.workers.condemn(index, now)
+        assert cmd.Spawn(index + 1, 1) in core.workers.replace_faulty(index, now)
         core.workers.ready(index + 1, now)
-    assert core.workers.condemn(2, now + SERVED) == [cmd.Stop(2)]
+    assert core.workers.replace_faulty(2, now + SERVED) == [cmd.Stop(2)]
     assert end(core, 2, now + 3.0) == [cmd.TellRestart(2, 0.0), cmd.Spawn(2, 2)]
 
 
 def test_one_that_has_failed_holds_up_no_reload() -> None:
     core = serving(2)
-    core.workers.condemn(0, SERVED)
+    core.workers.replace_faulty(0, SERVED)
     core.workers.ready(2, 2.0)
     assert core.replacements.roll(3.0) == [cmd.Spawn(3, 1)]
 
@@ -142,7 +142,7 @@ def test_who_is_too_many_and_fails_is_not_replaced() -> None:
     [leaves] = [slot.index for slot in core.slots if slot.draining]
     core.replacements.resize(1, 1, 1.0)
     fails = (leaves + 1) % 3
-    assert core.workers.condemn(fails, 5.0) == [
+    assert core.workers.replace_faulty(fails, 5.0) == [
         cmd.Retiring(fails, "uncaught exception"),
         cmd.Stop(fails),
     ]
@@ -152,7 +152,7 @@ def test_one_that_fails_while_its_replacement_comes_has_that_one() -> None:
     core = serving(2)
     core.replacements.roll(1.0)
     assert core.slots[2].replaces == 0
-    assert core.workers.condemn(0, 5.0) == [
+    assert core.workers.replace_faulty(0, 5.0) == [
         cmd.Retiring(0, "uncaught exception"),
         cmd.Stop(0),
         # The roll goes on, since one that fails is no part of the budget.
@@ -173,7 +173,7 @@ def test_those_that_fail_at_once_wait_behind_the_limit_of_forks() -> None:
     slot, now, waited = 0, 0.0, 0.0
     for number in range(BURST + 1):
         now += 0.001
-        commands = core.workers.condemn(slot, now)
+        commands = core.workers.replace_faulty(slot, now)
         assert commands[:2] == [
             cmd.Retiring(slot, "uncaught exception"),
             cmd.Stop(slot),
@@ -205,9 +205,9 @@ def test_the_last_one_of_a_limited_policy_is_waited_for() -> None:
     )
     core.workers.start(0.0)
     core.workers.ready(0, 0.0)
-    assert cmd.Spawn(1, 1) in core.workers.condemn(0, 0.5)
+    assert cmd.Spawn(1, 1) in core.workers.replace_faulty(0, 0.5)
     core.workers.ready(1, 0.6)
-    assert core.workers.condemn(1, 0.7) == [cmd.Stop(1)]
+    assert core.workers.replace_faulty(1, 0.7) == [cmd.Stop(1)]
     end(core, 0, 5.0)
     assert core.broken is None  # its report is the reason that is told
     end(core, 1, 6.0)
@@ -268,15 +268,15 @@ def test_one_that_is_replaced_has_another_time_than_at_the_end_of_all() -> None:
 def test_one_that_fails_while_it_drains_has_all_of_its_time() -> None:
     core = serving(2)
     core.replacements.retire(core.slots[0], "retire()", 5.0, unsent=None)
-    assert core.workers.condemn(0, 6.0) == []
-    assert core.slots[0].planned
+    assert core.workers.replace_faulty(0, 6.0) == []
+    assert core.slots[0].exit_planned
     assert core.slots[0].due == 5.0 + GRACE
 
 
 def test_one_that_fails_before_it_is_ready_is_killed() -> None:
     core = core_of(1)
     core.workers.start(0.0)
-    assert core.workers.condemn(0, 5.0) == [cmd.Kill(0)]
+    assert core.workers.replace_faulty(0, 5.0) == [cmd.Kill(0)]
 
 
 @pytest.mark.parametrize("limited", [False, True])
@@ -296,7 +296,7 @@ def test_failing_again_and_again_breaks_a_cluster_only_if_it_is_limited(
         core.workers.ready(index, now)
         core.workers.served(index, 100, now)
         now += 2 * SERVED
-        commands = core.workers.condemn(index, now)
+        commands = core.workers.replace_faulty(index, now)
         end(core, index, now)
         [index] = [c.slot for c in commands if isinstance(c, cmd.Spawn)] or [index]
     text = "3 workers died within 60 s, and the policy allows 2"
@@ -364,7 +364,7 @@ def test_whoever_comes_instead_of_another_is_a_restart() -> None:
     assert settled(core)
     assert core.restarts == 6  # though seats had workers before
     up = [slot.index for slot in core.slots if slot.state is SlotState.IDLE]
-    core.workers.condemn(up[0], 10.0)
+    core.workers.replace_faulty(up[0], 10.0)
     assert core.restarts == 7
     core.replacements.retire(core.slots[up[1]], "retire()", 11.0, unsent=None)
     assert core.restarts == 8
@@ -480,7 +480,7 @@ class ServingMachine(RuleBasedStateMachine):
         serves = serves and worker.ready_at is not None and not worker.failed
         expected = worker.told is not StopStage.NO and not worker.failed
         if worker.ready_at is not None and not self.closing:
-            assert self.core.slots[slot].planned is expected
+            assert self.core.slots[slot].exit_planned is expected
         commands = self.feed(end(self.core, slot, self.now, started=serves))
         if worker.ready_at is None and (slot, worker.generation) in self.old:
             troubles = [it.reason for it in commands if isinstance(it, cmd.RollEnded)]
@@ -502,9 +502,9 @@ class ServingMachine(RuleBasedStateMachine):
         alone = all(other.replaces != slot for other in self.core.slots)
         missed = alone and self.core.replacements.budget.needs(self.core.slots[slot])
         worker.failed = True
-        commands = self.feed(self.core.workers.condemn(slot, self.now))
+        commands = self.feed(self.core.workers.replace_faulty(slot, self.now))
         assert cmd.Stop(slot) in commands
-        assert not self.core.slots[slot].planned
+        assert not self.core.slots[slot].exit_planned
         came = any(isinstance(command, cmd.Spawn) for command in commands)
         if missed and failing <= self.size:
             waits = any(isinstance(it, cmd.TellRestart) for it in commands)
@@ -534,7 +534,7 @@ class ServingMachine(RuleBasedStateMachine):
         if found:
             slot = data.draw(st.sampled_from(sorted(found)))
             if self.workers[slot].ready_at is not None:
-                assert self.feed(self.core.workers.condemn(slot, self.now)) == []
+                assert self.feed(self.core.workers.replace_faulty(slot, self.now)) == []
 
     @rule(data=st.data())
     def one_fails_after_a_while_of_calm(self, data: st.DataObject) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import Bound, Profile
+from asyncpool._core.base.run_times import Profile, SessionProfile
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
@@ -102,10 +102,12 @@ def test_who_is_held_back_in_vain_gets_jobs_again() -> None:
 
 def test_a_call_for_every_worker_comes_before_what_rebuilds_a_session() -> None:
     core = lasting()
-    core.sessions.call(1, Bound(1))
+    core.sessions.call(1, SessionProfile(1))
     core.jobs.submit_pinned(0, 2)
     assert core.workers.ready(0, 2.0) == [Rebuild(0, 1), Assign(0, (2,))]
-    assert core.sessions.call(3, Bound(1, first=True)) == [], "it waits for its turn"
+    assert core.sessions.call(3, SessionProfile(1, first=True)) == [], (
+        "it waits for its turn"
+    )
     assert finish(core, 0, 2) == [Assign(0, (3,))]
     assert finish(core, 0, 3) == [], "not before the shell knows what has become of it"
     assert core.sessions.rebuilt(1, 3) == [Assign(0, (1,))]
@@ -113,9 +115,9 @@ def test_a_call_for_every_worker_comes_before_what_rebuilds_a_session() -> None:
 
 def test_what_has_not_begun_to_rebuild_it_does_so_in_the_next_worker() -> None:
     core = lasting()
-    core.sessions.call(1, Bound(1))
+    core.sessions.call(1, SessionProfile(1))
     assert core.workers.ready(0, 2.0) == [Rebuild(0, 1)]
-    assert core.sessions.call(2, Bound(1, first=True)) == [Assign(0, (2,))]
+    assert core.sessions.call(2, SessionProfile(1, first=True)) == [Assign(0, (2,))]
     core.workers.kill(0, 2.0)
     core.workers.ended(0, 3.0, started=False, requeue=[2], jitter=0.0)
     assert core.workers.ready(0, 4.0) == [Rebuild(0, 1), Assign(0, (2,))]
@@ -123,24 +125,24 @@ def test_what_has_not_begun_to_rebuild_it_does_so_in_the_next_worker() -> None:
 
 def test_a_worker_that_died_after_it_was_rebuilt_is_no_news_of_the_next_one() -> None:
     core = lasting()
-    core.sessions.call(1, Bound(1))
+    core.sessions.call(1, SessionProfile(1))
     core.workers.ready(0, 2.0)
-    core.sessions.call(2, Bound(1, first=True))
+    core.sessions.call(2, SessionProfile(1, first=True))
     finish(core, 0, 2)
     core.workers.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
     assert core.workers.ready(0, 4.0) == [Rebuild(0, 1)]
     assert core.sessions.rebuilt(1, 2) == []
-    assert core.sessions.call(3, Bound(1, first=True)) == [Assign(0, (3,))]
+    assert core.sessions.call(3, SessionProfile(1, first=True)) == [Assign(0, (3,))]
 
 
 def test_what_comes_too_late_for_its_session_ends_with_it() -> None:
     core = pool(1)
     core.sessions.want_worker()
-    core.sessions.call(1, Bound(1))
-    core.sessions.call(2, Bound(1))
+    core.sessions.call(1, SessionProfile(1))
+    core.sessions.call(2, SessionProfile(1))
     commands = core.workers.ended(0, 1.0, started=True, requeue=(), jitter=0.0)
     assert EndSession(1, (2,)) in commands
-    assert core.sessions.call(3, Bound(1)) == [EndSession(1, (3,))]
+    assert core.sessions.call(3, SessionProfile(1)) == [EndSession(1, (3,))]
     assert core.sessions.rebuilt(1, 3) == []
     assert core.sessions.end(1, 2.0, fresh=True) == []
 
@@ -149,7 +151,7 @@ def test_a_call_that_is_withdrawn_is_the_first_again_of_its_session() -> None:
     core = pool(1)
     core.sessions.want_worker()
     for job in (1, 2):
-        core.sessions.call(job, Bound(1))
+        core.sessions.call(job, SessionProfile(1))
     core.jobs.submit_pinned(0, 3)
     assert core.jobs.withdraw(0, 1, 1.0) == [Unassign((1,)), Assign(0, (3,))]
     assert finish(core, 0, 3) == [Assign(0, (2,))]
@@ -159,11 +161,11 @@ def test_a_worker_with_an_exact_limit_stays_until_its_session_is_over() -> None:
     core = pool(1, limits=WorkerLimits(max_jobs=2, exact=True, jitter=0.0))
     core.sessions.want_worker()
     for job in (1, 2, 3):
-        assert core.sessions.call(job, Bound(1)) == [Assign(0, (job,))]
+        assert core.sessions.call(job, SessionProfile(1)) == [Assign(0, (job,))]
         assert finish(core, 0, job) == []
     assert core.jobs.submit(4, Profile()) is None
     core.sessions.end(1, 9.0, fresh=False)
-    assert core.slots[0].planned, "it ends, and has got no other job"
+    assert core.slots[0].exit_planned, "it ends, and has got no other job"
 
 
 @pytest.mark.parametrize("how", [Finish.RUNNING, Finish.NONE])
@@ -184,7 +186,7 @@ def test_who_is_held_back_when_the_pool_closes_has_room_for_what_is_tried_again(
     core.sessions.want_worker()
     assert finish(core, 0, 2) == [], "it is held back"
     assert core.close(Finish.RUNNING, None, 10.0) == [RefuseSessions()]
-    assert core.jobs.give_back({2: profile}, 10.0) == [Assign(0, (2,))]
+    assert core.jobs.requeue({2: profile}, 10.0) == [Assign(0, (2,))]
 
 
 def test_a_smaller_pool_keeps_whom_a_session_has() -> None:

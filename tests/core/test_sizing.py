@@ -18,7 +18,7 @@ def grow(sizing: Sizing, now: float, *, waiting: int, coming: int = 0) -> int:
 def test_a_pool_of_a_fixed_size_looks_at_nothing() -> None:
     sizing = Sizing(4, 4, IDLE)
     assert not sizing.watching
-    sizing.crowded(0.0)
+    sizing.job_waits(0.0)
     assert sizing.next_deadline(leaving=False) is None
     sizing.grow(1.0, waiting=100, coming=0)
     assert sizing.shrink(1e9, [(0.0, 0)]) is None
@@ -27,7 +27,7 @@ def test_a_pool_of_a_fixed_size_looks_at_nothing() -> None:
 
 def test_it_grows_by_more_and_more_as_long_as_jobs_wait() -> None:
     sizing, now, sizes = Sizing(2, 20, IDLE), 0.0, []
-    sizing.crowded(now)
+    sizing.job_waits(now)
     assert not sizing.watching, "one report is enough"
     while sizing.size < 20:
         now += GROW_EVERY
@@ -39,7 +39,7 @@ def test_it_grows_by_more_and_more_as_long_as_jobs_wait() -> None:
 
 def test_a_burst_that_is_over_soon_starts_nobody() -> None:
     sizing = Sizing(2, 20, IDLE)
-    sizing.crowded(0.0)
+    sizing.job_waits(0.0)
     assert grow(sizing, GROW_EVERY, waiting=0) == 2
     assert sizing.watching, "the next one may not be over soon"
     assert sizing.next_deadline(leaving=False) is None
@@ -47,30 +47,30 @@ def test_a_burst_that_is_over_soon_starts_nobody() -> None:
 
 def test_after_a_flood_it_begins_slowly_again() -> None:
     sizing = Sizing(1, 20, IDLE)
-    sizing.crowded(0.0)
+    sizing.job_waits(0.0)
     assert grow(sizing, GROW_EVERY, waiting=9) == 2
     assert grow(sizing, 2 * GROW_EVERY, waiting=9) == 4
     assert grow(sizing, 3 * GROW_EVERY, waiting=0) == 4
-    sizing.crowded(1.0)
+    sizing.job_waits(1.0)
     assert grow(sizing, 1.0 + GROW_EVERY, waiting=9) == 5
 
 
 def test_no_more_are_started_than_there_are_jobs_without_one() -> None:
     sizing = Sizing(1, 20, IDLE)
-    sizing.crowded(0.0)
+    sizing.job_waits(0.0)
     assert grow(sizing, GROW_EVERY, waiting=1) == 2
     assert grow(sizing, 2 * GROW_EVERY, waiting=1, coming=1) == 2
     # It is no matter of time any more, but of the next one that waits.
     assert sizing.next_deadline(leaving=True) is None
     assert sizing.watching
-    sizing.crowded(1.0)
+    sizing.job_waits(1.0)
     assert grow(sizing, 1.0 + GROW_EVERY, waiting=3, coming=1) == 4
     assert grow(sizing, 1.0 + 2 * GROW_EVERY, waiting=1, coming=3) == 4
 
 
 def test_whoever_has_been_idle_for_longest_goes_first_and_one_at_a_time() -> None:
     sizing = Sizing(1, 4, IDLE)
-    sizing.crowded(0.0)
+    sizing.job_waits(0.0)
     assert grow(sizing, GROW_EVERY, waiting=9) == 2
     assert grow(sizing, 2 * GROW_EVERY, waiting=9) == 4
     idle = [(10.0, 0), (5.0, 1), (20.0, 2), (5.5, 3)]
@@ -88,7 +88,7 @@ def test_whoever_has_been_idle_for_longest_goes_first_and_one_at_a_time() -> Non
 
 def test_nobody_else_goes_while_somebody_does() -> None:
     sizing = Sizing(1, 3, IDLE)
-    sizing.crowded(0.0)
+    sizing.job_waits(0.0)
     grow(sizing, GROW_EVERY, waiting=1)
     grow(sizing, 2 * GROW_EVERY, waiting=0)
     assert sizing.next_deadline(leaving=False) == GROW_EVERY + IDLE
@@ -105,7 +105,7 @@ def test_an_idle_worker_goes_exactly_when_its_time_is_over(
 ) -> None:
     """It is busy and then idle, in turns; nobody reports when it becomes idle."""
     sizing = Sizing(1, 2, IDLE)
-    sizing.crowded(0.0)
+    sizing.job_waits(0.0)
     grow(sizing, GROW_EVERY, waiting=1)
     begin = GROW_EVERY
     looks = 0

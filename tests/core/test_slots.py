@@ -114,7 +114,7 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         hung=True,
         ready_at=1.0,
         due=2.0,
-        planned=True,
+        exit_planned=True,
         faulty=True,
         replace_reason="max_age",
         replaces=1,
@@ -145,9 +145,9 @@ def test_the_first_job_makes_its_worker_busy_and_others_change_nothing() -> None
 
 
 def test_a_probe_is_one_from_before_its_start() -> None:
-    slot = Slot(3, probing=True)
+    slot = Slot(3, is_probe=True)
     slot.renew()
-    assert slot.probing
+    assert slot.is_probe
 
 
 def test_a_new_slot_has_nothing_in_hand() -> None:
@@ -156,7 +156,7 @@ def test_a_new_slot_has_nothing_in_hand() -> None:
     assert (slot.in_flight.jobs, slot.outcomes, slot.job_endings) == ({}, 0, {})
     assert slot.concurrency == 1
     assert (slot.ready_at, slot.due, slot.seen) == (None, None, ())
-    assert (slot.planned, slot.faulty, slot.hung, slot.probing) == (False,) * 4
+    assert (slot.exit_planned, slot.faulty, slot.hung, slot.is_probe) == (False,) * 4
     assert slot.stop_stage is StopStage.NO
 
 

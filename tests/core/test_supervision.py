@@ -394,9 +394,9 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.shell.core.balance.pipelining)
     @rule(times=st.integers(1, 3))
-    def look_for_stalls(self, times: int) -> None:
+    def check_for_stalls(self, times: int) -> None:
         for _ in range(times):
-            self.shell.look_for_stalls()
+            self.shell.check_for_stalls()
 
     @precondition(lambda self: self.shell.core.balance.pipelining)
     @rule(late=coins)

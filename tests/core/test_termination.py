@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import LOADING, Profile
+from asyncpool._core.base.run_times import LOADING_PROFILE, Profile
 from asyncpool._core.policies.job_limits import KILL, CancelMode
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.commands import (
@@ -132,8 +132,8 @@ def test_a_late_job_that_has_begun_is_in_time_though_others_are_still_asked_for(
 
 def test_a_job_that_is_asked_back_for_another_reason_fails_if_it_is_late() -> None:
     core = busy(1, 2, 3)
-    core.termination.look_for_stalls()
-    assert core.termination.look_for_stalls() == [Revoke(0, (2, 3))]
+    core.termination.check_for_stalls()
+    assert core.termination.check_for_stalls() == [Revoke(0, (2, 3))]
     assert core.termination.recall(3, 0) == []
     assert core.jobs.revoked(0, (2, 3), 1.0) == [
         Unassign((2, 3)),
@@ -162,7 +162,7 @@ def test_a_silent_worker_is_killed_as_one_that_crashed() -> None:
     assert core.termination.hang(0, 1.0) == [WriteStacks(0, 1)]
     assert core.slots[0].hung
     assert core.termination.stacks_written(0, 1.01) == [Kill(0)]
-    assert not core.slots[0].planned
+    assert not core.slots[0].exit_planned
 
 
 def test_a_cancelled_job_is_no_crash_though_its_worker_was_silent_before() -> None:
@@ -172,7 +172,7 @@ def test_a_cancelled_job_is_no_crash_though_its_worker_was_silent_before() -> No
     core.jobs.cancel(2, 1.01, index=0, begun=False)
     core.jobs.outcome(0, 1)
     assert core.jobs.revoked(0, (), 1.02) == [Kill(0)]
-    assert core.slots[0].planned
+    assert core.slots[0].exit_planned
 
 
 def several(*jobs: int, width: int = 3) -> Supervision:
@@ -247,16 +247,16 @@ def test_a_worker_dies_when_all_that_are_to_have_said_where_they_are() -> None:
 
 def test_a_stall_is_one_of_all_lanes() -> None:
     core = several(1, 2, 3, 4)
-    assert core.termination.look_for_stalls() == []
+    assert core.termination.check_for_stalls() == []
     core.jobs.outcome(0, 2)
-    assert core.termination.look_for_stalls() == []
+    assert core.termination.check_for_stalls() == []
     core.jobs.submit(5, core.slots[0].in_flight.jobs[4][2])
-    assert core.termination.look_for_stalls() == [Revoke(0, (5,))]
+    assert core.termination.check_for_stalls() == [Revoke(0, (5,))]
 
 
 def test_nothing_is_sent_while_a_job_is_loading_and_more_when_it_is_sent() -> None:
     core = several(1)
-    assert core.jobs.submit(2, LOADING) == 0
+    assert core.jobs.submit(2, LOADING_PROFILE) == 0
     assert core.jobs.submit(3, Profile()) is None
     assert core.jobs.loaded(0, 1.0) == [Assign(0, (3,))]
     assert core.jobs.loaded(0, 1.0) == []
@@ -332,4 +332,4 @@ def test_a_silent_job_that_is_cancelled_is_no_crash() -> None:
     assert core.jobs.cancel(1, 1.02, index=0, begun=True) == []
     assert [core.slots[0].job_endings.silent] == [None]
     assert core.jobs.revoked(0, (2,), 1.03) == [Unassign((2,)), Kill(0)]
-    assert core.slots[0].planned
+    assert core.slots[0].exit_planned

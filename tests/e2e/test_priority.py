@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpool import Job, Pool
-from asyncpool._core.dispatch.queue import PATIENCE
+from asyncpool._core.dispatch.queue import OLDEST_EVERY
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import pickled
@@ -51,11 +51,11 @@ async def test_nothing_starves() -> None:
         visitor = await gate.visitor()
         waiting: dict[str, Job[Any]] = {"old": pool.submit(jobs.square, 1)}
         urgent = pool.options(priority=-1)
-        for number in range(2 * PATIENCE):
+        for number in range(2 * OLDEST_EVERY):
             waiting[str(number)] = urgent.submit(jobs.square, number)
         visitor.release()
         done = await order_of(waiting)
-        assert done.index("old") == PATIENCE - 1
+        assert done.index("old") == OLDEST_EVERY - 1
         await held
 
 

@@ -24,7 +24,7 @@ from asyncpool._runtime.worker.handle import WorkerHandle
 from tests.helpers import faults, jobs
 from tests.helpers.ahead import expect, never_look
 from tests.helpers.gate import Gate
-from tests.helpers.inside import look_for_stalls, watching
+from tests.helpers.inside import check_for_stalls, watching
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, closing
@@ -35,7 +35,7 @@ pytestmark = BOTH_LOOPS
 async def go_on(pool: Pool, last: asyncio.Future[Any]) -> None:
     """Make rounds, which nobody else makes, until a job is done."""
     while not last.done():
-        look_for_stalls(pool)
+        check_for_stalls(pool)
         await asyncio.sleep(0)
 
 

@@ -172,7 +172,7 @@ def watching(pool: Pool) -> bool:
     return supervisor_of(pool).traffic._stall_watch.active
 
 
-def look_for_stalls(pool: Pool) -> None:
+def check_for_stalls(pool: Pool) -> None:
     """Look for workers that have stalled, as the timer of that does."""
     supervisor_of(pool).traffic._stall_watch._go_round(0.0)
 

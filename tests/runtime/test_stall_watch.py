@@ -55,7 +55,7 @@ class Crowd:
         )
         core = SimpleNamespace(
             balance=self.balance,
-            termination=SimpleNamespace(look_for_stalls=list),
+            termination=SimpleNamespace(check_for_stalls=list),
             jobs=SimpleNamespace(running=lambda _: ()),
         )
         state = SimpleNamespace(

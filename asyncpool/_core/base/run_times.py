@@ -9,15 +9,15 @@ once, and the average forgets it after some dozens of calls.
 from __future__ import annotations
 
 __all__ = [
-    "ALONE",
     "BUDGET",
     "DEEPEST",
     "LEAST",
-    "LOADING",
+    "LOADING_PROFILE",
     "PINNED",
     "REFILL",
+    "STREAM_PROFILE",
     "UNKNOWN",
-    "Keyed",
+    "KeyedProfile",
     "Profile",
 ]
 
@@ -95,15 +95,15 @@ class _Exclusive(Profile):
 # The profiles of jobs behind which no other job waits, whatever is known of them:
 # streams, and jobs whose large arguments take a while to send, so that nothing else can
 # be sent meanwhile.
-ALONE = Profile()
-LOADING = _Exclusive()
+STREAM_PROFILE = Profile()
+LOADING_PROFILE = _Exclusive()
 
 # The profile of pinned jobs.  No other worker may run them, and no job begins beside
 # them: each later job finds what they have done.
 PINNED = _Exclusive()
 
 
-class Bound(_Exclusive):
+class SessionProfile(_Exclusive):
     """The profile of a call of a session: nothing begins beside it, or behind it.
 
     Args:
@@ -120,7 +120,7 @@ class Bound(_Exclusive):
         self.first: bool = first
 
 
-class Keyed(Profile):
+class KeyedProfile(Profile):
     """The profile of a job that has a key: that of its function, and the key.
 
     Args:

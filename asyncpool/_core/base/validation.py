@@ -39,14 +39,14 @@ def check_type(name: str, value: object, expected: ArgumentType) -> None:
         raise TypeError(f"{name} must be {words}, not {value!r}")
 
 
-def check_types(whole: object, expected: Mapping[str, ArgumentType]) -> None:
-    """Check the attributes of *whole* that *expected* names.
+def check_types(record: object, expected: Mapping[str, ArgumentType]) -> None:
+    """Check the attributes of *record* that *expected* names.
 
     Raises:
         TypeError: If one has another type.
     """
     for name, each in expected.items():
-        check_type(name, getattr(whole, name), each)
+        check_type(name, getattr(record, name), each)
 
 
 def several(

@@ -255,7 +255,7 @@ class ConnectionBalancing(Generic[H]):
             )
         share.opened, share.closed, share.cut = opened, closed, cut
 
-    def next_look(self, now: float) -> float | None:
+    def next_check(self, now: float) -> float | None:
         """When :meth:`choose` may return something else even though nothing happens."""
         times: list[float | None] = []
         for share in self._shares.values():

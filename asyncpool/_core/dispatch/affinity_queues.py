@@ -39,7 +39,7 @@ class AffinityQueues:
     """A queue for each bucket for which jobs wait.
 
     Args:
-        patience: As in :class:`JobQueue`, for each of the queues.
+        oldest_every: As in :class:`JobQueue`, for each of the queues.
 
     Attributes:
         open: The queues that are not empty, by bucket.  The queue of ``None`` is
@@ -47,10 +47,10 @@ class AffinityQueues:
         slots_by_bucket: The slot of each bucket.
     """
 
-    def __init__(self, patience: int) -> None:
+    def __init__(self, oldest_every: int) -> None:
         self.open: dict[int | None, JobQueue] = {}
         self.slots_by_bucket: Mapping[int, int] = {}
-        self._patience = patience
+        self._oldest_every = oldest_every
         self._buckets: dict[int, int] = {}  # by slot
         # The key of each job that waits.  And for each of these keys, its bucket and
         # its jobs.
@@ -74,11 +74,11 @@ class AffinityQueues:
         """Queue *job*."""
         self._enter(job, profile.key).add(job, profile, priority)
 
-    def give_back(self, jobs: dict[int, Profile]) -> None:
+    def requeue(self, jobs: dict[int, Profile]) -> None:
         """Queue *jobs* before all others, in their order."""
         for job in reversed(jobs):
             profile = jobs[job]
-            self._enter(job, profile.key).give_back({job: profile})
+            self._enter(job, profile.key).requeue({job: profile})
 
     def left(self, job: int) -> None:
         """Record that *job* has left its queue."""
@@ -137,7 +137,7 @@ class AffinityQueues:
         for entry in entries:
             if entry.priority is not None:
                 self.add(entry.job, entry.profile, entry.priority)
-        self.give_back(back)
+        self.requeue(back)
 
     def _enter(self, job: int, key: int | None) -> JobQueue:
         """Record that *job* comes to a queue, and return the queue."""
@@ -150,7 +150,7 @@ class AffinityQueues:
         jobs.add(job)
         queue = self.open.get(bucket)
         if queue is None:
-            queue = self.open[bucket] = JobQueue(self._patience)
+            queue = self.open[bucket] = JobQueue(self._oldest_every)
         return queue
 
     def _bucket_of(self, key: int | None) -> int | None:

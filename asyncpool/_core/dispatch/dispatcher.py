@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping
 from asyncpool._core.base.run_times import BUDGET, Profile
 from asyncpool._core.dispatch.affinity_queues import AffinityQueues
 from asyncpool._core.dispatch.in_flight import InFlight
-from asyncpool._core.dispatch.queue import PATIENCE, JobQueue
+from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue
 
 
 class Dispatcher:
@@ -42,14 +42,14 @@ class Dispatcher:
     its own worker is not idle.
 
     Args:
-        patience: As in :class:`JobQueue`.
+        oldest_every: As in :class:`JobQueue`.
 
     Attributes:
         wanted: How many workers callers want for sessions; see ``sessions.py``.
     """
 
-    def __init__(self, *, patience: int = PATIENCE) -> None:
-        self._queue = JobQueue(patience)
+    def __init__(self, *, oldest_every: int = OLDEST_EVERY) -> None:
+        self._queue = JobQueue(oldest_every)
         # Jobs that are still being pickled, and then come to the queue.
         self._preparing: dict[int, None] = {}
         # The slots whose workers have no jobs in a queue of their own.  They have
@@ -58,7 +58,7 @@ class Dispatcher:
         self._idle: dict[int, InFlight] = {}
         self._spacious: dict[int, InFlight] = {}
         self._roomy: dict[int, InFlight] = {}
-        self._affinity_queues = AffinityQueues(patience)
+        self._affinity_queues = AffinityQueues(oldest_every)
         # Kept here, since the hot path reads it.
         self._open_queues = self._affinity_queues.open
         self.wanted = 0
@@ -149,7 +149,7 @@ class Dispatcher:
         """Count *job* among those that wait; the pool submits it when it can be sent."""
         self._preparing[job] = None
 
-    def give_back(self, jobs: dict[int, Profile]) -> list[tuple[int, int]]:
+    def requeue(self, jobs: dict[int, Profile]) -> list[tuple[int, int]]:
         """Put *jobs* at the head of the queue, in their order.
 
         Returns:
@@ -159,9 +159,9 @@ class Dispatcher:
         keyed = {job: jobs[job] for job in jobs if jobs[job].key is not None}
         placed: list[tuple[int, int]] = []
         if keyed:
-            self._affinity_queues.give_back(keyed)
+            self._affinity_queues.requeue(keyed)
             jobs = {job: jobs[job] for job in jobs if job not in keyed}
-        queue.give_back(jobs)
+        queue.requeue(jobs)
         if keyed:
             slots = {
                 self._affinity_queues.slot_of(profile.key) for profile in keyed.values()

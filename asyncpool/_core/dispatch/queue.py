@@ -34,7 +34,7 @@ from asyncpool._core.base.run_times import Profile
 # Of this many jobs that leave in a row, at least one is the oldest.  With 16, urgent
 # jobs would give up 6 % of all turns.  With 1024, and jobs of a second each, an oldest
 # job that all others pass would leave only after a quarter of an hour.
-PATIENCE = 64
+OLDEST_EVERY = 64
 
 # The heap may have the priorities of this many lines that are closed, and of as many as
 # are open.
@@ -62,7 +62,7 @@ class JobQueue:
     gets its number when it is submitted, so a job that comes here later keeps its age.
 
     Args:
-        patience: Of this many jobs that leave in a row, at least one is the oldest;
+        oldest_every: Of this many jobs that leave in a row, at least one is the oldest;
             two or more.
 
     Attributes:
@@ -74,9 +74,9 @@ class JobQueue:
 
     __slots__ = (
         "_lines",
+        "_oldest_every",
         "_passed",
         "_passes",
-        "_patience",
         "_priorities",
         "_priority_of",
         "_returned",
@@ -84,10 +84,10 @@ class JobQueue:
         "usual",
     )
 
-    def __init__(self, patience: int = PATIENCE) -> None:
+    def __init__(self, oldest_every: int = OLDEST_EVERY) -> None:
         self.usual: OrderedDict[int, Profile] = OrderedDict()
         self.others = 0
-        self._patience = patience
+        self._oldest_every = oldest_every
         self._returned: OrderedDict[int, Profile] = OrderedDict()
         # The other lines, none of them empty, and the jobs in them in the order in
         # which they came.
@@ -115,7 +115,7 @@ class JobQueue:
         self._priority_of[job] = priority
         self.others += 1
 
-    def give_back(self, jobs: dict[int, Profile]) -> None:
+    def requeue(self, jobs: dict[int, Profile]) -> None:
         """Put *jobs* before all others, in their order."""
         returned = self._returned
         for job in reversed(jobs):
@@ -242,7 +242,7 @@ class JobQueue:
 
     def _neglected(self) -> int | None:
         """Return the oldest job if none may pass it any more, else ``None``."""
-        if self._passes < self._patience - 1:
+        if self._passes < self._oldest_every - 1:
             return None
         oldest = self._oldest()
         return oldest if oldest == self._passed else None

@@ -38,14 +38,14 @@ GIVE_UP = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Slower:
-    """Verdict: no renewal of any lease begins for *pause* seconds."""
+    """Decision: no renewal of any lease begins for *pause* seconds."""
 
     pause: float
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Verdict: the lease was not extended for *gap* seconds.
+    """Decision: the lease was not extended for *gap* seconds.
 
     That is too long, or the last attempt of its turn has failed.
     """
@@ -55,10 +55,10 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Verdict: the outside system says that the lease is gone, and the ledger forgets it."""
+    """Decision: the outside system says that the lease is gone, and the ledger forgets it."""
 
 
-Verdict = Slower | Missed | Lost | None
+RenewalDecision = Slower | Missed | Lost | None
 
 
 class LeaseLedger(Generic[L]):
@@ -249,7 +249,7 @@ class LeaseLedger(Generic[L]):
 
     def end_renewal(
         self, lease: L, result: RenewalResult, now: float, *, retry_after: float = 0.0
-    ) -> Verdict:
+    ) -> RenewalDecision:
         """Note how the renewal of *lease* ended, and return what follows.
 
         Args:
@@ -289,7 +289,9 @@ class LeaseLedger(Generic[L]):
         # The ledger does not catch up on intervals that passed during a stall.
         self._ends += self.interval * (1 + (now - self._ends) // self.interval)
 
-    def _throttled(self, record: LeaseRecord[L], now: float, pause: float) -> Verdict:
+    def _throttled(
+        self, record: LeaseRecord[L], now: float, pause: float
+    ) -> RenewalDecision:
         record.throttles += 1
         if record.throttles > MAX_THROTTLES:
             record.throttles = 0
@@ -298,7 +300,7 @@ class LeaseLedger(Generic[L]):
             self._queues.join_front(record, now)
         return Slower(pause)
 
-    def _failed(self, record: LeaseRecord[L], now: float) -> Verdict:
+    def _failed(self, record: LeaseRecord[L], now: float) -> RenewalDecision:
         record.failures += 1
         record.throttles = 0
         gap = now - record.extended
@@ -310,14 +312,14 @@ class LeaseLedger(Generic[L]):
             pause = pause_before(record.failures, self._max_retries, self.interval)
             record.due = now + pause
             self._pauses.set(record.number, record.due)
-        # One verdict in each interval, and the first as soon as the gap is too long.
+        # One decision in each interval, and the first as soon as the gap is too long.
         too_long = is_last or gap > self.interval * _TOO_LONG
         if not too_long or now - record.told < self.interval:
             return None
         record.told = now
         return Missed(gap)
 
-    def _extended(self, record: LeaseRecord[L], now: float) -> Verdict:
+    def _extended(self, record: LeaseRecord[L], now: float) -> RenewalDecision:
         gap = record.begun - record.extended
         record.extended = record.begun
         record.failures = record.throttles = 0

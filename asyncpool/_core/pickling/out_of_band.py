@@ -133,7 +133,7 @@ def dump(
     limit: int | None = None,
     pause: Callable[[], None] | None = None,
     watch: Callable[[Any], None] | None = None,
-    whole: bool = False,
+    in_band: bool = False,
     others: Callable[[], reducers.Reducers] | None = None,
 ) -> OutOfBandPickle:
     """Pickle *value*, by value where the other process would not find a reference.
@@ -144,7 +144,7 @@ def dump(
         pause: Called between the pieces of the stream.
         watch: Called with each object of a user's class before it is pickled; may
             raise a :class:`StreamTooLongError`.
-        whole: Whether large buffers go into the stream, like everything else.
+        in_band: Whether large buffers go into the stream, like everything else.
         others: Called for each try.  Returns how to reduce objects that pickle does
             not know.
 
@@ -157,14 +157,14 @@ def dump(
         if not main_module.is_local(value):
             writer = _Writer(limit, pause, without=MAIN)
             return _dump(
-                fast, value, writer, watch, whole=whole, others=others and others()
+                fast, value, writer, watch, in_band=in_band, others=others and others()
             )
     except StreamTooLongError:
         raise
     except Exception:  # noqa: BLE001, S110 - by value, then
         pass
     return _dump_by_value(
-        value, limit, pause, watch, whole=whole, others=others and others()
+        value, limit, pause, watch, in_band=in_band, others=others and others()
     )
 
 
@@ -172,7 +172,7 @@ def dumps_call(
     value: object, others: Callable[[], reducers.Reducers] | None = None
 ) -> bytes:
     """Return *value* pickled for a worker, in one piece; see :func:`dump`."""
-    return b"".join(dump(value, whole=True, others=others).pieces)
+    return b"".join(dump(value, in_band=True, others=others).pieces)
 
 
 def keep_large(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
@@ -217,11 +217,11 @@ def _dump(
     writer: _Writer,
     watch: Callable[[Any], None] | None,
     *,
-    whole: bool,
+    in_band: bool,
     others: reducers.Reducers | None,
 ) -> OutOfBandPickle:
     buffers: list[memoryview] = []
-    keep = None if whole else keep_large(buffers)
+    keep = None if in_band else keep_large(buffers)
     made = pickler(writer, 5, buffer_callback=keep)
     if watch is not None and pickler is not pickle.Pickler:
         made.watch = watch
@@ -236,12 +236,12 @@ def _dump_by_value(
     pause: Callable[[], None] | None,
     watch: Callable[[Any], None] | None,
     *,
-    whole: bool,
+    in_band: bool,
     others: reducers.Reducers | None,
 ) -> OutOfBandPickle:
     def write(pickler: Any, value: object) -> tuple[list[bytes], list[memoryview]]:
         writer = _Writer(limit, pause)
-        pickled = _dump(pickler, value, writer, watch, whole=whole, others=others)
+        pickled = _dump(pickler, value, writer, watch, in_band=in_band, others=others)
         return pickled.pieces, pickled.buffers
 
     return OutOfBandPickle(

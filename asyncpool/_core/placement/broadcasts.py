@@ -46,7 +46,7 @@ class Broadcast(NamedTuple):
         return same and other.number < self.number
 
 
-class Remembered:
+class StartBroadcasts:
     """The broadcasts that a new worker runs before it is ready.
 
     Args:

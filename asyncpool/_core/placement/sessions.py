@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from asyncpool._core.base.run_times import Bound
+from asyncpool._core.base.run_times import SessionProfile
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.slots.commands import (
@@ -139,7 +139,7 @@ class Sessions:
         """Let *session* go on in another worker if it loses its own."""
         self._lasting.add(session)
 
-    def call(self, job: int, profile: Bound) -> list[Command]:
+    def call(self, job: int, profile: SessionProfile) -> list[Command]:
         """Run *job* in the worker of its session, after the session's other calls.
 
         The call that rebuilds the session goes before the others.
@@ -176,11 +176,11 @@ class Sessions:
         if self._rebuilding.get(slot.session, slot.calls[0]) != slot.calls[0]:
             return []  # the other calls wait for the one that rebuilds the state
         job = slot.calls.popleft()
-        slot.in_flight.add(job, Bound(slot.session))
+        slot.in_flight.add(job, SessionProfile(slot.session))
         slot.assign()
         return [Assign(slot.index, (job,))]
 
-    def give_back(self, jobs: Mapping[int, Bound]) -> list[Command]:
+    def requeue(self, jobs: Mapping[int, SessionProfile]) -> list[Command]:
         """Put *jobs*, which have not begun, before the other calls of their session."""
         commands: list[Command] = []
         for job, profile in jobs.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.base.run_times import Bound
+from asyncpool._core.base.run_times import SessionProfile
 from asyncpool._core.base.validation import INT, SECONDS, check_types, or_none
 from asyncpool._core.policies.attempts import AttemptPolicy, CrashKindText
 from asyncpool._core.wire.context import JobContext, end_of
@@ -34,7 +34,7 @@ class Keeper(Protocol):
         """Keep *lease* until the future *holder* is done; cancel *holder* if it is lost."""
 
 
-class Hold(Protocol):
+class DrainHold(Protocol):
     """A source of jobs that may keep a closing pool open for jobs to come, such as a map."""
 
     @property
@@ -82,7 +82,7 @@ class JobLimits:
 
     Attributes:
         timed: Whether the job has any time limit.
-        patience: For how many seconds after an attempt has begun, or was last heard
+        check_after: For how many seconds after an attempt has begun, or was last heard
             of, it cannot reach a limit of its own.
         context: These limits as the job receives them, packed.  All jobs with these
             limits share the object.
@@ -100,7 +100,7 @@ class JobLimits:
     cancel_grace: float = 2.0
     # The pool reads it several times for each job, so it is no property.
     timed: bool = field(init=False, repr=False, compare=False)
-    patience: float | None = field(init=False, repr=False, compare=False)
+    check_after: float | None = field(init=False, repr=False, compare=False)
     context: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -121,8 +121,8 @@ class JobLimits:
             )
         timed = any(getattr(self, name) is not None for name in (*_PERIODS, "deadline"))
         object.__setattr__(self, "timed", timed)
-        patience = earliest(self.timeout, self.heartbeat_timeout)
-        object.__setattr__(self, "patience", patience)
+        check_after = earliest(self.timeout, self.heartbeat_timeout)
+        object.__setattr__(self, "check_after", check_after)
         context = JobContext(timeout=self.timeout, deadline=self.deadline).pack()
         object.__setattr__(self, "context", context)
 
@@ -152,11 +152,11 @@ class JobLimits:
         """Return until when an attempt that begins *now* may run."""
         return end_of(now, self.timeout, self.deadline)
 
-    def first_look(self, now: float) -> float | None:
+    def first_check(self, now: float) -> float | None:
         """Return when to check an attempt that begins *now*; ``None`` for never."""
-        return end_of(now, self.patience, self.deadline)
+        return end_of(now, self.check_after, self.deadline)
 
-    def next_look(self, began: float, beat: float) -> float | None:
+    def next_check(self, began: float, beat: float) -> float | None:
         """Return when the next check of a running attempt is; ``None`` for never.
 
         Args:
@@ -222,8 +222,8 @@ class JobOptions:
     begun: int = 0
     via: Via = "submit"
     prefetch: int = 16
-    hold: Hold | None = None
-    bound: Bound | None = None
+    hold: DrainHold | None = None
+    bound: SessionProfile | None = None
     name: str = ""
 
     def __post_init__(self) -> None:

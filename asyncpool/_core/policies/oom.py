@@ -31,7 +31,7 @@ class OomLedger:
         self._unclaimed = 0
         self._seen_at = 0.0
 
-    def look(self, count: int, now: float) -> None:
+    def update(self, count: int, now: float) -> None:
         """Record how many kills the kernel has counted by now."""
         if now - self._seen_at > FRESH:
             self._unclaimed = 0

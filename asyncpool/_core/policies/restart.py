@@ -155,14 +155,14 @@ class RestartPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class RestartWorker:
     """Decision: start a new worker in *delay* seconds, in the same slot."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryStart:
     """Decision: a start has failed, and the pool tries the next one in *delay* seconds.
 
     *breaks_pool* says that a pool without any worker is now broken.
@@ -174,13 +174,13 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUpRestarting:
     """Decision: start no worker any more."""
 
     reason: str
 
 
-Verdict = Restart | Retry | GiveUp
+RestartDecision = RestartWorker | RetryStart | GiveUpRestarting
 
 
 @dataclass(slots=True)
@@ -221,7 +221,9 @@ class RestartLedger:
             # and no longer.
             self._free *= before / self._interval
 
-    def start_failed(self, began: float, now: float, *, jitter: float) -> Verdict:
+    def start_failed(
+        self, began: float, now: float, *, jitter: float
+    ) -> RestartDecision:
         """Record the end of a worker that was never ready, and return what to do about it.
 
         Args:
@@ -235,7 +237,7 @@ class RestartLedger:
             self._failed_at = now
         if self._is_one_too_many(now):
             return self._give_up()
-        return Retry(
+        return RetryStart(
             self.policy.delay(self.failures, jitter=jitter),
             "the start failed"
             if self.failures == 1
@@ -243,7 +245,7 @@ class RestartLedger:
             breaks_pool=self.breaks_pool,
         )
 
-    def died(self, now: float, *, blamed: bool) -> Verdict:
+    def died(self, now: float, *, blamed: bool) -> RestartDecision:
         """Record the death of a worker that was ready, and return what to do about it.
 
         Args:
@@ -252,7 +254,7 @@ class RestartLedger:
         """
         if self._is_one_too_many(now):
             return self._give_up()
-        return Restart(0.0 if blamed else self._wait(now))
+        return RestartWorker(0.0 if blamed else self._wait(now))
 
     def _wait(self, now: float) -> float:
         """Take a restart out of the bucket; return in how many seconds it is allowed."""
@@ -278,8 +280,8 @@ class RestartLedger:
             self._deaths.popleft()
         return len(self._deaths) > policy.max_restarts
 
-    def _give_up(self) -> GiveUp:
-        return GiveUp(
+    def _give_up(self) -> GiveUpRestarting:
+        return GiveUpRestarting(
             f"{len(self._deaths)} workers died within {self.policy.period:g} s, "
             f"and the policy allows {self.policy.max_restarts}"
         )

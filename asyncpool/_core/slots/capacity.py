@@ -128,7 +128,9 @@ class Budget:
         """How many workers have failed, and have a successor before they have finished."""
         if not self._serving:
             return 0
-        return sum(it.faulty and it.draining and not it.planned for it in self._slots)
+        return sum(
+            it.faulty and it.draining and not it.exit_planned for it in self._slots
+        )
 
 
 def counts(slot: Slot) -> bool:
@@ -151,7 +153,7 @@ class Sizing:
 
     Attributes:
         size: How many workers there should be.
-        watching: Whether it matters that a job has to wait; see :meth:`crowded`.
+        watching: Whether it matters that a job has to wait; see :meth:`job_waits`.
     """
 
     def __init__(self, least: int, most: int, idle_timeout: float) -> None:
@@ -169,7 +171,7 @@ class Sizing:
         self._grow_at, self._burst = None, 1
         self._resize(min(max(self.size, least), most), now)
 
-    def crowded(self, now: float) -> None:
+    def job_waits(self, now: float) -> None:
         """Record that a job waits and no worker is being started for it, while *watching*."""
         if self.watching:
             self.watching, self._grow_at = False, now + GROW_EVERY

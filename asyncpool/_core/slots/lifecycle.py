@@ -12,12 +12,12 @@ from typing import Literal
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.policies.restart import (
-    GiveUp as GiveUpVerdict,
-    Restart,
+    GiveUpRestarting,
+    RestartDecision,
     RestartLedger,
     RestartPolicy,
-    Retry,
-    Verdict,
+    RestartWorker,
+    RetryStart,
 )
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
@@ -104,7 +104,7 @@ class SlotLifecycle:
         self._dispatcher = dispatcher
         self._retry_at: float | None = None
         self._tried_at = float("-inf")
-        self._announced: dict[int, Verdict] = {}
+        self._announced: dict[int, RestartDecision] = {}
 
     def ensure_slots(self, count: int, state: SlotState = SlotState.UNUSED) -> None:
         """Have at least *count* slots; new ones begin in *state*."""
@@ -143,7 +143,7 @@ class SlotLifecycle:
         self.ledger.ready(now - slot.began_at, now)
         self.broken = self._retry_at = None
         for other in self.slots:
-            other.probing = False
+            other.is_probe = False
             if other.state is SlotState.PARKED:
                 commands.append(self.spawn(other, now))
         return commands
@@ -185,7 +185,7 @@ class SlotLifecycle:
         if slot.stop_stage >= how:
             return []
         self._dispatcher.worker_gone(slot.index)
-        slot.planned = slot.planned or planned
+        slot.exit_planned = slot.exit_planned or planned
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
         slot.stop_stage = how
@@ -203,10 +203,10 @@ class SlotLifecycle:
         slot.due = slot.bucket = None
         return [LeaveEmpty(slot.index)]
 
-    def judge_early(self, slot: Slot, now: float) -> Verdict:
+    def decide_early(self, slot: Slot, now: float) -> RestartDecision:
         """Decide what follows a death while the dying worker still has something to finish."""
-        verdict = self._announced[slot.index] = self.ledger.died(now, blamed=False)
-        return verdict
+        decision = self._announced[slot.index] = self.ledger.died(now, blamed=False)
+        return decision
 
     def start_successor(self, successor: Slot, delay: float, now: float) -> Command:
         """Start the worker that follows one whose death is announced, in an unused slot."""
@@ -216,45 +216,45 @@ class SlotLifecycle:
         successor.due = now + delay
         return TellRestart(successor.index, delay)
 
-    def judge(
+    def decide_after_death(
         self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
     ) -> list[Command]:
         """Decide what follows a death in a slot in which a worker is *needed*."""
-        verdict = self._verdict(slot, now, blamed=blamed, jitter=jitter)
-        if isinstance(verdict, GiveUpVerdict) and not self.gave_up:
+        decision = self._decision(slot, now, blamed=blamed, jitter=jitter)
+        if isinstance(decision, GiveUpRestarting) and not self.gave_up:
             self.gave_up, self._retry_at = True, None
-            parked = self.park(slot, verdict.reason, now)
-            return [*parked, *self._break(verdict.reason, now)]
+            parked = self.park(slot, decision.reason, now)
+            return [*parked, *self._break(decision.reason, now)]
         # A broken pool needs at least one slot, to try again.
         if not needed and (self.broken is None or self._will_try()):
             return self.leave_empty(slot)
-        if isinstance(verdict, Retry):
-            commands = self.park(slot, verdict.reason, now)
-            if verdict.breaks_pool and self.broken is None and self._is_deserted():
-                commands += self._break(verdict.reason, now)
+        if isinstance(decision, RetryStart):
+            commands = self.park(slot, decision.reason, now)
+            if decision.breaks_pool and self.broken is None and self._is_deserted():
+                commands += self._break(decision.reason, now)
             return commands
         if self.broken is not None:
             return self.park(slot, self.broken, now)
-        assert isinstance(verdict, Restart)
-        if verdict.delay > 0:
-            slot.due = now + verdict.delay
-            return [TellRestart(slot.index, verdict.delay)]
+        assert isinstance(decision, RestartWorker)
+        if decision.delay > 0:
+            slot.due = now + decision.delay
+            return [TellRestart(slot.index, decision.delay)]
         return [TellRestart(slot.index, 0.0), self.spawn(slot, now)]
 
-    def _verdict(
+    def _decision(
         self, slot: Slot, now: float, *, blamed: bool, jitter: float
-    ) -> Verdict:
+    ) -> RestartDecision:
         announced = self._announced.pop(slot.index, None)
         if announced is not None:
             return announced
         if slot.ready_at is not None:
             return self.ledger.died(now, blamed=blamed)
-        verdict = self.ledger.start_failed(slot.began_at, now, jitter=jitter)
+        decision = self.ledger.start_failed(slot.began_at, now, jitter=jitter)
         self._tried_at = now
         coming = self._retry_at is not None or self._is_trying()
-        if isinstance(verdict, Retry) and not coming:
-            self._retry_at = now + verdict.delay
-        return verdict
+        if isinstance(decision, RetryStart) and not coming:
+            self._retry_at = now + decision.delay
+        return decision
 
     def park(self, slot: Slot, reason: str, now: float) -> list[Command]:
         """Keep an empty slot empty until starts succeed again."""
@@ -317,12 +317,12 @@ class SlotLifecycle:
         """Start one worker, to find out for all parked slots whether starts succeed."""
         for slot in self.slots:
             if slot.state is SlotState.PARKED:
-                slot.probing, self._tried_at = True, now
+                slot.is_probe, self._tried_at = True, now
                 return [self.spawn(slot, now)]
         return []
 
     def _is_trying(self) -> bool:
-        return any(slot.probing and not slot.planned for slot in self.slots)
+        return any(slot.is_probe and not slot.exit_planned for slot in self.slots)
 
     def _will_try(self) -> bool:
         """Tell whether a broken pool has a slot for its next start."""

@@ -139,10 +139,10 @@ class Slot:
         ready_at: When the worker said hello; ``None`` before that.
         due: When the supervisor must act on the slot at the latest: to start a
             worker, to probe, or to take the next step in ending a process.
-        planned: The supervisor itself ends the worker, so its end is no crash.
+        exit_planned: The supervisor itself ends the worker, so its end is no crash.
         faulty: The worker must not get another job, since something in it is
             broken.
-        probing: The worker was started to find out whether starts succeed again.
+        is_probe: The worker was started to find out whether starts succeed again.
         stop_stage: How far the pool has got in ending the process.
         is_late: The pool has asked the worker for its stacks, since its time to end
             is nearly over.
@@ -172,9 +172,9 @@ class Slot:
     began_at: float = 0.0
     ready_at: float | None = None
     due: float | None = None
-    planned: bool = False
+    exit_planned: bool = False
     faulty: bool = False
-    probing: bool = False
+    is_probe: bool = False
     stop_stage: StopStage = StopStage.NO
     is_late: bool = False
 
@@ -199,7 +199,7 @@ class Slot:
         self.ready_at = self.due = None
         self.seen = ()
         self.outcomes = 0
-        self.planned = self.faulty = self.hung = False
+        self.exit_planned = self.faulty = self.hung = False
         self.replace_reason = self.replaces = self.drain_deadline = None
         self.draining = self.oversized = self.is_late = False
         self.exit_reason = ""

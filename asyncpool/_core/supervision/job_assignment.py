@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from asyncpool._core.base.run_times import PINNED, Bound, Profile
+from asyncpool._core.base.run_times import PINNED, Profile, SessionProfile
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.affinity_slots import AffinitySlots
 from asyncpool._core.placement.pinned_jobs import PinnedJobs
@@ -105,7 +105,7 @@ class JobAssignment:
     ) -> list[Command]:
         """Submit a job that was announced."""
         self._dispatcher.discard(job)
-        if isinstance(profile, Bound):
+        if isinstance(profile, SessionProfile):
             commands = self._sessions.call(job, profile)
             return [*commands, *self.settle(now)]
         submit = self.submit if profile.key is None else self.submit_keyed
@@ -183,7 +183,7 @@ class JobAssignment:
 
     # Jobs that leave their worker, or the queue.
 
-    def give_back(self, jobs: dict[int, Profile], now: float) -> list[Command]:
+    def requeue(self, jobs: dict[int, Profile], now: float) -> list[Command]:
         """Put *jobs* at the head of the queue, or assign them to workers with room."""
         return [*self.put_back(jobs), *self.settle(now)]
 
@@ -276,11 +276,11 @@ class JobAssignment:
         if pinned_jobs:
             jobs = {job: jobs[job] for job in jobs if job not in pinned_jobs}
             commands.append(DropPinnedJobs(pinned_jobs))
-        calls = {job: of for job, of in jobs.items() if isinstance(of, Bound)}
+        calls = {job: of for job, of in jobs.items() if isinstance(of, SessionProfile)}
         if calls:
             jobs = {job: jobs[job] for job in jobs if job not in calls}
-            commands += self._sessions.give_back(calls)
-        for index, job in self._dispatcher.give_back(jobs):
+            commands += self._sessions.requeue(calls)
+        for index, job in self._dispatcher.requeue(jobs):
             self._slots[index].assign()
             commands.append(Assign(index, (job,)))
         return commands

@@ -55,7 +55,7 @@ class Resizing:
     def count(self, now: float) -> None:
         """Record that a worker has come or gone: some jobs may have no worker now."""
         if self._sizing.watching and self._dispatcher.unserved > self._budget.coming:
-            self._sizing.crowded(now)
+            self._sizing.job_waits(now)
 
     def next_deadline(self) -> float | None:
         """When to call :meth:`step` at the latest."""

@@ -143,4 +143,4 @@ def _there(rolled: list[tuple[Slot, int]]) -> list[tuple[Slot, int]]:
 def may_fail_to_start(slot: Slot) -> bool:
     """Tell whether a start in *slot* is under way, which the pool may have broken off."""
     begun = slot.state in {SlotState.STARTING, SlotState.STOPPING}
-    return begun and slot.ready_at is None and not slot.planned
+    return begun and slot.ready_at is None and not slot.exit_planned

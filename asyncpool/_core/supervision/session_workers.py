@@ -6,7 +6,7 @@ there.  This module decides what follows for jobs, keys and planned exits.
 
 from __future__ import annotations
 
-from asyncpool._core.base.run_times import Bound
+from asyncpool._core.base.run_times import SessionProfile
 from asyncpool._core.slots.commands import Command
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.job_assignment import JobAssignment, SupervisionParts
@@ -40,7 +40,7 @@ class SessionWorkers:
         """Let *session* go on in another worker when it loses its own."""
         self._sessions.last(session)
 
-    def call(self, job: int, profile: Bound) -> list[Command]:
+    def call(self, job: int, profile: SessionProfile) -> list[Command]:
         """Let the worker of a session run *job*, after the session's other calls."""
         return self._sessions.call(job, profile)
 

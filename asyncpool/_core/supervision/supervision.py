@@ -159,7 +159,7 @@ class Supervision:
         return self._lifecycle.broken
 
     @property
-    def whole(self) -> bool:
+    def minimum_ready(self) -> bool:
         """Whether as many workers are ready as there must be at the least."""
         ready = sum(slot.state in UP and not slot.draining for slot in self.slots)
         return ready >= self.replacements.sizing.least

@@ -85,7 +85,7 @@ class Termination:
         """Tell whether the pool has asked for *job* in this way, and has no answer yet."""
         return self._lifecycle.slots[index].job_endings.is_late(job)
 
-    def look_for_stalls(self) -> list[Command]:
+    def check_for_stalls(self) -> list[Command]:
         """Ask for the jobs that have waited behind the same jobs since the last check."""
         commands: list[Command] = []
         for slot in self._lifecycle.slots:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncpool._core.dispatch.in_flight import InFlight
-from asyncpool._core.policies.restart import Restart
+from asyncpool._core.policies.restart import RestartWorker
 from asyncpool._core.slots.commands import Command
 from asyncpool._core.slots.lifecycle import fail_jobs
 from asyncpool._core.slots.slots import UP, Slot, SlotEvent, StopStage
@@ -97,7 +97,7 @@ class WorkerLife:
         self._dispatcher.worker_gone(index)
         in_flight, slot.in_flight = slot.in_flight, InFlight(slot.concurrency)
         slot.due = None
-        slot.probing = False
+        slot.is_probe = False
         slot.apply(SlotEvent.EXITED)
         old = None if slot.replaces is None else self._slots[slot.replaces]
         self._replacements.gone(slot)
@@ -131,12 +131,14 @@ class WorkerLife:
         """Decide what follows in *slot*; its worker may have been the replacement of *old*'s."""
         if self._closing.needs_nobody:
             return []
-        if old is not None and not slot.planned:
+        if old is not None and not slot.exit_planned:
             return self._replacements.failed(slot, old, now, jitter)
-        if not slot.planned:
+        if not slot.exit_planned:
             by_jobs = slot.faulty and slot.outcomes > 0 and not self._serving
             blamed = started or by_jobs
-            return self._judge(slot, now, needed=needed, blamed=blamed, jitter=jitter)
+            return self._decide_after_death(
+                slot, now, needed=needed, blamed=blamed, jitter=jitter
+            )
         if not needed:
             return self._lifecycle.leave_empty(slot)
         if self._lifecycle.broken is not None:
@@ -151,7 +153,7 @@ class WorkerLife:
             return self._replacements.replace(slot, "max_jobs", now)
         return []
 
-    def condemn(self, index: int, now: float) -> list[Command]:
+    def replace_faulty(self, index: int, now: float) -> list[Command]:
         """Replace the faulty worker in slot *index*, once it has nothing in flight.
 
         The successor of a worker that serves starts before that.
@@ -196,11 +198,11 @@ class WorkerLife:
         """Return in how many seconds a broken pool tries to start a worker; ``None`` for never."""
         return self._lifecycle.retry_in(now)
 
-    def _judge(
+    def _decide_after_death(
         self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
     ) -> list[Command]:
         before = self._lifecycle.broken
-        commands = self._lifecycle.judge(
+        commands = self._lifecycle.decide_after_death(
             slot, now, needed=needed, blamed=blamed, jitter=jitter
         )
         if self._lifecycle.broken != before:
@@ -211,8 +213,8 @@ class WorkerLife:
 
     def _let_finish(self, slot: Slot, now: float) -> list[Command]:
         """Let a faulty worker finish what it serves, and start its successor."""
-        verdict = self._lifecycle.judge_early(slot, now)
-        delay = verdict.delay if isinstance(verdict, Restart) else None
+        decision = self._lifecycle.decide_early(slot, now)
+        delay = decision.delay if isinstance(decision, RestartWorker) else None
         return self._replacements.fail_after_drain(
             slot, "uncaught exception", now, delay
         )

@@ -235,7 +235,7 @@ class ConnectionBalancer:
             worker = self.core.choose(now)
         self._listen(wanted=worker is not None)
         if worker is None:
-            self._look.set_at(self.core.next_look(now))
+            self._look.set_at(self.core.next_check(now))
 
     def stop(self) -> None:
         """Accept no more; hand on what has come by now, to any worker that there is.

@@ -158,7 +158,7 @@ class Service:
     def ended(self, handle: WorkerHandle) -> bool:
         """Note that a worker is dead; return whether it has served anybody."""
         slot, link = self._state.core.slots[handle.slot], self.links.get(handle.slot)
-        if handle.status == 0 and not slot.planned and slot.ready_at is not None:
+        if handle.status == 0 and not slot.exit_planned and slot.ready_at is not None:
             handle.detail = handle.detail or "serve() returned"
         self.groups.leave(handle.slot)
         if link is None:
@@ -176,7 +176,7 @@ class Service:
         if self.stopped:
             self._cut += unsaid
         limit = self._overrun(handle)
-        if limit is not None and slot.planned and not handle.failed:
+        if limit is not None and slot.exit_planned and not handle.failed:
             self._tell_of_overrun(handle, limit, unsaid, served)
         return served > 0 and not slot.faulty
 

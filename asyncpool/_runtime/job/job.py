@@ -7,7 +7,12 @@ from collections import deque
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
-from asyncpool._core.base.run_times import ALONE, LOADING, Keyed, Profile
+from asyncpool._core.base.run_times import (
+    LOADING_PROFILE,
+    STREAM_PROFILE,
+    KeyedProfile,
+    Profile,
+)
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.policies.attempts import AttemptPolicy
@@ -116,10 +121,10 @@ class Job(asyncio.Future[R], Generic[R]):
         options = self._options
         if options.bound is not None:
             return options.bound
-        profile = ALONE if self._credit else self._function.profile
+        profile = STREAM_PROFILE if self._credit else self._function.profile
         if type(self._payload) is not bytes:
-            profile = LOADING
-        return profile if options.key is None else Keyed(profile, options.key)
+            profile = LOADING_PROFILE
+        return profile if options.key is None else KeyedProfile(profile, options.key)
 
     @property
     def _title(self) -> str:

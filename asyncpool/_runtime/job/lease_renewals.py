@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.leases.lease_ledger import LeaseLedger, Verdict
+from asyncpool._core.leases.lease_ledger import LeaseLedger, RenewalDecision
 from asyncpool._core.leases.renewal_pace import RenewalResult
 from asyncpool.errors import LeaseLostError, ThrottledError
 from asyncpool.events import LeaseRelieved, LeaseSaturated
@@ -42,7 +42,7 @@ class LeaseRenewals(Generic[L]):
         renew: Callable[[L], Awaitable[object]],
         timeout: float,
         *,
-        on_settled: Callable[[L, RenewalResult, Verdict, Problem], None],
+        on_settled: Callable[[L, RenewalResult, RenewalDecision, Problem], None],
         on_lapsed: Callable[[L, float], None],
         on_news: Callable[[LeaseSaturated | LeaseRelieved], None],
     ) -> None:
@@ -128,6 +128,6 @@ class LeaseRenewals(Generic[L]):
         except Exception as error:  # noqa: BLE001 - it is the user's
             result, problem = RenewalResult.FAILED, error
         now = asyncio.get_running_loop().time()
-        verdict = self._ledger.end_renewal(lease, result, now, retry_after=retry_after)
-        self._on_settled(lease, result, verdict, problem)
+        decision = self._ledger.end_renewal(lease, result, now, retry_after=retry_after)
+        self._on_settled(lease, result, decision, problem)
         self.reconsider()

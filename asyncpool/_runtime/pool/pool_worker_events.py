@@ -65,7 +65,7 @@ class PoolWorkerEvents(WorkerEvents):
     def on_fault(self, handle: WorkerHandle) -> None:
         """Have a worker replaced that has lost a thread."""
         core, now = self._state.core, self._state.loop.time()
-        self._state.performer.perform(core.workers.condemn(handle.slot, now))
+        self._state.performer.perform(core.workers.replace_faulty(handle.slot, now))
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Settle the jobs whose outcomes a dead worker has noted, and not sent."""

@@ -61,7 +61,7 @@ class WorkerReplacement:
         if unsent is not None:
             self._state.performer.perform(core.jobs.withdraw(slot.index, unsent, now))
             profile = registry.jobs[unsent]._profile
-            self._state.performer.perform(core.jobs.give_back({unsent: profile}, now))
+            self._state.performer.perform(core.jobs.requeue({unsent: profile}, now))
 
     @decision
     def replace(self, handle: WorkerHandle, reason: str = "") -> None:

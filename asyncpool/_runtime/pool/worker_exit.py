@@ -54,7 +54,10 @@ class WorkerExit:
             self._state.registry.figures.exited_cpu += handle.process.cpu
         registry, core = self._state.registry, self._state.core
         slot, now = core.slots[handle.slot], self._state.loop.time()
-        planned, kind = slot.planned, self._crash_reporter.kind_of(handle, slot, now)
+        planned, kind = (
+            slot.exit_planned,
+            self._crash_reporter.kind_of(handle, slot, now),
+        )
         was_ready = slot.ready_at is not None
         losses = registry.losses(handle, slot, kind)
         begun = [loss.job for loss in losses if loss.attempt]

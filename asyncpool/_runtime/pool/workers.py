@@ -81,7 +81,7 @@ class Workers:
             self._launcher.drop_spare()  # perhaps there are too few descriptors
         except LaunchError as error:
             handle.detail, handle.traceback = str(error), error.trace
-            if handle.killed and not self._state.core.slots[handle.slot].planned:
+            if handle.killed and not self._state.core.slots[handle.slot].exit_planned:
                 self._launcher.on_start_timeout()  # it has not answered within start_timeout
         self._worker_exit.handle(handle)
         self._status.update()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from asyncpool import events
-from asyncpool._core.policies.job_limits import Hold, JobOptions
+from asyncpool._core.policies.job_limits import DrainHold, JobOptions
 from asyncpool._runtime.state.bulk_failure import broken_errors
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool.errors import PoolClosedError, PoolFullError
@@ -29,7 +29,7 @@ class Admission:
         self.saturated = False
         self._has_room = asyncio.Event()
 
-    def check_open(self, hold: Hold | None = None) -> None:
+    def check_open(self, hold: DrainHold | None = None) -> None:
         """Check that the pool is open.
 
         Args:
@@ -110,7 +110,7 @@ class Admission:
         """Tell the core that a job is queued, though there may be more workers."""
         core = self._core
         if core.dispatcher.unserved:
-            core.replacements.sizing.crowded(self._state.loop.time())
+            core.replacements.sizing.job_waits(self._state.loop.time())
             self._state.performer.rearm()
 
     def update_saturated(self) -> None:

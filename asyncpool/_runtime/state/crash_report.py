@@ -73,7 +73,7 @@ class CrashReporter:
         """Note the kernel's count of kills, so that old kills are not taken for new ones."""
         count = self._counter.count()
         if self._ledger is not None and count is not None:
-            self._ledger.look(count, now)
+            self._ledger.update(count, now)
 
     def _was_killed(self, handle: WorkerHandle) -> bool:
         """Return whether SIGKILL has ended a worker, and not the pool's."""

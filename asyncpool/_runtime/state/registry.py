@@ -211,7 +211,7 @@ class JobRegistry:
         for job, delivery in found:
             begun = delivery is Delivery.STARTED
             # A job that was about to begin may be the cause too, but not those behind it.
-            touched = begun or (job.id == about_to_begin and not slot.planned)
+            touched = begun or (job.id == about_to_begin and not slot.exit_planned)
             again = not touched or job._attempt_policy.after_crash(
                 kind=kind, delivery=delivery, attempt=job.attempt, returns=job._returns
             )

@@ -52,7 +52,7 @@ class PoolStatus:
         core = self._state.core
         if self.up.done() or not self._state.config.wait_for_all:
             return
-        if core.whole:
+        if core.minimum_ready:
             self.up.set_result(None)
         elif core.failures is not None:
             reason = (

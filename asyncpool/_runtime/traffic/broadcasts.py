@@ -20,7 +20,7 @@ from typing import Any
 
 from asyncpool._core.main.main_module import is_in_use
 from asyncpool._core.pickling.out_of_band import StreamTooLongError, dump
-from asyncpool._core.placement.broadcasts import Broadcast, Remembered
+from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.slots.slots import UP
@@ -87,12 +87,11 @@ class Broadcaster:
         self._threads = threads
         self._config = config
         self._packed: bytes | None = None
-        self._remembered = Remembered(MAX_BROADCASTS)
+        self._remembered = StartBroadcasts(MAX_BROADCASTS)
         self._numbers = itertools.count(1)
         self._runs: list[_Run] = []
-        self._turns: list[
-            asyncio.Future[None]
-        ] = []  # of broadcasts that have not begun
+        # Those of broadcasts that have not begun.
+        self._turns: list[asyncio.Future[None]] = []
 
     def config(self) -> bytes:
         """Return the configuration for a worker that is started now, packed."""
@@ -254,4 +253,4 @@ class Broadcaster:
 
 def _pack(call: tuple[Any, ...], pause: Pause) -> bytes:
     # In one piece, since a configuration has no other form.
-    return b"".join(dump(call, limit=MAX_BROADCASTS, pause=pause, whole=True).pieces)
+    return b"".join(dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True).pieces)

@@ -71,7 +71,7 @@ class JobTimers:
         """Watch how long a job runs, from now on."""
         if job._limits.timed:
             job._began = now = self._time()
-            look = job._limits.first_look(now)
+            look = job._limits.first_check(now)
             # If there is an earlier look, since the job had to begin by then, that one will do.
             if look is None or not self._state.registry.deadlines.is_set(job.id, look):
                 self._timeouts.watch(job.id, look)
@@ -165,4 +165,4 @@ class JobTimers:
             beat = max(beat, heartbeat_log.at)
         if isinstance(job, StreamJob):
             beat = max(beat, job.heard_at(self._time()))
-        return job._limits.next_look(began, beat)
+        return job._limits.next_check(began, beat)

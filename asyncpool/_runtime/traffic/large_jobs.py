@@ -104,7 +104,7 @@ class LargeObjects:
         core, now = self._state.core, self._state.loop.time()
         if self._state.registry.settle(job, outcome):
             self._state.performer.perform(
-                core.jobs.give_back({job.id: job._profile}, now)
+                core.jobs.requeue({job.id: job._profile}, now)
             )
         self._state.performer.perform(core.jobs.landed(job.id, now))
 

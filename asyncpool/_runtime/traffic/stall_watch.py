@@ -96,14 +96,13 @@ class StallWatch:
         for handle in resting:
             handle.resume_reading()
             handle.read_now()
-        self._hearing = (
-            False  # the reads above have decided who rests until the next round
-        )
-        self._look_for_stalls()
+        # The reads above have decided which workers rest until the next round.
+        self._hearing = False
+        self._check_for_stalls()
 
     @decision
-    def _look_for_stalls(self) -> None:
-        self._state.performer.perform(self._state.core.termination.look_for_stalls())
+    def _check_for_stalls(self) -> None:
+        self._state.performer.perform(self._state.core.termination.check_for_stalls())
         watched = self._look_for_long_chunks()
         if watched or self._resting or self._balance.pipelining:
             self.go()

@@ -326,7 +326,7 @@ class Traffic:
         for job, frame in to_settle:
             if registry.settle(job, outcome_of(job, handle, frame)):
                 self._state.performer.perform(
-                    core.jobs.give_back({job.id: job._profile}, now)
+                    core.jobs.requeue({job.id: job._profile}, now)
                 )
 
     def _tell_begun(self, slot: int, at: float) -> None:

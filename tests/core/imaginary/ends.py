@@ -107,7 +107,7 @@ class Ends(Lines):
         if self.time_is_over and not process.hand:
             # Two reasons may coincide.
             hung = process.dies_at is not None and self.now >= process.dies_at
-            process.excused = not hung or self.core.slots[process.slot].planned
+            process.excused = not hung or self.core.slots[process.slot].exit_planned
             return
         if process.doomed:
             late = self.now >= min(process.doomed.values()) + REVOKE_GRACE

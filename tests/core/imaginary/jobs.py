@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from asyncpool._core.base.run_times import (
-    LOADING,
+    LOADING_PROFILE,
     REFILL,
     UNKNOWN,
-    Bound,
-    Keyed,
+    KeyedProfile,
     Profile,
+    SessionProfile,
 )
 from asyncpool._core.policies.job_limits import KILL, CancelMode
 from asyncpool._core.slots import commands as cmd
@@ -86,7 +86,7 @@ class Jobs(Commands):
         self.feed(self.core.sessions.want_worker())
         sizing = self.core.replacements.sizing
         if self.wanted and sizing.watching:
-            sizing.crowded(self.now)
+            sizing.job_waits(self.now)
 
     def want_no_more(self) -> None:
         self.wanted -= 1
@@ -110,7 +110,7 @@ class Jobs(Commands):
     def call(self, session: int) -> None:
         job = self._come_as_call(session)
         self.waiting_calls.append(job)
-        self.feed(self.core.sessions.call(job, Bound(session)))
+        self.feed(self.core.sessions.call(job, SessionProfile(session)))
 
     def end_session(self, session: int, *, fresh: bool) -> None:
         """Let somebody give his worker back, and cancel what he has it do."""
@@ -137,14 +137,14 @@ class Jobs(Commands):
 
     def _come(self, cost: float, key: int | None) -> int:
         job = self.jobs + 1
-        profile: Profile = LOADING
+        profile: Profile = LOADING_PROFILE
         if cost == math.inf:
             self.large.add(job)
         if cost < math.inf:
             profile = Profile()
             profile.cost = profile.least = cost
         if key is not None:
-            profile = Keyed(profile, key)
+            profile = KeyedProfile(profile, key)
             self.keys[job] = key
         self.profiles[job] = profile
         self.open.add(job)
@@ -209,7 +209,7 @@ class Jobs(Commands):
     def _again(self, job: int) -> None:
         self.seen["an answer to retry after"] += 1
         self._put_back([job])
-        self.feed(self.core.jobs.give_back({job: self.profiles[job]}, self.now))
+        self.feed(self.core.jobs.requeue({job: self.profiles[job]}, self.now))
 
     def answer(self, slot: int) -> None:
         """Let a worker answer what it was asked."""

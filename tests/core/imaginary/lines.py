@@ -35,7 +35,7 @@ class Lines(Books):
         assert not leads or not roomy or not short, "a short job might have gone"
         self.queue.add(job, priority)
         if self.core.replacements.sizing.watching:
-            self.core.replacements.sizing.crowded(self.now)
+            self.core.replacements.sizing.job_waits(self.now)
 
     def _enter_line(self, job: int, priority: int, slot: int | None) -> None:
         wanted = self.slot_for(job)
@@ -59,7 +59,7 @@ class Lines(Books):
             self.processes[wanted].line = True
         dispatcher, sizing = self.core.dispatcher, self.core.replacements.sizing
         if sizing.watching and dispatcher.unserved:
-            sizing.crowded(self.now)
+            sizing.job_waits(self.now)
 
     def _begin(self, slot: int, job: int) -> None:
         process = self.processes[slot]

@@ -86,11 +86,11 @@ class ImaginaryShell(Jobs):
         """Let an uncaught exception end one of a worker's other threads."""
         self.processes[slot].faulty = True
         self.seen["a fault"] += 1
-        self.feed(self.core.workers.condemn(slot, self.now))
+        self.feed(self.core.workers.replace_faulty(slot, self.now))
 
-    def look_for_stalls(self) -> None:
+    def check_for_stalls(self) -> None:
         first = {p.slot: p.first() for p in self.processes.values()}
-        for command in self.core.termination.look_for_stalls():
+        for command in self.core.termination.check_for_stalls():
             assert isinstance(command, cmd.Revoke)
             process = self.processes[command.slot]
             assert len(process.hand) > self.width
@@ -225,7 +225,7 @@ class ImaginaryShell(Jobs):
             self._forgive(process, unsent, "a job withdrawn")
             self.feed(self.core.jobs.withdraw(slot, unsent, self.now))
             profile = self.profiles[unsent]
-            self.feed(self.core.jobs.give_back({unsent: profile}, self.now))
+            self.feed(self.core.jobs.requeue({unsent: profile}, self.now))
 
     def oversized(self, slot: int) -> None:
         process = self.processes[slot]
