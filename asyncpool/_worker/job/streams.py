@@ -92,7 +92,7 @@ class Credit:
         from asyncio import Event  # noqa: PLC0415 - few jobs need it
 
         awaited = self._awaited = AwaitedCredit(self._limit, loop, Event())
-        # The control thread may have raised the limit before it could find this.
+        # The control thread may have raised the limit between the two.
         awaited.raise_to(self._limit)
         return awaited
 
@@ -149,8 +149,8 @@ class Streams:
         """
         self.credit.begin(frame.job, frame.attempt, self.first)
         if hasattr(type(source), "__aiter__"):
-            credit = self.credit.await_in(self._coroutines.loop())
             try:
+                credit = self.credit.await_in(self._coroutines.loop())
                 drain = self.drain(frame, source, credit)
                 return self._coroutines.run(drain, shown=source)
             finally:
