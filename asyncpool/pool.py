@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from types import TracebackType
@@ -30,7 +31,7 @@ from asyncpool._runtime.options.pool_options import pool_options
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool._runtime.state.config import pool_config
+from asyncpool._runtime.state.config import SupervisorConfig, pool_config
 from asyncpool.boundpool import BoundPool
 from asyncpool.enums import RunState
 from asyncpool.events import CloseSummary, Event, JobEvent, RollResult
@@ -118,6 +119,9 @@ class Pool(Caller, Supervised):
             ``asyncpool.worker``, or to this process's own streams if logging is not
             configured.  ``"inherit"`` always sends them to the streams.  With either, the records
             of a worker's loggers go to the loggers of the same names here.
+        trace: A file that the pool writes while it lives, and that https://ui.perfetto.dev
+            shows: what each worker did when, how long jobs waited, retries and crashes.
+            It grows by some 500 bytes for each job.  An older trace in that file is replaced.
 
     Raises:
         UnsupportedPlatformError: If this platform cannot run a pool.
@@ -158,6 +162,7 @@ class Pool(Caller, Supervised):
         max_shared_memory: int = 1 << 30,
         name: str | None = None,
         worker_output: OutputMode = "log",
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         check_platform()
         options = pool_options(locals())  # by the names of the signature
@@ -165,6 +170,7 @@ class Pool(Caller, Supervised):
         self._config = pool_config(options)
         self._options = JobOptions(limits=options.job_limits)
         self._close_timeout = options.close_timeout
+        self._trace = options.trace
         self._life = SupervisorRunner("pool", self.name)
 
     async def start(self) -> None:
@@ -176,6 +182,7 @@ class Pool(Caller, Supervised):
             PoolClosedError: If the pool is closed.
             RuntimeError: If it was started in another event loop, or by a script that a
                 worker imports.
+            OSError: If the file of *trace* cannot be written, or holds something else.
 
         Cancellation:
             Closes the pool.
@@ -183,7 +190,24 @@ class Pool(Caller, Supervised):
         Concurrency:
             Further calls wait for the first one.
         """
-        await self._life.start(lambda: self._config)
+        await self._life.start(self._begin)
+
+    def _begin(self) -> SupervisorConfig:
+        """Return what the supervisor is told, and begin the trace before anything happens."""
+        if self._trace is not None:
+            # Few pools have one, and the pool itself knows nothing of its readers.
+            from asyncpool._observe.trace import Trace  # noqa: PLC0415
+
+            life, config = self._life, self._config
+            Trace(
+                self._trace,
+                name=self.name,
+                concurrency=config.worker.concurrency,
+                hub=life.hub,
+                # Not of this object: who drops it would not be noticed then.
+                stats=lambda: life.running().stats(),
+            )
+        return self._config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
         """Return a bound pool, whose jobs have these options.

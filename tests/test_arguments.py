@@ -42,6 +42,8 @@ async def serve(*_: Worker) -> None: ...
             "restart_policy must be a RestartPolicy, not {}",
         ),
         ({"max_queued": -1}, ValueError, "max_queued must be at least 0, not -1"),
+        ({"trace": 3}, TypeError, "trace must be a path or None, not 3"),
+        ({"trace": ""}, ValueError, "trace is empty: name a file"),
         (
             {"max_message_size": 10},
             ValueError,

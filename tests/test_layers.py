@@ -17,6 +17,7 @@ PURE = {
     "ast",
     "__future__",
     "binascii",
+    "bisect",
     "cloudpickle",
     "collections",
     "copyreg",

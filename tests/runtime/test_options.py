@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from asyncpool._runtime.options.checks import (
     items,
     name_or_number,
     one_of,
+    path,
     seconds,
 )
 from asyncpool._runtime.options.job_options import changed
@@ -264,6 +266,8 @@ def test_without_an_address_there_is_nothing_to_spread() -> None:
         (seconds(), 0.1, 0.1),
         (seconds(optional=True), None, None),
         (one_of(("any", "all")), "all", "all"),
+        (path, None, None),
+        (path, Path("a/b"), "a/b"),
         (function, None, None),
         (function, abs, abs),
         (instance(RestartPolicy, "a RestartPolicy"), None, RestartPolicy()),

@@ -100,3 +100,43 @@ async def test_nobody_is_called_behind_the_end() -> None:
     hub.end()
     hub.publish(SOME)
     assert heard == []
+
+
+class Reading:
+    """Hears what a pool tells, and may fail at its end."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.heard: list[object] = []
+        self._failure = failure
+
+    def hear(self, event: Event | JobEvent) -> None:
+        self.heard.append(event)
+
+    def end(self) -> None:
+        self.heard.append("end")
+        if self._failure is not None:
+            raise self._failure
+
+
+async def test_a_reader_hears_of_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    hub, bad, good = PoolHub(), Reading(OSError("no")), Reading()
+    hub.add_reader(bad)
+    hub.add_reader(good)
+    assert hub.watched
+    hub.publish(SOME)
+    hub.publish_job(OF_A_JOB)
+    hub.end()
+    hub.end()
+    assert bad.heard == good.heard == [SOME, OF_A_JOB, "end"]
+    (record,) = caplog.records
+    assert record.getMessage().endswith("failed at the end of the pool")
+
+
+async def test_a_reader_that_wants_no_more_still_hears_of_the_end() -> None:
+    hub, reader = PoolHub(), Reading()
+    hub.add_reader(reader)
+    hub.remove_reader(reader)
+    hub.publish_job(OF_A_JOB)
+    hub.end()
+    assert reader.heard == ["end"]
+    assert not hub.watched

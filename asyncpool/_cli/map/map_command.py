@@ -72,6 +72,7 @@ class Asked:
     kill_memory: int | None
     journal: str | None
     retry_failed: bool
+    trace: str | None
     as_json: bool
 
     @property
@@ -166,6 +167,12 @@ def _tell(problem: str, code: int) -> None:
     help="With --journal: run those again that have failed before.",
 )
 @click.option(
+    "--trace",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write to this file what each worker did when; https://ui.perfetto.dev shows it.",
+)
+@click.option(
     "--json",
     "as_json",
     is_flag=True,
@@ -239,6 +246,7 @@ def _check_paths(asked: Asked) -> None:
         "--output": asked.output,
         "--failed": asked.failures,
         "--journal": asked.journal,
+        "--trace": asked.trace,
     }
     seen: dict[Path, str] = {}
     for role, path in roles.items():
@@ -294,6 +302,7 @@ def _prepare(asked: Asked, stack: ExitStack) -> tuple[Run, Input]:
         ordered=ordered,
         loop=asked.loop,
         concurrency=asked.concurrency,
+        trace=asked.trace,
     )
     return Run(plan, Files(source, journal, outputs), make_pool(plan)), source
 

@@ -28,6 +28,7 @@ class Plan:
     ordered: bool = True
     loop: Loop = "asyncio"
     concurrency: int = 1
+    trace: str | None = None
 
 
 def make_pool(plan: Plan) -> Pool:
@@ -41,6 +42,7 @@ def make_pool(plan: Plan) -> Pool:
         start_timeout=_START,
         worker_loop=plan.loop,
         concurrency=plan.concurrency,
+        trace=plan.trace,
     )
 
 

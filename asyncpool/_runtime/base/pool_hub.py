@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
 from asyncpool.events import Event, JobEvent
@@ -13,6 +13,18 @@ from asyncpool.events import Event, JobEvent
 _LOGGER = logging.getLogger("asyncpool")
 
 Listener: TypeAlias = Callable[[Event], object] | Callable[[Event | JobEvent], object]
+
+
+class Reader(Protocol):
+    """Something that hears all that a pool tells, up to its end, such as a trace."""
+
+    def hear(self, event: Event | JobEvent) -> None:
+        """Take note of an event."""
+        ...
+
+    def end(self) -> None:
+        """Take note that the pool has ended."""
+        ...
 
 
 class PoolHub(EventHub[Event]):
@@ -30,6 +42,7 @@ class PoolHub(EventHub[Event]):
         self._job_streams: list[weakref.ref[EventStream[Event | JobEvent]]] = []
         self._listeners: list[Callable[[Event], object]] = []
         self._job_listeners: list[Callable[[Event | JobEvent], object]] = []
+        self._readers: list[Reader] = []
 
     def listen_to_jobs(self, size: int) -> EventStream[Event | JobEvent]:
         """Return a stream of the events from now on, those of jobs among them."""
@@ -48,6 +61,15 @@ class PoolHub(EventHub[Event]):
         """Have *listener* called with each event, those of jobs among them."""
         self._job_listeners.append(listener)
         self.watched = True
+
+    def add_reader(self, reader: Reader) -> None:
+        """Have *reader* hear each event, those of jobs among them, and the end."""
+        self._readers.append(reader)
+        self.add_job_listener(reader.hear)
+
+    def remove_reader(self, reader: Reader) -> None:
+        """Tell *reader* nothing any more but the end."""
+        self.remove_listener(reader.hear)
 
     def remove_listener(self, listener: Listener) -> int:
         """Call *listener* no more, and return how often it was there."""
@@ -77,13 +99,19 @@ class PoolHub(EventHub[Event]):
             _call(listener, event)
 
     def end(self) -> None:
-        """End all streams, and call nobody any more."""
+        """End all streams, tell the readers, and call nobody any more."""
         super().end()
         for ref in self._job_streams:
             stream = ref()
             if stream is not None:
                 stream.end()
-        self._listeners, self._job_listeners = [], []
+        readers = self._readers
+        self._listeners, self._job_listeners, self._readers = [], [], []
+        for reader in readers:
+            try:
+                reader.end()
+            except Exception:
+                _LOGGER.exception("%r failed at the end of the pool", reader)
 
     def _on_stream_gone(self, ref: weakref.ref[Any]) -> None:
         # A new list, since an event may be on its way through the old one.

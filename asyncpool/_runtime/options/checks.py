@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
@@ -95,6 +96,16 @@ def instance(kind: type[Any], words: str) -> Check:
         return value
 
     return check
+
+
+def path(name: str, value: str | os.PathLike[str] | None) -> str | None:
+    """Check the option of a file, if it is given; return its path as text."""
+    check_type(name, value, ((str, os.PathLike, type(None)), "a path or None"))
+    text = None if value is None else os.fspath(value)
+    check_type(name, text, or_none(TEXT))  # a path of bytes cannot be shown
+    if text == "":
+        raise ValueError(f"{name} is empty: name a file")
+    return text
 
 
 def items(words: str, *, each: type = object) -> Check:

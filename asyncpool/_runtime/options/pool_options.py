@@ -19,6 +19,7 @@ from asyncpool._runtime.options.checks import (
     function,
     items,
     name_or_number,
+    path,
     seconds,
 )
 from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
@@ -58,6 +59,7 @@ POOL_CHECKS: dict[str, Check] = {
     "concurrency": _concurrency,
     "initializer": function,
     "initargs": items("a tuple of arguments"),
+    "trace": path,
     "propagate": anything,  # Propagation checks it when it looks for the variables
     "name": name_or_number("pool"),  # last, so that a refused pool takes no number
 }
@@ -85,6 +87,7 @@ class PoolOptions(WorkerOptions):
     initializer: Callable[..., object] | None
     initargs: tuple[Any, ...]
     propagate: Iterable[ContextVar[Any] | str]
+    trace: str | None
     job_limits: JobLimits
 
     def __post_init__(self) -> None:

@@ -1,0 +1,281 @@
+"""Which lines of a trace the events of a pool become.
+
+A job waits on the track of the queue, from an event "queued" on.  When an attempt is over, it
+is a slice on the track of its slot, which stays the same when the worker is replaced.
+An attempt that runs for longer than :data:`LONG` is told before it is over, so that the trace
+of a killed service shows it.  Arrows lead from the waiting to the attempt, and from there to
+the next waiting if there is another attempt.
+
+All times are microseconds of CLOCK_MONOTONIC, as whole numbers: text of floats takes longer,
+and has not the same end twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import NamedTuple
+
+from asyncpool._core.trace.slot_lanes import SlotLanes
+from asyncpool._core.trace.trace_lines import LineMaker, Names, track_of
+from asyncpool.events import (
+    Crash,
+    Crashed,
+    Event,
+    GaveUp,
+    JobEnded,
+    JobQueued,
+    JobStarted,
+    Ready,
+    TakenOver,
+)
+
+# Microseconds after which an attempt is told although it is not over.
+LONG = 1_000_000
+
+_MICRO = 1e6
+
+
+class _Shown(NamedTuple):
+    """Where an attempt stands in the trace that is not over."""
+
+    lane: int
+    begin: int
+
+
+class TraceBook:
+    """What is known of the open jobs of a pool, and what is to be written of them.
+
+    It keeps a number for each open job, and nothing of those that have ended.
+
+    Args:
+        name: What the pool is called.
+        number: What the trace calls it; see :class:`LineMaker`.
+        service: The process id of the service.
+        concurrency: How many jobs each worker runs at once.
+
+    Attributes:
+        lines: What is to be written; whoever writes it takes it out.
+    """
+
+    def __init__(self, name: str, number: int, service: int, concurrency: int) -> None:
+        self._make = LineMaker(number)
+        self._names = Names()
+        self._concurrency = concurrency
+        self._queued: dict[int, int] = {}  # since when
+        self._running: dict[int, JobStarted] = {}
+        self._shown: dict[int, _Shown] = {}
+        self._taken_over: int | None = None
+        self._lanes: dict[int, SlotLanes] = {}
+        self._tracks: set[int] = set()
+        self._pids: dict[int, int] = {}
+        self._figures: dict[str, float] = {}
+        self.lines = [self._make.head(name, service)]
+
+    # Jobs: each of these is called for every job, so they are short.
+
+    def queued(self, event: JobQueued) -> None:
+        """Take note that a job waits."""
+        job, at = event.job_id, int(event.at * _MICRO)
+        again = job in self._queued
+        if again:
+            if not self._again(event, at):
+                return
+            at = self._queued[job]
+        else:
+            self._queued[job] = at
+        function = self._names.find(event.function)
+        self.lines.append(self._make.queued(job, at, function, again=again))
+
+    def started(self, event: JobStarted) -> None:
+        """Take note that an attempt has begun."""
+        self._running[event.job_id] = event
+
+    def ended(self, event: JobEnded) -> None:
+        """Take note that a job has ended."""
+        job = event.job_id
+        queued = self._queued.pop(job, None)
+        started = self._running.pop(job, None)
+        if queued is None:  # it never was in the queue
+            args = {"job": job, "function": event.function}
+            at = int(event.at * _MICRO)
+            self.lines.append(self._make.instant(event.outcome, at, args, None))
+        elif started is None:
+            at = max(queued, int(event.at * _MICRO))
+            self.lines.append(self._make.dequeued(job, at, event.outcome))
+        else:
+            begin = queued + int(event.wait * _MICRO)
+            run = int(event.run * _MICRO) or 1  # or nobody could see it
+            self._over(started, begin, run, event.outcome, again=False)
+
+    def _over(
+        self, started: JobStarted, begin: int, run: int, outcome: str, *, again: bool
+    ) -> int:
+        """Write an attempt that is over, and return its end in the trace."""
+        slot, job = started.slot, started.job_id
+        function = self._names.find(started.function)
+        if self._shown and job in self._shown:
+            return self._end_shown(started, begin + run, outcome)
+        lanes = self._lanes.get(slot)
+        if lanes is None:
+            lanes = self._add_lanes(slot)
+        lane, begin = lanes.put(begin, run)
+        track = track_of(slot, lane)
+        if track not in self._tracks:
+            self._add_track(slot, lane)
+        details = (
+            f'"attempt":{started.attempt},"outcome":"{outcome}",'
+            f'"worker":{self._pids.get(slot, 0)}'
+        )
+        self.lines.append(
+            self._make.job(
+                job,
+                track,
+                function,
+                begin=begin,
+                run=run,
+                details=details,
+                again=again,
+            )
+        )
+        return begin + run
+
+    def _again(self, event: JobQueued, at: int) -> bool:
+        """Write what was before a job waits again; tell whether it begins to wait anew."""
+        job = event.job_id
+        started, before = self._running.pop(job, None), self._queued[job]
+        if started is None and at <= before:
+            return False
+        if started is None:
+            self.lines.append(self._make.dequeued(job, at, "lost"))
+        elif event.attempts >= started.attempt:
+            outcome = "taken over" if self._taken_over == job else "retry"
+            begin = max(before, int(started.at * _MICRO))
+            at = max(
+                at, self._over(started, begin, max(1, at - begin), outcome, again=True)
+            )
+        elif job in self._shown:
+            at = self._end_shown(started, at, "given back")
+        else:
+            return False  # it has not begun after all, and waits as before
+        self._queued[job] = at
+        return True
+
+    # Attempts that take long.
+
+    def look(self, now: float) -> None:
+        """Write which attempts run, of those that have done so for long."""
+        since = int(now * _MICRO) - LONG
+        for job, started in self._running.items():
+            if job not in self._shown and started.at * _MICRO <= since:
+                self._show(started)
+
+    def _show(self, started: JobStarted) -> None:
+        job, slot = started.job_id, started.slot
+        queued = self._queued.get(job)
+        if queued is None:
+            return
+        begin = max(queued, int(started.at * _MICRO))
+        lane, begin = (self._lanes.get(slot) or self._add_lanes(slot)).take(begin)
+        self._add_track(slot, lane)
+        self._shown[job] = _Shown(lane, begin)
+        details = f'"attempt":{started.attempt},"worker":{self._pids.get(slot, 0)}'
+        function = self._names.find(started.function)
+        track = track_of(slot, lane)
+        self.lines.append(self._make.begun(job, track, function, begin, details))
+
+    def _end_shown(self, started: JobStarted, end: int, outcome: str) -> int:
+        lane, begin = self._shown.pop(started.job_id)
+        end = max(end, begin + 1)
+        self._lanes[started.slot].give_back(lane, end)
+        function = self._names.find(started.function)
+        track = track_of(started.slot, lane)
+        details = f'"outcome":"{outcome}"'
+        self.lines.append(self._make.ended(track, function, end, details))
+        return end
+
+    def _add_lanes(self, slot: int) -> SlotLanes:
+        lanes = self._lanes[slot] = SlotLanes(self._concurrency)
+        return lanes
+
+    def _add_track(self, slot: int, lane: int) -> None:
+        track = track_of(slot, lane)
+        if track not in self._tracks:
+            self._tracks.add(track)
+            name = f"slot {slot}, lane {lane}" if lane else f"slot {slot}"
+            self.lines.append(self._make.track_name(track, name))
+
+    # The pool and its workers.
+
+    def happened(self, event: Event, now: float) -> None:
+        """Take note of what is not about one job."""
+        if isinstance(event, TakenOver):
+            self._taken_over = event.job_id
+            return
+        if isinstance(event, Ready):
+            self._pids[event.slot] = event.pid
+        about = event.crash if isinstance(event, Crashed) else event
+        slot: int | None = getattr(about, "slot", None)
+        track = None
+        if slot is not None:
+            self._add_track(slot, 0)
+            track = track_of(slot, 0)
+        name, args = _told_of(event)
+        self.lines.append(self._make.instant(name, int(now * _MICRO), args, track))
+
+    def count(self, now: float, *, queued: int, busy: int, memory: int) -> None:
+        """Write those of some figures that have changed.
+
+        Args:
+            now: When that is.
+            queued: How many jobs wait.
+            busy: How many workers run one.
+            memory: Bytes that the workers have to themselves.
+        """
+        figures = (
+            ("queued jobs", "jobs", queued),
+            ("busy workers", "workers", busy),
+            ("memory of the workers", "MB", round(memory / 1e6, 1)),
+        )
+        for name, unit, value in figures:
+            if self._figures.get(name) != value:
+                self._figures[name] = value
+                at = int(now * _MICRO)
+                self.lines.append(self._make.counter(name, at, unit, value))
+
+    def lost(self, now: float, lines: int) -> None:
+        """Write that so many lines are missing, since the disk was too slow for them."""
+        at, args = int(now * _MICRO), {"lines": lines}
+        self.lines.append(self._make.instant("lines are missing", at, args, None))
+
+    def end(self, now: float) -> None:
+        """Write the end of the trace."""
+        self.lines.append(self._make.tail(int(now * _MICRO)))
+
+
+def _told_of_crash(crash: Crash) -> dict[str, object]:
+    """Return what a trace tells of a crash."""
+    told = {
+        "what": crash.how,
+        "worker": crash.pid,
+        "kind": crash.kind,
+        "signal": crash.signal,
+        "exit_code": crash.exit_code,
+        "job": crash.job_id,
+        "function": crash.function,
+        "stderr": "\n".join(crash.stderr_tail),
+        "stack": crash.stack,
+        "next": crash.next_step_text,
+    }
+    return {name: value for name, value in told.items() if value not in {None, ""}}
+
+
+def _told_of(event: Event) -> tuple[str, Mapping[str, object]]:
+    """Return what the trace calls an event that is not about one job, and its data."""
+    name = type(event).__name__.lower()
+    if isinstance(event, Crashed):
+        return name, _told_of_crash(event.crash)
+    if isinstance(event, GaveUp):
+        return name, {"reason": event.reason}
+    told = {field.name: getattr(event, field.name) for field in fields(event)}
+    return name, told

@@ -1,0 +1,295 @@
+"""Which lines events become: every order of events makes a trace that viewers accept."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, strategies as st
+
+from asyncpool._core.trace.trace_book import TraceBook
+from asyncpool.enums import CrashKind, JobOutcome, NextStep
+from asyncpool.events import (
+    Crash,
+    Crashed,
+    Event,
+    GaveUp,
+    JobEnded,
+    JobEvent,
+    JobQueued,
+    JobStarted,
+    Ready,
+    Resized,
+    Spawned,
+    TakenOver,
+)
+from tests.helpers.traces import Traced, check
+
+TRACK_0, TRACK_1 = 10_000, 20_000
+
+
+def book(concurrency: int = 1) -> TraceBook:
+    return TraceBook("pool shop", 7000, 7, concurrency)
+
+
+def hear(book: TraceBook, *events: Event | JobEvent, now: float = 0.0) -> None:
+    for event in events:
+        match event:
+            case JobQueued():
+                book.queued(event)
+            case JobStarted():
+                book.started(event)
+            case JobEnded():
+                book.ended(event)
+            case _:
+                book.happened(event, now)
+
+
+def shown(book: TraceBook) -> Traced:
+    """Return what a trace shows that ends here."""
+    return check("".join(book.lines))
+
+
+def queued(job: int = 1, at: float = 1.0, attempts: int = 0) -> JobQueued:
+    return JobQueued(job, "app.work", "submit", attempts, at)
+
+
+def started(job: int = 1, at: float = 2.0, attempt: int = 1, slot: int = 0) -> JobEvent:
+    return JobStarted(job, "app.work", attempt, slot, at)
+
+
+def ended(
+    job: int = 1,
+    at: float = 3.0,
+    *,
+    wait: float = 1.0,
+    run: float = 1.0,
+    outcome: JobOutcome = JobOutcome.OK,
+    slot: int | None = 0,
+    attempts: int = 1,
+) -> JobEnded:
+    return JobEnded(job, "app.work", outcome, attempts, slot, wait, run, at)
+
+
+def crash(job: int | None = 1, slot: int = 0) -> Crash:
+    return Crash(
+        slot=slot,
+        generation=1,
+        pid=99,
+        exit_code=None,
+        signal="SIGSEGV",
+        kind=CrashKind.CRASH,
+        uptime=5.0,
+        job_id=job,
+        attempt=1,
+        detail="",
+        stderr_tail=("one", "two \udc80"),
+        next_step=NextStep.RESTART,
+        next_start=0.0,
+    )
+
+
+def test_a_job_waits_and_is_a_slice_of_its_slot() -> None:
+    it = book()
+    hear(it, Ready(0, 1, 99, 0.1), queued(), started(), ended())
+    trace = shown(it)
+    (wait,) = trace.waits[1]
+    (job,) = trace.of_job(1)
+    assert (wait.begin, wait.end) == (1_000_000, 2_000_000)
+    assert wait.args == {"job": 1, "function": "app.work", "then": "begun"}
+    assert (job.name, job.track, trace.names[job.track]) == (
+        "app.work",
+        TRACK_0,
+        "slot 0",
+    )
+    assert (job.begin, job.end) == (2_000_000, 3_000_000)
+    assert job.args == {"job": 1, "attempt": 1, "outcome": "ok", "worker": 99}
+    assert list(trace.arrows.values()) == [[(1_000_000, 2_000_000)]]
+
+
+def test_short_jobs_that_came_together_stand_one_after_the_other() -> None:
+    it = book()
+    for job in range(1, 5):
+        hear(it, queued(job), started(job))
+    for job in range(1, 5):
+        hear(it, ended(job, run=0.000_01))
+    spans = [(s.begin - 2_000_000, s.end) for s in shown(it).slices]
+    assert [begin for begin, _ in spans] == [0, 10, 20, 30]
+
+
+def test_jobs_that_ran_at_once_have_lanes_of_their_own() -> None:
+    it = book(concurrency=2)
+    hear(it, queued(1), queued(2), started(1), started(2))
+    hear(it, ended(1, at=3.0), ended(2, at=3.5, run=1.5))
+    trace = shown(it)
+    tracks = [s.track for s in trace.slices]
+    assert tracks == [TRACK_0, TRACK_0 + 1]
+    assert [trace.names[track] for track in tracks] == ["slot 0", "slot 0, lane 1"]
+
+
+def test_an_attempt_that_was_lost_leads_to_the_next() -> None:
+    it = book()
+    hear(it, queued(), started(), Crashed(crash()), TakenOver(1, 1), now=2.5)
+    hear(it, queued(at=2.5, attempts=1), started(at=2.6, attempt=2, slot=1))
+    hear(it, ended(slot=1, attempts=2, wait=0.1, run=0.4))
+    trace = shown(it)
+    first, second = trace.of_job(1)
+    assert (first.args["outcome"], second.args["outcome"]) == ("taken over", "ok")
+    assert (first.track, second.track) == (TRACK_0, TRACK_1)
+    assert [(wait.begin, wait.end) for wait in trace.waits[1]] == [
+        (1_000_000, 2_000_000),
+        (2_500_000, 2_600_000),
+    ]
+    (arrows,) = trace.arrows.values()
+    times = [1_000_000, 2_000_000, 2_500_000, 2_600_000]
+    assert arrows == list(itertools.pairwise(times))
+    (instant,) = trace.instants
+    assert (instant["name"], instant["tid"], instant["ts"]) == (
+        "crashed",
+        TRACK_0,
+        2_500_000,
+    )
+    assert instant["args"]["stderr"] == "one\ntwo ?"
+    assert instant["args"]["signal"] == "SIGSEGV"
+
+
+def test_an_attempt_after_an_exception_is_no_takeover() -> None:
+    it = book()
+    hear(it, queued(), started(), queued(at=2.5, attempts=1))
+    hear(it, started(at=2.6, attempt=2), ended(wait=0.1, run=0.4))
+    assert [s.args["outcome"] for s in shown(it).of_job(1)] == ["retry", "ok"]
+
+
+def test_a_job_that_came_back_unbegun_waits_as_before() -> None:
+    it = book()
+    hear(it, queued(), started(), queued(), started(at=4.0, slot=1))
+    hear(it, ended(at=5.0, wait=3.0, slot=1))
+    trace = shown(it)
+    assert [(w.begin, w.end) for w in trace.waits[1]] == [(1_000_000, 4_000_000)]
+    assert [s.track for s in trace.of_job(1)] == [TRACK_1]
+
+
+def test_a_job_that_never_began_only_waits() -> None:
+    it = book()
+    hear(it, queued(), ended(outcome=JobOutcome.CANCELLED, slot=None, run=0.0, at=1.5))
+    trace = shown(it)
+    assert trace.slices == []
+    assert [(w.end, w.args["then"]) for w in trace.waits[1]] == [
+        (1_500_000, "cancelled")
+    ]
+
+
+def test_a_call_that_was_refused_is_an_instant() -> None:
+    it = book()
+    hear(it, ended(outcome=JobOutcome.REFUSED, slot=None))
+    (instant,) = shown(it).instants
+    assert (instant["name"], instant["args"]["job"]) == ("refused", 1)
+
+
+def test_a_long_attempt_is_told_before_its_end() -> None:
+    it = book()
+    hear(it, queued(), started())
+    it.look(2.9)
+    assert shown(it).slices == [], "it is not long yet"
+    it.look(3.1)
+    it.look(4.1)
+    (job,) = shown(it).of_job(1)
+    assert (job.begin, job.end) == (2_000_000, None)
+    hear(it, ended(at=9.0, run=7.0), queued(2), started(2), ended(2, wait=8.0))
+    job, other = shown(it).slices
+    assert (job.end, job.args["outcome"]) == (9_000_000, "ok")
+    assert (other.track, other.begin) == (job.track, 9_000_000)
+
+
+def test_a_long_attempt_that_is_lost_leads_to_the_next() -> None:
+    it = book()
+    hear(it, queued(), started())
+    it.look(4.0)
+    hear(it, TakenOver(1, 1), queued(at=5.0, attempts=1))
+    hear(it, started(at=5.5, attempt=2), ended(wait=0.5))
+    first, second = shown(it).of_job(1)
+    assert (first.end, first.args["outcome"]) == (5_000_000, "taken over")
+    assert second.begin == 5_500_000
+
+
+def test_workers_of_a_slot_share_its_track() -> None:
+    it = book()
+    hear(it, Spawned(3, 1, 98), Spawned(3, 2, 99), now=5.0)
+    hear(it, Resized(4), GaveUp("no", (crash(),)), now=6.0)
+    trace = shown(it)
+    assert [(i["tid"], i["s"], i["name"]) for i in trace.instants] == [
+        (40_000, "t", "spawned"),
+        (40_000, "t", "spawned"),
+        (1, "p", "resized"),
+        (1, "p", "gaveup"),
+    ]
+    assert trace.instants[1]["args"] == {"slot": 3, "generation": 2, "pid": 99}
+    assert trace.names[40_000] == "slot 3"
+
+
+def test_counters_are_told_when_they_change() -> None:
+    it = book()
+    it.count(1.0, queued=3, busy=1, memory=1_000_000)
+    it.count(2.0, queued=3, busy=2, memory=1_000_000)
+    assert shown(it).counters == {
+        "queued jobs": [3],
+        "busy workers": [1, 2],
+        "memory of the workers": [1.0],
+    }
+
+
+def test_the_end_closes_the_array() -> None:
+    it = book()
+    it.lost(1.0, 12)
+    assert not shown(it).whole
+    it.end(2.0)
+    trace = shown(it)
+    assert trace.whole
+    assert [i["name"] for i in trace.instants] == [
+        "lines are missing",
+        "end of the trace",
+    ]
+
+
+def test_nothing_is_kept_of_jobs_that_have_ended() -> None:
+    it = book()
+    for job in range(1, 500):
+        hear(it, queued(job), started(job))
+        it.look(10.0)
+        hear(it, ended(job))
+    assert (it._queued, it._running, it._shown) == ({}, {}, {})
+
+
+TIMES = st.integers(0, 5_000_000).map(lambda n: n / 1e6)
+JOBS, SLOTS = st.integers(1, 4), st.integers(0, 1)
+ANY_EVENT = st.one_of(
+    st.builds(queued, JOBS, TIMES, st.integers(0, 2)),
+    st.builds(started, JOBS, TIMES, st.integers(1, 3), SLOTS),
+    st.builds(
+        ended,
+        JOBS,
+        TIMES,
+        wait=TIMES,
+        run=TIMES,
+        slot=SLOTS,
+        outcome=st.sampled_from(JobOutcome),
+    ),
+    st.builds(TakenOver, JOBS, st.integers(0, 2)),
+    TIMES,  # a look at what runs
+)
+
+
+@given(st.lists(ANY_EVENT, max_size=40), st.integers(1, 3))
+def test_the_slices_of_a_track_nest_for_any_order_of_events(
+    events: list[JobEvent | TakenOver | float], concurrency: int
+) -> None:
+    it, ends = book(concurrency), Counter[int]()
+    for event in events:
+        if isinstance(event, float):
+            it.look(event)
+            continue
+        job = event.job_id  # no number is given twice
+        hear(it, replace(event, job_id=job + 10 * ends[job]))
+        ends[job] += isinstance(event, JobEnded)
+    shown(it)

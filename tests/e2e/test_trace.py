@@ -1,0 +1,280 @@
+"""A trace of a pool: what it shows of jobs that end in any way, and of faults around it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncpool import JobTimeoutError, Pool, WorkerCrashedError
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
+from tests.helpers.logs import Kept, handled_by
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves
+from tests.helpers.scripts import finish, run_script, start_script
+from tests.helpers.traces import Traced, read_trace
+
+pytestmark = BOTH_LOOPS
+
+SLOT_0, SLOT_1 = 10_000, 20_000
+
+
+def whole(path: Path) -> Traced:
+    trace = read_trace(path)
+    assert trace.whole
+    return trace
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_each_job_is_a_slice_of_the_slot_that_ran_it(
+    tmp_path: Path, concurrency: int
+) -> None:
+    path = tmp_path / "trace.json"
+    async with patience(), Pool(2, concurrency=concurrency, trace=path) as pool:
+        pids = {slot.slot: slot.pid for slot in pool.stats().slots}
+        await asyncio.gather(*(pool.submit(jobs.pid_later) for _ in range(1000)))
+        await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(1000)))
+        pids |= {slot.slot: slot.pid for slot in pool.stats().slots}
+    trace = whole(path)
+    assert sorted(slice_.args["job"] for slice_ in trace.slices) == [
+        *range(1, 2001),
+    ]
+    for slice_ in trace.slices:
+        slot, lane = slice_.track // 10_000 - 1, slice_.track % 10_000
+        assert lane < concurrency
+        assert slice_.args["outcome"] == "ok"
+        assert slice_.args["worker"] == pids[slot]
+        (wait,) = trace.waits[slice_.args["job"]]
+        assert wait.end is not None
+        assert wait.begin <= wait.end == slice_.begin
+    assert len(trace.arrows) == 2000
+    assert all(len(arrows) == 1 for arrows in trace.arrows.values())
+    assert {trace.names[SLOT_0], trace.names[SLOT_1]} == {"slot 0", "slot 1"}
+
+
+async def test_jobs_of_one_worker_at_once_are_in_lanes(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    async with patience(), Gate() as gate, Pool(1, concurrency=3, trace=path) as pool:
+        three = [pool.submit(wait_later, gate.path, word) for word in "abc"]
+        visitors = [await gate.visitor(word) for word in "abc"]
+        for visitor in visitors:
+            visitor.release()
+        await asyncio.gather(*three)
+    trace = whole(path)
+    assert {slice_.track for slice_ in trace.slices} == {SLOT_0, SLOT_0 + 1, SLOT_0 + 2}
+
+
+async def wait_later(gate: str, word: str) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(gate)
+    writer.write(f"{word} {os.getpid()}\n".encode())
+    try:
+        return await reader.read(10)
+    finally:
+        writer.close()
+
+
+async def test_how_jobs_end_that_do_not_return(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    async with patience(), Gate() as gate, Pool(1, trace=path) as pool:
+        with pytest.raises(ZeroDivisionError):
+            await pool.submit(jobs.divide, 1, 0)
+        with pytest.raises(JobTimeoutError):
+            await pool.options(timeout=0.05).submit(jobs.stay, 60.0)
+        job = pool.submit(jobs.wait_at, gate.path)
+        await gate.visitor()
+        queued = pool.submit(jobs.square, 2)
+        queued.cancel()
+        job.cancel()
+        await assert_serves(pool)
+    trace = whole(path)
+    outcomes = [trace.of_job(job)[0].args["outcome"] for job in (1, 2, 3)]
+    assert outcomes == ["raised", "timeout", "cancelled"]
+    assert trace.of_job(4) == []
+    assert [wait.args["then"] for wait in trace.waits[4]] == ["cancelled"]
+
+
+async def test_a_crash_is_an_instant_with_what_the_worker_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    async with patience(), Pool(1, trace=path) as pool:
+        (slot,) = pool.stats().slots
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(jobs.call, complain_and_leave)
+        await pool.submit(jobs.square, 2)
+    trace = whole(path)
+    (crash,) = [instant for instant in trace.instants if instant["name"] == "crashed"]
+    assert (crash["tid"], crash["args"]["worker"]) == (SLOT_0, slot.pid)
+    assert crash["args"]["exit_code"] == 3
+    assert "the disk is on fire" in crash["args"]["stderr"]
+    first, second = trace.slices
+    assert first.track == second.track == crash["tid"], "the next worker is in its lane"
+    assert (first.args["outcome"], second.args["outcome"]) == ("crashed", "ok")
+    assert first.args["worker"] == slot.pid != second.args["worker"]
+    spawned = [i for i in trace.instants if i["name"] == "spawned"]
+    assert [i["args"]["generation"] for i in spawned] == [1, 2]
+
+
+def complain_and_leave() -> None:
+    print("the disk is on fire", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(3)
+
+
+async def test_arrows_lead_over_the_takeover_of_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    async with patience(), Gate() as gate, Pool(1, trace=path) as pool:
+        job = pool.options(max_attempts=2).submit(jobs.wait_in_every_attempt, gate.path)
+        os.kill((await gate.visitor("attempt 1")).pid, signal.SIGKILL)
+        (await gate.visitor("attempt 2")).release()
+        await job
+        await pool.options(max_attempts=3, retry_on=(LookupError,)).submit(
+            jobs.fail_before_attempt_3, 1
+        )
+    trace = whole(path)
+    outcomes = [slice_.args["outcome"] for slice_ in trace.of_job(1)]
+    assert outcomes == ["taken over", "ok"]
+    assert [s.args["outcome"] for s in trace.of_job(2)] == ["retry", "retry", "ok"]
+    assert [len(arrows) for arrows in trace.arrows.values()] == [3, 5]
+    for job_id in (1, 2):
+        times = []
+        pairs = zip(trace.waits[job_id], trace.of_job(job_id), strict=True)
+        for wait, attempt in pairs:
+            assert wait.end is not None
+            assert attempt.end is not None
+            times += [wait.begin, wait.end, attempt.begin, attempt.end]
+        assert times == sorted(times)
+
+
+async def test_figures_are_counters(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    async with patience(), Pool(1, trace=path) as pool:
+        await pool.submit(jobs.square, 2)
+    assert whole(path).counters.keys() == {
+        "queued jobs",
+        "busy workers",
+        "memory of the workers",
+    }
+
+
+SERVICE = """
+    import asyncio, time
+    from asyncpool import Pool
+
+    def square(n):
+        return n * n
+
+    async def main():
+        async with Pool(5, trace="trace.json") as pool:
+            await asyncio.gather(*(pool.submit(square, n) for n in range(500)))
+            long = pool.submit(time.sleep, 600)
+            queued = [pool.submit(time.sleep, 600) for _ in range(3)]
+            while True:
+                await pool.submit(square, 2)
+
+    if __name__ == "__main__":
+        asyncio.run(main())
+"""
+
+
+def long_jobs(path: Path) -> list[str]:
+    """Return the lines of jobs that run for long, as far as they are written."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line for line in lines if '"ph":"B"' in line and '"time.sleep"' in line]
+
+
+async def test_what_a_killed_service_leaves_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    service = start_script(tmp_path, SERVICE)
+    try:
+        async with patience():
+            # Its long jobs, which are not over.
+            while len(long_jobs(path)) < 4:
+                await asyncio.to_thread(os.sched_yield)
+    finally:
+        os.killpg(service.pid, signal.SIGKILL)
+        finish(service)
+    trace = read_trace(path, killed=True)
+    assert not trace.whole
+    assert len(trace.slices) >= 504
+    endless = [s for s in trace.slices if s.end is None and s.name == "time.sleep"]
+    assert {slice_.args["job"] for slice_ in endless} == {501, 502, 503, 504}
+
+
+async def test_a_trace_that_cannot_be_written_is_an_error_of_the_start(
+    tmp_path: Path,
+) -> None:
+    pool = Pool(1, name="shop", trace=tmp_path / "nowhere" / "trace.json")
+    text = (
+        f"[Errno 2] No such file or directory: pool shop cannot write its trace; name "
+        f"another file by trace, or leave trace out: '{tmp_path}/nowhere/trace.json'"
+    )
+    with pytest.raises(FileNotFoundError) as caught:
+        await pool.start()
+    assert str(caught.value) == text
+    (tmp_path / "nowhere").mkdir()
+    async with patience(), pool:
+        await assert_serves(pool)
+    assert whole(tmp_path / "nowhere" / "trace.json").slices
+
+
+async def test_a_disk_that_is_full_ends_the_trace_and_not_the_pool() -> None:
+    kept = Kept()
+    with handled_by(kept, "asyncpool", logging.ERROR):
+        async with patience(), Pool(1, trace="/dev/full") as pool:
+            await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(2000)))
+            await kept.until(bool)
+            await assert_serves(pool)
+    (message,) = kept.messages
+    assert message.startswith("the trace of pool ")
+    assert message.endswith("No space left on device; the pool goes on without it")
+
+
+async def test_a_file_that_may_not_grow_has_whole_lines(tmp_path: Path) -> None:
+    source = """
+        import asyncio, resource
+        from asyncpool import Pool
+
+        def square(n):
+            return n * n
+
+        async def main():
+            async with Pool(1, name="shop", trace="trace.json") as pool:
+                await pool.submit(square, 1)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+                found = await asyncio.gather(*(pool.submit(square, n) for n in range(999)))
+                print(sum(found))
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    service = start_script(tmp_path, source)
+    out, err = finish(service)
+    assert (service.returncode, out) == (0, f"{sum(n * n for n in range(999))}\n")
+    assert err == (
+        "the trace of pool shop ends here, since trace.json cannot be written: "
+        "File too large; the pool goes on without it\n"
+    )
+    text = (tmp_path / "trace.json").read_text()
+    assert text.endswith(",\n")
+    assert len(text) <= 50_000
+
+
+async def test_a_pool_without_a_trace_reads_nothing_of_itself(tmp_path: Path) -> None:
+    source = """
+        import asyncio, sys, threading
+        from asyncpool import Pool
+
+        async def main():
+            async with Pool(1) as pool:
+                await pool.submit(abs, 1)
+                print("asyncpool._observe" in sys.modules, threading.active_count())
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    assert run_script(tmp_path, source) == "False 1\n"
