@@ -79,10 +79,12 @@ class Trace:
     def end(self) -> None:
         """Write what is left, and close the file."""
         self._timer.cancel()
-        self._count()
-        self._book.end(monotonic())
-        self._hand_over()
-        self._file.close()
+        try:
+            self._count()
+        finally:
+            self._book.end(monotonic())
+            self._hand_over()
+            self._file.close()
 
     def _look(self) -> None:
         if self._file.stopped:

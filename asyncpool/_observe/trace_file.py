@@ -99,10 +99,13 @@ class TraceFile:
             os.close(self._file)
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._file, view) :]
-        self._size += len(data)
+        written, view = 0, memoryview(data)
+        try:
+            while written < len(data):
+                written += os.write(self._file, view[written:])
+        finally:
+            # What a full disk has taken, up to its last whole line.
+            self._size += data.rfind(b"\n", 0, written) + 1
 
     def _cut(self) -> None:
         """Take away half a line."""

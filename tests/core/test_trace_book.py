@@ -161,6 +161,15 @@ def test_an_attempt_after_an_exception_is_no_takeover() -> None:
     assert [s.args["outcome"] for s in shown(it).of_job(1)] == ["retry", "ok"]
 
 
+def test_a_retry_after_a_takeover_is_told_as_one() -> None:
+    it = book()
+    hear(it, queued(), started(), TakenOver(1, 1), queued(at=2.5, attempts=1))
+    hear(it, started(at=2.6, attempt=2), queued(at=2.7, attempts=2))
+    hear(it, started(at=2.8, attempt=3), ended(wait=0.1, run=0.2))
+    outcomes = [s.args["outcome"] for s in shown(it).of_job(1)]
+    assert outcomes == ["taken over", "retry", "ok"]
+
+
 def test_a_job_that_came_back_unbegun_waits_as_before() -> None:
     it = book()
     hear(it, queued(), started(), queued(), started(at=4.0, slot=1))
@@ -211,6 +220,18 @@ def test_a_long_attempt_that_is_lost_leads_to_the_next() -> None:
     first, second = shown(it).of_job(1)
     assert (first.end, first.args["outcome"]) == (5_000_000, "taken over")
     assert second.begin == 5_500_000
+
+
+def test_an_attempt_has_its_begin_before_its_end() -> None:
+    """The pool hears of both from others, so neither may be where it should be."""
+    it = book()
+    hear(it, queued(at=2.5), started(at=2.0))
+    it.look(9.0)
+    hear(it, ended(at=9.0, wait=0.0, run=0.0))
+    (job,) = shown(it).slices
+    (wait,) = shown(it).waits[1]
+    assert (wait.begin, wait.end) == (2_500_000, 2_500_000)
+    assert (job.begin, job.end) == (2_500_000, 2_500_001)
 
 
 def test_workers_of_a_slot_share_its_track() -> None:

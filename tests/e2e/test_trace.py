@@ -261,7 +261,7 @@ async def test_a_file_that_may_not_grow_has_whole_lines(tmp_path: Path) -> None:
     )
     text = (tmp_path / "trace.json").read_text()
     assert text.endswith(",\n")
-    assert len(text) <= 50_000
+    assert 49_000 < len(text) <= 50_000
 
 
 async def test_a_pool_without_a_trace_reads_nothing_of_itself(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class TraceBook:
         self._shown: dict[int, _Shown] = {}
         self._taken_over: int | None = None
         self._lanes: dict[int, SlotLanes] = {}
-        self._tracks: set[int] = set()
+        self._tracks: dict[int, str] = {}  # their names
         self._pids: dict[int, int] = {}
         self._figures: dict[str, float] = {}
         self.lines = [self._make.head(name, service)]
@@ -150,6 +150,7 @@ class TraceBook:
             self.lines.append(self._make.dequeued(job, at, "lost"))
         elif event.attempts >= started.attempt:
             outcome = "taken over" if self._taken_over == job else "retry"
+            self._taken_over = None
             begin = max(before, int(started.at * _MICRO))
             at = max(
                 at, self._over(started, begin, max(1, at - begin), outcome, again=True)
@@ -201,8 +202,8 @@ class TraceBook:
     def _add_track(self, slot: int, lane: int) -> None:
         track = track_of(slot, lane)
         if track not in self._tracks:
-            self._tracks.add(track)
             name = f"slot {slot}, lane {lane}" if lane else f"slot {slot}"
+            self._tracks[track] = name
             self.lines.append(self._make.track_name(track, name))
 
     # The pool and its workers.
@@ -247,6 +248,9 @@ class TraceBook:
         """Write that so many lines are missing, since the disk was too slow for them."""
         at, args = int(now * _MICRO), {"lines": lines}
         self.lines.append(self._make.instant("lines are missing", at, args, None))
+        self._figures.clear()
+        for track, name in self._tracks.items():  # these may be among them
+            self.lines.append(self._make.track_name(track, name))
 
     def end(self, now: float) -> None:
         """Write the end of the trace."""

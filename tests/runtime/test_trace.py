@@ -1,0 +1,105 @@
+"""The reader of a pool's events that writes its trace: what it hands to the disk, and when."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from asyncpool._observe.trace import Trace
+from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool.enums import JobOutcome, RunState
+from asyncpool.events import JobEnded, JobQueued, JobStarted, Resized
+from asyncpool.stats import PoolStats
+from tests.helpers.traces import read_trace
+
+pytestmark = pytest.mark.asyncio
+
+
+def figures() -> PoolStats:
+    return PoolStats(state=RunState.RUNNING, workers=2, queued=5, busy=2)
+
+
+def trace_of(path: Path, hub: PoolHub) -> Trace:
+    return Trace(str(path), name="shop", concurrency=1, hub=hub, stats=figures)
+
+
+def run_jobs(hub: PoolHub, first: int, count: int) -> None:
+    for job in range(first, first + count):
+        hub.publish_job(JobQueued(job, "f", "submit", 0, 1.0))
+        hub.publish_job(JobStarted(job, "f", 1, 0, 2.0))
+        hub.publish_job(JobEnded(job, "f", JobOutcome.OK, 1, 0, 1.0, 0.5, 2.5))
+
+
+async def test_the_trace_has_all_from_the_first_event_to_the_end(
+    tmp_path: Path,
+) -> None:
+    path, hub = tmp_path / "trace.json", PoolHub()
+    trace_of(path, hub)
+    run_jobs(hub, 1, 2000)
+    hub.publish(Resized(3))
+    hub.end()
+    trace = read_trace(path)
+    assert trace.whole
+    assert [slice_.args["job"] for slice_ in trace.slices] == list(range(1, 2001))
+    assert trace.counters["queued jobs"] == [5]
+    assert [i["name"] for i in trace.instants][:1] == ["resized"]
+
+
+async def test_what_is_lost_is_counted_in_the_trace(tmp_path: Path) -> None:
+    path, hub = tmp_path / "trace.json", PoolHub()
+    trace = trace_of(path, hub)
+    trace._look()
+    trace._file._waiting = 100 << 20  # the disk has not taken these
+    run_jobs(hub, 1, 10)
+    trace._look()
+    trace._file._waiting = 0
+    run_jobs(hub, 11, 10)
+    trace._look()
+    hub.end()
+    found = read_trace(path)
+    assert [slice_.args["job"] for slice_ in found.slices] == list(range(11, 21))
+    (missing,) = [i for i in found.instants if i["name"] == "lines are missing"]
+    assert missing["args"]["lines"] == 20 + 1  # two events of each, and the slot's name
+
+
+async def test_nobody_is_told_of_jobs_behind_the_end_of_a_disk() -> None:
+    hub = PoolHub()
+    trace = trace_of(Path("/dev/full"), hub)
+    trace._hand_over()
+    trace._file._thread.join()
+    watched = [hub.watched]
+    trace._look()
+    run_jobs(hub, 1, 1)
+    watched.append(hub.watched)
+    assert watched == [True, False]
+    hub.end()
+
+
+async def test_figures_that_cannot_be_had_cost_only_themselves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, hub = tmp_path / "trace.json", PoolHub()
+
+    def broken() -> PoolStats:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    Trace(str(path), name="shop", concurrency=1, hub=hub, stats=broken)
+    run_jobs(hub, 1, 3)
+    hub.end()
+    trace = read_trace(path)
+    assert trace.whole
+    assert len(trace.slices) == 3
+    (record,) = caplog.records
+    assert record.getMessage().endswith("failed at the end of the pool")
+
+
+async def test_pools_of_one_service_have_numbers_of_their_own(tmp_path: Path) -> None:
+    texts = []
+    for name in ("one", "two"):
+        hub = PoolHub()
+        trace_of(tmp_path / name, hub)
+        hub.end()
+        texts.append((tmp_path / name).read_text().splitlines()[1])
+    assert texts[0] != texts[1]
