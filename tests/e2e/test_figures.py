@@ -198,8 +198,9 @@ async def test_the_jobs_at_work_and_the_oldest_that_waits() -> None:
         assert stats.oldest_queued <= running.seconds
         visitor.release()
         await asyncio.gather(job, *waiting)
+        assert await pool.submit(sum, range(3_000_000)) > 0
         [slot] = (await until(pool, lambda stats: stats.idle == 1)).slots
-        assert (slot.running, slot.jobs) == ((), 201)
+        assert (slot.running, slot.jobs) == ((), 202)
         assert slot.cpu > 0
 
 
