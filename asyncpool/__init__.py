@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from asyncpool.errors import (
         AsyncPoolError,
         BroadcastError,
+        HookError,
         JobCancelled,
         JobError,
         JobNotPicklableError,
@@ -73,6 +74,7 @@ _HOMES = {
     "asyncpool.errors": (
         "AsyncPoolError",
         "BroadcastError",
+        "HookError",
         "JobCancelled",
         "JobError",
         "JobNotPicklableError",
@@ -120,6 +122,7 @@ __all__ = [
     "Crash",
     "CurrentJob",
     "EventStream",
+    "HookError",
     "Job",
     "JobCancelled",
     "JobError",

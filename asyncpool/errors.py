@@ -20,6 +20,7 @@ The tree is shallow, and each branch answers one question of the caller's:
         * :exc:`JobTimeoutError`
         * :exc:`JobNotPicklableError`
         * :exc:`JobRaisedError`
+        * :exc:`HookError`
         * :exc:`WorkerCrashedError`
             * :exc:`WorkerStartError`
             * :exc:`WorkerHungError`
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncPoolError",
     "BroadcastError",
+    "HookError",
     "JobCancelled",
     "JobError",
     "JobNotPicklableError",
@@ -94,7 +96,7 @@ def _rebuild(
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(details)
-    if isinstance(error, JobRaisedError):
+    if isinstance(error, JobRaisedError | HookError):
         error.__cause__ = error.exception
     elif isinstance(error, BroadcastError):
         error.__cause__ = next(iter(error.errors.values()))
@@ -453,6 +455,47 @@ class JobRaisedError(JobError):
             exception=exception,
             job_id=job_id,
             attempt=attempt,
+        )
+        self.__cause__: BaseException | None = exception
+
+
+class HookError(JobError):
+    """The hook around the job failed, see ``Pool(around=…)``; its worker goes on.
+
+    Attributes:
+        hook: The name of the hook.
+        stage: ``"enter"`` if the hook failed before the job's function was called, ``"exit"``
+            if it failed after the function had returned.
+        exception: What the hook raised; also the ``__cause__`` of this error.
+    """
+
+    hook: str
+    stage: Literal["enter", "exit"]
+    exception: BaseException
+
+    def __init__(
+        self,
+        hook: str,
+        *,
+        stage: Literal["enter", "exit"],
+        exception: BaseException,
+        job_id: int = 0,
+        attempt: int = 0,
+        function: str = "",
+    ) -> None:
+        job = job_text(job_id, function)
+        when = {
+            "enter": f"before {job} had begun",
+            "exit": f"after {job} had returned",
+        }[stage]
+        super().__init__(
+            f"the hook {hook} failed {when}: {_show(exception)}",
+            hook=hook,
+            stage=stage,
+            exception=exception,
+            job_id=job_id,
+            attempt=attempt,
+            function=function,
         )
         self.__cause__: BaseException | None = exception
 

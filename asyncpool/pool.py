@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
@@ -32,6 +33,7 @@ from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import SupervisorConfig, pool_config
+from asyncpool._worker.api.context import CurrentJob
 from asyncpool.boundpool import BoundPool
 from asyncpool.enums import RunState
 from asyncpool.events import CloseSummary, Event, JobEvent, RollResult
@@ -72,6 +74,13 @@ class Pool(Caller, Supervised):
             read from :func:`asyncpool.worker_state` what it puts there.
         initargs: The arguments of *initializer*.  Queues, locks, pipes and other objects of
             :mod:`multiprocessing` may be among them; the pool keeps them until it is closed.
+        around: A hook around each job: a function that a worker calls with the
+            :class:`CurrentJob`, and that returns a context manager, or the name of such a
+            function, ``"package.module:name"``, which workers import.  The worker enters the
+            context manager, calls the job's function, and exits the context manager with what the
+            function raised; that is for each attempt, each item of a map, and the whole of a
+            stream.  A hook that fails fails the job with a :exc:`HookError`.  It cannot suppress
+            an exception of the job.
         start_timeout: Seconds that a worker has to become ready.
         ready: What :meth:`start` and ``async with`` wait for: ``"any"`` means one ready
             worker, ``"all"`` the least number of workers.  With ``"all"`` the start also
@@ -128,7 +137,7 @@ class Pool(Caller, Supervised):
         ValueError: If an argument is out of range, *initargs* too large (64 MiB), or
             a variable to *propagate* cannot be found.
         TypeError: If an argument is of the wrong type.
-        JobNotPicklableError: If *initializer* or *initargs* cannot be pickled.
+        JobNotPicklableError: If *initializer*, *initargs* or *around* cannot be pickled.
     """
 
     def __init__(
@@ -142,6 +151,7 @@ class Pool(Caller, Supervised):
         preload: Iterable[str] = (),
         initializer: Callable[..., object] | None = None,
         initargs: Iterable[Any] = (),
+        around: Callable[[CurrentJob], AbstractContextManager[Any]] | str | None = None,
         start_timeout: float = 30.0,
         ready: Literal["any", "all"] = "any",
         restart_policy: RestartPolicy | None = None,

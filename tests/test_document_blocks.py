@@ -249,11 +249,15 @@ FRAGMENTS = {
     "from asyncpool.cluster import Cluster, asgi": Around("BLOCK", ""),
 }
 
-# Tested as wholes: the first two below, the others in test_documents.py.
+# Tested as wholes: below, in test_document_hooks.py and in test_documents.py.
 PROGRAMS = {
     "import asyncio\nimport sys\nimport asyncpool\n": "docs/cluster.md",
     "import asyncio\n\nconversations = set()": "docs/cluster.md",
     "async def serve(worker):\n    servers = [": "docs/cluster.md",
+    "# hooks.py\n": "docs/inside-a-job.md",
+    'async with asyncpool.Pool(2, around="hooks:bind_names")': "docs/inside-a-job.md",
+    "# sentry_hook.py\n": "docs/inside-a-job.md",
+    "# otel_hook.py\n": "docs/inside-a-job.md",
     "# jobs.py\n": "docs/web-service.md",
     "# service.py\n": "docs/web-service.md",
     "# app.py\n": "docs/web-service.md",

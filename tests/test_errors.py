@@ -15,6 +15,7 @@ from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import (
     AsyncPoolError,
     BroadcastError,
+    HookError,
     JobError,
     JobNotPicklableError,
     JobRaisedError,
@@ -169,6 +170,20 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     JobRaisedError(SystemExit(3), job_id=17, attempt=1): (
         "the job raised SystemExit(3)"
     ),
+    HookError(
+        "shop.tracing:around",
+        stage="enter",
+        exception=KeyError("no"),
+        job_id=17,
+        attempt=1,
+        function="shop.work",
+    ): (
+        "the hook shop.tracing:around failed before job 17 (shop.work) had begun: "
+        "KeyError('no')"
+    ),
+    HookError("around", stage="exit", exception=SystemExit(3), job_id=17): (
+        "the hook around failed after job 17 had returned: SystemExit(3)"
+    ),
     WorkerCrashedError(job_id=17, crashes=(CRASH,), delivery=Delivery.STARTED): (
         "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17; "
         f"the job had started{TWO}"
@@ -219,8 +234,16 @@ def test_notes_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(error)).__notes__ == ["in row 17"]
 
 
-def test_a_wrapped_exception_is_the_cause_also_after_pickling() -> None:
-    error = JobRaisedError(KeyboardInterrupt("stop"))
+@pytest.mark.parametrize(
+    "error",
+    [
+        JobRaisedError(KeyboardInterrupt("stop")),
+        HookError("around", stage="enter", exception=KeyboardInterrupt("stop")),
+    ],
+)
+def test_a_wrapped_exception_is_the_cause_also_after_pickling(
+    error: JobRaisedError | HookError,
+) -> None:
     assert error.__cause__ is error.exception
     twin = pickle.loads(pickle.dumps(error))
     assert twin.__cause__ is twin.exception

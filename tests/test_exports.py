@@ -20,7 +20,7 @@ PACKAGE = Path(asyncpool.__file__).parent
 
 PUBLIC = """
     AsyncPoolError BoundPool BroadcastError CloseSummary Cluster Crash CurrentJob
-    EventStream Job JobCancelled JobError JobNotPicklableError JobRaisedError
+    EventStream HookError Job JobCancelled JobError JobNotPicklableError JobRaisedError
     JobTimeoutError LeaseKeeper LeaseLostError LeaseStats Map NoWorkerError Outcome Pool
     PoolBrokenError PoolClosedError PoolFullError PoolStats ProcessPoolExecutor
     ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult

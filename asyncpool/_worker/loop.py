@@ -41,6 +41,8 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from asyncpool._worker.job.around import Hook
+
 _JOB = FrameKind.JOB
 
 
@@ -127,7 +129,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         name = "" if identity is None else identity.name
         journal.open(config.levels, config.disabled, name)
         coroutines.kind = config.loop
-        _begin(config, parts)
+        hook = _begin(config, parts)
         control.send(FrameKind.HELLO)
         on_retire(partial(_retire, claims, control))
         large_buffers = LargeBuffers(jobs, segments)
@@ -135,11 +137,18 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
             from asyncpool._worker.lanes.concurrent_jobs import ConcurrentJobs  # noqa: PLC0415 - most need none
 
             several = ConcurrentJobs(
-                config, page_fd, jobs, control, claims, large_buffers, coroutines
+                config,
+                page_fd,
+                jobs,
+                control,
+                claims,
+                large_buffers,
+                coroutines,
+                hook,
             )
             several.serve()
         else:
-            executor = make_executor(parts, large_buffers)
+            executor = make_executor(parts, large_buffers, hook)
             executor.max_payload = executor.streams.max_payload = config.max_payload
             _serve(jobs, claims, beats, large_buffers, executor)
         # The last job has been run: whatever else comes goes back to the pool.
@@ -151,11 +160,16 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
     leave(0, coroutines)
 
 
-def make_executor(parts: WorkerParts, large_buffers: LargeBuffers) -> JobRunner:
-    """Return what runs the jobs of a worker, one at a time."""
+def make_executor(
+    parts: WorkerParts, large_buffers: LargeBuffers, hook: Hook | None = None
+) -> JobRunner:
+    """Return what runs the jobs of a worker, one at a time, with *hook* around each."""
     interrupts, coroutines = parts.interrupts, parts.coroutines
     streams = Streams(parts.jobs, large_buffers, interrupts, coroutines, parts.credit)
-    return JobRunner(large_buffers, interrupts, coroutines, streams)
+    if hook is None:
+        return JobRunner(large_buffers, interrupts, coroutines, streams)
+    chunks.install(partial(run_chunk, parts.log, coroutines.run, hook=hook))
+    return hook.runner(large_buffers, interrupts, coroutines, streams)
 
 
 def _running_job(interrupts: Interrupts, page: mmap.mmap) -> tuple[int, int] | None:
@@ -173,11 +187,15 @@ def _retire(claims: JobClaims, control: Control) -> None:
         control.send(FrameKind.RETIRE)
 
 
-def _begin(config: WorkerConfig, parts: WorkerParts) -> None:
-    """Get ready; return only if this worker runs jobs, and could be set up."""
+def _begin(config: WorkerConfig, parts: WorkerParts) -> Hook | None:
+    """Get ready; return only if this worker runs jobs, and could be set up.
+
+    Returns:
+        The pool's hook around each job, if it has one.
+    """
     jobs, control, coroutines = parts.jobs, parts.control, parts.coroutines
     try:
-        _initialize(config, parts)
+        hook = _initialize(config, parts)
         if config.main is not None:
             module = config.main[0]
             __import__(module)  # this imports asyncio
@@ -188,11 +206,11 @@ def _begin(config: WorkerConfig, parts: WorkerParts) -> None:
         if config.main is None or not control.announced:
             print_error(error)
         leave(1, coroutines)
+    return hook
 
 
-def _initialize(config: WorkerConfig, parts: WorkerParts) -> None:
+def _initialize(config: WorkerConfig, parts: WorkerParts) -> Hook | None:
     control, coroutines = parts.control, parts.coroutines
-    broadcasts = Broadcasts(parts.interrupts, parts.beats, coroutines)
     sys.path[:] = config.sys_path
     script.install(config.script)
     control.start()
@@ -204,18 +222,27 @@ def _initialize(config: WorkerConfig, parts: WorkerParts) -> None:
             __import__(name)
         if config.script_first:
             script.load()
+        hook: Hook | None = None
+        if config.around is not None:
+            name, payload = config.around
+            stage = f"import of the hook {name}"
+            from asyncpool._worker.job.around import load_hook  # noqa: PLC0415 - most need none
+
+            hook = load_hook(name, payload)
         stage = "initializer"
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)
             value = initializer(*initargs)
             if type(value) is CoroutineType:
                 coroutines.run(value)
+        broadcasts = Broadcasts(parts.interrupts, parts.beats, coroutines, hook)
         for name, call in config.broadcasts:
             stage = f"broadcast of {name}"
             broadcasts.run(call)
     except BaseException as error:
         announce(control, stage, error)
         raise
+    return hook
 
 
 def _serve(

@@ -107,6 +107,13 @@ def test_one_that_answers_for_its_attributes_is_not_asked() -> None:
     assert function_name(Hostile) == f"{HERE}.{where}.<locals>.Meta"
 
 
+def test_a_script_has_one_name_in_all_processes() -> None:
+    def work() -> None: ...
+
+    work.__module__, work.__qualname__ = "__mp_main__", "work"
+    assert function_name(work) == "__main__.work"
+
+
 def test_a_long_name_is_cut() -> None:
     name = function_name(with_name("n" * 1000))
     assert len(name) == MAX_NAME

@@ -44,7 +44,7 @@ def echo(value: Any) -> Any:
 
 def run(page: mmap.mmap, function: Any, items: list[Any]) -> ChunkResult:
     """Run a chunk as the first attempt at job 7."""
-    mark = running.set((7, 1, PLAIN, 0.0))
+    mark = running.set((7, 1, PLAIN, 0.0, None))
     try:
         return run_chunk(
             ChunkLog(page),

@@ -206,7 +206,7 @@ def test_a_thread_that_has_outlived_its_job_does_not_beat_for_the_next(
 
     def of_job(number: int) -> Context:
         context = copy_context()
-        context.run(running.set, (number, 2, PLAIN, 0.0))
+        context.run(running.set, (number, 2, PLAIN, 0.0, None))
         return context
 
     for run in (of_job(6).run, of_job(7).run, Context().run):

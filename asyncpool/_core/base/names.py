@@ -62,6 +62,8 @@ def function_name(function: Callable[..., Any]) -> str:
     if not name:
         cls: Any = type(found)
         module, name = (_own(cls, part) for part in ("__module__", "__qualname__"))
+    if module == "__mp_main__":  # what workers call the script
+        module = "__main__"
     text = f"{module}.{name}" if module else name
     if not text.isprintable():
         text = "".join(map(_visible, text))

@@ -18,7 +18,12 @@ from asyncpool._core.main.by_value_loading import pickler_of_results
 from asyncpool._core.pickling import reducers
 from asyncpool._core.pickling.calls import describe, dumps, text_of
 from asyncpool._core.pickling.out_of_band import MAIN, ReceivedPickle, loads
-from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
+from asyncpool.errors import (
+    HookError,
+    JobNotPicklableError,
+    JobRaisedError,
+    RemoteTraceback,
+)
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -78,7 +83,9 @@ def load_error(
             name=name,
             text=text,
         )
-    _set(error, "__cause__", RemoteTraceback(remote))
+    # The cause of a hook's failure is what the hook has raised.
+    first = error.exception if isinstance(error, HookError) else error
+    _set(first, "__cause__", RemoteTraceback(remote))
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return JobRaisedError(error)

@@ -29,6 +29,9 @@ MAX_INITIALIZER = 1 << 26
 MAX_BROADCASTS = 1 << 26
 MAX_CONFIG = MAX_INITIALIZER + MAX_BROADCASTS + (1 << 20)
 
+# The most bytes of the hook around jobs.
+MAX_HOOK = 1 << 19
+
 _PID = struct.Struct("!q?")
 _EXIT = struct.Struct("!qqQ")
 _MOMENT = struct.Struct("!d")
@@ -84,6 +87,8 @@ class WorkerConfig(Record):
             has one, its file, and its arguments.
         script_first: Whether the worker imports that at once, and not only when it
             needs it.
+        around: The hook around each job, if there is one: its name, and the pickled hook,
+            or nothing if the worker imports it by that name.
     """
 
     sys_path: tuple[str, ...]
@@ -101,6 +106,7 @@ class WorkerConfig(Record):
     preload: tuple[str, ...] = ()
     script: tuple[str, str, tuple[str, ...]] | None = None
     script_first: bool = False
+    around: tuple[str, bytes] | None = None
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""

@@ -46,6 +46,15 @@ def _concurrency(name: str, value: int) -> int:
     return value
 
 
+def _around(name: str, value: object) -> object:
+    if isinstance(value, str):
+        module, _, attribute = value.partition(":")
+        if not module or not attribute:
+            text = f"{name} takes a name such as 'package.module:name', not {value!r}"
+            raise ValueError(text)
+    return value if isinstance(value, str) else function(name, value)
+
+
 POOL_CHECKS: dict[str, Check] = {
     "workers": _workers,
     "max_surge": at_least(0),
@@ -60,6 +69,7 @@ POOL_CHECKS: dict[str, Check] = {
     "initializer": function,
     "initargs": items("a tuple of arguments"),
     "trace": path,
+    "around": _around,
     "propagate": anything,  # Propagation checks it when it looks for the variables
     "name": name_or_number("pool"),  # last, so that a refused pool takes no number
 }
@@ -86,6 +96,7 @@ class PoolOptions(WorkerOptions):
     concurrency: int
     initializer: Callable[..., object] | None
     initargs: tuple[Any, ...]
+    around: Callable[..., object] | str | None
     propagate: Iterable[ContextVar[Any] | str]
     trace: str | None
     job_limits: JobLimits

@@ -13,7 +13,7 @@ from asyncpool._runtime.base.propagation import Propagation
 from asyncpool._runtime.base.script import main_script
 from asyncpool._runtime.options.pool_options import PoolOptions
 from asyncpool._runtime.options.worker_options import WorkerOptions
-from asyncpool._runtime.worker.handover import Handover
+from asyncpool._runtime.worker.handover import Handover, packed_hook
 from asyncpool._runtime.worker.serving import Serving
 
 if TYPE_CHECKING:
@@ -81,8 +81,9 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
     """Return the configuration of a pool's supervisor.
 
     Raises:
-        JobNotPicklableError: If the initializer or its arguments cannot be pickled.
-        ValueError: If they are too large, or if a context variable cannot be found.
+        JobNotPicklableError: If the initializer, its arguments or the hook around jobs cannot
+            be pickled.
+        ValueError: If these are too large, or if a context variable cannot be found.
         TypeError: If *propagate* names something that is no context variable.
     """
     # First, since this looks at __main__, and that decides how the initializer is pickled.
@@ -97,7 +98,9 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
         **options.shared(),
         workers=options.workers,
         worker=worker._replace(
-            initializer=handover.payload, concurrency=options.concurrency
+            initializer=handover.payload,
+            concurrency=options.concurrency,
+            around=packed_hook(options.around),
         ),
         max_unavailable=options.max_unavailable,
         idle_timeout=options.idle_timeout,

@@ -16,9 +16,10 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, cast
 
+from asyncpool._core.base.names import function_name
 from asyncpool._core.pickling.calls import describe
 from asyncpool._core.pickling.out_of_band import dumps_call
-from asyncpool._core.wire.messages import MAX_INITIALIZER
+from asyncpool._core.wire.messages import MAX_HOOK, MAX_INITIALIZER
 from asyncpool._system.descriptors import Handed
 from asyncpool.errors import JobNotPicklableError
 
@@ -61,6 +62,33 @@ class Handover:
         """Close the descriptors and drop the objects: no more workers will start."""
         self._close()
         self._objects = None
+
+
+def packed_hook(around: Callable[..., object] | str | None) -> tuple[str, bytes] | None:
+    """Return the hook around jobs as :class:`WorkerConfig` has it.
+
+    Raises:
+        JobNotPicklableError: If it cannot be pickled.
+        ValueError: If it is too large.
+    """
+    if around is None:
+        return None
+    if isinstance(around, str):
+        return around, b""
+    try:
+        payload = dumps_call(around)
+    except Exception as error:
+        raise JobNotPicklableError(
+            f"around cannot be pickled: {describe(error)}",
+            direction="arguments",
+            name="around",
+        ) from error
+    if len(payload) > MAX_HOOK:
+        raise ValueError(
+            f"around has {len(payload)} bytes when pickled, and {MAX_HOOK} is the most: "
+            "name a function of a module"
+        )
+    return function_name(around), payload
 
 
 class _Spawning:

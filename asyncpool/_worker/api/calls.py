@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncpool._core.pickling.calls import load_job
+from asyncpool._worker.api.context import name_function
 from asyncpool._worker.api.state import retire_worker
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -17,6 +18,7 @@ def call_chunk(
     function: Callable[..., Any], chunk: Sequence[tuple[Any, ...]]
 ) -> list[Any]:
     """Call *function* once for each tuple of arguments."""
+    name_function(function)
     return [function(*args) for args in chunk]
 
 
@@ -29,6 +31,7 @@ def call_counted(
     ready, so it may run more jobs than the limit.  This limit is exact.
     """
     global _begun  # noqa: PLW0603 - one worker is one process
+    name_function(function)
     _begun += 1
     if _begun >= limit:
         retire_worker()
@@ -38,4 +41,5 @@ def call_counted(
 def call_packed(payload: bytes) -> Any:
     """Unpickle the call in *payload*, and make it."""
     function, args, kwargs = load_job(payload)
+    name_function(function)
     return function(*args, **kwargs)

@@ -6,6 +6,7 @@ import importlib
 import pickle
 from contextvars import ContextVar
 
+from asyncpool._core.base.names import function_name
 from asyncpool._core.base.records import Record
 from asyncpool._core.pickling.variables import unpack_variables
 from asyncpool._core.wire.context import JobContext
@@ -13,6 +14,7 @@ from asyncpool._core.wire.context import JobContext
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Callable
     from typing import Any
 
 JOB_LOGGER = "asyncpool.job"
@@ -27,12 +29,14 @@ class CurrentJob(Record):
         deadline: When, on the clock of ``time.monotonic()``, this attempt must be done;
             ``None`` for no limit.
         packed_details: The pickle of :attr:`last_details`.
+        function: The name of its function, such as ``"shop.images.resize"``.
     """
 
     id: int
     attempt: int
     deadline: float | None = None
     packed_details: bytes = b""
+    function: str = ""
 
     @property
     def last_details(self) -> Any:
@@ -58,11 +62,12 @@ class CurrentJob(Record):
 # The job number of calls that are no jobs of the pool, such as an initializer.
 NO_JOB = 0
 
-# The job's number and attempt, its context, and, if the context needs it, when the job began.
+# The job's number and attempt, its context, if the context needs it, when the job began, and
+# its function.  That is a function which modules have, or a name: the context may outlive the
+# job, and must not keep what belongs to the job.  It is None until the function is unpickled.
 # Most jobs never call current_job(), so the CurrentJob is made only when one does.
-running: ContextVar[tuple[int, int, JobContext, float] | None] = ContextVar(
-    "asyncpool_job", default=None
-)
+Running = tuple[int, int, JobContext, float, object]
+running: ContextVar[Running | None] = ContextVar("asyncpool_job", default=None)
 
 
 def current_job() -> CurrentJob:
@@ -74,8 +79,20 @@ def current_job() -> CurrentJob:
     job = running.get()
     if job is None:
         raise RuntimeError("current_job() was called outside a job of a pool")
-    number, attempt, context, began = job
-    return CurrentJob(number, attempt, context.end(began), context.details)
+    number, attempt, context, began, function = job
+    if function is None or type(function) is bytes:
+        name = ""
+    else:
+        name = function if type(function) is str else function_name(function)  # type: ignore[arg-type]
+    end = context.end(began)
+    return CurrentJob(number, attempt, end, context.details, name)
+
+
+def name_function(function: Callable[..., Any]) -> None:
+    """Let *function* be what the running job calls."""
+    job = running.get()
+    if job is not None:
+        running.set((*job[:4], function_name(function)))
 
 
 def set_variables(packed: bytes) -> None:

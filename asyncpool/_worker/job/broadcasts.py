@@ -14,10 +14,14 @@ from types import CoroutineType
 
 from asyncpool._core.wire.context import PLAIN
 from asyncpool._core.wire.page import BEGUN
-from asyncpool._worker.api.context import NO_JOB, running
+from asyncpool._worker.api.context import NO_JOB, name_function, running
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from asyncpool._worker.job.around import Hook
     from asyncpool._worker.job.coroutines import Coroutines
     from asyncpool._worker.job.heartbeats import HeartbeatWriter
     from asyncpool._worker.job.interrupts import Interrupts
@@ -30,11 +34,17 @@ class Broadcasts:
         interrupts: Know whether a job is running.
         beats: The heartbeats, which have no effect meanwhile.
         coroutines: Run the coroutines of async functions.
+        hook: What is entered around each, as around jobs.
     """
 
     def __init__(
-        self, interrupts: Interrupts, beats: HeartbeatWriter, coroutines: Coroutines
+        self,
+        interrupts: Interrupts,
+        beats: HeartbeatWriter,
+        coroutines: Coroutines,
+        hook: Hook | None,
     ) -> None:
+        self._hook = hook
         self._interrupts = interrupts
         self._beats = beats
         self._coroutines = coroutines
@@ -57,8 +67,20 @@ class Broadcasts:
             self._interrupts.running, self._beats.mute = None, False
 
     def _run(self, call: bytes) -> None:
-        running.set((NO_JOB, 1, PLAIN, 0.0))
+        running.set((NO_JOB, 1, PLAIN, 0.0, None))
         function, args, kwargs = pickle.loads(call)
+        name_function(function)
+        if self._hook is None:
+            self._make(function, args, kwargs)
+        else:
+            self._hook.run(self._make, function, args, kwargs)
+
+    def _make(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         value = function(*args, **kwargs)
         if type(value) is CoroutineType:
             self._coroutines.run(value)

@@ -15,6 +15,7 @@ from itertools import starmap
 from time import perf_counter_ns
 from types import CoroutineType
 
+from asyncpool._core.base.names import function_name
 from asyncpool._core.map.chunks import (
     CHUNK_SIZE,
     FLAT,
@@ -33,6 +34,7 @@ from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.wire.page import LOG_START
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job.coroutines import inner
+from asyncpool._worker.job.execute import ours
 from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterator
     from mmap import mmap
     from typing import Any, NoReturn, Protocol
+
+    from asyncpool._worker.job.around import Hook
 
     class Pen(Protocol):
         def write(self, data: bytes, /) -> object: ...
@@ -124,6 +128,7 @@ def run_chunk(
     star: bool,
     named: bool,
     max_payload: int,
+    hook: Hook | None = None,
 ) -> ChunkResult:
     """Call a function for each of *items*, until all are done or the chunk is told to stop.
 
@@ -135,8 +140,17 @@ def run_chunk(
         star: Whether each item is a tuple of several arguments.
         named: Whether the function travels by name, so that it may be remembered.
         max_payload: The most bytes that a result may have.
+        hook: What is entered around each item.
     """
-    chunk = Chunk(log, packed, items, star=star, named=named, max_payload=max_payload)
+    chunk = Chunk(
+        log,
+        packed,
+        items,
+        star=star,
+        named=named,
+        max_payload=max_payload,
+        hook=hook,
+    )
     coroutine = chunk.go_on()
     while coroutine is not None:
         try:
@@ -164,6 +178,7 @@ class Chunk:
         star: bool,
         named: bool,
         max_payload: int,
+        hook: Hook | None = None,
     ) -> None:
         job = running.get()
         assert job is not None
@@ -171,6 +186,9 @@ class Chunk:
         self._log = log
         log.begin(job[0], job[1], len(items))
         function = _recall(packed, keep=named)
+        running.set((*job[:4], function if named else function_name(function)))
+        if hook is not None:
+            function = hook.around_items(function)
         calls = starmap(function, items) if star else map(function, items)
         self._result = ChunkResult([], [])
         pack = partial(_pack, max_payload)
@@ -188,7 +206,7 @@ class Chunk:
                 return self._steps.throw(error)
         except Exception as broken:  # it is not an item's: the log is broken
             # The item that was not noted has run, and must not count as one that has not begun.
-            self._result.outcomes.append((pack_error(broken, skip=1), True))
+            self._result.outcomes.append((pack_error(broken, skip=ours(broken)), True))
         return None
 
     @property
@@ -224,7 +242,7 @@ def _run_numbers(calls: Iterator[Any], log: ChunkLog) -> tuple[int, Any, Any] | 
             value = copy_context().run(next, calls)
         except BaseException as error:
             words[1] |= isinstance(error, JobCancelled)
-            return done, None, (pack_error(error, skip=1), True)
+            return done, None, (pack_error(error, skip=ours(error)), True)
         if type(value) is not number:
             number = type(value)
             column = None if done else log.begin_column(number)
@@ -266,7 +284,7 @@ def _run_others(
                     return
             entry = note(outcome)
         except BaseException as error:
-            value, outcome = None, (pack_error(error, skip=1), True)
+            value, outcome = None, (pack_error(error, skip=ours(error)), True)
             entry = note(outcome)
             words[1] |= isinstance(error, JobCancelled)
         try:

@@ -19,6 +19,7 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine, Iterator
+    from contextvars import Context
     from types import FrameType, TracebackType
     from typing import Any
 
@@ -183,6 +184,45 @@ class CoroutineSteps:
             before = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
         hint = ": submit code that computes as a plain function"
         warn(who, seconds, f"in {where}{before}", hint)
+
+
+class InContext:
+    """A coroutine that runs in *context*, as a part of whatever awaits this."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: Context) -> None:
+        self._coroutine = coroutine
+        self._run = context.run
+
+    def __await__(self) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._run(self._coroutine.send, None)
+
+    def send(self, value: Any) -> Any:
+        """Take a step."""
+        return self._run(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Take a step that begins with an error."""
+        return self._run(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        """End it."""
+        self._coroutine.close()
+
+    @property
+    def cr_frame(self) -> FrameType | None:
+        """Where it waits, for those who tell where a job waits."""
+        return self._coroutine.cr_frame  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def cr_await(self) -> Any:
+        """What it waits for."""
+        return self._coroutine.cr_await  # type: ignore[attr-defined]
 
 
 def tell_waiting(awaited: Any) -> str:

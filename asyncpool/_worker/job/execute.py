@@ -7,7 +7,8 @@ from contextvars import copy_context
 from time import monotonic, perf_counter_ns
 from types import CoroutineType
 
-from asyncpool._core.base.names import misplaced
+from asyncpool._core.base.names import function_name, misplaced
+from asyncpool._core.map.chunks import run_chunk
 from asyncpool._core.pickling.calls import load_job, pack_value, text_of
 from asyncpool._core.pickling.errors import pack_error
 from asyncpool._core.pickling.functions import FunctionCache
@@ -23,8 +24,9 @@ from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
+
+    from asyncpool._worker.job.around import Entered, Hook
 
 
 class JobRunner:
@@ -40,6 +42,8 @@ class JobRunner:
         max_payload: The most bytes that an outcome may have.
         streams: As above.
         context: The context of the jobs to come.
+        hook: What is entered around each job, if the pool has such a hook.
+        entered: What was entered for the last job, and is to be left.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class JobRunner:
         self._interrupts = interrupts
         self._functions = FunctionCache()
         self.context = PLAIN
+        self.hook: Hook | None = None
+        self.entered: Entered | None = None
 
     def prepare(self, frame: Frame) -> None:
         """Take what comes ahead of the job that it is for."""
@@ -101,11 +107,17 @@ class JobRunner:
     def _run(self, frame: Frame, sequence: int) -> bytes | OutOfBandPickle:
         # A function of its own, so that arguments and result are gone when it returns.
         value = self.call(frame, sequence)
+        if type(value) is CoroutineType or frame.kind is FrameKind.STREAM:
+            value = self.go_on(frame, value)
+        return pack_value(value, self.max_payload)
+
+    def go_on(self, frame: Frame, value: Any) -> Any:
+        """Return what the job in *frame* comes to, whose function has returned *value*."""
         if type(value) is CoroutineType:
             value = self._coroutines.run(value)
         if frame.kind is FrameKind.STREAM:
             value = self.streams.run(frame, value)
-        return pack_value(value, self.max_payload)
+        return value
 
     def call(self, frame: Frame, sequence: int) -> Any:
         """Call what the job in *frame* is to call, and return what that returns.
@@ -115,14 +127,24 @@ class JobRunner:
         """
         context = self.context
         began = 0.0 if context is PLAIN else monotonic()
-        running.set((frame.job, frame.attempt, context, began))
+        number = frame.number
+        known: Any = self._functions[number] if number else None
+        running.set((frame.job, frame.attempt, context, began, known))
         self._interrupts.begin(sequence)
         if context.variables:
             set_variables(context.variables)
-        known = self._recall(frame.number) if frame.number else None
+        new = type(known) is bytes
+        if new:
+            # What this raises belongs to the job that made the call.
+            known = self._functions[number] = pickle.loads(known)
         function, args, kwargs = load_job(
             self._large_buffers.complete(frame.payload), known
         )
+        if new or not number:
+            name = function_name(function)
+            running.set((frame.job, frame.attempt, context, began, name))
+        if self.hook is not None and function is not run_chunk:
+            self.entered = self.hook.enter()
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -133,17 +155,10 @@ class JobRunner:
                 error.add_note(note)
             raise
 
-    def _recall(self, number: int) -> Callable[..., Any]:
-        function: Any = self._functions[number]
-        if type(function) is bytes:
-            # What this raises belongs to the job that made the call.
-            function = self._functions[number] = pickle.loads(function)
-        return function  # type: ignore[no-any-return] # or a call of it fails
-
 
 def pack_failure(error: BaseException, max_payload: int) -> bytes:
     """Return what an ``ERROR`` frame carries for what a job has raised."""
-    payload = pack_error(error, skip=_ours(error))
+    payload = pack_error(error, skip=ours(error))
     if len(payload) <= max_payload:
         return payload
     name = type(error).__qualname__
@@ -158,7 +173,7 @@ def pack_failure(error: BaseException, max_payload: int) -> bytes:
     )
 
 
-def _ours(error: BaseException) -> int:
+def ours(error: BaseException) -> int:
     """Return how many of the outermost frames of a traceback are the worker's own."""
     tb, number = error.__traceback__, 0
     while tb is not None and tb.tb_frame.f_globals.get("__name__") in _MODULES:
@@ -170,6 +185,8 @@ _MODULES = frozenset(
     "asyncpool._worker." + name
     for name in (
         "api.calls",
+        "job.around",
+        "job.chunks",
         "job.coroutines",
         "job.execute",
         "job.streams",

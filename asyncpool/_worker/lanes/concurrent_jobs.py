@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from asyncpool._core.pickling.out_of_band import OutOfBandPickle
     from asyncpool._core.wire.messages import WorkerConfig
     from asyncpool._worker.channel.large_buffers import LargeBuffers
+    from asyncpool._worker.job.around import Hook
     from asyncpool._worker.job.control import Control
     from asyncpool._worker.job.coroutines import Coroutines
     from asyncpool._worker.job.job_claims import JobClaims
@@ -50,6 +51,7 @@ class ConcurrentJobs:
         claims: Decides which job is next.
         large_buffers: Receives what travels beside jobs.
         coroutines: Has the event loop in which they run.
+        hook: The pool's hook around each job, if it has one.
 
     Attributes:
         beats: Writes the heartbeats.
@@ -65,6 +67,7 @@ class ConcurrentJobs:
         claims: JobClaims,
         large_buffers: LargeBuffers,
         coroutines: Coroutines,
+        hook: Hook | None = None,
     ) -> None:
         interrupts = control.interrupts
         layout = PageLayout(config.concurrency)
@@ -90,10 +93,11 @@ class ConcurrentJobs:
         control.credit = streams.credits
         self._streams = streams
         self._executor = JobRunner(large_buffers, interrupts, coroutines, streams)
+        self._executor.hook = hook
         self._executor.max_payload = streams.max_payload = config.max_payload
         interrupts.lanes = self.lanes
         install(self.beats)
-        chunks.install(partial(run_chunk, page, layout, self.lanes))
+        chunks.install(partial(run_chunk, page, layout, self.lanes, hook=hook))
 
     def serve(self) -> None:
         """Run jobs until the job channel ends, or until no other job may begin."""
@@ -194,6 +198,7 @@ class ConcurrentJobs:
                 value = lane.context.run(self._executor.call, frame, lane.sequence)
             finally:
                 self._interrupts.running = None
+                lane.entered, self._executor.entered = self._executor.entered, None
             if frame.kind is FrameKind.STREAM:
                 value = self._streams.begin(lane, value, lanes.open())
             if type(value) is CoroutineType:

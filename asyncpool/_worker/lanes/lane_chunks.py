@@ -13,12 +13,12 @@ from asyncpool._core.map.chunks import LOG_HEAD, ChunkResult
 from asyncpool._core.wire.page import LOG_SIZE
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job.chunks import Chunk, ChunkLog
-from asyncpool._worker.job.coroutines import outcome_of
+from asyncpool._worker.job.coroutines import InContext, outcome_of
 from asyncpool._worker.lanes.lanes import Lane, Lanes
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Coroutine
     from mmap import mmap
     from typing import Any
 
@@ -51,32 +51,6 @@ class _Pen:
         self._end = where - self._start
 
 
-class _Own:
-    """A coroutine that runs in a context of its own, as a part of the code that awaits this."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._coroutine = coroutine
-        self._run = copy_context().run
-
-    def __await__(self) -> Any:
-        return self
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self._run(self._coroutine.send, None)
-
-    def send(self, value: Any) -> Any:
-        return self._run(self._coroutine.send, value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._run(self._coroutine.throw, *error)
-
-    def close(self) -> None:
-        self._coroutine.close()
-
-
 def run_chunk(
     page: mmap,
     layout: PageLayout,
@@ -104,7 +78,7 @@ async def _go_on(
 ) -> ChunkResult:
     while coroutine is not None:
         try:
-            value = await _Own(coroutine)
+            value = await InContext(coroutine, copy_context())
         except BaseException as error:
             coroutine = chunk.go_on(error=_shown(lane, error))
         else:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from asyncpool._core.pickling.out_of_band import OutOfBandPickle
+    from asyncpool._worker.job.around import Entered
     from asyncpool._worker.job.heartbeats import HeartbeatWriter
 
 
@@ -61,6 +62,7 @@ class Lane(CoroutineSteps):
         asked: Whether it was told to end.
         task: The task that runs its steps, if it is a coroutine.
         shown: The coroutine whose stack a stack dump shows.
+        entered: The hook that was entered around it, and must be left.
     """
 
     def __init__(self, lanes: Lanes, index: int, frame: Frame, sequence: int) -> None:
@@ -72,6 +74,7 @@ class Lane(CoroutineSteps):
         self.asked = False
         self.task: asyncio.Task[Any] | None = None
         self.shown: Any = None
+        self.entered: Entered | None = None
         self._lanes = lanes
 
     def go(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -177,6 +180,8 @@ class Lanes:
     def finish(self, lane: Lane, value: object) -> None:
         """Send what a job has returned."""
         try:
+            if lane.entered is not None:
+                self._exit(lane, lane.entered, None)
             payload = pack_value(value, self.max_payload)
         except BaseException as error:
             self._leave(lane, FrameKind.ERROR, pack_failure(error, self.max_payload))
@@ -187,6 +192,11 @@ class Lanes:
         """Send what a job has raised."""
         error.__traceback__ = inner(error.__traceback__)
         error = outcome_of(error, asked=lane.asked)
+        if lane.entered is not None:
+            try:
+                self._exit(lane, lane.entered, error)
+            except BaseException as instead:
+                error = instead
         self._leave(lane, FrameKind.ERROR, pack_failure(error, self.max_payload))
 
     def blocked(self, lane: Lane) -> None:
@@ -199,6 +209,17 @@ class Lanes:
                 f"; other jobs there: {others}",
             )
             lane.context.run(warn, who, seconds, "in a plain function", hint)
+
+    def _exit(self, lane: Lane, entered: Entered, error: BaseException | None) -> None:
+        """Have the pool's hook exit, in the context in which it has entered."""
+        if lane.task is not None:  # this is the last of its steps
+            entered.leave(error)
+            return
+        self._interrupts.running = lane.sequence
+        try:
+            lane.context.run(entered.leave, error)
+        finally:
+            self._interrupts.running = None
 
     def _leave(
         self, lane: Lane, kind: FrameKind, payload: bytes | OutOfBandPickle

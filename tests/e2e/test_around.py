@@ -1,0 +1,385 @@
+"""``Pool(around=…)``: a hook around each job."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from typing import Any
+
+import pytest
+
+from asyncpool import (
+    HookError,
+    JobNotPicklableError,
+    JobRaisedError,
+    JobTimeoutError,
+    Pool,
+    PoolBrokenError,
+    RemoteTraceback,
+    RestartPolicy,
+)
+from tests.helpers import around, jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, kill_worker
+
+pytestmark = BOTH_LOOPS
+
+KINDS = pytest.mark.parametrize(
+    ("kind", "concurrency"), [("asyncio", 1), ("asyncio", 8), ("uvloop", 8)]
+)
+LANES = pytest.mark.parametrize("concurrency", [1, 8])
+FUNCTIONS = pytest.mark.parametrize("function", [around.told, around.told_later])
+FAILING = "tests.helpers.around:Failing"
+
+
+def pool_with(hook: Any, kind: Any = "asyncio", concurrency: int = 1) -> Pool:
+    return Pool(
+        1,
+        around=hook,
+        worker_loop=kind,
+        concurrency=concurrency,
+        restart_policy=RestartPolicy(max_failed_starts=1),
+    )
+
+
+def around_of(end: str, *job: Any) -> list[Any]:
+    """Return what the hook notes of a job that ends like that."""
+    return [("enter", *job), ("exit", *job, end)]
+
+
+# Around what.
+
+
+@KINDS
+@pytest.mark.parametrize("hook", [around.noting, "tests.helpers.around:noting"])
+async def test_it_is_entered_around_each_job(
+    kind: Any, concurrency: int, hook: Any
+) -> None:
+    async with patience(), pool_with(hook, kind, concurrency) as pool:
+        assert await pool.submit(around.told) == (1, 1, "told")
+        assert await pool.submit(around.told_later) == (2, 1, "told_later")
+        assert await pool.submit(around.seen) == [
+            *around_of("returned", 1, 1, "told"),
+            *around_of("returned", 2, 1, "told_later"),
+        ]
+
+
+@KINDS
+async def test_it_sees_what_jobs_raise(kind: Any, concurrency: int) -> None:
+    async with patience(), pool_with(around.noting, kind, concurrency) as pool:
+        for function in (around.fail, around.fail_later):
+            with pytest.raises(KeyError, match="job"):
+                await pool.submit(function)
+        with pytest.raises(JobRaisedError, match="SystemExit"):
+            await pool.submit(jobs.leave)
+        assert await pool.submit(around.seen) == [
+            *around_of("KeyError", 1, 1, "fail"),
+            *around_of("KeyError", 2, 1, "fail_later"),
+            *around_of("SystemExit", 3, 1, "leave"),
+        ]
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+async def test_neighbours_do_not_see_what_it_sets(kind: Any) -> None:
+    async with patience(), pool_with(around.noting, kind, 8) as pool:
+        found = [pool.submit(around.told_later) for _ in range(40)]
+        assert await asyncio.gather(*found) == [
+            (number, 1, "told_later") for number in range(1, 41)
+        ]
+
+
+@KINDS
+@pytest.mark.parametrize("source", [around.each, around.each_later])
+async def test_it_is_around_the_whole_of_a_stream(
+    kind: Any, concurrency: int, source: Any
+) -> None:
+    async with patience(), pool_with(around.noting, kind, concurrency) as pool:
+        found = [item async for item in pool.stream(source, 3)]
+        assert found == [(1, 1, source.__name__)] * 3
+        assert await pool.submit(around.seen) == around_of(
+            "returned", 1, 1, source.__name__
+        )
+
+
+@KINDS
+@pytest.mark.parametrize("function", [around.fail_odd, around.fail_odd_later])
+async def test_it_is_around_each_item_of_a_map(
+    kind: Any, concurrency: int, function: Any
+) -> None:
+    async with patience(), pool_with(around.noting, kind, concurrency) as pool:
+        items = pool.map(function, range(4), chunksize=4).outcomes()
+        assert [repr(one.error) async for one in items] == [
+            "None",
+            "KeyError(1)",
+            "None",
+            "KeyError(3)",
+        ]
+        notes = await pool.submit(around.seen)
+        assert {note[3] for note in notes} == {function.__name__}
+        ends = sorted(note[4] for note in notes if note[0] == "exit")
+        assert ends == ["KeyError", "KeyError", "returned", "returned"]
+        assert len(notes) == 8
+
+
+@LANES
+async def test_what_an_item_raises_has_no_frame_of_ours(concurrency: int) -> None:
+    """So its traceback says as much as without a hook."""
+    async with patience(), pool_with(around.noting, "asyncio", concurrency) as pool:
+        for function in (around.fail_odd, around.fail_odd_later):
+            items = pool.map(function, [1], chunksize=1).outcomes()
+            [outcome] = [one async for one in items]
+            assert isinstance(outcome.error, KeyError)
+            remote = outcome.error.__cause__
+            assert isinstance(remote, RemoteTraceback)
+            assert "asyncpool/_worker" not in remote.text
+            assert "in fail_odd" in remote.text
+
+
+@LANES
+async def test_it_is_around_calls_of_sessions_and_broadcasts(concurrency: int) -> None:
+    async with patience(), pool_with(around.noting, "asyncio", concurrency) as pool:
+        async with pool.worker() as worker:
+            assert await worker.submit(around.told) == (1, 1, "told")
+            notes = await worker.submit(around.seen)
+            assert notes == around_of("returned", 1, 1, "told")
+        await pool.broadcast(around.told)
+        notes = await pool.submit(around.seen)
+        assert [note[3:] for note in notes] == [("told",), ("told", "returned")]
+        await kill_worker(pool)
+        # The new worker has run the broadcast too.
+        assert await pool.submit(around.seen) == around_of("returned", 0, 1, "told")
+
+
+async def test_it_is_entered_for_each_attempt() -> None:
+    async with patience(), pool_with(around.noting) as pool:
+        twice = pool.options(max_attempts=2, retry_on=[KeyError])
+        with pytest.raises(KeyError):
+            await twice.submit(around.fail)
+        assert await pool.submit(around.seen) == [
+            *around_of("KeyError", 1, 1, "fail"),
+            *around_of("KeyError", 1, 2, "fail"),
+        ]
+
+
+# The name of the function.
+
+
+@pytest.mark.parametrize("hook", [None, around.nothing])
+@LANES
+async def test_a_job_knows_the_name_of_its_function(
+    hook: Any, concurrency: int
+) -> None:
+    name = "tests.helpers.around.name"
+    async with patience(), pool_with(hook, "asyncio", concurrency) as pool:
+        for _ in range(2):  # the second time the worker knows the function
+            assert await pool.submit(around.name) == name
+        assert (await pool.submit(lambda: around.name() + "")).endswith("<lambda>")
+        assert (
+            await pool.map(around.named, range(2), chunksize=2)
+            == ["tests.helpers.around.named"] * 2
+        )
+
+
+# What it must not do.
+
+
+@LANES
+async def test_it_suppresses_no_exception(concurrency: int) -> None:
+    async with patience(), pool_with(around.Silent, "asyncio", concurrency) as pool:
+        for function in (around.fail, around.fail_later):
+            with pytest.raises(KeyError, match="job"):
+                await pool.submit(function)
+            with pytest.raises(KeyError, match="job"):
+                await pool.map(function, range(2))
+        assert await pool.submit(jobs.square, 3) == 9
+
+
+@KINDS
+@FUNCTIONS
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), BaseException("x")])
+@pytest.mark.parametrize("stage", ["call", "enter", "exit"])
+async def test_its_error_costs_the_job_and_not_the_worker(
+    kind: Any, concurrency: int, function: Any, error: BaseException, stage: str
+) -> None:
+    async with patience(), pool_with(FAILING, kind, concurrency) as pool:
+        pid = await pool.submit(jobs.pid)
+        await pool.submit(around.give, **{stage: error})
+        with pytest.raises(HookError) as caught:
+            await pool.submit(function)
+        name = f"tests.helpers.around.{function.__name__}"
+        when, found = "before job 3 ({}) had begun", caught.value
+        if stage == "exit":
+            when = "after job 3 ({}) had returned"
+        assert str(found) == f"the hook {FAILING} failed {when.format(name)}: {error!r}"
+        assert found.hook == FAILING
+        assert found.stage == ("exit" if stage == "exit" else "enter")
+        assert (found.job_id, found.attempt, found.function) == (3, 1, name)
+        assert found.__cause__ is found.exception
+        assert repr(found.exception) == repr(error)
+        remote = found.exception.__cause__
+        assert isinstance(remote, RemoteTraceback)
+        assert "in _obey" in remote.text
+        assert await pool.submit(jobs.pid) == pid
+        assert pool.stats().crashes == 0
+
+
+@LANES
+async def test_its_error_costs_one_item_of_a_map(concurrency: int) -> None:
+    async with patience(), pool_with(FAILING, "asyncio", concurrency) as pool:
+        for function in (around.same, around.same_later):
+            for stage in ("enter", "exit"):
+                await pool.submit(around.give, **{stage: ValueError("no")})
+                items = pool.map(function, range(3), chunksize=3).outcomes()
+                errors = [one.error async for one in items]
+                assert isinstance(errors[0], HookError)
+                assert (errors[0].stage, errors[1:]) == (stage, [None, None])
+
+
+@LANES
+@pytest.mark.parametrize("function", [around.fail, around.fail_later])
+async def test_a_job_that_failed_keeps_its_error(
+    concurrency: int, function: Any
+) -> None:
+    async with patience(), pool_with(FAILING, "asyncio", concurrency) as pool:
+        await pool.submit(around.give, exit=ValueError("no"))
+        with pytest.raises(KeyError) as caught:
+            await pool.submit(function)
+        text = f"The hook {FAILING} failed too: ValueError: no"
+        assert caught.value.__notes__ == [text]
+        assert await pool.submit(around.told) == around.NOBODY
+
+
+async def test_what_it_returns_must_be_a_context_manager() -> None:
+    async with patience(), pool_with(around.asynchronous) as pool:
+        with pytest.raises(
+            HookError, match=r"asynchronous failed .* which is no context manager"
+        ) as caught:
+            await pool.submit(jobs.square, 3)
+        assert isinstance(caught.value.exception, TypeError)
+    async with patience(), pool_with(around.sleepless) as pool:
+        with pytest.raises(HookError, match="generator didn't yield"):
+            await pool.submit(jobs.square, 3)
+
+
+@LANES
+async def test_its_error_may_be_retried(concurrency: int) -> None:
+    async with patience(), pool_with(FAILING, "asyncio", concurrency) as pool:
+        await pool.submit(around.give, enter=ValueError("no"))
+        again = pool.options(max_attempts=2, retry_on=[HookError])
+        job = again.submit(jobs.square, 3)
+        assert (await job, job.attempt) == (9, 2)
+
+
+# When the job is to end.
+
+
+@LANES
+@FUNCTIONS
+@pytest.mark.parametrize("stage", ["call", "enter", "exit"])
+async def test_a_hook_that_hangs_ends_with_the_time_of_its_job(
+    concurrency: int, function: Any, stage: str
+) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        pool_with(FAILING, "asyncio", concurrency) as pool,
+    ):
+        pid = await pool.submit(jobs.pid)
+        await pool.submit(around.give, **{stage: gate.path})
+        limited = pool.options(timeout=0.2, cancel_grace=0.2)
+        with pytest.raises(JobTimeoutError, match="ran longer than its timeout"):
+            await limited.submit(function)
+        assert gate.visits(stage) == 1
+        assert await pool.submit(jobs.square, 3) == 9
+        # With lanes, an async function's end is a step of the loop, which nothing interrupts.
+        killed = concurrency > 1 and stage == "exit" and function is around.told_later
+        assert (await pool.submit(jobs.pid) != pid) is killed
+
+
+@LANES
+@pytest.mark.parametrize("stage", ["enter", "exit"])
+async def test_a_cancelled_job_leaves_its_worker_in_order(
+    concurrency: int, stage: str
+) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        pool_with(FAILING, "asyncio", concurrency) as pool,
+    ):
+        await pool.submit(around.give, **{stage: gate.path})
+        job = pool.submit(around.told)
+        visitor = await gate.visitor(stage)
+        job.cancel()
+        await visitor.gone()
+        assert await pool.submit(around.seen) == [("cancelled", stage)]
+        assert pool.stats().crashes == 0
+        await assert_serves(pool)
+
+
+@KINDS
+async def test_it_sees_that_its_job_is_cancelled(kind: Any, concurrency: int) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        pool_with(around.noting, kind, concurrency) as pool,
+    ):
+        functions: list[Any] = [jobs.wait_at, around.wait_at_later]
+        for number, function in enumerate(functions, 1):
+            job = pool.submit(function, gate.path)
+            visitor = await gate.visitor(nth=number)
+            job.cancel()
+            await visitor.gone()
+            assert await pool.submit(around.seen) == around_of(
+                "JobCancelled", job.id, 1, function.__name__
+            )
+
+
+# What cannot be a hook.
+
+
+@pytest.mark.parametrize(
+    ("hook", "kind", "text"),
+    [
+        (3, TypeError, "around must be callable, not 3"),
+        (
+            "shop.tracing",
+            ValueError,
+            "around takes a name such as 'package.module:name', not 'shop.tracing'",
+        ),
+        (
+            threading.Lock().acquire,
+            JobNotPicklableError,
+            "around cannot be pickled: TypeError: cannot pickle '_thread.lock' object",
+        ),
+    ],
+)
+async def test_it_is_refused_when_the_pool_is_made(
+    hook: Any, kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        Pool(1, around=hook)
+
+
+@pytest.mark.parametrize(
+    ("hook", "text"),
+    [
+        (
+            "no_such_module:hook",
+            "ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        (
+            "tests.helpers.around:no.such",
+            "AttributeError: module 'tests.helpers.around'",
+        ),
+        ("tests.helpers.around:NO_FUNCTION", "TypeError: .* is no function: 3"),
+    ],
+)
+async def test_a_start_fails_that_does_not_find_it(hook: str, text: str) -> None:
+    async with patience():
+        with pytest.raises(
+            PoolBrokenError, match=f"import of the hook {hook} failed: {text}"
+        ):
+            await pool_with(hook).start()
