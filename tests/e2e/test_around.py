@@ -337,6 +337,25 @@ async def test_it_sees_that_its_job_is_cancelled(kind: Any, concurrency: int) ->
             )
 
 
+@LANES
+@pytest.mark.parametrize("function", [around.fork, around.fork_later])
+async def test_it_does_not_exit_in_a_copy_of_the_worker(
+    concurrency: int, function: Any
+) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        pool_with(FAILING, "asyncio", concurrency) as pool,
+    ):
+        await pool.submit(around.give, exit=gate.path)
+        job = pool.submit(function)
+        visitor = await gate.visitor("exit")
+        visitor.release()
+        assert visitor.pid == await pool.submit(jobs.pid)
+        assert await job
+        assert gate.visits("exit") == 1
+
+
 # What cannot be a hook.
 
 

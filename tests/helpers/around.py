@@ -225,3 +225,17 @@ async def wait_at_later(gate: str) -> None:
 def still(_: CurrentJob) -> Iterator[None]:
     """Do nothing."""
     yield
+
+
+def fork() -> int:
+    """Return in a copy of the worker too, and in the worker when that has ended."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+    return pid
+
+
+async def fork_later() -> int:
+    """Do the same in the event loop."""
+    await asyncio.sleep(0)
+    return fork()
