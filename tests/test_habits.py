@@ -247,7 +247,7 @@ def test_private_state_is_reached_through_one_module() -> None:
         ("pool._supervisor", True, True),
         ("pool._life._process += 1", True, True),
         ("getattr(pool, '_supervisor')", True, True),
-        ("monkeypatch.setattr(Traffic, '_land', None)", True, True),
+        ("monkeypatch.setattr(Traffic, '_take_outcomes', None)", True, True),
         ("monkeypatch.setattr('asyncpool._core.wire.frames._HEADER', 0)", True, False),
         ("from asyncpool._runtime.traffic.traffic import _keep", True, False),
         ("decoder._split(data)", True, False),

@@ -181,7 +181,7 @@ class Lanes:
         """Send what a job has returned."""
         try:
             if lane.entered is not None:
-                self._exit(lane, lane.entered, None)
+                self._exit_hook(lane, lane.entered, None)
             payload = pack_value(value, self.max_payload)
         except BaseException as error:
             self._leave(lane, FrameKind.ERROR, pack_failure(error, self.max_payload))
@@ -194,7 +194,7 @@ class Lanes:
         error = outcome_of(error, asked=lane.asked)
         if lane.entered is not None:
             try:
-                self._exit(lane, lane.entered, error)
+                self._exit_hook(lane, lane.entered, error)
             except BaseException as instead:
                 error = instead
         self._leave(lane, FrameKind.ERROR, pack_failure(error, self.max_payload))
@@ -210,7 +210,9 @@ class Lanes:
             )
             lane.context.run(warn, who, seconds, "in a plain function", hint)
 
-    def _exit(self, lane: Lane, entered: Entered, error: BaseException | None) -> None:
+    def _exit_hook(
+        self, lane: Lane, entered: Entered, error: BaseException | None
+    ) -> None:
         """Have the pool's hook exit, in the context in which it has entered."""
         if lane.task is not None:  # this is the last of its steps
             entered.leave(error)
