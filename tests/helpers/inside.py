@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from asyncpool._core.supervision.supervision import Supervision
     from asyncpool._core.wire.frames import FrameKind
     from asyncpool._futures.engine import Call, Engine
+    from asyncpool._observe.trace import Trace
     from asyncpool._runtime.channel.channel import Channel
     from asyncpool._runtime.channel.segments import Segment, Segments
     from asyncpool._runtime.cluster.service import Service
@@ -449,6 +450,19 @@ def chunk_page() -> Any:
 def page_of(lanes: Lanes) -> mmap.mmap:
     """Return the page on which a worker notes how far its jobs are."""
     return lanes._page
+
+
+# The trace of a pool.
+
+
+def wait_for_disk(trace: Trace, size: int) -> None:
+    """Have so many bytes of a trace wait for the disk, as far as the trace knows."""
+    trace._file._waiting = size
+
+
+def join_writer(trace: Trace) -> None:
+    """Wait until the thread that writes a trace has ended."""
+    trace._file._thread.join()
 
 
 # The journal of a map.

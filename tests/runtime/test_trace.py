@@ -12,6 +12,7 @@ from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool.enums import JobOutcome, RunState
 from asyncpool.events import JobEnded, JobQueued, JobStarted, Resized
 from asyncpool.stats import PoolStats
+from tests.helpers.inside import join_writer, wait_for_disk
 from tests.helpers.traces import read_trace
 
 pytestmark = pytest.mark.asyncio
@@ -51,10 +52,10 @@ async def test_what_is_lost_is_counted_in_the_trace(tmp_path: Path) -> None:
     path, hub = tmp_path / "trace.json", PoolHub()
     trace = trace_of(path, hub)
     trace._look()
-    trace._file._waiting = 100 << 20  # the disk has not taken these
+    wait_for_disk(trace, 100 << 20)
     run_jobs(hub, 1, 10)
     trace._look()
-    trace._file._waiting = 0
+    wait_for_disk(trace, 0)
     run_jobs(hub, 11, 10)
     trace._look()
     hub.end()
@@ -68,7 +69,7 @@ async def test_nobody_is_told_of_jobs_behind_the_end_of_a_disk() -> None:
     hub = PoolHub()
     trace = trace_of(Path("/dev/full"), hub)
     trace._hand_over()
-    trace._file._thread.join()
+    join_writer(trace)
     watched = [hub.watched]
     trace._look()
     run_jobs(hub, 1, 1)
