@@ -84,6 +84,8 @@ class Replacements:
         self._closing = closing
         self._roll = RollingRestart(self._slots)
         self._most_failures = 0  # in a row, while a roll fills slots
+        self._started_before: set[tuple[int, int]] = set()  # that roll, by generation
+        self._failed_since_roll = False  # the last start that failed
 
     # Questions.
 
@@ -150,10 +152,13 @@ class Replacements:
         The roll also tries a start in each parked slot at once.  It is over when these
         slots have workers, too.
         """
-        # A worker that is being started may fail because of old code, so its failure
-        # does not count.
-        starting = any(map(may_fail_to_start, self._slots))
-        self._most_failures = self._lifecycle.ledger.failures + starting
+        self._most_failures = self._lifecycle.ledger.failures
+        self._failed_since_roll = False
+        self._started_before = {
+            (slot.index, slot.generation)
+            for slot in self._slots
+            if may_fail_to_start(slot)
+        }
         # Replacements that have failed before may be tried at once, too.
         self._retry_at = None
         self._roll.begin()
@@ -174,6 +179,11 @@ class Replacements:
 
     def gone(self, slot: Slot) -> None:
         """Record that the worker of *slot* is gone; a worker that was to replace it stays."""
+        if slot.ready_at is None and not slot.exit_planned:
+            # A start from before the roll may have failed because of old code.
+            before_roll = (slot.index, slot.generation) in self._started_before
+            self._most_failures += before_roll
+            self._failed_since_roll = not before_roll
         slot.draining, slot.drain_deadline, slot.replace_reason, slot.replaces = (
             False,
             None,
@@ -254,7 +264,7 @@ class Replacements:
         self._most_failures = min(self._most_failures, failures + 1)
         if self.stopped or not self._roll.fills:
             return []
-        if failures > self._most_failures:
+        if failures > self._most_failures and self._failed_since_roll:
             return self._roll.end("a start failed again")
         self._lifecycle.try_now(now)
         return []
