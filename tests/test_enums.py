@@ -14,6 +14,7 @@ from asyncpool import enums
 from asyncpool.enums import (
     CrashKind,
     Delivery,
+    JobOutcome,
     JobState,
     NextStep,
     RunState,
@@ -26,6 +27,9 @@ from asyncpool.events import Crash
 EXPECTED: dict[type[enum.StrEnum], list[str]] = {
     CrashKind: ["crash", "failed start", "out of memory", "hung", "protocol"],
     Delivery: ["never sent", "sent", "started"],
+    JobOutcome: [
+        *("ok", "raised", "crashed", "timeout", "cancelled", "refused", "aborted"),
+    ],
     JobState: ["queued", "running", "done", "cancelled"],
     NextStep: ["restart", "park", "give up", "leave empty", "keep worker", "close"],
     RunState: ["new", "running", "broken", "closing", "closed"],

@@ -171,8 +171,8 @@ def test_what_is_unknown_is_left_alone_and_refused(
     with pytest.raises(RuntimeError) as caught:
         descriptor_of(lock, Mappings())
     assert str(caught.value) == (
-        "a lock or semaphore of the context 'fork' cannot be sent from here: make what "
-        "has it by multiprocessing.get_context('forkserver')"
+        "a lock or semaphore of the context 'fork' cannot be sent from here: make the "
+        "object that has it with multiprocessing.get_context('forkserver')"
     )
     assert lock.acquire(block=False)
 

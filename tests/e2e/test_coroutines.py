@@ -188,7 +188,7 @@ async def test_one_that_holds_up_its_loop_is_told(
     [record] = [one for one in caplog.records if one.name == "asyncpool.job"]
     text = record.getMessage()
     assert text.startswith(f"job {job.id} ran for ")
-    assert "blocked, or the worker had to wait for a CPU: what computes" in text
+    assert "blocked, or the worker had to wait for a CPU: submit code that" in text
     assert "in block_once, before line" in text
     assert streams.__file__ in text
     assert vars(record)["job_id"] == job.id
