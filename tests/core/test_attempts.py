@@ -22,7 +22,7 @@ ON_LOOKUP = AttemptPolicy(max_attempts=2, retry_on=(LookupError, SystemExit))
 
 
 @pytest.mark.parametrize(
-    ("policy", "kind", "delivery", "attempt", "returns", "again"),
+    ("policy", "kind", "delivery", "attempt", "times_returned", "again"),
     [
         # A job that may have had effects is never run twice unasked.
         (ONCE, "crash", "started", 1, 0, False),
@@ -59,14 +59,14 @@ def test_whether_a_job_is_tried_again_after_a_crash(  # noqa: PLR0917 - a table
     kind: str,
     delivery: str,
     attempt: int,
-    returns: int,
+    times_returned: int,
     again: bool,  # noqa: FBT001
 ) -> None:
     answer = policy.after_crash(
         kind=CrashKind(kind),
         delivery=Delivery(delivery),
         attempt=attempt,
-        returns=returns,
+        times_returned=times_returned,
     )
     assert answer is again
 
@@ -130,7 +130,7 @@ def test_a_kind_may_be_written_as_text_or_as_a_member(
         kind
         for kind in CrashKind
         if policy.after_crash(
-            kind=kind, delivery=Delivery.STARTED, attempt=1, returns=0
+            kind=kind, delivery=Delivery.STARTED, attempt=1, times_returned=0
         )
     }
     assert again == {CrashKind.HUNG}

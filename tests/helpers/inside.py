@@ -349,7 +349,7 @@ def begin_of(job: Job[Any]) -> float:
 
 def return_no_more(job: Job[Any], returns: int) -> None:
     """Have *job* have come back so many times from workers that did not begin it."""
-    job._returns = returns
+    job._times_returned = returns
 
 
 def stream_job(view: Any, function: Callable[..., Any], *args: Any) -> Any:

@@ -186,10 +186,10 @@ async def refused_at(door: Door) -> asyncio.Task[None]:
 async def test_that_a_job_waits_is_told_while_there_may_be_more_workers() -> None:
     door = Door(workers=(1, 2))
     sizing = door.core.replacements.sizing
-    door.admission.crowded()
+    door.admission.job_queued()
     assert (sizing.watching, door.notebook.rearmed) == (True, 0)
     door.queue(1)
-    door.admission.crowded()
+    door.admission.job_queued()
     assert (sizing.watching, door.notebook.rearmed) == (False, 1)
 
 

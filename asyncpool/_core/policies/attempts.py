@@ -68,7 +68,7 @@ class AttemptPolicy:
                 raise TypeError(f"retry_on takes {RETRIED}, not {item!r}")
 
     def after_crash(
-        self, *, kind: CrashKind, delivery: Delivery, attempt: int, returns: int
+        self, *, kind: CrashKind, delivery: Delivery, attempt: int, times_returned: int
     ) -> bool:
         """Tell whether the job goes back to the queue after its worker crashed.
 
@@ -77,9 +77,9 @@ class AttemptPolicy:
             delivery: How far the job had got.
             attempt: How many attempts are counted so far.  This one is included if
                 it had begun.
-            returns: How often the job has already come back without having begun.
+            times_returned: How often the job has already come back without having begun.
         """
-        if delivery is not Delivery.STARTED and returns < MAX_FREE_RETURNS:
+        if delivery is not Delivery.STARTED and times_returned < MAX_FREE_RETURNS:
             return True
         return attempt < self.max_attempts and kind in self.retry_on
 

@@ -76,9 +76,9 @@ class Job(asyncio.Future[R], Generic[R]):
         "_owner",
         "_payload",
         "_queued_at",
-        "_returns",
         "_sent_at",
         "_slot",
+        "_times_returned",
         "attempt",
         "id",
         "worker_pid",
@@ -111,7 +111,7 @@ class Job(asyncio.Future[R], Generic[R]):
         # Where there is one lane it is not needed; to set it takes 100 ns in all.
         self._sent_at: float
         self._crashes: tuple[Crash, ...] = ()
-        self._returns: int = 0
+        self._times_returned: int = 0
         self._heartbeats: HeartbeatLog | None = None
         self._owner = owner
 

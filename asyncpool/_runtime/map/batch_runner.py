@@ -304,7 +304,7 @@ class BatchRunner:
         if isinstance(error, WorkerCrashedError):
             kind = error.crashes[-1].kind
             return policy.after_crash(
-                kind=kind, delivery=Delivery.STARTED, attempt=1, returns=0
+                kind=kind, delivery=Delivery.STARTED, attempt=1, times_returned=0
             )
         return policy.after_exception(error, attempt=1)
 

@@ -189,7 +189,7 @@ class Sessions:
         core = self._state.core
         self._state.performer.perform(core.sessions.want_worker())
         if core.dispatcher.wanted and core.replacements.sizing.watching:
-            self._admission.crowded()
+            self._admission.job_queued()
         return waiter
 
     @decision

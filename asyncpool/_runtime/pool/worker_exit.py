@@ -47,7 +47,7 @@ class WorkerExit:
         self._crash_reporter.look(self._state.loop.time())
 
     @decision
-    def handle(self, handle: WorkerHandle) -> None:
+    def handle_exit(self, handle: WorkerHandle) -> None:
         """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
         self._heartbeats.look(handle)
         if handle.process is not None:
@@ -154,7 +154,7 @@ class WorkerExit:
 
     def _settle(self, loss: Loss, crash: events.Crash) -> None:
         job = loss.job
-        if not loss.touched or job.done():
+        if not loss.counts or job.done():
             return  # it had not begun, and is queued again; or it was pinned to this worker
         if loss.error is None:
             job._crashes += (seen_by(job, crash),)

@@ -83,7 +83,7 @@ class Workers:
             handle.detail, handle.traceback = str(error), error.trace
             if handle.killed and not self._state.core.slots[handle.slot].exit_planned:
                 self._launcher.on_start_timeout()  # it has not answered within start_timeout
-        self._worker_exit.handle(handle)
+        self._worker_exit.handle_exit(handle)
         self._status.update()
 
     async def finish(self) -> None:

@@ -106,7 +106,7 @@ class Admission:
             raise PoolFullError(waiting=waiting, max_queued=limit)
 
     @decision
-    def crowded(self) -> None:
+    def job_queued(self) -> None:
         """Tell the core that a job is queued, though there may be more workers."""
         core = self._core
         if core.dispatcher.unserved:

@@ -92,7 +92,7 @@ class Loss(NamedTuple):
         job: The job.
         delivery: How far it had got on its way.
         attempt: The attempt that was lost; 0 if none had begun.
-        touched: Whether this counts for the job: it may be the cause, or its time was over.
+        counts: Whether this counts for the job: it may be the cause, or its time was over.
         again: Whether it goes back to the queue.
         error: What its caller gets if its time was over before the death.
     """
@@ -100,7 +100,7 @@ class Loss(NamedTuple):
     job: Job[Any]
     delivery: Delivery
     attempt: int
-    touched: bool
+    counts: bool
     again: bool
     error: BaseException | None
 
@@ -211,9 +211,12 @@ class JobRegistry:
         for job, delivery in found:
             begun = delivery is Delivery.STARTED
             # A job that was about to begin may be the cause too, but not those behind it.
-            touched = begun or (job.id == about_to_begin and not slot.exit_planned)
-            again = not touched or job._attempt_policy.after_crash(
-                kind=kind, delivery=delivery, attempt=job.attempt, returns=job._returns
+            counts = begun or (job.id == about_to_begin and not slot.exit_planned)
+            again = not counts or job._attempt_policy.after_crash(
+                kind=kind,
+                delivery=delivery,
+                attempt=job.attempt,
+                times_returned=job._times_returned,
             )
             error: BaseException | None = None
             if job._exceeded is not None:
@@ -221,19 +224,19 @@ class JobRegistry:
                 again = retried and job._attempt_policy.after_exception(
                     error, attempt=job.attempt
                 )
-                touched = True  # even if it had not begun: its time is over
+                counts = True  # even if it had not begun: its time is over
             if begun and isinstance(job, ChunkJob):
                 job.found = handle.page.log(job.id, job.attempt)
             if again and isinstance(job, StreamJob):
                 job.begin_again()
             attempt = job.attempt if begun else 0
-            losses.append(Loss(job, delivery, attempt, touched, again, error))
+            losses.append(Loss(job, delivery, attempt, counts, again, error))
             if begun:
                 job.worker_pid = job._slot = None
                 job._queued_at = monotonic()
                 self._return(job)
                 continue
-            job._returns += touched
+            job._times_returned += counts
             self.unassign(job)
         return losses
 

@@ -76,7 +76,7 @@ class LargeObjects:
             )
         )
         if self._sizing.watching:
-            self._admission.crowded()
+            self._admission.job_queued()
 
     @decision
     def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:

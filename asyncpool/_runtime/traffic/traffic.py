@@ -149,7 +149,7 @@ class Traffic:
             if slot is not None:
                 self.send(slot, (job,))
             elif self._sizing.watching:
-                self._admission.crowded()
+                self._admission.job_queued()
             return job
         finally:
             state.deciding = before
