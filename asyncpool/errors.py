@@ -531,6 +531,8 @@ class WorkerCrashedError(JobError):
     ) -> None:
         last = crashes[-1]
         who = "the job" if last.job_id == job_id else job_text(job_id, function)
+        # The last crash may be the fault of another job, and then has that one's attempt.
+        own = [crash.attempt for crash in crashes if crash.job_id == job_id]
         state = {
             Delivery.NEVER_SENT: f"{who} had not been sent",
             Delivery.SENT: f"{who} had been sent but not started",
@@ -545,7 +547,7 @@ class WorkerCrashedError(JobError):
             f"{last}; {state}{tail}",
             job_id=job_id,
             function=function,
-            attempt=last.attempt,
+            attempt=own[-1] if own else 0,
             crashes=crashes,
             delivery=delivery,
             kind=last.kind,

@@ -324,6 +324,23 @@ def test_how_a_worker_ended(changes: dict[str, Any], how: str) -> None:
     assert how in str(crash)
 
 
+@pytest.mark.parametrize(
+    ("crashes", "attempt"),
+    [
+        ((CRASH,), 1),
+        ((dataclasses.replace(CRASH, job_id=18, attempt=3),), 0),
+        ((CRASH, dataclasses.replace(CRASH, job_id=18, attempt=3)), 1),
+        ((dataclasses.replace(CRASH, job_id=None, attempt=0),), 0),
+    ],
+    ids=["its own", "another job's", "first its own", "nobody's"],
+)
+def test_the_attempt_of_a_crash_error_is_its_jobs(
+    crashes: tuple[Crash, ...], attempt: int
+) -> None:
+    error = WorkerCrashedError(job_id=17, crashes=crashes, delivery=Delivery.SENT)
+    assert error.attempt == attempt
+
+
 def test_a_long_stderr_is_quoted_from_its_end() -> None:
     tail = tuple(f"line {number}" for number in range(9))
     crash = dataclasses.replace(CRASH, stderr_tail=tail)

@@ -204,7 +204,7 @@ def _name_crash(record: Record, error: WorkerCrashedError) -> str:
     if error.delivery == "started":
         of_it = [c.attempt for c in error.crashes if c.job_id == record.job.id]
         record.demand(of_it, "none has died of this job")
-        record.demand(last.attempt == error.attempt, "it is another attempt")
+        record.demand(of_it[-1:] == [error.attempt], "it is another attempt")
     return error.kind
 
 
