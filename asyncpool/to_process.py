@@ -152,7 +152,9 @@ class _Resident:
             max_message_size=None,
         )
         # A task of its own, since a start that is cancelled closes the pool.
-        self.up = asyncio.create_task(self.pool.start())
+        self.up = asyncio.create_task(
+            self.pool.start(), name="asyncpool start of to_process"
+        )
         self.calls = 0
         self._options = JobOptions(), JobOptions(limits=JobLimits(on_cancel="kill"))
 

@@ -99,6 +99,19 @@ def mocks(path: Path) -> list[int]:
     return lines
 
 
+def test_every_task_of_the_package_has_a_name() -> None:
+    """With them, ``python -m asyncio ps`` tells what a service waits for."""
+    nameless = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in walk(path)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") == "create_task"
+        and "name" not in {keyword.arg for keyword in node.keywords}
+    ]
+    assert nameless == []
+
+
 def test_no_test_mocks() -> None:
     assert offenders(FILES, mocks) == {}
 

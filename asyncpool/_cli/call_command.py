@@ -121,7 +121,9 @@ def _value(word: str) -> Any:
 async def _call(
     plan: Plan, positional: tuple[Any, ...], keywords: dict[str, Any]
 ) -> str:
-    task = asyncio.create_task(_supervised(plan, positional, keywords))
+    task = asyncio.create_task(
+        _supervised(plan, positional, keywords), name="asyncpool call"
+    )
     ended: list[int] = []
 
     def end(number: int) -> None:

@@ -371,7 +371,10 @@ class Operation:
     ) -> asyncio.Task[None]:
         """Do something beside serving; what goes wrong is logged."""
         # Not a coroutine: a task that is cancelled before it begins would never await it.
-        task = asyncio.create_task(self._logged(partial(action, *args, **kwargs)))
+        task = asyncio.create_task(
+            self._logged(partial(action, *args, **kwargs)),
+            name=f"asyncpool serve: {getattr(action, '__name__', 'task').strip('_')}",
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

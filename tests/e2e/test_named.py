@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -40,6 +41,21 @@ class TestPool:
             await job
             (await gate.visitor(nth=2)).release()
             await queued
+
+    async def test_the_tasks_of_the_service(self) -> None:
+        async with patience():
+            before = asyncio.all_tasks()
+            async with Gate() as gate, Pool(2, name="shop") as pool:
+                job = pool.submit(jobs.wait_at, gate.path)
+                visitor = await gate.visitor()
+                names = {task.get_name() for task in asyncio.all_tasks() - before}
+                visitor.release()
+                await job
+        assert {
+            "asyncpool supervisor of shop",
+            "asyncpool worker in slot 0 of shop",
+            "asyncpool worker in slot 1 of shop",
+        } <= names
 
     async def test_a_crash(self) -> None:
         crashes: list[Any] = []

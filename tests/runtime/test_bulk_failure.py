@@ -85,7 +85,7 @@ def failing() -> list[asyncio.Task[Any]]:
     return [
         task
         for task in asyncio.all_tasks()
-        if task.get_name() == "failing what is queued"
+        if task.get_name() == "asyncpool: fail queued jobs"
     ]
 
 

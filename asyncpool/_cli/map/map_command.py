@@ -343,7 +343,7 @@ async def _execute(asked: Asked, run: Run, source: Input, console: Console) -> N
     shown = None
     if console.is_terminal and not asked.as_json and not covered:
         progress = Progress(run, source, console, asked.target)
-        shown = asyncio.create_task(progress.show())
+        shown = asyncio.create_task(progress.show(), name="asyncpool map: progress")
     try:
         await run.execute()
     finally:

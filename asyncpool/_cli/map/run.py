@@ -142,7 +142,7 @@ class Run:
     async def _unless_stopped(self, action: Coroutine[Any, Any, None]) -> None:
         """Do something that a signal may cut short."""
         assert self._stop is not None
-        task = asyncio.create_task(action)
+        task = asyncio.create_task(action, name="asyncpool map")
         await asyncio.wait({task, self._stop}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
@@ -260,7 +260,9 @@ class Run:
             self.on_interrupt(_GRACE)
         if self._interrupts > 1:
             # It tightens the close that is in progress.
-            self._tightening = asyncio.create_task(self._end_pool())
+            self._tightening = asyncio.create_task(
+                self._end_pool(), name="asyncpool map: end"
+            )
 
     def _stop_for(self, reason: BaseException) -> None:
         """Submit nothing more, and end for this reason, unless there was one before."""
@@ -285,7 +287,7 @@ class Run:
 
     async def _end_writer(self, writer: Writer) -> None:
         assert self._stop is not None
-        closing = asyncio.create_task(writer.close())
+        closing = asyncio.create_task(writer.close(), name="asyncpool map: close")
         await asyncio.wait({closing, self._stop}, return_when=asyncio.FIRST_COMPLETED)
         within = _LAST_WRITES if self._interrupts else None
         await asyncio.wait({closing}, timeout=within)

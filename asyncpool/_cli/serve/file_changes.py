@@ -30,7 +30,9 @@ class Changes:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._watch())
+        self._task = asyncio.create_task(
+            self._watch(), name="asyncpool serve: watch files"
+        )
         return self
 
     async def __aexit__(

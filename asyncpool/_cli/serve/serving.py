@@ -91,7 +91,9 @@ class Serving:
             while True:
                 # What changes from here on may be too late for the workers that start.
                 known = changes.count
-                watching = asyncio.create_task(self._reload_at(changes, known))
+                watching = asyncio.create_task(
+                    self._reload_at(changes, known), name="asyncpool serve: reload"
+                )
                 try:
                     code = await self._serve()
                 finally:

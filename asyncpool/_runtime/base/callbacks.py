@@ -86,7 +86,9 @@ class Reporter:
         try:
             result = self._callback(crash)
             if inspect.isawaitable(result):
-                task = self._loop.create_task(self._await(result), name="on_crash")
+                task = self._loop.create_task(
+                    self._await(result), name="asyncpool on_crash"
+                )
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         except Exception:

@@ -240,7 +240,9 @@ class Service:
         # From here on, the configuration of each worker that has no link yet contains it.
         async with asyncio.TaskGroup() as sending:
             for link in self.links.values():
-                sending.create_task(link.send(payload, early=True))
+                sending.create_task(
+                    link.send(payload, early=True), name="asyncpool broadcast"
+                )
 
     def begin_drain(self, link: WorkerLink) -> None:
         """Note that a worker gets nothing more."""

@@ -72,7 +72,9 @@ class LeaseRenewals(Generic[L]):
                 if (news := ledger.news(loop.time())) is not None:
                     self._on_news(news)
                 while (lease := ledger.begin_renewal(loop.time())) is not None:
-                    renewals.create_task(self._renewal(lease))
+                    renewals.create_task(
+                        self._renewal(lease), name="asyncpool lease renewal"
+                    )
                 await self._sleep(self._next_look())
 
     def reconsider(self) -> None:

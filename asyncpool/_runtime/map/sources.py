@@ -90,7 +90,7 @@ class AsyncSource:
         self._ended = False
         self._closing = False
         self.error: BaseException | None = None
-        self._task = asyncio.create_task(self._run(), name="asyncpool map's inputs")
+        self._task = asyncio.create_task(self._run(), name="asyncpool inputs of a map")
 
     @property
     def exhausted(self) -> bool:

@@ -39,6 +39,7 @@ class Workers:
         self._status = parts.status
         self._broadcasts = parts.broadcasts
         self._worker_exit = worker_exit
+        self._pool = config.name
         # Not a task group of anyio's, which needs a current task: workers are also started in
         # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()
@@ -69,7 +70,7 @@ class Workers:
         self._broadcasts.on_spawn(slot)
         self.tasks.create_task(
             self._run_worker(handle),
-            name=f"slot {slot}",
+            name=f"asyncpool worker in slot {slot} of {self._pool}",
             context=contextvars.Context(),  # not that of the caller that happens to be here
         )
 

@@ -47,7 +47,7 @@ class BulkFailure:
         self._fail_some(jobs, error_for)
         if jobs:
             self._tasks.create_task(
-                self._fail_others(jobs, error_for), name="failing what is queued"
+                self._fail_others(jobs, error_for), name="asyncpool: fail queued jobs"
             )
 
     async def _fail_others(

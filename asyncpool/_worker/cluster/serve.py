@@ -178,8 +178,10 @@ class _Life:
     async def _serve(self, worker: Worker) -> None:
         """Run the target to its end, or to the end of its time."""
         server_worker = self._server_worker
-        task = self._loop.create_task(self._call(worker))
-        drains = self._loop.create_task(server_worker.draining.wait())
+        task = self._loop.create_task(self._call(worker), name="asyncpool server")
+        drains = self._loop.create_task(
+            server_worker.draining.wait(), name="asyncpool drain"
+        )
         await asyncio.wait({task, drains}, return_when=asyncio.FIRST_COMPLETED)
         drains.cancel()
         if server_worker.error is not None:

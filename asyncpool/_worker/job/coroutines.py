@@ -58,7 +58,7 @@ class Coroutines:
         loop = self.loop()
         interrupts, asked = self._interrupts, False
         steps: Any = CoroutineSteps(coroutine, loop)  # what passes for a coroutine
-        task = loop.create_task(steps)
+        task = loop.create_task(steps, name="asyncpool job")
         self._shown = coroutine if shown is None else shown
 
         def end() -> None:

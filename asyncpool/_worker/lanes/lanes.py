@@ -83,7 +83,7 @@ class Lane(CoroutineSteps):
         super().__init__(coroutine, loop)
         self.shown = coroutine
         steps: Any = self
-        self.task = loop.create_task(steps, context=self.context)
+        self.task = loop.create_task(steps, name="asyncpool job", context=self.context)
 
     def _take(self, step: Callable[..., Any], *args: Any) -> Any:
         lanes = self._lanes

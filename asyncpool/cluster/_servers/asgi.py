@@ -204,11 +204,14 @@ class _Asgi:
             )
 
         await server.on_tick(0)
-        ticking = loop.create_task(_tick(server, worker, most, close_late))
+        ticking = loop.create_task(
+            _tick(server, worker, most, close_late), name="asyncpool server tick"
+        )
         try:
             worker.ready()
             connecting = loop.create_task(
-                connect(worker, make, config.ssl, self._header_timeout)
+                connect(worker, make, config.ssl, self._header_timeout),
+                name="asyncpool connections",
             )
             await worker.wait_draining()
             ticking.cancel()

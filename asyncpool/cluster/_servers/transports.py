@@ -34,7 +34,9 @@ async def connect(
     timeout = None if ssl is None else handshake_timeout
     tasks: set[asyncio.Task[None]] = set()
     async for connection in worker.connections():
-        task = loop.create_task(_connect(connection, factory, ssl, timeout))
+        task = loop.create_task(
+            _connect(connection, factory, ssl, timeout), name="asyncpool connection"
+        )
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     # A client whose connection came may still be in its handshake.

@@ -94,7 +94,9 @@ class ControlSocket:
             return
         if len(self._clients) < _MOST_CLIENTS and self._is_welcome(sock):
             sock.setblocking(False)
-            task = self._loop.create_task(self._serve(sock))
+            task = self._loop.create_task(
+                self._serve(sock), name="asyncpool control connection"
+            )
             self._clients.add(task)
             task.add_done_callback(self._clients.discard)
         else:
