@@ -313,7 +313,8 @@ class Pool(Caller, Supervised):
     def stats(self) -> PoolStats:
         """Return the figures of the pool: how it stands, and what happened since its start.
 
-        It takes some 30 us for each worker, whose CPU time and memory are read.
+        It takes some 30 us for each worker, whose CPU time and memory are read.  Any thread
+        may call it.
         """
         if self._supervisor is not None:
             return self._supervisor.stats()

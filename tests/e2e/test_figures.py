@@ -24,6 +24,7 @@ from asyncpool.enums import JobOutcome
 from asyncpool.stats import FunctionStats, PoolStats
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import change_jobs_while_read
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import idle, until
@@ -268,3 +269,34 @@ async def test_a_job_that_nobody_has_cancelled_raises_that_by_itself() -> None:
         with pytest.raises(JobRaisedError):
             await pool.submit(jobs.throw, JobCancelled())
         assert ended(of(pool.stats(), "throw")) == {"raised": 1}
+
+
+async def test_figures_are_read_again_if_the_jobs_change_meanwhile() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        first = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        second = pool.submit(jobs.square, 2)
+        changed = change_jobs_while_read(pool)
+        assert pool.stats().queued == 1
+        assert changed()
+        visitor.release()
+        assert (await first, await second) == ("go", 4)
+
+
+async def test_another_thread_reads_the_figures_of_a_busy_pool() -> None:
+    over = threading.Event()
+
+    def read(pool: Pool) -> list[int]:
+        found = [pool.stats().completed]
+        while not over.is_set():
+            found.append(pool.stats().completed)
+        return [*found, pool.stats().completed]
+
+    async with patience(), Pool(2) as pool:
+        reading = asyncio.create_task(asyncio.to_thread(read, pool))
+        for _ in range(10):
+            await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(200)))
+        over.set()
+        found = await reading
+    assert found == sorted(found)
+    assert found[-1] == 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import monotonic
 
 from asyncpool._core.slots.slots import Slot
@@ -17,15 +18,28 @@ _EMPTY = frozenset(
 )
 
 
+# How often a thread begins again if the event loop changes a table while the thread reads it.
+# That happens to one read in a thousand while the loop is as busy as it can be.
+_READS = 10
+
+
 def pool_stats(state: PoolState, *, shared_memory: int) -> PoolStats:
     """Return the figures of the pool.
 
-    It reads two files of ``/proc`` for each worker, which takes some 30 us.
+    It reads two files of ``/proc`` for each worker, which takes some 30 us.  Any thread may
+    call it beside the event loop.
 
     Args:
         state: The pool.
         shared_memory: The bytes that it shares with its workers.
     """
+    for _ in range(_READS - 1):
+        with suppress(RuntimeError):  # "dictionary changed size during iteration"
+            return _read(state, shared_memory)
+    return _read(state, shared_memory)
+
+
+def _read(state: PoolState, shared_memory: int) -> PoolStats:
     core, registry, now = state.core, state.registry, monotonic()
     states = [_state_of(slot) for slot in core.slots]
     totals = registry.figures
@@ -109,11 +123,8 @@ def _slot_stats(
 def _running(
     state: PoolState, slot: Slot, handle: WorkerHandle, now: float
 ) -> tuple[RunningJob, ...]:
-    jobs = [
-        state.registry.jobs[number]
-        for number in slot.in_flight.running
-        if number in state.registry.jobs  # or its caller has given it up
-    ]
+    found = map(state.registry.jobs.get, slot.in_flight.running)
+    jobs = [job for job in found if job is not None]  # or its caller has given it up
     lanes = slot.in_flight.concurrency > 1
     return tuple(
         RunningJob(

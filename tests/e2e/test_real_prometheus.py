@@ -1,0 +1,150 @@
+"""A real Prometheus scrapes a pool, evaluates the alerts, and answers the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from asyncpool import Pool, WorkerCrashedError
+from asyncpool.prometheus import register
+from tests.helpers import jobs
+from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.pools import idle
+from tests.helpers.scraping import exported, find_tool
+from tests.helpers.scripts import ROOT
+
+MONITORING = ROOT / "docs" / "monitoring"
+
+CONFIG = """
+global:
+  scrape_interval: 200ms
+  evaluation_interval: 200ms
+rule_files: [{rules}]
+scrape_configs:
+  - job_name: shop
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+class Prometheus:
+    """A server that scrapes one page."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/api/v1/"
+
+    def ask(self, what: str, **parameters: str) -> Any:
+        """Return the data of an answer; it blocks.
+
+        Raises:
+            OSError: If there is no answer, or an error.
+        """
+        url = f"{self._url}{what}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=PATIENCE) as response:
+            return json.load(response)["data"]
+
+    def value(self, expression: str) -> float | None:
+        """Return the only value of *expression*, or ``None`` if it has none yet."""
+        with suppress(OSError):  # it may not listen yet
+            for found in self.ask("query", query=expression)["result"]:
+                return float(found["value"][1])
+        return None
+
+    async def until(self, expression: str, value: float) -> None:
+        """Wait until *expression* has this value."""
+        while await asyncio.to_thread(self.value, expression) != value:
+            pass
+
+
+@contextmanager
+def prometheus(folder: Path, *, scraped: int) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes a port of this machine, with the alerts of the guide."""
+    program = find_tool("prometheus")
+    (folder / "config.yml").write_text(
+        CONFIG.format(rules=MONITORING / "alerts.yml", port=scraped)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    log = folder / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={folder}/config.yml",
+                f"--storage.tsdb.path={folder}/data",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield Prometheus(port)
+    except TimeoutError:
+        raise AssertionError(log.read_text()) from None
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+
+
+@pytest.mark.asyncio
+async def test_a_prometheus_has_what_happened_and_raises_the_alert(
+    tmp_path: Path,
+) -> None:
+    registry = CollectorRegistry()
+    crashes = 'sum(asyncpool_worker_crashes_total{pool="images"})'
+    firing = (
+        'ALERTS{alertname="AsyncpoolWorkersCrash",alertstate="firing",pool="images"}'
+    )
+    async with Pool(2, name="images") as pool:
+        with (
+            exported(registry) as page,
+            prometheus(tmp_path, scraped=page.port) as server,
+        ):
+            async with patience(3):
+                register(pool, registry)
+                await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(20)))
+                await server.until("sum(asyncpool_jobs_total)", 20)
+                await server.until(crashes, 0)
+                assert await asyncio.to_thread(server.value, firing) is None
+                # A rate needs two scrapes of a series, so the first crash is scraped alone.
+                for count in range(1, 5):
+                    with pytest.raises(WorkerCrashedError):
+                        await pool.submit(os._exit, 3)
+                    await server.until(crashes, count)
+                await idle(pool)
+                await server.until(firing, 1)
+                # Each panel but the one that needs a map.
+                mapless = ["Items of maps"]
+                while await asyncio.to_thread(empty_panels, server) != mapless:
+                    pass
+                [group] = (await asyncio.to_thread(server.ask, "rules"))["groups"]
+    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 10
+
+
+def empty_panels(server: Prometheus) -> list[str]:
+    """Return the panels that show nothing yet; a wrong expression is an error."""
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    empty = []
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            expression = (
+                target["expr"]
+                .replace("$__rate_interval", "1m")
+                .replace("$pool", ".*")
+                .replace("$instance", ".*")
+            )
+            if not server.ask("query", query=expression)["result"]:
+                empty.append(panel["title"])
+    return empty

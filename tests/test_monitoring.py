@@ -1,0 +1,93 @@
+"""The dashboard and the alerts that docs/operating.md recommends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from asyncpool.prometheus._metrics import METRICS
+from tests.helpers.scraping import find_tool, names_in
+from tests.helpers.scripts import ROOT
+
+MONITORING = ROOT / "docs" / "monitoring"
+SUFFIXES = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_sum", "_count"),
+}
+
+
+def series() -> set[str]:
+    """Return the names of the series that a collector exports."""
+    families = [metric.family() for metric in METRICS]
+    return {each.name + suffix for each in families for suffix in SUFFIXES[each.type]}
+
+
+def expressions() -> list[str]:
+    """Return what the panels of the dashboard ask for."""
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    return [
+        target["expr"] for panel in dashboard["panels"] for target in panel["targets"]
+    ]
+
+
+def rules() -> str:
+    """Return the rules of the alerts without what is around the expressions."""
+    text = (MONITORING / "alerts.yml").read_text()
+    return text.replace("asyncpool.prometheus", "")
+
+
+def test_the_dashboard_and_the_alerts_name_series_that_there_are() -> None:
+    names = series()
+    asked = {expression: names_in(expression) for expression in expressions()}
+    assert all(asked.values())
+    assert {name for found in asked.values() for name in found} <= names
+    assert names_in(rules()) <= names
+
+
+def test_each_metric_has_a_panel() -> None:
+    shown = names_in(" ".join(expressions()))
+    hidden = [
+        metric.name
+        for metric in METRICS
+        if not any(name.startswith(f"asyncpool_{metric.name}") for name in shown)
+    ]
+    assert hidden == []
+
+
+def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (at["x"] + right, at["y"] + down)
+            for right in range(at["w"])
+            for down in range(at["h"])
+        }
+        assert all(column < 24 for column, _ in cells)
+        assert taken.isdisjoint(cells), panel["title"]
+        taken |= cells
+    numbers = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_the_alerts_tell_what_they_should() -> None:
+    """Each one, when it should and when it should not; see alerts_test.yml."""
+    promtool = find_tool("promtool")
+    checked = subprocess.run(
+        [promtool, "test", "rules", str(Path(__file__).parent / "alerts_test.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_each_alert_is_tested() -> None:
+    tests = (Path(__file__).parent / "alerts_test.yml").read_text()
+    alerts = [line.split()[-1] for line in rules().splitlines() if "- alert:" in line]
+    assert len(alerts) == 10
+    for alert in alerts:
+        assert f'ALERTS{{alertname="{alert}",' in tests
