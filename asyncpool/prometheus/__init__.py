@@ -20,13 +20,13 @@ try:
     from prometheus_client import REGISTRY
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import Collector, CollectorRegistry
-except ModuleNotFoundError as error:
-    if error.name != "prometheus_client":
+except ModuleNotFoundError as _error:
+    if _error.name != "prometheus_client":
         raise
     raise ModuleNotFoundError(
         "asyncpool.prometheus needs prometheus_client, which is not installed: "
         "pip install 'asyncpool-supervised[prometheus]'",
-        name=error.name,
+        name=_error.name,
     ) from None
 
 from asyncpool.prometheus._metrics import METRICS, Reading
