@@ -150,6 +150,24 @@ def test_who_is_not_there_any_more_is_not_asked_for_what_is_late() -> None:
     assert not core.termination.recalled(2, 0)
 
 
+def test_a_cancelled_job_is_unanswered_until_its_worker_gives_it_back_or_goes() -> None:
+    core = busy(1, 2, 3)
+    assert core.jobs.cancel(2, 1.0, index=0, begun=False) == [Revoke(0, (2,))]
+    assert [core.termination.unanswered(job, 0) for job in (1, 2, 3)] == [
+        False,
+        True,
+        False,
+    ]
+    core.jobs.revoked(0, (2,), 1.1)
+    assert not core.termination.unanswered(2, 0)
+    core.jobs.cancel(3, 1.2, index=0, begun=False)
+    assert core.termination.unanswered(3, 0)
+    assert core.jobs.cancel(1, 1.2, index=0, begun=True) == []  # 3 may begin first
+    assert core.next_deadline() == 1.2 + REVOKE_GRACE
+    assert core.on_timer(1.2 + REVOKE_GRACE) == [Kill(0)]
+    assert not core.termination.unanswered(3, 0)
+
+
 def test_who_does_not_give_back_the_others_is_not_waited_for() -> None:
     core = busy(1, 2)
     assert core.jobs.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (2,))]

@@ -315,6 +315,12 @@ FAULTS = DEATHS + OFFENCES
 # The hangs: faults that nothing shows but time.
 
 
+def repeat(hang: Callable[[], None], times: int) -> None:
+    """Hang as often; not at all for 0."""
+    for _ in range(times):
+        hang()
+
+
 def hold_the_gil() -> None:
     pow(3, 10**8)
 

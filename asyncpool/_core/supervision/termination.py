@@ -85,6 +85,13 @@ class Termination:
         """Tell whether the pool has asked for *job* in this way, and has no answer yet."""
         return self._lifecycle.slots[index].job_endings.is_late(job)
 
+    def unanswered(self, job: int, index: int) -> bool:
+        """Tell whether the worker in slot *index* has *job*, and still has to give it back."""
+        slot = self._lifecycle.slots[index]
+        in_flight = slot.in_flight
+        busy = slot.state is SlotState.BUSY
+        return busy and job in in_flight.jobs and in_flight.is_revoking(job)
+
     def check_for_stalls(self) -> list[Command]:
         """Ask for the jobs that have waited behind the same jobs since the last check."""
         commands: list[Command] = []

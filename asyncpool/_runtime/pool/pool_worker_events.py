@@ -117,6 +117,7 @@ class PoolWorkerEvents(WorkerEvents):
         self._state.performer.perform(
             core.termination.stacks_written(handle.slot, now, job)
         )
+        self._state.performer.rearm()  # it may have to give back other jobs first
 
     def on_pong(self, handle: WorkerHandle) -> None:
         """Take a worker for healthy that has answered a ping."""

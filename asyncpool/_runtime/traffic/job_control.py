@@ -9,11 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from asyncpool._core.wire.frames import Frame
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.large_jobs import LargeObjects
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import ProtocolError
+
+# Seconds that a worker has to say whether it has begun a job that was cancelled.  An idle
+# machine needs 0.1 ms.
+_ANSWER_GRACE = 0.1
 
 
 class JobControl:
@@ -31,6 +36,14 @@ class JobControl:
     ) -> None:
         self._state = state
         self._large = large
+        self._alarm = Alarm(state.loop, self._look_again)
+        # Jobs that were cancelled, and that their workers may have begun, with those workers.
+        self._asked_back: list[tuple[WorkerHandle, Job[Any]]] = []
+
+    def stop(self) -> None:
+        """Watch for no more answers."""
+        self._alarm.cancel()
+        self._asked_back.clear()
 
     def is_running(self, job: Job[Any]) -> bool:
         """Return whether the worker of *job* runs it, or has run it."""
@@ -61,15 +74,46 @@ class JobControl:
         ):
             self._state.performer.perform(state.core.jobs.withdraw(slot, job.id, now))
         else:
-            self._state.performer.perform(
-                state.core.jobs.cancel(
-                    job.id,
-                    now,
-                    index=slot,
-                    begun=state.handles[slot].page.begun(job.id, job.attempt),
-                    press=job._limits.cancel_mode,
-                )
-            )
+            handle = state.handles[slot]
+            begun = handle.page.begun(job.id, job.attempt)
+            self._end(handle, job, begun=begun)
+            if not begun:
+                self._asked_back.append((handle, job))
+                if not self._alarm.is_set:
+                    self._alarm.set_in(_ANSWER_GRACE)
+
+    def _end(self, handle: WorkerHandle, job: Job[Any], *, begun: bool) -> None:
+        """End a job that its worker has begun, or ask the worker for it."""
+        state, slot = self._state, handle.slot
+        now, press = state.loop.time(), job._limits.cancel_mode
+        state.performer.perform(
+            state.core.jobs.cancel(job.id, now, index=slot, begun=begun, press=press)
+        )
+        # There may be no command and yet a deadline, if the worker owes an answer already.
+        state.performer.rearm()
+
+    @decision
+    def _look_again(self, _: float) -> None:
+        """End the jobs that their workers have begun meanwhile, without an answer to the pool.
+
+        A worker answers late if its job holds the GIL, and never if the job has stopped the
+        process, or holds the GIL for ever.
+        """
+        asked_back, self._asked_back = self._asked_back, []
+        for handle, job in asked_back:
+            if not self._is_unanswered(handle, job):
+                continue
+            if handle.page.begun(job.id, job.attempt):
+                self._end(handle, job, begun=True)
+            else:
+                self._asked_back.append((handle, job))
+        if self._asked_back:
+            self._alarm.set_in(_ANSWER_GRACE)
+
+    def _is_unanswered(self, handle: WorkerHandle, job: Job[Any]) -> bool:
+        state, slot = self._state, handle.slot
+        same = state.handles.get(slot) is handle
+        return same and state.core.termination.unanswered(job.id, slot)
 
     @decision
     def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
@@ -81,6 +125,7 @@ class JobControl:
             handle.distrust(str(error))
         else:
             self._state.performer.perform(commands)
+            self._state.performer.rearm()  # as in _end()
 
     # Streams that yield items.
 

@@ -95,6 +95,7 @@ class StackDumps:
             self._state.performer.perform(
                 self._state.core.termination.stacks_written(handle.slot, loop.time())
             )
+            self._state.performer.rearm()  # it may have to give back other jobs first
         else:
             loop.call_later(_NEXT_LOOK, self._look, handle, job, size)
 

@@ -387,6 +387,7 @@ class Traffic:
     def stop(self) -> None:
         """Stop all timers."""
         self.timers.stop()
+        self.job_control.stop()
         self._stall_watch.stop()
         self.heartbeats.stop()
 
