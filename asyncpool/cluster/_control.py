@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from asyncpool._core.cluster.control_protocol import Request
-from asyncpool._runtime.cluster.control.paths import path_of
-from asyncpool._runtime.cluster.control.server import ControlSocket
+from asyncpool._core.control.control_protocol import Request
+from asyncpool._runtime.control.paths import path_of
+from asyncpool._runtime.control.server import ControlSocket
 
 _LOGGER = logging.getLogger("asyncpool")
 

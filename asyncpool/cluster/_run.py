@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, ParamSpec, Protocol
 
-from asyncpool._core.cluster.control_protocol import Request
+from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 from asyncpool._runtime.cluster.signals import SignalHandlers, name_of, obeyed
 from asyncpool.cluster._control import Control, open_control

@@ -18,9 +18,9 @@ import pytest
 
 from asyncpool._cli.serve import cluster_commands
 from asyncpool._cli.serve.cluster_commands import status_command
-from asyncpool._core.cluster.control_protocol import Request
+from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.base.machine import is_stopped
-from asyncpool._runtime.cluster.control.client import ControlClient
+from asyncpool._runtime.control.client import ControlClient
 from asyncpool.errors import ProtocolError
 from tests.helpers.patience import PATIENCE
 from tests.helpers.serving import until

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.cluster import control_protocol
-from asyncpool._core.cluster.control_protocol import (
+from asyncpool._core.control import control_protocol
+from asyncpool._core.control.control_protocol import (
     MAX_REQUEST,
     MAX_WORKERS,
     Request,

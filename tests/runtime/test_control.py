@@ -16,20 +16,20 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.cluster.control_protocol import MAX_REQUEST, Request
-from asyncpool._runtime.cluster.control import (
+from asyncpool._core.control.control_protocol import MAX_REQUEST, Request
+from asyncpool._runtime.control import (
     client as control_client,
     paths as control_paths,
     server as control_server,
 )
-from asyncpool._runtime.cluster.control.client import ControlClient
-from asyncpool._runtime.cluster.control.paths import (
+from asyncpool._runtime.control.client import ControlClient
+from asyncpool._runtime.control.paths import (
     live_names,
     path_of,
     peer_uid,
     private_folder,
 )
-from asyncpool._runtime.cluster.control.server import ControlSocket
+from asyncpool._runtime.control.server import ControlSocket
 from asyncpool.errors import ProtocolError
 from tests.helpers.patience import PATIENCE, patience
 

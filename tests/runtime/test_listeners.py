@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from asyncpool._core.cluster.addresses import parse
-from asyncpool._runtime.cluster import listeners as module, socket_files
+from asyncpool._runtime.cluster import listeners as module
 from asyncpool._runtime.cluster.listeners import Listeners, open_listeners
+from asyncpool._runtime.control import socket_files
 from tests.helpers.patience import PATIENCE
 
 V6 = "[::1]:0"

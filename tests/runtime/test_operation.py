@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.cluster.control_protocol import Request
-from asyncpool._runtime.cluster.control.client import ControlClient
-from asyncpool._runtime.cluster.control.paths import live_names, path_of
+from asyncpool._core.control.control_protocol import Request
+from asyncpool._runtime.control.client import ControlClient
+from asyncpool._runtime.control.paths import live_names, path_of
 from asyncpool.cluster import _run
 from asyncpool.cluster._run import Operation, run
 from asyncpool.enums import CrashKind, NextStep, RunState

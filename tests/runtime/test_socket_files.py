@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_runtime/cluster/socket_files.py and control_places.py for other systems."""
+"""Tests of asyncpool/_runtime/control/socket_files.py and control_places.py for other systems."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from asyncpool import UnsupportedPlatformError
-from asyncpool._runtime.cluster import socket_files
-from asyncpool._runtime.cluster.control.paths import peer_pid, peer_uid
-from asyncpool._runtime.cluster.socket_files import listen_at
+from asyncpool._runtime.control import socket_files
+from asyncpool._runtime.control.paths import peer_pid, peer_uid
+from asyncpool._runtime.control.socket_files import listen_at
 from asyncpool.cluster import Cluster, _options
 from tests.helpers.gate import short_folder
 

@@ -15,10 +15,10 @@ from rich.live import Live
 
 from asyncpool._cli.parameters import CommandError, Exit, RefusedError, say, seconds
 from asyncpool._cli.serve.status_view import status_view
-from asyncpool._core.cluster.control_protocol import MAX_WORKERS, Request
+from asyncpool._core.control.control_protocol import MAX_WORKERS, Request
 from asyncpool._runtime.base.machine import is_stopped
-from asyncpool._runtime.cluster.control.client import ControlClient
-from asyncpool._runtime.cluster.control.paths import (
+from asyncpool._runtime.control.client import ControlClient
+from asyncpool._runtime.control.paths import (
     live_names,
     path_of,
     private_folder,

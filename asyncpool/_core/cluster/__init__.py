@@ -1,5 +1,5 @@
 """What only servers need.
 
-Addresses, the balance of connections, the control protocol, the limits of a drain, and
-the rules that both ends of a link check.
+Addresses, the balance of connections, the limits of a drain, and the rules that both
+ends of a link check.
 """

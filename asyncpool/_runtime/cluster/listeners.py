@@ -18,7 +18,7 @@ from asyncpool._core.cluster.addresses import (
     parse_all,
     passed,
 )
-from asyncpool._runtime.cluster.socket_files import (
+from asyncpool._runtime.control.socket_files import (
     SocketFile,
     closed_on_error,
     listen_at,

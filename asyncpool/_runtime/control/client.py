@@ -9,9 +9,9 @@ import struct
 from types import TracebackType
 from typing import Any, Self
 
-from asyncpool._core.cluster.control_protocol import MAX_REPLY, Request, unpack_reply
-from asyncpool._runtime.cluster.control.paths import peer_pid, peer_uid
-from asyncpool._runtime.cluster.socket_files import closed_on_error
+from asyncpool._core.control.control_protocol import MAX_REPLY, Request, unpack_reply
+from asyncpool._runtime.control.paths import peer_pid, peer_uid
+from asyncpool._runtime.control.socket_files import closed_on_error
 from asyncpool.errors import ProtocolError
 
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds

@@ -10,10 +10,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from asyncpool._core.cluster.control_protocol import MAX_REQUEST, Request, pack_reply
+from asyncpool._core.control.control_protocol import MAX_REQUEST, Request, pack_reply
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.cluster.control.paths import peer_uid
-from asyncpool._runtime.cluster.socket_files import (
+from asyncpool._runtime.control.paths import peer_uid
+from asyncpool._runtime.control.socket_files import (
     SocketFile,
     closed_on_error,
     listen_at,
