@@ -18,7 +18,7 @@ from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import closing, idle, until
+from tests.helpers.pools import closing, idle, stop, until
 
 pytestmark = BOTH_LOOPS
 
@@ -126,6 +126,22 @@ async def test_what_has_begun_before_counts_as_started(tmp_path: Path) -> None:
         await pool.close(finish="none")
         outcomes = await asyncio.gather(job, fresh, return_exceptions=True)
         assert [_brief(outcome) for outcome in outcomes] == ["started", "never sent"]
+
+
+async def test_what_its_worker_has_counts_as_sent_though_other_jobs_are_not() -> None:
+    async with patience():
+        pool = await started(1)
+        for _ in range(50):  # then the pool takes it for short, and sends many at once
+            assert await pool.submit(len, bytes(16384)) == 16384
+        await stop(await pool.submit(jobs.pid))
+        many = [pool.submit(len, bytes(16384)) for _ in range(500)]
+        await asyncio.sleep(0)  # the pool sends as many as the socket takes
+        await pool.close(finish="none", timeout=0)
+        outcomes = await asyncio.gather(*many, return_exceptions=True)
+    told = [_brief(outcome) for outcome in outcomes]
+    sent = told.count("sent")
+    assert 4 < sent < 120  # a socket takes some 500 KB
+    assert told == ["sent"] * sent + ["never sent"] * (500 - sent)
 
 
 @pytest.mark.parametrize("finish", ["all", "running", "none"])

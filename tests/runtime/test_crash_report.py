@@ -13,14 +13,14 @@ import pytest
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import Slot
-from asyncpool._core.wire.frames import HEADER_SIZE
+from asyncpool._runtime.channel.outbox import NOT_PUT
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state import crash_report as postmortem
 from asyncpool._runtime.state.crash_report import (
     CrashReporter,
     FollowUp,
     crash_error,
-    deliveries,
+    delivery_of,
     follow_up,
 )
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -55,7 +55,7 @@ class Kernel:
 
 
 class DeadWorker:
-    """One that has not taken the last bytes that were put for it; its page and outbox, too."""
+    """One that has taken so many of the bytes that were put for it; its page and outbox, too."""
 
     loading = killed = broke_protocol = False
     status = -signal.SIGKILL
@@ -64,8 +64,8 @@ class DeadWorker:
     began_at = 0.0
     stderr_tail = ()
 
-    def __init__(self, unsent: int = 0, begun: int = 0) -> None:
-        self.unsent = unsent
+    def __init__(self, taken: int = 0, begun: int = 0) -> None:
+        self.taken = taken
         self.page = self.outbox = self
         self._begun = begun
 
@@ -73,10 +73,10 @@ class DeadWorker:
         return (job, attempt) == (self._begun, 1)
 
 
-def job_of(number: int, size: int, ahead: int = 0) -> Job[Any]:
+def job_of(number: int, end: int) -> Job[Any]:
     loop = asyncio.get_running_loop()
     job: Job[Any] = Job(number, known_function(), JobOptions(), Owner(), loop)
-    job.attempt, job._payload, job._ahead = 1, bytes(size), ahead
+    job.attempt, job._frame_end = 1, end
     return job
 
 
@@ -95,34 +95,33 @@ CRASH = Crash(
     next_step=NextStep.CLOSE,
 )
 
-LAST = HEADER_SIZE + 10
-MIDDLE = HEADER_SIZE + 20
-
 
 @pytest.mark.parametrize(
-    ("unsent", "expected"),
+    ("taken", "expected"),
     [
-        (0, ["sent", "sent", "sent"]),
-        (1, ["sent", "sent", "never sent"]),
-        (LAST, ["sent", "sent", "never sent"]),
-        (LAST + 1, ["sent", "never sent", "never sent"]),
-        (LAST + MIDDLE, ["sent", "never sent", "never sent"]),
-        # What goes ahead of a job does not tell against the one before.
-        (LAST + MIDDLE + 1, ["sent", "never sent", "never sent"]),
-        (LAST + MIDDLE + 50, ["sent", "never sent", "never sent"]),
-        (LAST + MIDDLE + 51, ["never sent", "never sent", "never sent"]),
+        (0, ["never sent", "never sent", "never sent"]),
+        (99, ["never sent", "never sent", "never sent"]),
+        (100, ["sent", "never sent", "never sent"]),
+        # Half a frame is of no use to the worker.
+        (299, ["sent", "sent", "never sent"]),
+        (300, ["sent", "sent", "sent"]),
     ],
 )
-async def test_how_far_jobs_have_come(unsent: int, expected: list[str]) -> None:
-    jobs = [job_of(1, 30), job_of(2, 20, ahead=50), job_of(3, 10)]
-    worker = cast("WorkerHandle", DeadWorker(unsent))
-    assert deliveries(jobs, worker) == expected
+async def test_how_far_jobs_have_come(taken: int, expected: list[str]) -> None:
+    worker = cast("WorkerHandle", DeadWorker(taken))
+    jobs = [job_of(1, 100), job_of(2, 200), job_of(3, 300)]
+    assert [delivery_of(job, worker) for job in jobs] == expected
+
+
+async def test_what_was_not_put_was_never_sent() -> None:
+    worker = cast("WorkerHandle", DeadWorker(1 << 40))
+    assert delivery_of(job_of(1, NOT_PUT), worker) == "never sent"
 
 
 async def test_what_has_begun_was_sent() -> None:
-    jobs = [job_of(1, 30), job_of(2, 20, ahead=50)]
-    worker = cast("WorkerHandle", DeadWorker(MIDDLE + 50, begun=1))
-    assert deliveries(jobs, worker) == ["started", "never sent"]
+    worker = cast("WorkerHandle", DeadWorker(100, begun=1))
+    jobs = [job_of(1, 100), job_of(2, 200)]
+    assert [delivery_of(job, worker) for job in jobs] == ["started", "never sent"]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +277,6 @@ async def test_a_start_has_taken_too_long_unless_it_was_called_off(
 async def test_an_earlier_attempt_may_have_had_effects_too(
     begun: int, expected: str
 ) -> None:
-    job = job_of(1, 30)
+    job = job_of(1, 100)
     job.attempt, job._crashes = begun, (CRASH,)
     assert crash_error(job, Delivery.SENT).delivery == expected

@@ -84,6 +84,7 @@ class Channel:
         )
         self._on_frames = on_frames
         self._on_end = on_end
+        self._put = 0  # how many bytes were put in all
         self._unsent: deque[bytes | bytearray | memoryview] = deque()
         self._small = bytearray()  # small frames, which follow those in self._unsent
         self._never_sent = 0
@@ -99,14 +100,25 @@ class Channel:
         """How many bytes the peer has not taken, including those that it never will."""
         return self._never_sent + len(self._small) + sum(map(len, self._unsent))
 
-    def put(self, head: bytes, payload: bytes | memoryview = b"") -> None:
-        """Put a frame behind the others; the next flush sends it."""
+    @property
+    def taken(self) -> int:
+        """How many bytes the peer has taken, counted as :meth:`put` does."""
+        return self._put - self.unsent
+
+    def put(self, head: bytes, payload: bytes | memoryview = b"") -> int:
+        """Put a frame behind the others; the next flush sends it.
+
+        Returns:
+            Where the frame ends, in bytes since the first one.
+        """
         self._small += head
         if len(payload) <= _SMALL:
             self._small += payload
         else:
             self._close_small()
             self._unsent.append(payload)
+        self._put = end = self._put + len(head) + len(payload)
+        return end
 
     @property
     def unsent_descriptors(self) -> int:
@@ -123,6 +135,7 @@ class Channel:
         piece.fd, piece.owned = fd, not keep
         self._close_small()
         self._unsent.append(piece)
+        self._put += len(frame)
 
     def flush_soon(self) -> None:
         """Flush in the next turn of the loop, together with what is put until then."""

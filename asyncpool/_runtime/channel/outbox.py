@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from asyncpool._core.pickling.functions import Function, FunctionCache
@@ -9,6 +10,9 @@ from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.large_buffers import BufferLoad, LargeBuffers
+
+# Where the frame of a job ends that is not on the channel yet: no worker ever takes as much.
+NOT_PUT = sys.maxsize
 
 
 class Outbox:
@@ -30,9 +34,9 @@ class Outbox:
         self._channel = channel
 
     @property
-    def unsent(self) -> int:
-        """How many bytes of its jobs the worker has not taken."""
-        return self._channel.unsent if self._channel is not None else 0
+    def taken(self) -> int:
+        """How many bytes the worker has taken, counted as :meth:`put_job` does."""
+        return self._channel.taken if self._channel is not None else 0
 
     @property
     def loading(self) -> bool:
@@ -54,26 +58,22 @@ class Outbox:
         A job with *credit* is a stream: *credit* is how many items the worker may send.
 
         Returns:
-            How many bytes go ahead of the job: the function and the context, if the worker
-            does not have them yet.
+            Where the job's frame ends, in bytes since the first one.
         """
         assert self._channel is not None
-        number, ahead = function.number, 0
+        put, number = self._channel.put, function.number
         if context != self._context:
             self._context = context
-            ahead = self._put(header(FrameKind.CONTEXT, len(context)), context)
+            put(header(FrameKind.CONTEXT, len(context)), context)
         if number and number not in self._memory:
             self._memory.add(number)
             reference = function.payload
-            head = header(FrameKind.FUNCTION, len(reference), tag=number)
-            ahead += self._put(head, reference)
+            put(header(FrameKind.FUNCTION, len(reference), tag=number), reference)
         kind = FrameKind.JOB
         if credit:
             kind = FrameKind.STREAM
-            ahead += self._put(header(FrameKind.CREDIT, 0, tag=credit), b"")
-        head = header(kind, len(payload), job, attempt, number)
-        self._channel.put(head, payload)
-        return ahead
+            put(header(FrameKind.CREDIT, 0, tag=credit))
+        return put(header(kind, len(payload), job, attempt, number), payload)
 
     def load(self, pickled: OutOfBandPickle, send: Callable[[], None]) -> None:
         """Put *pickled* where the worker can see it, then have *send* put its job."""
@@ -100,8 +100,3 @@ class Outbox:
         """Send, at the end of this turn of the loop, what was put until then."""
         assert self._channel is not None
         self._channel.flush_soon()
-
-    def _put(self, head: bytes, payload: bytes) -> int:
-        assert self._channel is not None
-        self._channel.put(head, payload)
-        return len(head) + len(payload)

@@ -62,13 +62,13 @@ class Job(asyncio.Future[R], Generic[R]):
     # with an underscore belongs to the pool, whose parts read and write it.  Users should not
     # see it.
     __slots__ = (
-        "_ahead",
         "_attempt_policy",
         "_began",
         "_context",
         "_crashes",
         "_credit",
         "_exceeded",
+        "_frame_end",
         "_function",
         "_heartbeats",
         "_limits",
@@ -106,10 +106,11 @@ class Job(asyncio.Future[R], Generic[R]):
         self._payload: bytes | OutOfBandPickle = b""
         self._credit: int = 0
         self._context: bytes = options.limits.context
-        self._ahead: int = 0
         self._queued_at: float = monotonic()
         # Where there is one lane it is not needed; to set it takes 100 ns in all.
         self._sent_at: float
+        # Where its frame ends on the channel of the worker that it was assigned to.
+        self._frame_end: int
         self._crashes: tuple[Crash, ...] = ()
         self._times_returned: int = 0
         self._heartbeats: HeartbeatLog | None = None

@@ -9,7 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.crash_report import broken_error, deliveries, late_error
+from asyncpool._runtime.state.crash_report import (
+    broken_error,
+    delivery_of,
+    late_error,
+)
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool.enums import Delivery
 from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError, job_text
@@ -70,7 +74,7 @@ class BulkFailure:
     def _closed_error(self, job: Job[Any]) -> PoolClosedError:
         delivery = Delivery.NEVER_SENT
         if job._slot is not None:
-            [delivery] = deliveries([job], self._state.handles[job._slot])
+            delivery = delivery_of(job, self._state.handles[job._slot])
         if job.attempt > (job._slot is not None):
             delivery = (
                 Delivery.STARTED

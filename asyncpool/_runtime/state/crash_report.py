@@ -10,7 +10,6 @@ from typing import NamedTuple
 from asyncpool._core.policies.oom import OomLedger
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import Slot
-from asyncpool._core.wire.frames import HEADER_SIZE
 from asyncpool._runtime.base.machine import OomKills
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -161,20 +160,13 @@ def stacks_of(job: Job[object], handle: WorkerHandle) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delivery]:
-    """Return how far *jobs*, the last ones that were sent, have got on their way."""
-    unsent, found = handle.outbox.unsent, list[Delivery]()
-    if handle.outbox.loading and jobs:
-        found.append(Delivery.NEVER_SENT)  # only the last job can be loading
-        jobs = jobs[:-1]
-    for job in reversed(jobs):
-        if handle.page.begun(job.id, job.attempt):
-            found.append(Delivery.STARTED)
-        else:
-            found.append(Delivery.NEVER_SENT if unsent > 0 else Delivery.SENT)
-        if type(job._payload) is bytes:  # the size of the others is not known
-            unsent -= job._ahead + HEADER_SIZE + len(job._payload)
-    return found[::-1]
+def delivery_of(job: Job[object], handle: WorkerHandle) -> Delivery:
+    """Return how far *job*, which was assigned to a worker, has got on its way."""
+    if handle.page.begun(job.id, job.attempt):
+        return Delivery.STARTED
+    # A worker that has a part of the frame cannot begin the job.
+    taken = job._frame_end <= handle.outbox.taken
+    return Delivery.SENT if taken else Delivery.NEVER_SENT
 
 
 def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:

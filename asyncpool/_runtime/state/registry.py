@@ -20,7 +20,7 @@ from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob, claim
 from asyncpool._runtime.job.leases import Leases
-from asyncpool._runtime.state.crash_report import deliveries, stacks_of, timeout_error
+from asyncpool._runtime.state.crash_report import delivery_of, stacks_of, timeout_error
 from asyncpool._runtime.state.figures import PoolFigures, outcome_of_error
 from asyncpool._runtime.state.job_watch import JobWatch
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -203,7 +203,7 @@ class JobRegistry:
         """Return what becomes of the jobs that a dead worker had in flight."""
         jobs = [self.jobs[n] for n in slot.in_flight.jobs if n in self.jobs]
         losses: list[Loss] = []
-        found = list(zip(jobs, deliveries(jobs, handle), strict=True))
+        found = [(job, delivery_of(job, handle)) for job in jobs]
         waits = (job.id for job, delivery in found if delivery is not Delivery.STARTED)
         about_to_begin = next(waits, None)
         if handle.outbox.loading or about_to_begin not in slot.in_flight.running:

@@ -27,6 +27,7 @@ from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import elsewhere
 from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.channel.outbox import NOT_PUT
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState, decision
@@ -226,11 +227,12 @@ class Traffic:
                 job._sent_at = now
             payload = job._payload
             if isinstance(payload, OutOfBandPickle):
+                job._frame_end = NOT_PUT
                 self._load(handle, job, payload)
             else:
                 if leases:
                     self._state.registry.leases.before_sending(job, slot)
-                job._ahead = outbox.put_job(
+                job._frame_end = outbox.put_job(
                     job.id,
                     job.attempt,
                     job._function,
@@ -276,7 +278,7 @@ class Traffic:
         # The pool may have been closed meanwhile, which has failed the job.
         if core.jobs.last(handle.slot) == job.id:
             self._state.registry.leases.before_sending(job, handle.slot)
-            outbox.put_job(
+            job._frame_end = outbox.put_job(
                 job.id,
                 attempt,
                 job._function,
