@@ -95,6 +95,20 @@ def test_those_who_are_worn_together_do_not_go_together() -> None:
     assert len(taking(core)) == 3
 
 
+def test_the_oldest_goes_first_whatever_its_slot() -> None:
+    core = pool(2)
+    assert wear_out(core, 0, 1.0) == [Spawn(2, 1)]
+    core.workers.ready(2, 1.1)
+    gone(core, 0, 1.2)
+    # The one in slot 1 has been there from the start.
+    assert wear_out(core, 1, 2.0) == [Spawn(0, 2)]
+    assert wear_out(core, 2, 2.0) == []
+    core.workers.ready(0, 2.1)
+    assert wear_out(core, 0, 2.1) == [], "it is due again at once"
+    assert gone(core, 1, 2.2) == [LeaveEmpty(1), Spawn(1, 2)]
+    assert core.slots[1].replaces == 2, "and not the one in slot 0, which is newer"
+
+
 def test_with_more_surge_more_of_them_do() -> None:
     core = pool(3, max_surge=2)
     assert wear_out(core, 0, 1.0) == [Spawn(3, 1)]

@@ -186,11 +186,18 @@ class Era:
             return  # it may be broken
         loop = asyncio.get_running_loop()
         give_up_at, stats = loop.time() + BOUND, self.pool.stats()
-        while stats.queued or not stats.idle == stats.workers == _up(stats):
+        while stats.queued or not self._is_quiet(stats):
             self.demand(loop.time() < give_up_at, f"it does not recover: {stats}")
             await asyncio.sleep(0.01)
             stats = self.pool.stats()
         self.tally.deed(self.name, "recovered")
+
+    def _is_quiet(self, stats: PoolStats) -> bool:
+        if self.climate.options["worker_limits"].max_age is None:
+            return stats.idle == stats.workers == _up(stats)
+        # On a busy machine a start may take longer than workers live: then one always comes.
+        coming = sum(slot.state == "starting" for slot in stats.slots)
+        return not stats.busy and stats.idle + coming >= stats.workers
 
     async def _close(self) -> None:
         climate = self.climate
@@ -224,9 +231,17 @@ class Era:
                 summary = await pool.close(finish="none", timeout=0.0)
                 self.demand(summary == await closing, "two closes, two summaries")
             case "error":
-                with suppress(LookupError):
-                    async with pool:
-                        raise LookupError
+                try:
+                    await self._leave_by_error()
+                except LookupError:
+                    pass
+                except PoolBrokenError as error:  # it is not entered again
+                    self.demand(climate.frail, f"it is broken: {error}")
+                    await close()
+
+    async def _leave_by_error(self) -> None:
+        async with self.pool:
+            raise LookupError
 
     async def _listen(self) -> None:
         async for event in self.pool.events(buffer=100_000):

@@ -89,7 +89,7 @@ class _Telling:
         said = [number == self.number for _, number in results.values()]
         era.demand(all(said), f"{self} has {results}")
         if era.heard() == heard and results and not errors:
-            _check_slots(era, before, leaving, results)
+            _check_slots(era, before, after, leaving, results)
 
     async def _broadcast(self) -> dict[int, tuple[int, int]]:
         hangs = self.how == "hang"
@@ -147,21 +147,24 @@ class _Telling:
 
 def _check_slots(
     era: Era,
-    stats: PoolStats,
+    before: PoolStats,
+    after: PoolStats,
     leaving: set[tuple[int, int]],
     results: dict[int, tuple[int, int]],
 ) -> None:
     """Check that all have run it that were there all the time."""
     there = {
         slot.slot: slot.pid
-        for slot in stats.slots
+        for slot in before.slots
         if slot.state in {"idle", "busy"}
         and (slot.slot, slot.generation) not in leaving
     }
     have = {slot: pid for slot, (pid, _) in results.items()}
-    coming = {slot.slot for slot in stats.slots if slot.state == "starting"}
+    coming = {slot.slot for slot in before.slots if slot.state == "starting"}
+    # Nobody may have told yet of a worker that was killed meanwhile.
+    stayed = there.items() & {(slot.slot, slot.pid) for slot in after.slots}
     era.demand(
-        there.items() <= have.items() and have.keys() <= there.keys() | coming,
+        stayed <= have.items() and have.keys() <= there.keys() | coming,
         f"{there} were there, {coming} came, and {have} have run the broadcast",
     )
     era.tally.deed(era.name, "broadcast compared")

@@ -182,7 +182,6 @@ class Replacements:
         if slot.ready_at is None and not slot.exit_planned:
             # A start from before the roll may have failed because of old code.
             before_roll = (slot.index, slot.generation) in self._started_before
-            self._most_failures += before_roll
             self._failed_since_roll = not before_roll
         slot.draining, slot.drain_deadline, slot.replace_reason, slot.replaces = (
             False,
@@ -260,11 +259,12 @@ class Replacements:
     def _fill_parked(self, now: float) -> list[Command]:
         """For a roll, try one start in each slot whose starts have failed, without waiting."""
         failures = self._lifecycle.ledger.failures
-        # Failures are counted from the last start that has succeeded.
-        self._most_failures = min(self._most_failures, failures + 1)
+        # Not counted one by one: the ledger counts starts that fail together once.
+        if not self._failed_since_roll or failures < self._most_failures:
+            self._most_failures = failures  # none of them is the roll's own, so far
         if self.stopped or not self._roll.fills:
             return []
-        if failures > self._most_failures and self._failed_since_roll:
+        if failures > self._most_failures:
             return self._roll.end("a start failed again")
         self._lifecycle.try_now(now)
         return []
@@ -296,17 +296,25 @@ class Replacements:
         if self._retry_at is not None:
             return commands
         coming = {slot.replaces for slot in self._slots}
-        for slot in self._slots:
-            if slot.replace_reason is None or slot.draining or slot.state not in UP:
-                continue
-            if slot.index in coming or slot.session is not None:
-                continue
+        due = [
+            slot
+            for slot in self._slots
+            if slot.replace_reason is not None
+            and not slot.draining
+            and slot.state in UP
+            and slot.index not in coming
+            and slot.session is None
+        ]
+        # The oldest first.  Workers that are due again as soon as they are ready would otherwise
+        # take the whole budget, and leave none to those in later slots.
+        due.sort(key=lambda slot: slot.ready_at or 0.0)
+        for slot in due:
             if self.budget.can_replace:
                 spare = self._lifecycle.unused_slot()
                 commands.append(self._lifecycle.spawn(spare, now))
                 spare.replaces = slot.index
             elif self.budget.can_miss:
-                commands += self._leaving.begin(slot, slot.replace_reason, now)
+                commands += self._leaving.begin(slot, slot.replace_reason or "", now)
         return commands
 
     def _let_stay(self, slot: Slot) -> bool:
