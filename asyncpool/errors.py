@@ -11,6 +11,7 @@ The tree is shallow, and each branch answers one question of the caller's:
     * :exc:`BroadcastError` -- has a function failed in some of the workers?
     * :exc:`PoolBrokenError` -- has the supervisor given up on its workers?
     * :exc:`RollInProgressError` -- are its workers being replaced already?
+    * :exc:`ProfileInProgressError` -- is a profile being taken already?
     * :exc:`NoWorkerError` -- is there no worker that can take this?
     * :exc:`ResizeError` -- has a cluster fewer workers than it was to have?
     * :exc:`ProtocolError` -- did the two ends of a channel disagree?
@@ -59,6 +60,7 @@ __all__ = [
     "PoolBrokenError",
     "PoolClosedError",
     "PoolFullError",
+    "ProfileInProgressError",
     "ProtocolError",
     "RemoteTraceback",
     "ResizeError",
@@ -149,6 +151,15 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
 
 class RollInProgressError(AsyncPoolError):
     """A roll of the pool is in progress already; there is one roll at a time."""
+
+
+class ProfileInProgressError(AsyncPoolError):
+    """A profile of the pool is being taken already; there is one at a time."""
+
+    def __init__(self, pool: str = "the pool") -> None:
+        super().__init__(
+            f"a profile of {pool} is being taken already: wait until it is over"
+        )
 
 
 class BroadcastError(AsyncPoolError):
@@ -258,12 +269,12 @@ class PoolBrokenError(AsyncPoolError):
 
 
 class NoWorkerError(AsyncPoolError, LookupError):
-    """No worker can be retired or killed there, or can take what was sent to it.
+    """No worker can be retired, killed or profiled there, or can take what was sent to it.
 
     Attributes:
         worker: The slot that was asked for.  ``None`` if no other worker could take a socket or
             file after the first worker had died or had no descriptors left.
-        there: The slots with ready workers, if the call was to retire or kill one.
+        there: The slots with ready workers, if the call was to retire, kill or profile one.
     """
 
     worker: int | None

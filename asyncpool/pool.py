@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from asyncpool._api.caller import Caller
+from asyncpool._api.profiled import Profiled
 from asyncpool._api.supervised import Supervised
 from asyncpool._core.policies.job_limits import JobOptions, OnCancel, Options
 from asyncpool._core.policies.restart import RestartPolicy
@@ -45,7 +46,7 @@ __all__ = ["Pool"]
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
 
 
-class Pool(Caller, Supervised):
+class Pool(Caller, Supervised, Profiled):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,

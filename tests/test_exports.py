@@ -23,7 +23,7 @@ PUBLIC = """
     EventStream HookError Job JobCancelled JobError JobNotPicklableError JobRaisedError
     JobTimeoutError LeaseKeeper LeaseLostError LeaseStats Map NoWorkerError Outcome Pool
     PoolBrokenError PoolClosedError PoolFullError PoolStats ProcessPoolExecutor
-    ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult
+    ProfileInProgressError ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult
     SlotStats Stream ThrottledError UnsupportedPlatformError WorkerCrashedError
     WorkerGoneError WorkerHungError WorkerLimits WorkerOutOfMemoryError WorkerSession
     WorkerStartError current_job heartbeat in_worker retire_worker to_process worker_state

@@ -51,7 +51,8 @@ MAY_IMPORT = {
     "_core": {"enums", "errors", "events", "stats"},
     "_system": set(),
     "_worker": {"_core", "_system", "enums", "errors", "events"},
-    "_runtime": {"_core", "_system", "enums", "errors", "events", "stats"},
+    "_runtime": {"_core", "_system", "enums", "errors", "events", "profile", "stats"},
+    "profile": {"_core"},
 }
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")

@@ -26,7 +26,7 @@ class Quiet(Interrupts):
         self.instead = self.stacks = self.lanes = self.fences = None
         self._held = False
         self._wanted = set()
-        self._main = get_ident()
+        self.main = get_ident()
 
 
 class Loops(Coroutines):

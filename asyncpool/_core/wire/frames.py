@@ -81,6 +81,9 @@ class FrameKind(enum.IntEnum):
     # pool: if the job with sequence number *job* runs now, its lease has lapsed
     FENCE = 48
     STACKS = 24  # pool: write the stacks of your threads; worker: I have
+    PROFILE = 51  # pool: begin with profile *job*; end it if there is no payload
+    # worker: what it has found for profile *job*; with a *number*: that was the last of it
+    SAMPLES = 52
     CLOSING = 50  # pool: while the worker drains: now the whole cluster ends
     # worker: I begin no other job; with a *number*: as soon as I am replaced
     RETIRE = 27

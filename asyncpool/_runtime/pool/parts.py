@@ -10,6 +10,7 @@ from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.pool.pings import Pings
+from asyncpool._runtime.pool.profiles import Profiles
 from asyncpool._runtime.pool.replacement import WorkerReplacement
 from asyncpool._runtime.pool.sessions import Sessions
 from asyncpool._runtime.state.admission import Admission
@@ -40,6 +41,7 @@ class Parts:
         sessions: Gives workers to sessions.
         broadcasts: Has every worker make a call.
         stacks: Asks workers for their stacks.
+        profiles: Has workers sample their stacks.
         pings: Pings workers; ``None`` if there are no pings.
     """
 
@@ -54,6 +56,7 @@ class Parts:
     sessions: Sessions
     broadcasts: Broadcaster
     stacks: Stacks
+    profiles: Profiles
     pings: Pings | None
 
 
@@ -81,6 +84,7 @@ def assemble(config: SupervisorConfig, hub: PoolHub) -> Parts:
         sessions=Sessions(state, admission, draining, traffic),
         broadcasts=Broadcaster(state, admission, traffic, threads, worker),
         stacks=Stacks(),
+        profiles=Profiles(state),
         pings=None if timeout is None else Pings(state, traffic.stack_dumps, timeout),
     )
 

@@ -60,6 +60,7 @@ class PoolWorkerEvents(WorkerEvents):
         state.performer.rearm()  # it grows old from now on
         self._parts.replacement.check_limits()
         self._parts.status.begin()
+        self._parts.profiles.join(handle)
 
     @decision
     def on_fault(self, handle: WorkerHandle) -> None:
@@ -70,6 +71,7 @@ class PoolWorkerEvents(WorkerEvents):
     def on_exit(self, handle: WorkerHandle) -> None:
         """Settle the jobs whose outcomes a dead worker has noted, and not sent."""
         self._parts.traffic.on_exit(handle)
+        self._parts.profiles.lose(handle)
 
     # Their jobs.
 
@@ -118,6 +120,10 @@ class PoolWorkerEvents(WorkerEvents):
             core.termination.stacks_written(handle.slot, now, job)
         )
         self._state.performer.rearm()  # it may have to give back other jobs first
+
+    def on_samples(self, handle: WorkerHandle, frame: Frame) -> None:
+        """Count what a worker's sampler has found."""
+        self._parts.profiles.hear(handle, frame)
 
     def on_pong(self, handle: WorkerHandle) -> None:
         """Take a worker for healthy that has answered a ping."""

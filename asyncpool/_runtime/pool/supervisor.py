@@ -56,6 +56,7 @@ class Supervisor:
         sessions: Gives workers to sessions.
         broadcasts: Has every worker make a call.
         stacks: Asks workers for their stacks.
+        profiles: Has workers sample their stacks.
     """
 
     def __init__(self, config: SupervisorConfig, hub: PoolHub) -> None:
@@ -70,6 +71,7 @@ class Supervisor:
         self.sessions = parts.sessions
         self.broadcasts = parts.broadcasts
         self.stacks = parts.stacks
+        self.profiles = parts.profiles
         self._health = parts.pings
         self._serving = parts.serving
         self._threads = parts.threads
@@ -131,6 +133,7 @@ class Supervisor:
         self.traffic.stop()
         self._state.loop_lag.stop()
         self.replacement.stop()
+        self.profiles.stop()
         if self._health is not None:
             self._health.stop()
         self._state.core.closing.abandon()

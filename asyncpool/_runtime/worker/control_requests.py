@@ -43,6 +43,14 @@ class ControlRequests:
         """Ask the worker to write the stacks of its threads, and of *job*, on its page."""
         self._send(FrameKind.STACKS, b"", job, attempt)
 
+    def begin_profile(self, number: int, request: bytes) -> None:
+        """Ask the worker to sample its stacks; see ``ProfileRequest`` for *request*."""
+        self._send(FrameKind.PROFILE, request, number)
+
+    def end_profile(self, number: int) -> None:
+        """Ask the worker to sample no more, and to send nothing."""
+        self._send(FrameKind.PROFILE, b"", number)
+
     def ping(self) -> None:
         """Send the worker a ping."""
         self._send(FrameKind.PING, b"")

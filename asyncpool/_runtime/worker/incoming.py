@@ -141,6 +141,8 @@ class IncomingFrames:
             drains = self._connections.link is not None and not worker.broke_protocol
             if not worker.ignored or (frame.kind is FrameKind.STACKS and drains):
                 self._on_answer(frame)
+        elif frame.kind is FrameKind.SAMPLES:
+            self._listener.on_samples(worker, frame)
         elif frame.kind is FrameKind.HELLO and not self.said_hello:
             self.said_hello = True
             # If a worker is quick, its hello may come before the launcher's answer.

@@ -85,6 +85,14 @@ class WorkerEvents(Protocol):
         """
         ...
 
+    def on_samples(self, handle: WorkerHandle, frame: Frame) -> None:
+        """Hear what the worker's sampler has found, a ``SAMPLES`` frame.
+
+        Raises:
+            ProtocolError: If it cannot be read.
+        """
+        ...
+
     def on_pong(self, handle: WorkerHandle) -> None:
         """Hear that the worker has answered a ping.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread  # threading would do, see _worker/__init__.py
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ from asyncpool._core.wire.messages import (
 from asyncpool._system.descriptors import HANDED, receive_fds
 from asyncpool._worker.channel.frames_io import decoder, receive
 from asyncpool._worker.channel.segments import Segments
+from asyncpool._worker.job.coroutines import waiting_frames
 from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool._worker.job.job_claims import JobClaims
 from asyncpool._worker.job.streams import Credit
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from threading import ExceptHookArgs
     from typing import Protocol
+
+    from asyncpool._worker.profile.sampler import Sampler
 
     class Credits(Protocol):
         """Something that is told how many items a stream may send."""
@@ -91,6 +95,7 @@ class Control:
         self.call_soon: Callable[..., object] | None = None
         self.identity: Identity | None = None
         self.announced = False
+        self._sampler: Sampler | None = None
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
         self._decoder = decoder(MAX_CONFIG)
 
@@ -216,6 +221,8 @@ class Control:
         elif frame.kind is FrameKind.STACKS:
             self.interrupts.write_stacks(frame.job, frame.attempt)
             self.send(FrameKind.STACKS, b"", frame.job, frame.attempt)
+        elif frame.kind is FrameKind.PROFILE:
+            self._profile(frame)
         elif frame.kind is FrameKind.CLOSING:
             self._hear_of_end()
         else:
@@ -254,6 +261,24 @@ class Control:
                 self._socket.send(frame, socket.MSG_DONTWAIT)
         os.killpg(0, signal.SIGKILL)
 
+    def _profile(self, frame: Frame) -> None:
+        """Begin to sample what this worker does, or end that."""
+        if self._sampler is not None:
+            self._sampler.stop()
+            self._sampler = None
+        if not frame.payload:
+            return
+
+        def send(payload: bytes, last: bool) -> None:  # noqa: FBT001 - of its own callback
+            self.send(FrameKind.SAMPLES, payload, frame.job, 0, int(last))
+
+        try:
+            self._sampler = _start_sampler(frame.payload, self.interrupts.main, send)
+        except (
+            Exception
+        ) as error:  # a job may have taken away what it takes, such as threads
+            send(json.dumps([[], [], [0, 0, 0], repr(error)[:500]]).encode(), last=True)
+
     def _answer_ping(self) -> None:
         """Answer a ping; in a worker of a cluster the event loop answers."""
         call_soon = self.call_soon
@@ -279,6 +304,17 @@ class Control:
         on_thread_death = self.on_thread_death
         if on_thread_death is not None:
             on_thread_death()
+
+
+def _start_sampler(
+    request: bytes, main: int, send: Callable[[bytes, bool], None]
+) -> Sampler:
+    from asyncpool._core.profile.profile_messages import ProfileRequest  # noqa: PLC0415 - few profiles are taken
+    from asyncpool._worker.profile.sampler import Sampler  # noqa: PLC0415 - likewise
+
+    sampler = Sampler(ProfileRequest.unpack(request), main, waiting_frames, send)
+    sampler.start()
+    return sampler
 
 
 def _format(args: ExceptHookArgs) -> str:

@@ -36,13 +36,14 @@ class Coroutines:
 
     Attributes:
         kind: Of the loop: ``"asyncio"`` or ``"uvloop"``.
+        shown: The coroutine that runs, or the part of it that is the user's.
     """
 
     def __init__(self, interrupts: Interrupts) -> None:
         self.kind = "asyncio"
         self._interrupts = interrupts
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._shown: Any = None
+        self.shown: Any = None
 
     def run(self, coroutine: Coroutine[Any, Any, Any], shown: Any = None) -> Any:
         """Run *coroutine* to its end and return its result.
@@ -59,7 +60,7 @@ class Coroutines:
         interrupts, asked = self._interrupts, False
         steps: Any = CoroutineSteps(coroutine, loop)  # what passes for a coroutine
         task = loop.create_task(steps, name="asyncpool job")
-        self._shown = coroutine if shown is None else shown
+        self.shown = coroutine if shown is None else shown
 
         def end() -> None:
             nonlocal asked
@@ -83,7 +84,7 @@ class Coroutines:
             finally:
                 del outcome  # its traceback has this frame, and would be another cycle
         finally:
-            interrupts.instead = interrupts.stacks = self._shown = None
+            interrupts.instead = interrupts.stacks = self.shown = None
             if task.done() and not task.cancelled():
                 task.exception()  # else asyncio might complain that nobody has asked
 
@@ -130,7 +131,7 @@ class Coroutines:
 
     def _stacks(self) -> str:
         """Tell where the job waits; empty if it computes, which the thread's stack shows."""
-        text = tell_waiting(self._shown)
+        text = tell_waiting(self.shown)
         return f"\n{text[:_LONGEST]}\n" if text else ""
 
 
@@ -178,7 +179,7 @@ class CoroutineSteps:
             who = "a broadcast"
         where = getattr(self._coroutine, "__qualname__", "a coroutine")
         before = ""
-        for frame in _waiting(self._coroutine):
+        for frame in waiting_frames(self._coroutine):
             if "/asyncio/" in frame.f_code.co_filename:
                 break
             before = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
@@ -230,12 +231,12 @@ def tell_waiting(awaited: Any) -> str:
     lines = [
         f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in '
         f"{frame.f_code.co_name}"
-        for frame in islice(_waiting(awaited), _DEEPEST)
+        for frame in islice(waiting_frames(awaited), _DEEPEST)
     ]
     return "\n".join([COROUTINE, *lines[::-1]]) if lines else ""
 
 
-def _waiting(awaited: Any) -> Iterator[FrameType]:
+def waiting_frames(awaited: Any) -> Iterator[FrameType]:
     """Yield the frames in which *awaited* waits, if it does, the outermost first."""
     while awaited is not None:
         for frame_name, inner_name in _NAMES:

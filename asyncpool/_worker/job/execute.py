@@ -93,8 +93,10 @@ class JobRunner:
         payload: bytes | OutOfBandPickle
         try:
             try:
-                # Each job has its own context: the next job does not see what it sets.
-                payload = copy_context().run(self._run, frame, sequence)
+                # Each job has its own context: the next job does not see what it sets.  A sampler
+                # finds the context by this name, see _worker/profile/stack_reader.py.
+                context = copy_context()
+                payload = context.run(self._run, frame, sequence)
             finally:
                 self._interrupts.running = None
         except BaseException as error:

@@ -73,6 +73,7 @@ class Interrupts:
         start: Where in it they begin.
 
     Attributes:
+        main: The thread that jobs run in.
         running: The sequence number of the job that the main thread runs, which may be ended
             at any bytecode; ``None`` between two jobs.
         error: The exception that ends the job.
@@ -91,7 +92,7 @@ class Interrupts:
         self.fences: LeaseFences | None = None
         self._held = False
         self._wanted: set[int] = set()
-        self._main = get_ident()
+        self.main = get_ident()
         self._stacks, self._start = stacks, start
         os.lseek(stacks, start, os.SEEK_SET)
         # This handler is in C, so it works even if code never releases the GIL.
@@ -121,7 +122,7 @@ class Interrupts:
         Raises:
             JobCancelled: If the calling thread runs a job that is to end.
         """
-        if self._wanted and get_ident() == self._main:
+        if self._wanted and get_ident() == self.main:
             self._raise_if_wanted()
 
     def hold(self) -> None:
@@ -149,7 +150,7 @@ class Interrupts:
         elif instead is not None:
             instead()
         else:
-            _signal.pthread_kill(self._main, INTERRUPT)
+            _signal.pthread_kill(self.main, INTERRUPT)
 
     def pending(self) -> bool:
         """Whether the running job is to end by an exception that was not raised yet."""
@@ -158,7 +159,7 @@ class Interrupts:
     def ask_again(self) -> None:
         """End that job, if it may be ended now; called by another thread."""
         if self.pending():
-            _signal.pthread_kill(self._main, INTERRUPT)
+            _signal.pthread_kill(self.main, INTERRUPT)
 
     def deliver(self) -> bool:
         """Tell once whether the running job is to end; the caller then ends it."""
@@ -178,7 +179,7 @@ class Interrupts:
     @property
     def at_home(self) -> bool:
         """Whether the calling thread is the one that jobs run in."""
-        return get_ident() == self._main
+        return get_ident() == self.main
 
     def write_stacks(self, job: int = 0, attempt: int = 0) -> None:
         """Write the stacks of all threads; called by another thread.
