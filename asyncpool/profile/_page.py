@@ -52,8 +52,8 @@ def flame_graph_page(
         "top": list(top),
     }
     packed = json.dumps(data, separators=(",", ":")).translate(_HARMLESS)
-    template = resources.files("asyncpool.profile").joinpath("flame_graph.html")
-    page = template.read_text(encoding="utf-8")
+    source = resources.files("asyncpool.profile").joinpath("flame_graph.html")
+    page = source.read_text(encoding="utf-8")
     for element in ("style", "script"):
         # The browser runs nothing that has another hash.
         text = page.split(f"<{element}>")[1].split(f"</{element}>")[0]
