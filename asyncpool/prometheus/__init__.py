@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from asyncpool._observe.readings import PoolReader, Reading
 from asyncpool.enums import RunState
 from asyncpool.pool import Pool
 
@@ -29,7 +29,7 @@ except ModuleNotFoundError as _error:
         name=_error.name,
     ) from None
 
-from asyncpool.prometheus._metrics import METRICS, Reading
+from asyncpool.prometheus._metrics import METRICS
 
 __all__ = ["register", "unregister"]
 
@@ -83,27 +83,16 @@ def unregister(pool: Pool, registry: CollectorRegistry = REGISTRY) -> None:
             raise ValueError(f"pool {pool.name} is not registered in this registry")
 
 
-@dataclass(slots=True)
 class _Entry:
-    """One pool that is exported.
+    """One pool that is exported, until the garbage collector removes it."""
 
-    Attributes:
-        pool: The pool, until the garbage collector removes it.
-        cpu: The most seconds of CPU time that were exported.
-    """
-
-    pool: weakref.ref[Pool]
-    cpu: float = 0.0
+    def __init__(self, pool: Pool) -> None:
+        self.pool = weakref.ref(pool)
+        self._reader = PoolReader()
 
     def reading(self, pool: Pool) -> Reading:
-        """Read the figures of *pool*, which are this entry's."""
-        stats = pool.stats()
-        seconds = stats.exited_cpu + sum(slot.cpu for slot in stats.slots)
-        with _lock:
-            # A worker that has just ended is for a moment neither in /proc nor part of
-            # exited_cpu.  If the sum fell, Prometheus would take that for a restart.
-            self.cpu = max(self.cpu, seconds)
-            return Reading(stats, self.cpu)
+        """Read the figures of *pool*, which is this entry's."""
+        return self._reader.read(pool)
 
 
 class _PoolCollector(Collector):
@@ -123,7 +112,7 @@ class _PoolCollector(Collector):
                 f"another pool called {pool.name} is registered in this registry: "
                 "give one of them another name, or unregister() the other one first"
             )
-        self._entries[pool.name] = _Entry(weakref.ref(pool))
+        self._entries[pool.name] = _Entry(pool)
 
     def remove(self, pool: Pool) -> bool:
         """Forget *pool*; tell whether it was there."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -13,29 +12,16 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from asyncpool.enums import CrashKind, RunState, SlotState
+from asyncpool._observe.readings import (
+    BOUNDS,
+    Reading,
+    longest_running,
+    memory_by_slot,
+    running,
+    workers_by_state,
+)
+from asyncpool.enums import CrashKind, RunState
 from asyncpool.stats import FunctionStats, Histogram, PoolStats
-
-# The bounds in each exported histogram, in seconds.  They never change, or Prometheus could not
-# compare two scrapes.  Each bound is a series for each function, so there are only powers of
-# four, from 64 us to 72 minutes: every second one of the powers of two in PoolStats.
-BOUNDS = tuple((1 << digits) / 1e6 for digits in range(6, 34, 2))
-
-# In these states a slot has no worker, and needs none.
-_UNUSED = frozenset((SlotState.UNUSED, SlotState.RETIRED))
-
-
-class Reading(NamedTuple):
-    """The figures of one pool at one scrape.
-
-    Attributes:
-        stats: The figures.
-        cpu: Seconds of CPU time of all workers, also of those that have ended.
-    """
-
-    stats: PoolStats
-    cpu: float
-
 
 Figure = float | Histogram
 Figures = Iterable[tuple[tuple[str, ...], Figure]]
@@ -130,24 +116,6 @@ def _map_items(reading: Reading) -> Figures:
             yield (each.function,), each.items
 
 
-def _workers(reading: Reading) -> Figures:
-    states = [slot.state for slot in reading.stats.slots]
-    for state in SlotState:
-        if state not in _UNUSED:
-            yield (state,), states.count(state)
-
-
-def _memory(reading: Reading) -> Figures:
-    for slot in reading.stats.slots:
-        if slot.pid is not None:
-            yield (str(slot.slot),), slot.memory
-
-
-def _longest_running(stats: PoolStats) -> float:
-    seconds = (job.seconds for slot in stats.slots for job in slot.running)
-    return max(seconds, default=0.0)
-
-
 METRICS = (
     PoolMetric(
         GaugeMetricFamily,
@@ -202,12 +170,12 @@ METRICS = (
     _gauge(
         "jobs_running",
         "Jobs that workers run now.",
-        lambda at: sum(len(slot.job_ids) for slot in at.slots),
+        running,
     ),
     _gauge(
         "jobs_longest_running_seconds",
         "How long the job has been running that began first; 0 if none runs.",
-        _longest_running,
+        longest_running,
     ),
     _gauge("jobs_queued", "Jobs that wait for a worker.", lambda at: at.queued),
     _gauge(
@@ -225,7 +193,7 @@ METRICS = (
         "workers",
         "Workers by state; a slot that is vacant or parked lacks its worker.",
         ("state",),
-        _workers,
+        lambda at: [((state,), count) for state, count in workers_by_state(at.stats)],
     ),
     _counter("worker_starts", "Processes that were started.", lambda at: at.spawned),
     _counter(
@@ -257,7 +225,7 @@ METRICS = (
         "worker_memory_bytes",
         "Memory that the worker of a slot has to itself.",
         ("slot",),
-        _memory,
+        lambda at: [((str(slot),), size) for slot, size in memory_by_slot(at.stats)],
     ),
     _gauge(
         "shared_memory_bytes",
