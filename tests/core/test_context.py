@@ -10,11 +10,13 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.wire.context import (
     MAX_CONTEXT,
+    MAX_TRACE,
     MAX_VARIABLES,
     PARTS,
     PLAIN,
     JobContext,
     with_details,
+    with_trace,
     with_variables,
 )
 from asyncpool._core.wire.heartbeat_records import MAX_DETAILS
@@ -27,6 +29,7 @@ contexts = st.builds(
     deadline=times,
     details=st.binary(max_size=100),
     variables=st.binary(max_size=100),
+    trace=st.binary(max_size=100),
 )
 
 
@@ -60,11 +63,14 @@ def test_one_part_is_changed_and_the_others_stay(
     assert JobContext.unpack(changed) == context._replace(details=data)
     changed = with_variables(packed, data)
     assert JobContext.unpack(changed) == context._replace(variables=data)
+    changed = with_trace(packed, data)
+    assert JobContext.unpack(changed) == context._replace(trace=data)
 
 
 def test_without_its_parts_a_context_is_plain_again() -> None:
     packed = with_variables(with_details(b"", b"details"), b"variables")
-    assert with_variables(with_details(packed, b""), b"") == b""
+    packed = with_trace(packed, b"trace")
+    assert with_trace(with_variables(with_details(packed, b""), b""), b"") == b""
 
 
 @pytest.mark.parametrize(
@@ -102,6 +108,11 @@ def test_the_largest_context_has_the_most_bytes_and_none_is_larger() -> None:
     assert str(caught.value) == (
         f"variables have {MAX_VARIABLES + 1} bytes, and {MAX_VARIABLES} is the most"
     )
+    with pytest.raises(ValueError, match=r".") as caught:
+        with_trace(b"", bytes(MAX_TRACE + 1))
+    assert str(caught.value) == (
+        f"trace have {MAX_TRACE + 1} bytes, and {MAX_TRACE} is the most"
+    )
 
 
 def test_what_cannot_be_read() -> None:
@@ -118,7 +129,7 @@ def test_any_bytes_are_a_context_or_an_offence(payload: bytes) -> None:
         context = JobContext.unpack(payload)
     except ProtocolError:
         return
-    assert len(context.details) + len(context.variables) <= len(payload)
+    assert len(context.details + context.variables + context.trace) <= len(payload)
 
 
 def test_a_context_travels_with_other_data() -> None:

@@ -1,14 +1,15 @@
 """What the pool sends ahead of jobs, and what holds for all jobs until the next such frame.
 
 A ``CONTEXT`` frame carries the time limits that a job can ask for, the last heartbeat
-details of its attempt before, and the context variables of its submitter.  It is a
-state of the channel, not a part of the job.  Most jobs have equal contexts, and then
-cost only one comparison.  An empty payload is the plain context, with which a worker
-begins::
+details of its attempt before, the context variables of its submitter, and its trace
+context.  It is a state of the channel, not a part of the job.  Most jobs have equal
+contexts, and then cost only one comparison.  An empty payload is the plain context,
+with which a worker begins::
 
-    +----------------+-----------------+-----------------+---------+-----------+
-    | timeout (9)    | deadline (9)    | size of ... (4) | details | variables |
-    +----------------+-----------------+-----------------+---------+-----------+
+    +-------------+--------------+----------------------+---------+-----------+-------+
+    | timeout (9) | deadline (9) | size of each but the | details | variables | trace |
+    |             |              | last (4 each)        |         |           |       |
+    +-------------+--------------+----------------------+---------+-----------+-------+
 
 Each time is a byte that tells whether there is one, and a double.
 """
@@ -25,9 +26,12 @@ from asyncpool.errors import ProtocolError
 # The most bytes of the variables.
 MAX_VARIABLES = 1 << 16
 
+# The most bytes of the trace context.  W3C allows 8192 bytes of baggage, and some 600 besides.
+MAX_TRACE = 1 << 14
+
 # The most bytes of each part, in their order.  The head has the sizes of all parts but
 # the last.
-PARTS = {"details": MAX_DETAILS, "variables": MAX_VARIABLES}
+PARTS = {"details": MAX_DETAILS, "variables": MAX_VARIABLES, "trace": MAX_TRACE}
 *_SIZED, _LAST = PARTS
 _parts = attrgetter(*PARTS)
 
@@ -54,12 +58,14 @@ class JobContext(Record):
         details: The pickled details of the last heartbeat of the attempt before, or
             nothing.
         variables: The packed context variables, or nothing.
+        trace: The pickled headers of the span that stands for the attempt, or nothing.
     """
 
     timeout: float | None = None
     deadline: float | None = None
     details: bytes = b""
     variables: bytes = b""
+    trace: bytes = b""
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONTEXT`` frame.
@@ -138,3 +144,12 @@ def with_variables(context: bytes, variables: bytes) -> bytes:
         ValueError: If they are too large.
     """
     return JobContext.unpack(context)._replace(variables=variables).pack()
+
+
+def with_trace(context: bytes, trace: bytes) -> bytes:
+    """Return a packed context with another trace context, which is packed too.
+
+    Raises:
+        ValueError: If it is too large.
+    """
+    return JobContext.unpack(context)._replace(trace=trace).pack()

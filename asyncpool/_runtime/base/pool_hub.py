@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
+from asyncpool.enums import JobOutcome
 from asyncpool.events import Event, JobEvent
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -27,22 +28,67 @@ class Reader(Protocol):
         ...
 
 
+class JobTracer(Protocol):
+    """Something that follows some of the jobs itself, not through events, such as for spans.
+
+    It is called in the loop, for each new job, and for each step of those that it follows.  It
+    raises nothing.  A job is a :class:`asyncpool.Job`, which this room does not know.
+
+    Attributes:
+        traced: The open jobs that it follows, by number.
+    """
+
+    traced: dict[int, Any]
+
+    def queued(self, job: Any, /) -> None:
+        """Take note of a new job; it may set the trace context of the job."""
+        ...
+
+    def sending(self, job: Any, slot: int, /) -> None:
+        """Take note that an attempt is about to be sent to the worker in *slot*."""
+        ...
+
+    def ran(self, job: Any, run: float, /) -> None:
+        """Take note that an attempt has just come to an outcome, after *run* seconds."""
+        ...
+
+    def given_back(self, job: Any, /) -> None:
+        """Take note that a worker has not begun a job, which waits again."""
+        ...
+
+    def again(self, job: Any, error: BaseException, /) -> None:
+        """Take note that an attempt has failed, and that the job waits for the next one."""
+        ...
+
+    def ended(
+        self, job: Any, outcome: JobOutcome, error: BaseException | None, /
+    ) -> None:
+        """Take note of the end of a job; *error* is what its caller gets."""
+        ...
+
+
 class PoolHub(EventHub[Event]):
     """Hands the events of a pool to streams and to listeners, which are called.
 
     Attributes:
-        watched: Whether anybody may listen to jobs.  Nothing is done for events of jobs
-            while nobody does.
+        watched: Whether anybody may listen to jobs, or traces them.  Nothing is done for
+            events of jobs while nobody does.
+        listened: Whether anybody may listen to jobs.
+        tracer: What traces them, if anything does.
+        traced: Which of the open jobs it follows.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.watched = False
+        self.listened = False
+        self.tracer: JobTracer | None = None
+        self.traced: dict[int, Any] = {}
         # To iterate over a WeakSet takes 2 us, for each event of each job.
         self._job_streams: list[weakref.ref[EventStream[Event | JobEvent]]] = []
         self._listeners: list[Callable[[Event], object]] = []
         self._job_listeners: list[Callable[[Event | JobEvent], object]] = []
-        self._readers: list[Reader] = []
+        self._ends: list[Callable[[], object]] = []
 
     def listen_to_jobs(self, size: int) -> EventStream[Event | JobEvent]:
         """Return a stream of the events from now on, those of jobs among them."""
@@ -50,7 +96,7 @@ class PoolHub(EventHub[Event]):
         if self._ended:
             stream.end()
         self._job_streams.append(weakref.ref(stream, self._on_stream_gone))
-        self.watched = True
+        self._look()
         return stream
 
     def add_listener(self, listener: Callable[[Event], object]) -> None:
@@ -60,12 +106,22 @@ class PoolHub(EventHub[Event]):
     def add_job_listener(self, listener: Callable[[Event | JobEvent], object]) -> None:
         """Have *listener* called with each event, those of jobs among them."""
         self._job_listeners.append(listener)
-        self.watched = True
+        self._look()
 
     def add_reader(self, reader: Reader) -> None:
         """Have *reader* hear each event, those of jobs among them, and the end."""
-        self._readers.append(reader)
+        self.add_end(reader.end)
         self.add_job_listener(reader.hear)
+
+    def add_end(self, callback: Callable[[], object]) -> None:
+        """Have *callback* called at the end of the pool."""
+        self._ends.append(callback)
+
+    def set_tracer(self, tracer: JobTracer | None) -> None:
+        """Have *tracer* follow the jobs that come from now on, or nothing."""
+        self.tracer = tracer
+        self.traced = {} if tracer is None else tracer.traced
+        self._look()
 
     def remove_reader(self, reader: Reader) -> None:
         """Tell *reader* nothing any more but the end."""
@@ -105,13 +161,13 @@ class PoolHub(EventHub[Event]):
             stream = ref()
             if stream is not None:
                 stream.end()
-        readers = self._readers
-        self._listeners, self._job_listeners, self._readers = [], [], []
-        for reader in readers:
+        ends = self._ends
+        self._listeners, self._job_listeners, self._ends = [], [], []
+        for callback in ends:
             try:
-                reader.end()
+                callback()
             except Exception:
-                _LOGGER.exception("%r failed at the end of the pool", reader)
+                _LOGGER.exception("%r failed at the end of the pool", callback)
 
     def _on_stream_gone(self, ref: weakref.ref[Any]) -> None:
         # A new list, since an event may be on its way through the old one.
@@ -119,7 +175,8 @@ class PoolHub(EventHub[Event]):
         self._look()
 
     def _look(self) -> None:
-        self.watched = bool(self._job_listeners or self._job_streams)
+        self.listened = bool(self._job_listeners or self._job_streams)
+        self.watched = self.listened or self.tracer is not None
 
 
 def _call(listener: Callable[[Any], object], event: object) -> None:

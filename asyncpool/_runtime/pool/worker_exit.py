@@ -165,7 +165,8 @@ class WorkerExit:
             job._function.figures.takeovers += 1
             self._state.hub.publish(events.TakenOver(job.id, loss.attempt))
             if self._state.hub.watched:
-                self._state.registry.watch.queued(job)
+                error = loss.error or crash_error(job, loss.delivery)
+                self._state.registry.watch.again(job, error)
         else:
             error = loss.error or crash_error(job, loss.delivery)
             self._state.registry.fail(job, error)

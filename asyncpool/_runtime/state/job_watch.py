@@ -1,4 +1,4 @@
-"""What is told of jobs to those who listen to them; nothing is done if nobody does.
+"""What is told of jobs to those who listen to them, or trace them; nothing is done if nobody does.
 
 The pool does not hear when a job begins in its worker.  But a worker begins its next job
 when it has ended the one before, and that it tells; so the begin of a job is known as soon
@@ -43,7 +43,25 @@ class JobWatch:
         self._attempts: dict[int, _Attempt] = {}
 
     def queued(self, job: Job[Any]) -> None:
-        """Tell that a job waits for its first attempt, or for the next one."""
+        """Tell that a job waits for its first attempt."""
+        if self.hub.tracer is not None:
+            self.hub.tracer.queued(job)
+        if self.hub.listened:
+            self._queued(job)
+
+    def again(self, job: Job[Any], error: BaseException) -> None:
+        """Tell that an attempt has failed with *error*, and that the job waits for the next."""
+        if job.id in self.hub.traced and self.hub.tracer is not None:
+            self.hub.tracer.again(job, error)
+        if self.hub.listened:
+            self._queued(job)
+
+    def sending(self, job: Job[Any], slot: int) -> None:
+        """Take note that an attempt is about to be sent to the worker in *slot*."""
+        if job.id in self.hub.traced and self.hub.tracer is not None:
+            self.hub.tracer.sending(job, slot)
+
+    def _queued(self, job: Job[Any]) -> None:
         self._attempts.pop(job.id, None)
         self.hub.publish_job(
             JobQueued(
@@ -63,6 +81,10 @@ class JobWatch:
 
     def ran(self, job: Job[Any], slot: int, run: float, at: float) -> None:
         """Take note of an attempt that was over at *at*, after *run* seconds."""
+        if job.id in self.hub.traced and self.hub.tracer is not None:
+            self.hub.tracer.ran(job, run)
+        if not self.hub.listened:
+            return
         known = self._attempts.get(job.id)
         began = at - run
         if known is None:
@@ -71,11 +93,21 @@ class JobWatch:
 
     def given_back(self, job: Job[Any]) -> None:
         """Take note that a job has not begun after all."""
+        if job.id in self.hub.traced and self.hub.tracer is not None:
+            self.hub.tracer.given_back(job)
         if job.id in self._attempts:
-            self.queued(job)
+            self._queued(job)
 
-    def ended(self, job: Job[Any], outcome: JobOutcome) -> None:
-        """Tell how a job has ended."""
+    def ended(
+        self, job: Job[Any], outcome: JobOutcome, error: BaseException | None = None
+    ) -> None:
+        """Tell how a job has ended, and with which *error* if there is one."""
+        if job.id in self.hub.traced and self.hub.tracer is not None:
+            self.hub.tracer.ended(job, outcome, error)
+        if self.hub.listened:
+            self._ended(job, outcome)
+
+    def _ended(self, job: Job[Any], outcome: JobOutcome) -> None:
         now, slot, run = monotonic(), None, 0.0
         began = now
         attempt = self._attempts.pop(job.id, None)

@@ -160,7 +160,7 @@ class JobRegistry:
         """End a job that was never added."""
         claim(error, job)
         self.failed += 1
-        self._count(job, JobOutcome.REFUSED)
+        self._count(job, JobOutcome.REFUSED, error)
         job.set_exception(error)
 
     def settle(self, job: Job[Any], loaded: Any) -> bool:
@@ -194,7 +194,7 @@ class JobRegistry:
             if isinstance(job, StreamJob):
                 job.begin_again()
             if self.watch.hub.watched:
-                self.watch.queued(job)
+                self.watch.again(job, error)
             return True
         self._complete(job, error)
         return False
@@ -263,7 +263,7 @@ class JobRegistry:
             return
         self._leave(job)
         self.failed += 1
-        self._count(job, outcome_of_error(error))
+        self._count(job, outcome_of_error(error), error)
         closed = isinstance(error, PoolClosedError)
         if closed and not job._awaited:
             self.unheard[job._title] += 1
@@ -317,14 +317,17 @@ class JobRegistry:
         self._leave(job)
         self.completed += 1
         over = job._exceeded is not None
-        self._count(job, JobOutcome.TIMEOUT if over else JobOutcome.RAISED)
+        outcome = JobOutcome.TIMEOUT if over else JobOutcome.RAISED
+        self._count(job, outcome, error)
         job.set_exception(error)
 
-    def _count(self, job: Job[Any], outcome: JobOutcome) -> None:
+    def _count(
+        self, job: Job[Any], outcome: JobOutcome, error: BaseException | None = None
+    ) -> None:
         job._function.figures.ended(outcome)
         self.figures.timeouts += outcome is JobOutcome.TIMEOUT
         if self.watch.hub.watched:
-            self.watch.ended(job, outcome)
+            self.watch.ended(job, outcome, error)
 
     def _leave(self, job: Job[Any]) -> None:
         del self.jobs[job.id]

@@ -212,19 +212,21 @@ class Traffic:
             self._state.performer.perform(state.core.jobs.submit_pinned(slot, job.id))
         return job
 
-    def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
+    def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:  # noqa: C901 - as submit
         """Send *jobs*, which the core has assigned to *slot*, to its worker."""
         handle = self._state.handles[slot]
         in_flight = self._state.core.jobs.count_in_flight(slot)
         count, worker, outbox, now = 0, handle.pid, handle.outbox, monotonic()
         lanes = self._concurrency > 1
-        leases = self._state.registry.leases.open
+        leases, hub = self._state.registry.leases.open, self._state.hub
         for job in jobs:
             # Counted first, since the worker may die of the job at any moment.
             job.attempt += 1
             job._slot, job.worker_pid = slot, worker
             if lanes:
                 job._sent_at = now
+            if hub.traced:
+                self._state.registry.watch.sending(job, slot)
             payload = job._payload
             if isinstance(payload, OutOfBandPickle):
                 job._frame_end = NOT_PUT
@@ -250,7 +252,7 @@ class Traffic:
                 self._state.loop_lag.go()
         else:
             outbox.flush_soon()  # more jobs may come in this turn
-        if self._state.hub.watched:
+        if hub.listened:
             self._tell_begun(slot, now)
         # There is at least one job.
         long = in_flight > self._concurrency or isinstance(job, ChunkJob)  # pyright: ignore[reportPossiblyUnboundVariable]
@@ -323,7 +325,7 @@ class Traffic:
             self._stall_watch.look_soon()
         if registry.timed:
             self.timers.begin_first(handle.slot)
-        if self._state.hub.watched:
+        if self._state.hub.listened:
             self._tell_begun(handle.slot, at)
         for job, frame in to_settle:
             if registry.settle(job, outcome_of(job, handle, frame)):

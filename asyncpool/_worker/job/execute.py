@@ -16,6 +16,7 @@ from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.wire.context import PLAIN, JobContext
 from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._worker.api.context import running, set_variables
+from asyncpool._worker.api.trace_context import attach
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.interrupts import Interrupts
@@ -133,8 +134,10 @@ class JobRunner:
         known: Any = self._functions[number] if number else None
         running.set((frame.job, frame.attempt, context, began, known))
         self._interrupts.begin(sequence)
-        if context.variables:
+        if began and context.variables:
             set_variables(context.variables)
+        if began and context.trace:
+            attach(context.trace)
         new = type(known) is bytes
         if new:
             # What this raises belongs to the job that made the call.

@@ -1,0 +1,154 @@
+"""Metrics and spans of pools for OpenTelemetry, through its API.
+
+:func:`instrument` exports the figures of a pool as metrics, and makes spans of its jobs in the
+service.  The module needs the extra ``opentelemetry``, which has the API alone.  The SDK,
+which exports, is the service's own choice.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+from asyncpool.enums import RunState
+from asyncpool.errors import PoolClosedError
+from asyncpool.pool import Pool
+
+try:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider, get_tracer
+except ModuleNotFoundError as _error:
+    if (_error.name or "").partition(".")[0] != "opentelemetry":
+        raise
+    raise ModuleNotFoundError(
+        "asyncpool.opentelemetry needs opentelemetry-api, which is not installed: "
+        "pip install 'asyncpool-supervised[opentelemetry]'",
+        name=_error.name,
+    ) from None
+
+from asyncpool.opentelemetry._instruments import SCOPE
+from asyncpool.opentelemetry._metrics import ExportedPool, PoolMetrics, metrics_of
+from asyncpool.opentelemetry._spans import JobSpans
+
+__all__ = ["instrument", "uninstrument"]
+
+
+def instrument(
+    pool: Pool,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    spans: bool = True,
+    metrics: bool = True,
+) -> None:
+    """Export the figures of *pool* as metrics, and make spans of its jobs.
+
+    You may call it before or after the start of the pool, and before the SDK is set up.  If
+    the pool is started, call it in the pool's event loop.  What it does ends with the pool, and
+    with :func:`uninstrument`.  The pool never waits for a collector, and no error of a
+    sampler, a span processor or an exporter reaches its jobs.
+
+    Args:
+        pool: The pool.  Its name is an attribute of all metrics and spans.
+        tracer_provider: Makes the spans; the global one by default.
+        meter_provider: Collects the metrics; the global one by default.
+        spans: Whether to make spans.  Those of a job that the sampler does not want cost the
+            question to the sampler.
+        metrics: Whether to export metrics.  They cost nothing until they are collected.
+
+    Raises:
+        TypeError: If *pool* is not a :class:`asyncpool.Pool`, or a provider is none.
+        ValueError: If the pool is instrumented already, if another pool with its name is
+            instrumented that is not closed, or if neither spans nor metrics are wanted.
+        PoolClosedError: If the pool is closed.
+        RuntimeError: If the pool was started in another event loop.
+    """
+    _check("instrument", pool, Pool)
+    if tracer_provider is not None:
+        _check("instrument", tracer_provider, TracerProvider)
+    if meter_provider is not None:
+        _check("instrument", meter_provider, MeterProvider)
+    if not spans and not metrics:
+        raise ValueError("instrument() needs spans, or metrics, or both")
+    pool._life.check_loop()  # noqa: SLF001
+    with _lock:
+        if pool in _instrumented:
+            raise ValueError(
+                f"pool {pool.name} is already instrumented: uninstrument() it first"
+            )
+        if pool.stats().state is RunState.CLOSED:
+            raise PoolClosedError(f"pool {pool.name} is closed")
+        _instrumented[pool] = _Instrumentation(
+            pool,
+            JobSpans(get_tracer(*SCOPE, tracer_provider), pool.name) if spans else None,
+            metrics_of(meter_provider) if metrics else None,
+        )
+
+
+def uninstrument(pool: Pool) -> None:
+    """Undo :func:`instrument`: no more metrics of *pool*, and no more spans of its jobs.
+
+    The spans of jobs that are open end now, without an outcome.
+
+    Raises:
+        TypeError: If *pool* is not a :class:`asyncpool.Pool`.
+        ValueError: If the pool is not instrumented.
+        RuntimeError: If the pool was started in another event loop.
+    """
+    _check("uninstrument", pool, Pool)
+    pool._life.check_loop()  # noqa: SLF001
+    with _lock:
+        instrumentation = _instrumented.pop(pool, None)
+    if instrumentation is None:
+        raise ValueError(f"pool {pool.name} is not instrumented")
+    instrumentation.undo()
+
+
+class _Instrumentation:
+    """What was added to one pool.
+
+    Args:
+        pool: The pool.
+        spans: Makes its spans, if anything does.
+        metrics: Has its figures, if anything does.
+    """
+
+    def __init__(
+        self, pool: Pool, spans: JobSpans | None, metrics: PoolMetrics | None
+    ) -> None:
+        # Not the pool, or nobody would notice that it is dropped.
+        self._life = pool._life  # noqa: SLF001
+        self._spans = spans
+        self._metrics = metrics
+        self._exported: ExportedPool | None = None
+        if metrics is not None:
+            self._exported = metrics.add(pool)
+            self._life.hub.add_end(self._on_end)
+        if spans is not None:
+            self._life.hub.set_tracer(spans)
+
+    def undo(self) -> None:
+        if self._spans is not None:
+            self._life.hub.set_tracer(None)
+            self._spans.stop()
+        if self._metrics is not None and self._exported is not None:
+            self._metrics.remove(self._exported)
+
+    def _on_end(self) -> None:
+        """Keep the last figures of the pool, which may be gone when they are collected."""
+        if self._exported is not None and self._life.supervisor is not None:
+            self._exported.end(self._life.supervisor)
+
+
+def _check(caller: str, given: object, kind: type) -> None:
+    if not isinstance(given, kind):
+        raise TypeError(
+            f"{caller}() needs a {kind.__name__}, not {type(given).__name__}"
+        )
+
+
+# Reentrant, since the garbage collector may run any code, also an uninstrument().
+_lock = threading.RLock()
+_instrumented: weakref.WeakKeyDictionary[Pool, _Instrumentation] = (
+    weakref.WeakKeyDictionary()
+)

@@ -1,0 +1,213 @@
+"""The pools whose figures one meter provider collects."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import partial
+
+from opentelemetry.metrics import (
+    CallbackOptions,
+    Histogram,
+    Meter,
+    MeterProvider,
+    Observation,
+    get_meter,
+    get_meter_provider,
+)
+
+from asyncpool._observe.readings import BOUNDS, PoolReader, Readable, Reading
+from asyncpool.enums import RunState
+from asyncpool.opentelemetry._durations import NewDurations
+from asyncpool.opentelemetry._instruments import (
+    DISTRIBUTIONS,
+    INSTRUMENTS,
+    POOL,
+    SCOPE,
+    Attributes,
+    Distribution,
+    Instrument,
+)
+from asyncpool.pool import Pool
+
+# How many durations are told in one collection, of all pools: each takes 2 us or more of the
+# thread that collects.  If there are more, one of so many is told.
+MOST_TOLD = 10_000
+
+# How many pools that have ended are kept until their last figures are collected.  Without
+# this bound a program that has no reader of metrics would keep all of them.
+_MOST_ENDED = 100
+
+
+class ExportedPool:
+    """One pool that is exported, until the garbage collector removes it.
+
+    The last figures of a pool that has ended stay until they were collected once: a reader of
+    metrics comes by once in a minute, and a pool may not live as long.
+
+    Attributes:
+        name: Its name.
+        pool: The pool.
+        final: The last figures, once the pool has ended.
+        told: Whether these were collected.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.name = pool.name
+        self.pool = weakref.ref(pool)
+        self.final: Reading | None = None
+        self.told = False
+        self._life = weakref.ref(pool._life)  # noqa: SLF001
+        self._reader = PoolReader()
+        self._durations: dict[tuple[str, frozenset[object]], NewDurations] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to tell."""
+        if self.pool() is not None:
+            return False
+        return self.told if self.final is not None else self._life() is None
+
+    def end(self, pool: Readable) -> None:
+        """Keep the last figures of the pool, which *pool* has."""
+        self.final = self._reader.read(pool)
+
+    def read(self) -> Reading | None:
+        """Return the figures as they are now, if anybody has them."""
+        if self.final is not None:
+            self.told = True
+            return self.final
+        pool = self.pool()
+        return None if pool is None else self._reader.read(pool)
+
+    def durations(
+        self, distribution: Distribution, reading: Reading
+    ) -> Iterator[tuple[Attributes, NewDurations, int]]:
+        """Yield what was added to a histogram, by its attributes, and how much that is."""
+        for attributes, histogram in distribution.read(reading.stats):
+            key = distribution.name, frozenset(attributes.items())
+            new = self._durations.setdefault(key, NewDurations())
+            yield attributes, new, new.add(histogram)
+
+
+class PoolMetrics:
+    """All pools of one meter provider: a meter may have each instrument only once.
+
+    Args:
+        provider: The provider; ``None`` for the global one, whichever that will be.
+    """
+
+    def __init__(self, provider: MeterProvider | None) -> None:
+        # Reentrant, since the garbage collector may run any code, also an uninstrument().
+        self._lock = threading.RLock()
+        self._pools: dict[str, ExportedPool] = {}
+        self._readings: list[tuple[str, Reading]] = []
+        # The instruments that have read these; at first they are as if all had.
+        self._seen = {instrument.name for instrument in INSTRUMENTS}
+        meter = get_meter(*SCOPE, provider)
+        self._histograms = [(each, _histogram(meter, each)) for each in DISTRIBUTIONS]
+        for instrument in INSTRUMENTS:
+            create = getattr(meter, f"create_observable_{instrument.kind}")
+            create(
+                instrument.name,
+                callbacks=[partial(self._observe, instrument)],
+                unit=instrument.unit,
+                description=instrument.meaning,
+            )
+
+    def add(self, pool: Pool) -> ExportedPool:
+        """Export *pool*.
+
+        Raises:
+            ValueError: If another pool has its name that is not closed.
+        """
+        with self._lock:
+            known = self._pools.get(pool.name)
+            there = None if known is None else known.pool()
+            # The garbage collector may remove a closed pool much later: it blocks no new one.
+            if there is not None and there.stats().state is not RunState.CLOSED:
+                raise ValueError(
+                    f"another pool called {pool.name} is instrumented: give one of them "
+                    "another name, or uninstrument() the other one first"
+                )
+            self._pools[pool.name] = exported = ExportedPool(pool)
+            ended = [each for each in self._pools.values() if each.final is not None]
+            for each in ended[:-_MOST_ENDED]:
+                del self._pools[each.name]
+            return exported
+
+    def remove(self, exported: ExportedPool) -> None:
+        """Export a pool no more."""
+        with self._lock:
+            if self._pools.get(exported.name) is exported:
+                del self._pools[exported.name]
+
+    def _observe(self, instrument: Instrument, _: CallbackOptions) -> list[Observation]:
+        with self._lock:
+            if instrument.name in self._seen:
+                self._read()
+            self._seen.add(instrument.name)
+            readings = self._readings
+        return [
+            Observation(value, {POOL: name, **attributes})
+            for name, reading in readings
+            for attributes, value in instrument.read(reading)
+        ]
+
+    def _read(self) -> None:
+        """Read all pools: a new collection has begun, since an instrument asks once more.
+
+        The SDK asks each instrument by itself, and to read a pool takes 30 us for each worker.
+        """
+        self._seen.clear()
+        for exported in list(self._pools.values()):
+            if exported.over:
+                del self._pools[exported.name]
+        found = [(each, each.read()) for each in self._pools.values()]
+        known = [(each, reading) for each, reading in found if reading is not None]
+        self._readings = [(each.name, reading) for each, reading in known]
+        self._tell_durations(known)
+
+    def _tell_durations(self, readings: list[tuple[ExportedPool, Reading]]) -> None:
+        due = [
+            (histogram, {POOL: exported.name, **attributes}, new, count)
+            for distribution, histogram in self._histograms
+            for exported, reading in readings
+            for attributes, new, count in exported.durations(distribution, reading)
+        ]
+        every = 1 + sum(count for *_, count in due) // MOST_TOLD
+        for histogram, attributes, new, _ in due:
+            for value, times in new.take(every):
+                for _ in range(times):
+                    histogram.record(value, attributes)
+
+
+def _histogram(meter: Meter, distribution: Distribution) -> Histogram:
+    return meter.create_histogram(
+        distribution.name,
+        "s",
+        distribution.meaning,
+        explicit_bucket_boundaries_advisory=BOUNDS,
+    )
+
+
+_lock = threading.RLock()
+_of_default: list[PoolMetrics] = []
+_by_provider: weakref.WeakKeyDictionary[MeterProvider, PoolMetrics] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def metrics_of(provider: MeterProvider | None) -> PoolMetrics:
+    """Return the pools of *provider*; of the global one if it is ``None``."""
+    with _lock:
+        # Before there is a global provider there is a proxy of it, which leads to it later.
+        if provider is None or provider is get_meter_provider():
+            if not _of_default:
+                _of_default.append(PoolMetrics(None))
+            return _of_default[0]
+        found = _by_provider.get(provider)
+        if found is None:
+            found = _by_provider[provider] = PoolMetrics(provider)
+        return found

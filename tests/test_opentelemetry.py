@@ -1,0 +1,392 @@
+"""What OpenTelemetry collects of the figures of a pool, and what instrument() refuses."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import dataclasses
+import gc
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+from opentelemetry.sdk.metrics.export import Metric
+from opentelemetry.trace import NoOpTracerProvider
+
+from asyncpool import Pool, PoolClosedError, PoolStats
+from asyncpool._core.figures.durations import Durations
+from asyncpool._observe.readings import BOUNDS
+from asyncpool.enums import JobOutcome, RunState
+from asyncpool.opentelemetry import instrument, uninstrument
+from asyncpool.opentelemetry._durations import NewDurations
+from asyncpool.opentelemetry._metrics import PoolMetrics
+from asyncpool.stats import FunctionStats, Histogram
+from tests.helpers.scripts import ROOT
+from tests.helpers.spans import Figures
+from tests.helpers.told_pool import RUN, SLOT, STATS, told
+
+
+@pytest.fixture
+def figures() -> Figures:
+    return Figures()
+
+
+def watch(pool: Pool, figures: Figures) -> None:
+    instrument(pool, meter_provider=figures.provider, spans=False)
+
+
+def metrics(figures: Figures) -> list[Metric]:
+    data = figures.reader.get_metrics_data()
+    assert data is not None
+    [resource] = data.resource_metrics
+    [scope] = resource.scope_metrics
+    assert scope.scope.name == "asyncpool"
+    return list(scope.metrics)
+
+
+def test_each_figure_is_exported(figures: Figures) -> None:
+    pool = told()
+    watch(pool, figures)
+    points = figures.points()
+    plain = {
+        name: point.value
+        for name, points_of in points.items()
+        if len(points_of) == 1
+        for point in points_of.values()
+        if hasattr(point, "value")
+    }
+    assert plain == {
+        "asyncpool.job.submitted": 40,
+        "asyncpool.job.refused": 2,
+        "asyncpool.job.items": 300,
+        "asyncpool.job.timeouts": 3,
+        "asyncpool.job.retries": 4,
+        "asyncpool.job.takeovers": 5,
+        "asyncpool.job.active": 1,
+        "asyncpool.job.active.age": 2.0,
+        "asyncpool.job.queue.length": 17,
+        "asyncpool.job.queue.age": 0.25,
+        "asyncpool.worker.wanted": 3,
+        "asyncpool.worker.starts": 9,
+        "asyncpool.worker.restarts": 6,
+        "asyncpool.worker.cpu.time": 11.5,
+        "process.memory.usage": 1 << 20,
+        "asyncpool.shared_memory.usage": 4096,
+        "asyncpool.event.dropped": 8,
+    }
+    ended = {
+        (dict(about)["asyncpool.job.via"], dict(about)["asyncpool.job.outcome"]): (
+            point.value
+        )
+        for about, point in points["asyncpool.job.ended"].items()
+    }
+    assert ended == {("submit", "ok"): 10, ("submit", "raised"): 2, ("map", "ok"): 3}
+    states = {
+        dict(about)["asyncpool.worker.state"]: point.value
+        for about, point in points["asyncpool.worker.count"].items()
+    }
+    assert states == {
+        "vacant": 0,
+        "starting": 0,
+        "idle": 0,
+        "busy": 1,
+        "stopping": 0,
+        "parked": 1,
+    }
+    crashes = {
+        dict(about)["error.type"]: point.value
+        for about, point in points["asyncpool.worker.crashes"].items()
+    }
+    assert {kind: count for kind, count in crashes.items() if count} == {
+        "hung": 1,
+        "out of memory": 6,
+    }
+
+
+def test_every_point_has_the_name_of_its_pool_and_none_a_pid_or_a_job(
+    figures: Figures,
+) -> None:
+    pool = told()
+    watch(pool, figures)
+    for name, points in figures.points().items():
+        for about in map(dict, points):
+            assert about["asyncpool.pool.name"] == "images", name
+            assert not {4711, "4711", 815, "815"} & set(about.values())
+            assert all(type(value) in {str, int} for value in about.values())
+
+
+def test_names_and_units_keep_the_conventions(figures: Figures) -> None:
+    pool = told()
+    watch(pool, figures)
+    found = metrics(figures)
+    assert len(found) == 25
+    for metric in found:
+        assert metric.name.startswith(("asyncpool.", "process."))
+        assert metric.name == metric.name.lower()
+        assert metric.unit
+        assert metric.description
+        assert metric.description.endswith(".")
+
+
+def run_of(figures: Figures, via: str = "submit") -> Any:
+    [point] = [
+        point
+        for about, point in figures.points()["asyncpool.job.duration"].items()
+        if dict(about)["asyncpool.job.via"] == via
+    ]
+    return point
+
+
+def told_run(run: Histogram) -> PoolStats:
+    function = dataclasses.replace(STATS.functions[0], run=run)
+    return dataclasses.replace(STATS, functions=(function,))
+
+
+def test_histograms_have_the_buckets_and_the_sum_of_the_pool(figures: Figures) -> None:
+    pool = told(told_run(dataclasses.replace(RUN, total=3.0)))
+    watch(pool, figures)
+    point = run_of(figures)
+    assert point.explicit_bounds == BOUNDS
+    filled = {
+        bound: count
+        for bound, count in zip(BOUNDS, point.bucket_counts, strict=False)
+        if count
+    }
+    assert filled == {64e-6: 3, 256e-6: 4, 1.048576: 5}
+    assert point.sum == pytest.approx(3.0)
+    assert run_of(figures).count == 12, "what was told once is not told again"
+
+
+def test_a_histogram_grows_with_that_of_the_pool(figures: Figures) -> None:
+    pool = told(told_run(dataclasses.replace(RUN, total=3.0)))
+    watch(pool, figures)
+    assert run_of(figures).count == 12
+    bounds, counts = (*RUN.bounds, 2.097152), (5, 4, 0, 5, 1)
+    pool.told = told_run(Histogram(bounds=bounds, counts=counts, total=4.5))
+    point = run_of(figures)
+    assert (point.count, point.sum) == (15, pytest.approx(4.5))
+
+
+def test_of_very_many_durations_a_part_is_told(figures: Figures) -> None:
+    many = Histogram(bounds=(64e-6, 1.048576), counts=(90_000, 9_000), total=4730.0)
+    one = Histogram(bounds=(64e-6,), counts=(1,), total=50e-6)
+    functions = tuple(
+        FunctionStats(
+            function=name,
+            via="submit",
+            jobs={JobOutcome.OK: run.count},
+            retries=0,
+            takeovers=0,
+            items=0,
+            run=run,
+            wait=Histogram(bounds=(), counts=(), total=0.0),
+        )
+        for name, run in (("many", many), ("one", one))
+    )
+    pool = told(PoolStats(state=RunState.RUNNING, workers=1, functions=functions))
+    watch(pool, figures)
+    [point] = figures.points()["asyncpool.job.duration"].values()
+    counts = [count for count in point.bucket_counts if count]
+    assert counts == [9_000, 900], "one of ten of each bucket"
+    # The rest comes with later durations, or when there are few.
+    points = figures.points()["asyncpool.job.duration"].values()
+    assert sorted(point.count for point in points) == [1, 9_900]
+
+
+@given(st.lists(st.floats(0, 1e4), min_size=1, max_size=30), st.integers(1, 29))
+def test_what_is_told_is_in_the_right_buckets_and_has_the_right_sum(
+    seconds: list[float], first: int
+) -> None:
+    durations, new = Durations(), NewDurations()
+    counts: dict[int, int] = {}
+    total = 0.0
+    for part in (seconds[:first], seconds[first:]):
+        for one in part:
+            durations.note(one)
+        new.add(durations.histogram())
+        for value, times in new.take(1):
+            digits = int(value * 1e6).bit_length()
+            counts[digits] = counts.get(digits, 0) + times
+            total += value * times
+    assert counts == {
+        digits: count for digits, count in enumerate(durations.counts) if count
+    }
+    # A duration at the very edge of its bucket is told a thousandth beside it.
+    assert total == pytest.approx(durations.total, rel=0.002, abs=len(seconds) * 1e-6)
+
+
+def test_cpu_time_never_goes_back(figures: Figures) -> None:
+    pool = told()
+    watch(pool, figures)
+    found = []
+    for exited, slots in ((10.0, (SLOT,)), (10.0, ()), (11.6, ()), (11.6, (SLOT,))):
+        pool.told = dataclasses.replace(STATS, exited_cpu=exited, slots=slots)
+        found.append(figures.values("asyncpool.worker.cpu.time"))
+    assert found == [11.5, 11.5, 11.6, 13.1]
+
+
+def test_a_collection_reads_a_pool_once(figures: Figures) -> None:
+    class Counting(Pool):
+        reads = 0
+
+        def stats(self) -> PoolStats:
+            self.reads += 1
+            return STATS
+
+    pool = Counting(1)
+    watch(pool, figures)
+    before = pool.reads
+    figures.points()
+    figures.points()
+    assert pool.reads == before + 2
+
+
+def test_several_pools_are_told_apart(figures: Figures) -> None:
+    first, second = told(), told(dataclasses.replace(STATS, queued=2), name="mail")
+    watch(first, figures)
+    watch(second, figures)
+    length = "asyncpool.job.queue.length"
+    assert figures.values(length, **{"pool.name": "images"}) == 17
+    assert figures.values(length, **{"pool.name": "mail"}) == 2
+
+
+def test_instrumenting_twice_is_an_error(figures: Figures) -> None:
+    pool = told()
+    watch(pool, figures)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - see below
+        watch(pool, figures)
+    assert str(caught.value) == (
+        "pool images is already instrumented: uninstrument() it first"
+    )
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - see below
+        watch(told(), figures)
+    assert str(caught.value) == (
+        "another pool called images is instrumented: give one of them another name, "
+        "or uninstrument() the other one first"
+    )
+    assert figures.values("asyncpool.job.queue.length") == 17
+
+
+def test_uninstrument(figures: Figures) -> None:
+    pool = told()
+    with pytest.raises(ValueError, match=r"^pool images is not instrumented$"):
+        uninstrument(pool)
+    watch(pool, figures)
+    uninstrument(pool)
+    assert figures.points() == {}
+    with pytest.raises(ValueError, match=r"^pool images is not instrumented$"):
+        uninstrument(pool)
+    watch(pool, figures)
+    assert figures.values("asyncpool.job.queue.length") == 17
+
+
+def test_what_is_refused(figures: Figures) -> None:
+    pool = told()
+    with pytest.raises(TypeError) as caught:
+        instrument(pool.options(timeout=1))  # type: ignore[arg-type]
+    assert str(caught.value) == "instrument() needs a Pool, not BoundPool"
+    with pytest.raises(TypeError) as caught:
+        instrument(pool, tracer_provider=figures.provider)  # type: ignore[arg-type]
+    assert str(caught.value) == "instrument() needs a TracerProvider, not MeterProvider"
+    with pytest.raises(TypeError) as caught:
+        instrument(pool, meter_provider=NoOpTracerProvider())  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "instrument() needs a MeterProvider, not NoOpTracerProvider"
+    )
+    with pytest.raises(TypeError) as caught:
+        uninstrument("images")  # type: ignore[arg-type]
+    assert str(caught.value) == "uninstrument() needs a Pool, not str"
+    with pytest.raises(ValueError) as wrong:  # noqa: PT011 - see below
+        instrument(pool, spans=False, metrics=False)
+    assert str(wrong.value) == "instrument() needs spans, or metrics, or both"
+    watch(pool, figures)  # nothing of that has left a trace
+
+
+def test_a_closed_pool_is_refused(figures: Figures) -> None:
+    pool = Pool(1, name="images")
+    asyncio.run(pool.close())
+    with pytest.raises(PoolClosedError) as caught:
+        watch(pool, figures)
+    assert str(caught.value) == "pool images is closed"
+
+
+def test_a_closed_pool_leaves_its_name_to_a_new_one(figures: Figures) -> None:
+    closed = told()
+    watch(closed, figures)
+    closed.told = PoolStats(state=RunState.CLOSED, workers=1, submitted=7)
+    assert figures.values("asyncpool.job.submitted") == 7
+    pool = told()
+    watch(pool, figures)
+    assert figures.values("asyncpool.job.submitted") == 40
+
+
+def test_a_pool_that_is_gone_drops_out(figures: Figures) -> None:
+    pool = told()
+    watch(pool, figures)
+    del pool
+    gc.collect()
+    assert figures.points() == {}
+    again = told()
+    watch(again, figures)
+    assert figures.values("asyncpool.job.queue.length") == 17
+
+
+def test_pools_that_have_ended_are_not_kept_for_ever(figures: Figures) -> None:
+    metrics = PoolMetrics(figures.provider)
+
+    def begin_and_end(number: int) -> None:
+        pool = told(name=f"pool-{number}")
+        metrics.add(pool).end(pool)
+
+    for number in range(150):
+        begin_and_end(number)
+    gc.collect()
+    points = figures.points()["asyncpool.job.submitted"]
+    names = {dict(about)["asyncpool.pool.name"] for about in points}
+    assert names == {f"pool-{number}" for number in range(49, 150)}
+    assert "asyncpool.job.submitted" not in figures.points(), "each was there once"
+
+
+def test_no_other_part_needs_opentelemetry() -> None:
+    package = ROOT / "asyncpool"
+    importing = {
+        path.relative_to(package).parts[0]
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Import | ast.ImportFrom))
+        for name in [getattr(node, "module", None), *(each.name for each in node.names)]
+        if name is not None and name.partition(".")[0] == "opentelemetry"
+    }
+    assert importing == {"opentelemetry"}
+
+
+def test_only_the_api_is_needed() -> None:
+    code = (
+        "import sys; sys.modules['opentelemetry.sdk'] = None\n"
+        "from asyncpool import Pool\n"
+        "from asyncpool.opentelemetry import instrument\n"
+        "instrument(Pool(1))\n"
+        "print(*(name for name in sys.modules if 'opentelemetry.semconv' in name))\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "\n"
+
+
+def test_without_the_extra_the_import_says_how_to_install_it() -> None:
+    code = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "import asyncpool.pool\n"
+        "try:\n    import asyncpool.opentelemetry\n"
+        "except ModuleNotFoundError as error:\n    print(error)\n"
+    )
+    told_text = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert told_text.stdout == (
+        "asyncpool.opentelemetry needs opentelemetry-api, which is not installed: "
+        "pip install 'asyncpool-supervised[opentelemetry]'\n"
+    )
