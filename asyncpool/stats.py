@@ -174,6 +174,9 @@ class PoolStats:
         retries: Attempts after one that raised.
         crashes: Unplanned deaths of workers, failed starts included.
         crash_kinds: The same, by kind.
+        exits: All ends of workers by cause: ``"crash"``, or the *reason* of
+            :class:`asyncpool.events.Exited` without what it says of a job or a call
+            (``"max_jobs"``, ``"roll"``, ``"timeout"``, ``"retire_worker"`` and so on).
         restarts: Processes started to replace another one.
         takeovers: Jobs that went back to the queue because their worker died.
         spawned: Processes started.
@@ -203,6 +206,7 @@ class PoolStats:
     retries: int = 0
     crashes: int = 0
     crash_kinds: Mapping[CrashKind, int] = field(default_factory=dict)
+    exits: Mapping[str, int] = field(default_factory=dict)
     restarts: int = 0
     takeovers: int = 0
     spawned: int = 0

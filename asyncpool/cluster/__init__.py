@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asyncpool.cluster._messages import Message
     from asyncpool.cluster._servers.asgi import asgi, wsgi
     from asyncpool.cluster._servers.plain import protocol, streams
-    from asyncpool.cluster._stats import ClusterStats, WorkerStats
+    from asyncpool.cluster._stats import ClusterStats, RequestStats, WorkerStats
     from asyncpool.errors import NoWorkerError, ResizeError
 
 _HOMES = {
@@ -28,7 +28,7 @@ _HOMES = {
     "asyncpool.cluster._master": ("Cluster",),
     "asyncpool.cluster._messages": ("Message",),
     "asyncpool.cluster._servers.plain": ("protocol", "streams"),
-    "asyncpool.cluster._stats": ("ClusterStats", "WorkerStats"),
+    "asyncpool.cluster._stats": ("ClusterStats", "RequestStats", "WorkerStats"),
     "asyncpool.errors": ("NoWorkerError", "ResizeError"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -41,6 +41,7 @@ __all__ = [
     "NoWorkerError",
     "ReceivedFile",
     "ReceivedSocket",
+    "RequestStats",
     "ResizeError",
     "Worker",
     "WorkerStats",

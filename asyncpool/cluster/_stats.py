@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from asyncpool._runtime.base.machine import private_memory
+from asyncpool._core.figures.request_figures import CLASSES, RequestFigures
 from asyncpool._runtime.cluster.service import Service
 from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool.enums import RunState, SlotState
-from asyncpool.stats import SlotStats
+from asyncpool._runtime.state.stats import read_beside_loop
+from asyncpool.enums import CrashKind, RunState, SlotState
+from asyncpool.stats import NO_DURATIONS, Histogram, SlotStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """The requests that the workers of a cluster have answered.
+
+    The workers of :func:`asyncpool.cluster.asgi` and ``wsgi`` count them, and tell the master once
+    a second and at their end.  So of a worker that dies only what it did in its last second is
+    missing.  Other programs have no such figures.
+
+    Attributes:
+        responses: How long responses took, from the head of the request to the last piece that
+            the application has sent, by the class of their status: ``"2xx"``, ``"5xx"``.  If an
+            application ends without a response, uvicorn answers 500, and it counts as such.
+        open: Requests whose application has not returned yet.
+        cut: Requests and WebSockets that were cut off, since the time of their worker to drain was
+            over, or since it died.  Of one that died it is what it last told to be open.
+        refused: Requests that were refused without asking the application: a head that was too
+            large or too slow, or more at once than uvicorn's ``limit_concurrency``.
+        websockets: WebSockets that clients have asked for.
+        open_websockets: Those of them that are open.
+    """
+
+    responses: Mapping[str, Histogram] = field(default_factory=dict)
+    open: int = 0
+    cut: int = 0
+    refused: int = 0
+    websockets: int = 0
+    open_websockets: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many responses there were."""
+        return sum(each.count for each in self.responses.values())
+
+
+NO_REQUESTS = RequestStats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +61,12 @@ class WorkerStats:
         state: ``"ready"`` if it serves and does not drain; else the state of the slot (a
             :class:`asyncpool.enums.SlotState`), such as ``"starting"`` or ``"parked"``.
         ready: Whether it serves and does not drain.
+        seconds: How long it has been starting, serving or draining.
         connections: How many connections it has open.
         handed: How many connections it was handed, or has accepted, in all.
+        requests: What it has told of its requests.
         uptime: Seconds since its process was started.
+        cpu: Seconds of CPU time that it has used; 0 where the system does not tell.
         memory: The bytes that it does not share; 0 where the system does not tell.
     """
 
@@ -33,9 +75,12 @@ class WorkerStats:
     pid: int | None
     state: str
     ready: bool
+    seconds: float = 0.0
     connections: int
     handed: int
+    requests: RequestStats = NO_REQUESTS
     uptime: float
+    cpu: float = 0.0
     memory: int
 
 
@@ -52,23 +97,44 @@ class ClusterStats:
         refused: Handles that a worker could not take, since it had no descriptors left.
         lost: Connections that were closed when their worker left, since the master had no
             descriptors left to hand them on.
+        cut: Connections that were cut off, since the time of their worker to drain was over, or
+            since it died.
+        requests: The requests of all workers, also of those that are gone.
         crashes: Unplanned ends of workers, failed starts included.
+        crash_kinds: The same, by kind.
+        exits: All ends of workers by cause: ``"crash"``, or the *reason* of
+            :class:`asyncpool.events.Exited` without what a worker says of it.  ``"roll"`` is a
+            reload.
         restarts: Processes started to replace another one.
         spawned: Processes started.
+        started: How long workers took from their start until they were ready.
+        exited_cpu: Seconds of CPU time that the workers have used which are gone.
+        loop_lag: How late the event loop of the master ran what was due, measured once a second.
+        worker_loop_lag: The same of the workers that count requests.
+        dropped_events: Events that slow listeners of ``events()`` have missed.
         slots: The workers, one by one, draining ones included.
     """
 
     state: RunState
     workers: int
     spread: str
-    addresses: tuple[str, ...]
-    handed: int
-    refused: int
-    lost: int
-    crashes: int
-    restarts: int
-    spawned: int
-    slots: tuple[WorkerStats, ...]
+    addresses: tuple[str, ...] = ()
+    handed: int = 0
+    refused: int = 0
+    lost: int = 0
+    cut: int = 0
+    requests: RequestStats = NO_REQUESTS
+    crashes: int = 0
+    crash_kinds: Mapping[CrashKind, int] = field(default_factory=dict)
+    exits: Mapping[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    spawned: int = 0
+    started: Histogram = NO_DURATIONS
+    exited_cpu: float = 0.0
+    loop_lag: Histogram = NO_DURATIONS
+    worker_loop_lag: Histogram = NO_DURATIONS
+    dropped_events: int = 0
+    slots: tuple[WorkerStats, ...] = ()
 
 
 def cluster_stats(
@@ -91,20 +157,16 @@ def cluster_stats(
         addresses: Where it listens.
     """
     if supervisor is None or service is None:
-        return ClusterStats(
-            state=RunState.CLOSED if closed else RunState.NEW,
-            workers=workers,
-            spread=spread,
-            addresses=(),
-            handed=0,
-            refused=0,
-            lost=0,
-            crashes=0,
-            restarts=0,
-            spawned=0,
-            slots=(),
-        )
+        state = RunState.CLOSED if closed else RunState.NEW
+        return ClusterStats(state=state, workers=workers, spread=spread)
+    return read_beside_loop(lambda: _read(supervisor, service, spread, addresses))
+
+
+def _read(
+    supervisor: Supervisor, service: Service, spread: str, addresses: tuple[str, ...]
+) -> ClusterStats:
     stats = supervisor.stats()
+    requests = service.requests()
     return ClusterStats(
         state=stats.state,
         workers=stats.workers,
@@ -113,9 +175,18 @@ def cluster_stats(
         handed=service.balancer.core.served,
         refused=service.balancer.core.refused,
         lost=service.balancer.lost,
+        cut=service.cut,
+        requests=_request_stats(requests),
         crashes=stats.crashes,
+        crash_kinds=stats.crash_kinds,
+        exits=stats.exits,
         restarts=stats.restarts,
         spawned=stats.spawned,
+        started=stats.started,
+        exited_cpu=stats.exited_cpu,
+        loop_lag=stats.loop_lag,
+        worker_loop_lag=requests.lag.histogram(),
+        dropped_events=stats.dropped_events,
         slots=tuple(
             _worker_stats(slot, service)
             for slot in stats.slots
@@ -132,8 +203,24 @@ def _worker_stats(slot: SlotStats, service: Service) -> WorkerStats:
         pid=slot.pid,
         state="ready" if there.ready else slot.state,
         ready=there.ready,
+        seconds=slot.seconds,
         connections=there.connections,
         handed=there.had,
+        requests=_request_stats(there.requests),
         uptime=there.uptime,
-        memory=0 if slot.pid is None else private_memory(slot.pid),
+        cpu=slot.cpu,
+        memory=slot.memory,
+    )
+
+
+def _request_stats(figures: RequestFigures) -> RequestStats:
+    durations = zip(CLASSES, figures.responses, strict=True)
+    responses = {name: each.histogram() for name, each in durations}
+    return RequestStats(
+        responses={name: each for name, each in responses.items() if each.counts},
+        open=figures.open,
+        cut=figures.cut,
+        refused=figures.refused,
+        websockets=figures.websockets,
+        open_websockets=figures.open_websockets,
     )

@@ -244,6 +244,7 @@ def test_the_bytes_on_the_wire() -> None:
         "IDENTITY": 46,
         "HANDED": 47,
         "FENCE": 48,
+        "FIGURES": 49,
         "CLOSING": 50,
         "INTERRUPT": 23,
         "STACKS": 24,

@@ -9,6 +9,7 @@ import socket
 from collections import deque
 from typing import Self
 
+from asyncpool._core.figures.request_figures import RequestFigures
 from asyncpool._core.wire.frames import (
     HEADER_SIZE,
     Frame,
@@ -221,6 +222,13 @@ class FakeWorker:
 
     def load(self, opened: int, closed: int, cut: int = 0, *, lost: int = 0) -> None:
         self.say(FrameKind.LOAD, lost, pack_numbers((opened, closed, cut)))
+
+    def figures(self, *refused: int) -> None:
+        """Tell of so many refused requests, one report after the other."""
+        for count in refused:
+            figures = RequestFigures()
+            figures.refused = count
+            self.say(FrameKind.FIGURES, payload=pack_numbers(figures.pack()))
 
     def send(self, number: int, *fds: int, tag: int = 1) -> None:
         socket.send_fds(self.peer, [header(FrameKind.HANDLE, 0, number, tag=tag)], fds)

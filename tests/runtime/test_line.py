@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from asyncpool._core.cluster.link_rules import MOST_MESSAGES
+from asyncpool._core.figures.request_figures import MOST_NUMBERS
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
@@ -276,6 +277,18 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
     "a message that is too long": (
         lambda w, _: w.peer.sendall(header(FrameKind.MESSAGE, MAX_MESSAGE + 1)),
         f"a payload of {MAX_MESSAGE + 1} bytes exceeds the limit of {MAX_MESSAGE}",
+    ),
+    "figures that are too long": (
+        lambda w, _: w.say(FrameKind.FIGURES, payload=bytes(8 * MOST_NUMBERS + 8)),
+        f"its figures have {8 * MOST_NUMBERS + 8} bytes",
+    ),
+    "figures that are none": (
+        lambda w, _: w.say(FrameKind.FIGURES, payload=bytes(16)),
+        "durations are cut short",
+    ),
+    "figures that are less than before": (
+        lambda w, _: w.figures(2, 1),
+        "its figures are less than before",
     ),
     "too many messages": (
         flood,

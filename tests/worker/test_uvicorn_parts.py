@@ -15,6 +15,7 @@ import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 from uvicorn.server import ServerState
 
+from asyncpool._core.figures.request_figures import RequestFigures
 from asyncpool.cluster._servers.asgi_bounds import bounded
 from asyncpool.cluster._servers.asgi_drain import _KNOWN
 
@@ -59,7 +60,7 @@ async def test_protocols_have_the_parts_that_are_used(http: Any) -> None:
     config = loaded(http)
     kind: Any = config.http_protocol_class
     assert f"{kind.__module__}.{kind.__name__}" in _KNOWN
-    protocol = bounded(kind, most=1, within=1.0)(
+    protocol = bounded(kind, most=1, within=1.0, figures=RequestFigures())(
         config=config,
         server_state=ServerState(),
         app_state={},
@@ -68,6 +69,8 @@ async def test_protocols_have_the_parts_that_are_used(http: Any) -> None:
     missing = [name for name in PARTS[http] if not hasattr(protocol, name)]
     assert set(missing) <= LATER, f"uvicorn {uvicorn.__version__} has no {missing}"
     assert protocol.head_until is None
+    # What answers the requests beyond limit_concurrency.
+    assert callable(inspect.getmodule(kind).service_unavailable)  # type: ignore[union-attr]
 
 
 async def test_servers_have_them() -> None:

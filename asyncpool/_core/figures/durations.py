@@ -10,10 +10,16 @@ whoever has chosen badly sees nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from asyncpool.errors import ProtocolError
 from asyncpool.stats import NO_DURATIONS, Histogram
 
 # A count for each number of binary digits that a duration of microseconds may have.
-_BUCKETS = 64
+BUCKETS = 64
+
+# Before packed counts: the sum, the first bucket that has any, and how many counts follow.
+HEAD = 3
 
 
 class Durations:
@@ -27,7 +33,7 @@ class Durations:
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        self.counts: list[int] = [0] * _BUCKETS
+        self.counts: list[int] = [0] * BUCKETS
         self.total: float = 0.0
 
     def note(self, seconds: float) -> None:
@@ -50,3 +56,36 @@ class Durations:
             counts=tuple(counts[digits] for digits in among),
             total=self.total,
         )
+
+    def add(self, other: Durations) -> None:
+        """Count those that *other* has counted, too."""
+        self.total += other.total
+        for digits, count in enumerate(other.counts):
+            self.counts[digits] += count
+
+    def follows(self, earlier: Durations) -> bool:
+        """Tell whether none is missing of those that *earlier* has counted."""
+        return all(map(int.__ge__, self.counts, earlier.counts))
+
+    def pack(self) -> list[int]:
+        """Return numbers that :meth:`unpack` reads; there are few of them if most counts are 0."""
+        used = [digits for digits, count in enumerate(self.counts) if count]
+        among = self.counts[used[0] : used[-1] + 1] if used else []
+        return [round(self.total * 1e6), used[0] if used else 0, len(among), *among]
+
+    def unpack(self, numbers: Sequence[int], at: int) -> int:
+        """Take over what was packed, from *numbers* at *at* on; return where its end is.
+
+        Raises:
+            ProtocolError: If there is nothing such.
+        """
+        begin = at + HEAD
+        if begin > len(numbers):
+            raise ProtocolError("durations are cut short")
+        total, first, size = numbers[at:begin]
+        end = begin + size
+        if first + size > BUCKETS or end > len(numbers):
+            raise ProtocolError("durations cannot be read")
+        self.total = total / 1e6
+        self.counts[first : first + size] = numbers[begin:end]
+        return end

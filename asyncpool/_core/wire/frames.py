@@ -118,6 +118,7 @@ class FrameKind(enum.IntEnum):
     MESSAGE = 41  # both: an object for the user
     ROOM = 42  # both: how many messages were taken, in all
     LOAD = 43  # worker: how many connections were opened, closed, cut off, in all
+    FIGURES = 49  # worker: what it has counted of its requests, in all
     # pool: what you give back now (HANDLE, number 0) goes to another worker
     RETURN = 44
 

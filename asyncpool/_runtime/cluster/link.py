@@ -14,6 +14,7 @@ import os
 import socket
 
 from asyncpool._core.cluster.link_rules import MOST_MESSAGES, HandleTag, MessageCredit
+from asyncpool._core.figures.request_figures import MOST_NUMBERS, RequestFigures
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import unpack_numbers
 from asyncpool._runtime.channel.channel import Channel
@@ -23,6 +24,8 @@ from asyncpool.errors import ProtocolError
 
 # The most bytes of a pickled message.
 MAX_MESSAGE = 1 << 20
+
+_MOST_FIGURES = 8 * MOST_NUMBERS  # bytes
 
 # After how many messages the sender hears that they were taken: half of what it may send.
 _TELL_EVERY = MOST_MESSAGES // 2
@@ -46,6 +49,7 @@ class WorkerLink:
         listens: Whether it accepts for itself, by means of :meth:`Worker.connections`.
         lost: How many of its connections no other worker got, since there were too few
             descriptors.
+        figures: What it has counted of its requests, as far as it has told.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class WorkerLink:
         self.open = self.listens = self._shut = False
         self._may_listen = False
         self.lost = self._lost_there = 0
+        self.figures = RequestFigures()
         self._socket, self._channel = sock, channel
         self._events = events
         self._last = 0  # the number of the last handle that was put
@@ -173,6 +178,8 @@ class WorkerLink:
                 self._events.on_refused(self, frame.job)
         elif frame.kind is FrameKind.LOAD:
             self._on_load(frame)
+        elif frame.kind is FrameKind.FIGURES:
+            self._on_figures(frame)
         elif frame.kind is FrameKind.MESSAGE:
             self._on_message(frame)
         elif frame.kind is FrameKind.ROOM:
@@ -199,6 +206,13 @@ class WorkerLink:
         if more:
             self._lost_there = frame.job
             self._lose(more)
+
+    def _on_figures(self, frame: Frame) -> None:
+        if len(frame.payload) > _MOST_FIGURES:
+            raise ProtocolError(f"its figures have {len(frame.payload)} bytes")
+        self.figures = RequestFigures.unpack(
+            unpack_numbers(frame.payload), self.figures
+        )
 
     def _on_message(self, frame: Frame) -> None:
         self._credit.receive()

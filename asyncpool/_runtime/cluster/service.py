@@ -12,9 +12,11 @@ import pickle
 import socket
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Literal
 
 from asyncpool._core.cluster.drain_limits import DrainLimit, drain_limit
+from asyncpool._core.figures.request_figures import RequestFigures
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._runtime.base.callbacks import warn
@@ -64,6 +66,7 @@ class Figures:
     connections: int
     had: int
     uptime: float
+    requests: RequestFigures
 
 
 class Service:
@@ -80,6 +83,7 @@ class Service:
         queues: What they have sent.
         links: The links to the workers that have a process, by slot.
         stopped: Whether the end has begun.
+        cut: Connections that the ends of their workers have cut off.
     """
 
     def __init__(
@@ -107,6 +111,9 @@ class Service:
         # When the worker of each slot began to drain, and whether others went on serving then.
         self._drains: dict[int, tuple[float, bool]] = {}
         self._at_end = self._cut = 0
+        self.cut = 0
+        self._past = RequestFigures()  # of workers that are gone
+        state.loop_lag.go()
         self._link_events = ServiceLinkEvents(self)
 
     # The life of a worker.
@@ -173,8 +180,11 @@ class Service:
         self.balancer.gone(link)
         self.queues.drop_worker(link)
         self.groups.fill_in()
+        self.cut += unsaid
         if self.stopped:
             self._cut += unsaid
+        link.figures.end()
+        self._past.add(link.figures)
         limit = self._overrun(handle)
         if limit is not None and slot.exit_planned and not handle.failed:
             self._tell_of_overrun(handle, limit, unsaid, served)
@@ -247,6 +257,7 @@ class Service:
     def begin_drain(self, link: WorkerLink) -> None:
         """Note that a worker gets nothing more."""
         self._drains[link.slot] = self._state.loop.time(), not self.stopped
+        self._state.handles[link.slot].since = monotonic()
         self.balancer.left(link)
         self.groups.fill_in()
 
@@ -259,6 +270,7 @@ class Service:
         spread = self.balancer.core
         had, cut_before = spread.totals(link.slot), spread.count_cut_off(link.slot)
         self.balancer.load(link, opened, closed, cut)
+        self.cut += cut - cut_before
         if self.stopped:
             # Perhaps it has accepted what was waiting.
             self._at_end += spread.totals(link.slot) - had
@@ -272,14 +284,29 @@ class Service:
         """Return the figures of the worker in a slot."""
         link = self.links.get(slot)
         if link is None:
-            return Figures(ready=False, connections=0, had=0, uptime=0.0)
+            return Figures(
+                ready=False,
+                connections=0,
+                had=0,
+                uptime=0.0,
+                requests=RequestFigures(),
+            )
         spread, began_at = self.balancer.core, self._state.handles[slot].began_at
         return Figures(
             ready=link.open,
             connections=spread.connections(slot),
             had=spread.totals(slot),
             uptime=self._state.loop.time() - began_at,
+            requests=link.figures,
         )
+
+    def requests(self) -> RequestFigures:
+        """Return what all workers have counted of their requests, as far as they have told."""
+        figures = RequestFigures()
+        figures.add(self._past)
+        for link in self.links.values():
+            figures.add(link.figures)
+        return figures
 
     @property
     def close_counts(self) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from asyncpool import events
+from asyncpool._core.figures.exit_causes import CRASH, exit_cause
 from asyncpool._runtime.base.callbacks import Reporter
 from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.state.crash_report import (
@@ -110,9 +111,11 @@ class WorkerExit:
         self._state.crashes.append(crash)
         self._sessions.worker_crashed(crash)
         self._state.registry.figures.crash_kinds[crash.kind] += 1
+        self._state.registry.figures.exits[CRASH] += 1
         self._state.hub.publish(events.Crashed(crash))
 
     def _on_exit(self, end: events.Crash, reason: str) -> None:
+        self._state.registry.figures.exits[exit_cause(reason)] += 1
         self._state.hub.publish(
             events.Exited(
                 slot=end.slot,

@@ -26,6 +26,7 @@ class PoolFigures:
         spawned: Processes that were started.
         starts: How long they took until they were ready.
         crash_kinds: The crashes, by kind.
+        exits: The ends of workers, by cause; see ``exit_causes.py``.
         exited_cpu: Seconds of CPU time of the processes that are gone.
     """
 
@@ -34,6 +35,7 @@ class PoolFigures:
         self.refused = self.timeouts = self.retries = self.takeovers = self.spawned = 0
         self.starts = Durations()
         self.crash_kinds: Counter[CrashKind] = Counter()
+        self.exits: Counter[str] = Counter()
         self.exited_cpu = 0.0
 
 

@@ -70,7 +70,8 @@ class PoolState:
 
     def __post_init__(self) -> None:
         self.registry = JobRegistry(JobWatch(self.hub))
-        self.loop_lag = LoopLag(self.loop, lambda: bool(self.registry.jobs))
+        serves = self.config.serving is not None
+        self.loop_lag = LoopLag(self.loop, lambda: serves or bool(self.registry.jobs))
 
 
 class _Part(Protocol):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
+from typing import TypeVar
 
 from asyncpool._core.slots.slots import Slot
 from asyncpool._runtime.base.machine import cpu_time, private_memory
@@ -11,6 +13,8 @@ from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import RunState, SlotState
 from asyncpool.stats import PoolStats, RunningJob, SlotStats
+
+T = TypeVar("T")
 
 # In these a slot has no process.
 _EMPTY = frozenset(
@@ -33,10 +37,16 @@ def pool_stats(state: PoolState, *, shared_memory: int) -> PoolStats:
         state: The pool.
         shared_memory: The bytes that it shares with its workers.
     """
+    return read_beside_loop(lambda: _read(state, shared_memory))
+
+
+def read_beside_loop(read: Callable[[], T]) -> T:
+    """Return what *read* does, in whatever thread, while the event loop may change the tables."""
     for _ in range(_READS - 1):
-        with suppress(RuntimeError):  # "dictionary changed size during iteration"
-            return _read(state, shared_memory)
-    return _read(state, shared_memory)
+        # "dictionary changed size during iteration", or what it was to read next is gone
+        with suppress(RuntimeError, KeyError):
+            return read()
+    return read()
 
 
 def _read(state: PoolState, shared_memory: int) -> PoolStats:
@@ -60,6 +70,7 @@ def _read(state: PoolState, shared_memory: int) -> PoolStats:
         retries=totals.retries,
         crashes=sum(totals.crash_kinds.values()),
         crash_kinds=dict(totals.crash_kinds),
+        exits=dict(totals.exits),
         restarts=core.restarts,
         takeovers=totals.takeovers,
         spawned=totals.spawned,

@@ -279,6 +279,10 @@ class ServerWorker:
         else:  # no other worker can have it now, but perhaps one can soon
             self._came.put((number, descriptor))
 
+    def report(self, figures: list[int]) -> None:
+        """Tell the master what was counted of requests; the last report counts."""
+        self.link.note(FrameKind.FIGURES, pack_numbers(figures))
+
     def _tell_load(self) -> None:
         load = self.load
         if load.open:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import uvicorn
 
+    from asyncpool._core.figures.request_figures import RequestFigures
     from asyncpool._worker.cluster.worker import Worker
 
 # What the cluster decides, and what makes sense for one process only.
@@ -176,8 +177,10 @@ class _Asgi:
 
         import uvicorn  # noqa: PLC0415
 
-        from asyncpool.cluster._servers.asgi_bounds import bounded, close_late  # noqa: PLC0415
+        from asyncpool._core.figures.request_figures import RequestFigures  # noqa: PLC0415
+        from asyncpool.cluster._servers.asgi_bounds import close_late  # noqa: PLC0415
         from asyncpool.cluster._servers.asgi_drain import Drain  # noqa: PLC0415
+        from asyncpool.cluster._servers.asgi_figures import Reports  # noqa: PLC0415
         from asyncpool.cluster._servers.lifespan import begin_lifespan  # noqa: PLC0415
         from asyncpool.cluster._servers.transports import connect  # noqa: PLC0415
 
@@ -188,12 +191,8 @@ class _Asgi:
         server.lifespan = lifespan = config.lifespan_class(config)
         await begin_lifespan(lifespan, config)
         loop, state = asyncio.get_running_loop(), server.server_state
-
-        kind = bounded(
-            config.http_protocol_class,
-            most=self._header_size,
-            within=self._header_timeout,
-        )
+        figures = RequestFigures()
+        kind = self._protocol_class(config, figures)
 
         def make() -> asyncio.Protocol:
             return kind(  # type: ignore[no-any-return]
@@ -207,6 +206,7 @@ class _Asgi:
         ticking = loop.create_task(
             _tick(server, worker, most, close_late), name="asyncpool server tick"
         )
+        reports = Reports(worker, state, figures)
         try:
             worker.ready()
             connecting = loop.create_task(
@@ -219,8 +219,22 @@ class _Asgi:
             await connecting
         finally:
             ticking.cancel()
+            reports.end()
             await _cancel(state.tasks)
             await lifespan.shutdown()
+
+    def _protocol_class(self, config: uvicorn.Config, figures: RequestFigures) -> Any:
+        """Return the protocol of uvicorn with its bounds, and have it count."""
+        from asyncpool.cluster._servers.asgi_bounds import bounded  # noqa: PLC0415
+        from asyncpool.cluster._servers.asgi_figures import count_in  # noqa: PLC0415
+
+        count_in(config, figures)
+        return bounded(
+            config.http_protocol_class,
+            most=self._header_size,
+            within=self._header_timeout,
+            figures=figures,
+        )
 
     def _config(self) -> uvicorn.Config:
         """Find the application, and configure uvicorn for it."""
