@@ -131,7 +131,7 @@ def test_the_conventions_of_prometheus_are_kept(registry: CollectorRegistry) -> 
     families = list(
         parser.text_string_to_metric_families(strict)  # type: ignore[no-untyped-call]
     )
-    assert len(families) == 25
+    assert len(families) == 26
     for family in families:
         assert family.name.startswith("asyncpool_")
         assert family.documentation.endswith(".")
@@ -197,10 +197,10 @@ def test_registering_twice_is_an_error(registry: CollectorRegistry) -> None:
     assert scrape(registry).get("jobs_queued") == 17
 
 
-def test_only_pools_are_registered(registry: CollectorRegistry) -> None:
+def test_only_pools_and_clusters_are_registered(registry: CollectorRegistry) -> None:
     with pytest.raises(TypeError) as caught:
         register(told().options(timeout=1), registry)  # type: ignore[arg-type]
-    assert str(caught.value) == "register() needs a Pool, not BoundPool"
+    assert str(caught.value) == "register() needs a Pool or a Cluster, not BoundPool"
     with pytest.raises(TypeError) as caught:
         register(told(), "shop")  # type: ignore[arg-type]
     assert str(caught.value) == "register() needs a CollectorRegistry, not str"

@@ -1,10 +1,12 @@
-"""A real Prometheus scrapes a pool, evaluates the alerts, and answers the dashboard."""
+"""A real Prometheus scrapes pools and servers, evaluates the alerts, and answers the dashboard."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import urllib.parse
@@ -24,6 +26,7 @@ from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import idle
 from tests.helpers.scraping import exported, find_tool
 from tests.helpers.scripts import ROOT
+from tests.helpers.serving import Server, write_app
 
 MONITORING = ROOT / "docs" / "monitoring"
 
@@ -127,22 +130,68 @@ async def test_a_prometheus_has_what_happened_and_raises_the_alert(
                 await server.until(firing, 1)
                 # Each panel but the one that needs a map.
                 mapless = ["Items of maps"]
-                while await asyncio.to_thread(empty_panels, server) != mapless:
+                while await asyncio.to_thread(empty_panels, server, "Pools") != mapless:
                     pass
-                [group] = (await asyncio.to_thread(server.ask, "rules"))["groups"]
-    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 10
+                groups = (await asyncio.to_thread(server.ask, "rules"))["groups"]
+    health = [rule["health"] for group in groups for rule in group["rules"]]
+    assert health == ["ok"] * 18
 
 
-def empty_panels(server: Prometheus) -> list[str]:
-    """Return the panels that show nothing yet; a wrong expression is an error."""
+@pytest.mark.asyncio
+async def test_a_prometheus_has_what_a_server_did(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    arguments = ("--bind", "127.0.0.1:0", "--workers", "2", "--metrics", "127.0.0.1:0")
+    with Server(tmp_path, "app:app", *arguments) as served:
+        await asyncio.to_thread(served.whole)
+        page = re.search(r"metrics: http://127\.0\.0\.1:(\d+)/metrics", served.log)
+        assert page is not None
+        (tmp_path / "prometheus").mkdir()
+        with prometheus(tmp_path / "prometheus", scraped=int(page[1])) as server:
+            async with patience(3):
+                answers = 'sum(asyncpool_cluster_requests_total{status="2xx"})'
+                crashes = "sum(asyncpool_cluster_worker_crashes_total)"
+                await server.until(answers, 0)
+                for count in range(1, 6):
+                    await asyncio.to_thread(served.get)
+                    await server.until(answers, count)
+                [pid, _] = (slot["pid"] for slot in (await status_of(served))["slots"])
+                os.kill(pid, signal.SIGKILL)
+                await server.until(crashes, 1)
+                await server.until(answers, 5)
+                while await asyncio.to_thread(empty_panels, server, "Servers"):
+                    pass
+                groups = (await asyncio.to_thread(server.ask, "rules"))["groups"]
+        assert served.end(signal.SIGTERM) == 0
+    health = {rule["health"] for group in groups for rule in group["rules"]}
+    assert health == {"ok"}
+
+
+async def status_of(served: Server) -> Any:
+    return await asyncio.to_thread(served.whole)
+
+
+def panels_of(title: str) -> list[Any]:
+    """Return the panels of a row of the dashboard."""
     dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    row, found = "", []
+    for panel in sorted(dashboard["panels"], key=lambda it: it["gridPos"]["y"]):
+        if panel["type"] == "row":
+            row = panel["title"]
+        elif row == title:
+            found.append(panel)
+    return found
+
+
+def empty_panels(server: Prometheus, row: str) -> list[str]:
+    """Return the panels that show nothing yet; a wrong expression is an error."""
     empty = []
-    for panel in dashboard["panels"]:
+    for panel in panels_of(row):
         for target in panel["targets"]:
             expression = (
                 target["expr"]
                 .replace("$__rate_interval", "1m")
                 .replace("$pool", ".*")
+                .replace("$cluster", ".*")
                 .replace("$instance", ".*")
             )
             if not server.ask("query", query=expression)["result"]:

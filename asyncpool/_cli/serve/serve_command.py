@@ -132,6 +132,12 @@ _MAX_BACKLOG = (1 << 31) - 1
     help="Where the control socket is, if not among those of this user; '' for none.",
 )
 @click.option(
+    "--metrics",
+    metavar="ADDRESS",
+    help="Show figures for Prometheus at http://ADDRESS/metrics: HOST:PORT, or a PORT of "
+    "127.0.0.1; whoever can connect can read them.",
+)
+@click.option(
     "--reload-on-change",
     is_flag=True,
     help="Reload when a Python file in the current folder changes (for development).",
@@ -146,6 +152,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
     log_format: str,
     name: str | None,
     control: str | None,
+    metrics: str | None,
     reload_on_change: bool,  # noqa: FBT001
     header_timeout: float,
     header_size: int,
@@ -203,7 +210,9 @@ def serve_command(  # noqa: PLR0917 - they are click's
     given = {name: cluster.pop(name) for name in _OF_UVICORN}
     if interface == "serve":
         _refuse_options(options, given, access_log=access_log)
-    _check_installed(interface, reload_on_change=reload_on_change)
+    _check_installed(
+        interface, metrics=metrics is not None, reload_on_change=reload_on_change
+    )
     server: dict[str, Any] = {}
     if interface != "serve":
         server = read_options(options, given, password_file=ssl_keyfile_password_file)
@@ -231,6 +240,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
         # A path, though a word without a slash could be a name as well.
         control=name if control is None else control and os.path.abspath(control),  # noqa: PTH100
         watch=reload_on_change,
+        metrics=f"127.0.0.1:{metrics}" if (metrics or "").isdigit() else metrics,
     )
     raise_descriptor_limit()
     if os.getpid() == 1:
@@ -259,11 +269,12 @@ def _refuse_options(
         )
 
 
-def _check_installed(interface: str, *, reload_on_change: bool) -> None:
+def _check_installed(interface: str, *, metrics: bool, reload_on_change: bool) -> None:
     needed = [("uvicorn", "cluster", f"--interface {interface}")] * (
         interface != "serve"
     )
     needed += [("a2wsgi", "wsgi", "--interface wsgi")] * (interface == "wsgi")
+    needed += [("prometheus_client", "prometheus", "--metrics")] * metrics
     needed += [("watchfiles", "reload", "--reload-on-change")] * reload_on_change
     for package, extra, what in needed:
         if importlib.util.find_spec(package) is None:

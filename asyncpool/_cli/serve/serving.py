@@ -18,6 +18,7 @@ from asyncpool.events import Crash
 
 if TYPE_CHECKING:
     from asyncpool._cli.serve.file_changes import Changes
+    from asyncpool.prometheus._page import MetricsPage
 
 # How long the workers of a killed master may have its address, and a little more.
 _ADDRESS_PATIENCE = 2.0
@@ -36,6 +37,7 @@ class ServingPlan:
         name: The name of the cluster.
         control: The name or path of the control socket, if one was chosen.
         watch: Whether changes of the code reload it.
+        metrics: Where Prometheus finds the figures, if it is to.
     """
 
     target: str
@@ -45,6 +47,7 @@ class ServingPlan:
     name: str
     control: str | None
     watch: bool
+    metrics: str | None = None
 
 
 class _Unread(Cluster):
@@ -73,6 +76,7 @@ class Serving:
         self._failures: list[Crash] = []
         self._operation: Operation | None = None
         self._cluster: Cluster | None = None
+        self._page: MetricsPage | None = None
 
     async def run(self) -> int:
         """Serve, and return the exit code.
@@ -82,6 +86,21 @@ class Serving:
             ValueError: If an option makes no sense.
             TypeError: Likewise.
         """
+        if self._plan.metrics is None:
+            return await self._run()
+        # Imported here since it is an extra, which few need.
+        from asyncpool.prometheus._page import MetricsPage  # noqa: PLC0415
+
+        try:
+            page = MetricsPage(self._plan.metrics)
+        except OSError as error:
+            raise OSError(error.errno, f"--metrics: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"--metrics: {error}") from None
+        async with page as self._page:
+            return await self._run()
+
+    async def _run(self) -> int:
         if not self._plan.watch:
             return await self._serve()
         # Imported here since it is an extra, which few need.
@@ -128,6 +147,10 @@ class Serving:
         self._cluster = cluster = _Unread(
             target, name=plan.name, on_crash=self._crashed, **plan.cluster
         )
+        if self._page is not None:
+            from asyncpool.prometheus import register  # noqa: PLC0415 - as above
+
+            register(cluster, self._page.registry)
         self._operation = operation = Operation(
             cluster,
             control=plan.control,
@@ -172,6 +195,10 @@ class Serving:
                 secure = "s" if "ssl_certfile" in self._plan.options else ""
                 shown = address.replace("tcp://", f"http{secure}://")
             lines.append(f"  {shown}")
+        if self._page is not None:
+            for address in self._page.addresses:
+                page = address.replace("tcp://", "http://")
+                lines.append(f"  metrics: {page}/metrics")
         if self._operation.control_path is not None:
             which = self._operation.which
             lines.append(f"  asyncpool status | reload | resize N | stop   ({which})")

@@ -51,7 +51,7 @@ def counted(app: Any, figures: RequestFigures) -> Any:
         if scope["type"] != "http":
             await _count_websocket(app, figures, scope, receive, send)
             return
-        status = 0
+        status: int = 0
 
         def tell(message: Any) -> Any:
             nonlocal status

@@ -2,98 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    Metric,
 )
 
-from asyncpool._observe.readings import (
-    BOUNDS,
+from asyncpool._core.figures.exit_causes import CAUSES
+from asyncpool.enums import CrashKind, RunState, SlotState
+from asyncpool.prometheus._families import (
+    ExportedMetric,
+    Figures,
+    MetricMaker,
     Reading,
-    longest_running,
-    memory_by_slot,
-    running,
-    workers_by_state,
 )
-from asyncpool.enums import CrashKind, RunState
 from asyncpool.stats import FunctionStats, Histogram, PoolStats
 
-Figure = float | Histogram
-Figures = Iterable[tuple[tuple[str, ...], Figure]]
+# In these states a slot has no worker, and needs none.
+_UNUSED = frozenset((SlotState.UNUSED, SlotState.RETIRED))
 
-
-@dataclass(frozen=True, slots=True)
-class PoolMetric:
-    """One metric.
-
-    Attributes:
-        kind: The type of it in ``prometheus_client``.
-        name: Its name without the prefix; that of a counter gets ``_total`` behind it.
-        meaning: Its help text.
-        labels: Its labels besides that of the pool.
-        read: Returns the figure for each combination of values of these labels.
-    """
-
-    kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
-    name: str
-    meaning: str
-    labels: tuple[str, ...]
-    read: Callable[[Reading], Figures]
-
-    def family(self, readings: Iterable[tuple[str, Reading]] = ()) -> Metric:
-        """Return the metric with the figures of the pools whose names these are."""
-        labels = ("pool", *self.labels)
-        family = self.kind(f"asyncpool_{self.name}", self.meaning, labels=labels)
-        for pool, reading in readings:
-            for values, figure in self.read(reading):
-                if isinstance(family, HistogramMetricFamily):
-                    assert isinstance(figure, Histogram)
-                    family.add_metric((pool, *values), _buckets(figure), figure.total)
-                else:
-                    assert not isinstance(figure, Histogram)
-                    family.add_metric((pool, *values), figure)
-        return family
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return each bound with the number of durations below it, and last all durations."""
-    pairs = list(zip(histogram.bounds, histogram.counts, strict=True))
-    buckets: list[tuple[str, float]] = [
-        (str(most), sum(count for bound, count in pairs if bound <= most))
-        for most in BOUNDS
-    ]
-    return [*buckets, ("+Inf", histogram.count)]
-
-
-def _counter(name: str, meaning: str, read: Callable[[PoolStats], float]) -> PoolMetric:
-    return PoolMetric(
-        CounterMetricFamily, name, meaning, (), lambda at: [((), read(at.stats))]
-    )
-
-
-def _gauge(name: str, meaning: str, read: Callable[[PoolStats], float]) -> PoolMetric:
-    return PoolMetric(
-        GaugeMetricFamily, name, meaning, (), lambda at: [((), read(at.stats))]
-    )
-
-
-def _histogram(
-    name: str, meaning: str, read: Callable[[PoolStats], Histogram]
-) -> PoolMetric:
-    return PoolMetric(
-        HistogramMetricFamily, name, meaning, (), lambda at: [((), read(at.stats))]
-    )
+_MAKE: MetricMaker[PoolStats] = MetricMaker("asyncpool", "pool")
 
 
 def _histogram_by_function(
     name: str, meaning: str, read: Callable[[FunctionStats], Histogram]
-) -> PoolMetric:
-    return PoolMetric(
+) -> ExportedMetric[PoolStats]:
+    return _MAKE.labelled(
         HistogramMetricFamily,
         name,
         meaning,
@@ -104,42 +40,60 @@ def _histogram_by_function(
     )
 
 
-def _jobs(reading: Reading) -> Figures:
+def _jobs(reading: Reading[PoolStats]) -> Figures:
     for each in reading.stats.functions:
         for outcome, count in each.jobs.items():
             yield (each.function, each.via, outcome), count
 
 
-def _map_items(reading: Reading) -> Figures:
+def _map_items(reading: Reading[PoolStats]) -> Figures:
     for each in reading.stats.functions:
         if each.via == "map":
             yield (each.function,), each.items
 
 
+def _workers(reading: Reading[PoolStats]) -> Figures:
+    states = [slot.state for slot in reading.stats.slots]
+    for state in SlotState:
+        if state not in _UNUSED:
+            yield (state,), states.count(state)
+
+
+def _memory(reading: Reading[PoolStats]) -> Figures:
+    for slot in reading.stats.slots:
+        if slot.pid is not None:
+            yield (str(slot.slot),), slot.memory
+
+
+def _longest_running(stats: PoolStats) -> float:
+    seconds = (job.seconds for slot in stats.slots for job in slot.running)
+    return max(seconds, default=0.0)
+
+
 METRICS = (
-    PoolMetric(
+    _MAKE.labelled(
         GaugeMetricFamily,
         "pool_state",
         "Where the pool is in its life: 1 for its state, 0 for the others.",
         ("state",),
         lambda at: [((state,), at.stats.state is state) for state in RunState],
     ),
-    _counter(
+    _MAKE.counter(
         "jobs_submitted", "Jobs that the pool has accepted.", lambda at: at.submitted
     ),
-    _counter(
+    _MAKE.counter(
         "jobs_refused",
         "Calls that the pool did not take: it was full, broken or closed.",
         lambda at: at.refused,
     ),
-    PoolMetric(
+    _MAKE.labelled(
         CounterMetricFamily,
         "jobs",
         "Jobs that have ended, by function, by how it was called, and by outcome.",
         ("function", "via", "outcome"),
         _jobs,
     ),
-    PoolMetric(
+    _MAKE.labelled(
         CounterMetricFamily,
         "map_items",
         "Items of maps that have an outcome and travelled with others as one job.",
@@ -156,89 +110,100 @@ METRICS = (
         "How long these attempts waited before they began, in the queue and in the worker.",
         lambda each: each.wait,
     ),
-    _counter(
+    _MAKE.counter(
         "job_timeouts",
         "Jobs whose timeout, queue_timeout or deadline was over.",
         lambda at: at.timeouts,
     ),
-    _counter("job_retries", "Attempts after one that raised.", lambda at: at.retries),
-    _counter(
+    _MAKE.counter(
+        "job_retries", "Attempts after one that raised.", lambda at: at.retries
+    ),
+    _MAKE.counter(
         "job_takeovers",
         "Jobs that went back to the queue because their worker died.",
         lambda at: at.takeovers,
     ),
-    _gauge(
+    _MAKE.gauge(
         "jobs_running",
         "Jobs that workers run now.",
-        running,
+        lambda at: sum(len(slot.job_ids) for slot in at.slots),
     ),
-    _gauge(
+    _MAKE.gauge(
         "jobs_longest_running_seconds",
         "How long the job has been running that began first; 0 if none runs.",
-        longest_running,
+        _longest_running,
     ),
-    _gauge("jobs_queued", "Jobs that wait for a worker.", lambda at: at.queued),
-    _gauge(
+    _MAKE.gauge("jobs_queued", "Jobs that wait for a worker.", lambda at: at.queued),
+    _MAKE.gauge(
         "queue_oldest_seconds",
         "How long the oldest job in the queue has waited; 0 if there is none.",
         lambda at: at.oldest_queued,
     ),
-    _gauge(
+    _MAKE.gauge(
         "workers_wanted",
         "How many workers the pool should have.",
         lambda at: at.workers,
     ),
-    PoolMetric(
+    _MAKE.labelled(
         GaugeMetricFamily,
         "workers",
         "Workers by state; a slot that is vacant or parked lacks its worker.",
         ("state",),
-        lambda at: [((state,), count) for state, count in workers_by_state(at.stats)],
+        _workers,
     ),
-    _counter("worker_starts", "Processes that were started.", lambda at: at.spawned),
-    _counter(
+    _MAKE.counter(
+        "worker_starts", "Processes that were started.", lambda at: at.spawned
+    ),
+    _MAKE.counter(
         "worker_restarts",
         "Processes that were started to replace another one.",
         lambda at: at.restarts,
     ),
-    PoolMetric(
+    _MAKE.labelled(
+        CounterMetricFamily,
+        "worker_exits",
+        "Ends of workers, by cause.",
+        ("cause",),
+        lambda at: [((cause,), at.stats.exits.get(cause, 0)) for cause in CAUSES],
+    ),
+    _MAKE.labelled(
         CounterMetricFamily,
         "worker_crashes",
         "Unplanned deaths of workers, failed starts included, by kind.",
         ("kind",),
         lambda at: [((kind,), at.stats.crash_kinds.get(kind, 0)) for kind in CrashKind],
     ),
-    _histogram(
+    _MAKE.histogram(
         "worker_start_seconds",
         "How long workers took from their start until they were ready.",
         lambda at: at.started,
     ),
-    PoolMetric(
+    _MAKE.labelled(
         CounterMetricFamily,
         "worker_cpu_seconds",
         "CPU time of all workers of the pool, also of those that have ended.",
         (),
         lambda at: [((), at.cpu)],
     ),
-    PoolMetric(
+    _MAKE.labelled(
         GaugeMetricFamily,
         "worker_memory_bytes",
         "Memory that the worker of a slot has to itself.",
         ("slot",),
-        lambda at: [((str(slot),), size) for slot, size in memory_by_slot(at.stats)],
+        _memory,
     ),
-    _gauge(
+    _MAKE.gauge(
         "shared_memory_bytes",
         "Memory that the pool shares with its workers, for large arguments and results.",
         lambda at: at.shared_memory,
     ),
-    _histogram(
+    _MAKE.histogram(
         "loop_lag_seconds",
         "How late the event loop ran what was due, measured once a second while jobs "
         "are open.",
         lambda at: at.loop_lag,
     ),
-    _counter(
+    _MAKE.counter(
         "events_dropped",
         "Events that slow listeners of the pool have missed.",
         lambda at: at.dropped_events,

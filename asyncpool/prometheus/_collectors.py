@@ -1,0 +1,172 @@
+"""What a registry asks at each scrape: a collector for its pools, and one for its clusters."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from asyncpool.enums import RunState
+from asyncpool.prometheus._families import ExportedMetric, Reading
+
+# Reentrant, since the garbage collector may run any code, also an unregister().
+lock = threading.RLock()
+
+
+class _SlotStats(Protocol):
+    @property
+    def cpu(self) -> float: ...
+
+
+class Stats(Protocol):
+    """What the figures of pools and of clusters have in common."""
+
+    @property
+    def state(self) -> RunState: ...
+    @property
+    def exited_cpu(self) -> float: ...
+    @property
+    def slots(self) -> Sequence[_SlotStats]: ...
+
+
+S = TypeVar("S", bound=Stats)
+S_co = TypeVar("S_co", bound=Stats, covariant=True)
+
+
+class Exported(Protocol[S_co]):
+    """A pool or a cluster."""
+
+    name: str
+
+    def stats(self) -> S_co:
+        """Return its figures."""
+        ...
+
+
+@dataclass(slots=True)
+class _Entry(Generic[S]):
+    """One pool or cluster that is exported.
+
+    Attributes:
+        exported: It, until the garbage collector removes it.
+        cpu: The most seconds of CPU time that were exported.
+    """
+
+    exported: weakref.ref[Exported[S]]
+    cpu: float = 0.0
+
+    def reading(self, exported: Exported[S]) -> Reading[S]:
+        """Read its figures."""
+        stats = exported.stats()
+        seconds = stats.exited_cpu + sum(slot.cpu for slot in stats.slots)
+        with lock:
+            # A worker that has just ended is for a moment neither in /proc nor part of
+            # exited_cpu.  If the sum fell, Prometheus would take that for a restart.
+            self.cpu = max(self.cpu, seconds)
+            return Reading(stats, self.cpu)
+
+
+class StatsCollector(Collector, Generic[S]):
+    """All pools of one registry, or all clusters: a registry may have each metric only once.
+
+    Args:
+        what: What errors call one: ``"pool"``.
+        metrics: What is exported of each.
+    """
+
+    def __init__(self, what: str, metrics: Sequence[ExportedMetric[S]]) -> None:
+        self._what = what
+        self._metrics = metrics
+        self._entries: dict[str, _Entry[S]] = {}
+
+    def add(self, exported: Exported[S]) -> None:
+        """Export *exported*.
+
+        Raises:
+            ValueError: If it is exported, or another one with its name that is not closed.
+        """
+        what, name = self._what, exported.name
+        entry = self._entries.get(name)
+        there = None if entry is None else entry.exported()
+        if there is exported:
+            raise ValueError(f"{what} {name} is already registered in this registry")
+        # The garbage collector may remove a closed one much later: it blocks no new one.
+        if there is not None and there.stats().state is not RunState.CLOSED:
+            raise ValueError(
+                f"another {what} called {name} is registered in this registry: "
+                "give one of them another name, or unregister() the other one first"
+            )
+        self._entries[name] = _Entry(weakref.ref(exported))
+
+    def remove(self, exported: Exported[S]) -> bool:
+        """Forget *exported*; tell whether it was there."""
+        entry = self._entries.get(exported.name)
+        if entry is None or entry.exported() is not exported:
+            return False
+        del self._entries[exported.name]
+        return True
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield the metrics without figures: the registry asks for their names."""
+        return (metric.family() for metric in self._metrics)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all figures as they are now."""
+        readings = list(self._readings())
+        return (metric.family(readings) for metric in self._metrics)
+
+    def _readings(self) -> Iterator[tuple[str, Reading[S]]]:
+        with lock:
+            entries = list(self._entries.items())
+        for name, entry in entries:
+            exported = entry.exported()
+            if exported is not None:
+                yield name, entry.reading(exported)
+                continue
+            with lock:  # a new one may have got the name
+                if self._entries.get(name) is entry:
+                    del self._entries[name]
+
+
+class Collectors:
+    """The collectors of all registries, of pools or of clusters.
+
+    Args:
+        what: As of :class:`StatsCollector`.
+        metrics: Likewise.
+    """
+
+    def __init__(self, what: str, metrics: Sequence[ExportedMetric[Any]]) -> None:
+        self._what = what
+        self._metrics = metrics
+        self._of: weakref.WeakKeyDictionary[CollectorRegistry, StatsCollector[Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, exported: Exported[Any], registry: CollectorRegistry) -> None:
+        """Export *exported* in *registry*; see :meth:`StatsCollector.add`."""
+        with lock:
+            collector = self._of.get(registry)
+            if collector is None:
+                collector = StatsCollector(self._what, self._metrics)
+                registry.register(collector)  # which calls its describe()
+                self._of[registry] = collector
+            collector.add(exported)
+
+    def remove(self, exported: Exported[Any], registry: CollectorRegistry) -> None:
+        """Export *exported* in *registry* no more.
+
+        Raises:
+            ValueError: If it was not.
+        """
+        with lock:
+            collector = self._of.get(registry)
+            if collector is None or not collector.remove(exported):
+                raise ValueError(
+                    f"{self._what} {exported.name} is not registered in this registry"
+                )
