@@ -1,1 +1,1 @@
-"""What reads the events and figures of a pool; the pool knows none of it."""
+"""What reads the events and figures of a pool or a cluster, which know none of it."""

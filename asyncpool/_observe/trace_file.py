@@ -33,7 +33,7 @@ class TraceFile:
 
     Args:
         path: Where it is; an older trace there is replaced.
-        pool: What errors and logs call the pool.
+        pool: What errors and logs call the pool, or the cluster.
 
     Attributes:
         stopped: Whether it cannot be written any more.
@@ -88,11 +88,12 @@ class TraceFile:
             self.stopped = True
             self._cut()
             _LOGGER.error(  # noqa: TRY400 - the traceback says nothing more
-                "the trace of %s ends here, since %s cannot be written: %s; the pool "
+                "the trace of %s ends here, since %s cannot be written: %s; the %s "
                 "goes on without it",
                 self._pool,
                 self._path,
                 error.strerror,
+                self._pool.partition(" ")[0],
                 extra={"pool": self._pool, "path": self._path},
             )
         finally:
@@ -117,7 +118,7 @@ def _open(path: str) -> int:
     """Open a file, and leave alone what is no trace.
 
     Raises:
-        OSError: If that cannot be, or another pool writes it.
+        OSError: If that cannot be, or another pool or cluster writes it.
     """
     # Without O_NONBLOCK a pipe would wait here until somebody reads it.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
@@ -145,10 +146,12 @@ def _check_content(file: int) -> None:
 
 
 def _lock(file: int) -> None:
-    """Refuse a file that another pool writes."""
+    """Refuse a file that another pool or cluster writes."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FileExistsError(errno.EEXIST, "another pool writes it") from None
+        raise FileExistsError(
+            errno.EEXIST, "another pool or cluster writes it"
+        ) from None
     except OSError:
         pass  # a file system without locks

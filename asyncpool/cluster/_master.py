@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -29,9 +30,11 @@ from asyncpool.cluster._options import (
 )
 from asyncpool.cluster._stats import ClusterStats, cluster_stats
 from asyncpool.cluster._target import pack_target
+from asyncpool.enums import SlotState
 from asyncpool.events import CloseSummary, RollResult
 
 if TYPE_CHECKING:
+    from asyncpool._observe.cluster_trace import ClusterTrace
     from asyncpool._runtime.state.pool_state import PoolState
     from asyncpool._worker.cluster.worker import Worker
 
@@ -89,6 +92,9 @@ class Cluster(Messenger, Supervised):
     Args: Logs
         name: The name of the cluster in logs, and in commands unless :meth:`run` gets another.
         worker_output: Where the lines that workers print go: ``"log"`` or ``"inherit"``.
+        trace: A file that the cluster writes while it lives, and that https://ui.perfetto.dev
+            shows: when each worker started, served and drained, crashes, reloads, connections
+            and requests.  An older trace in that file is replaced.
 
     Attributes:
         name: The name of the cluster in logs.
@@ -122,6 +128,7 @@ class Cluster(Messenger, Supervised):
         reload_drain_timeout: float | None = None,
         name: str | None = None,
         worker_output: OutputMode = "log",
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         check_platform()
         options = self._options = cluster_options(locals())  # by the signature's names
@@ -131,6 +138,7 @@ class Cluster(Messenger, Supervised):
         self._life = SupervisorRunner("cluster", self.name)
         self._listeners: Listeners | None = None
         self._made: Service | None = None
+        self._trace: ClusterTrace | None = None
         self.addresses: tuple[str, ...] = ()
 
     async def start(self) -> Self:
@@ -167,6 +175,8 @@ class Cluster(Messenger, Supervised):
                 reuseport_groups=workers if options.spread == "reuseport" else 0,
             )
             self.addresses = self._listeners.addresses
+        if options.trace is not None:
+            self._begin_trace(options.trace)
         serving = ServingConfig(
             target=self._target,
             spread=options.spread,
@@ -180,6 +190,29 @@ class Cluster(Messenger, Supervised):
             return self._made
 
         return dataclasses.replace(self._config, serving=serve)
+
+    def _begin_trace(self, path: str) -> None:
+        # Few clusters have one.
+        from asyncpool._core.trace.cluster_trace_book import Counted  # noqa: PLC0415
+        from asyncpool._observe.cluster_trace import ClusterTrace, Look  # noqa: PLC0415
+
+        def look() -> Look:
+            stats = self.stats()
+            figures = Counted(
+                connections=sum(slot.connections for slot in stats.slots),
+                answered=stats.requests.count,
+                open_requests=stats.requests.open,
+                memory=sum(slot.memory for slot in stats.slots),
+            )
+            draining = {
+                slot.slot: slot.seconds
+                for slot in stats.slots
+                if slot.state == SlotState.STOPPING
+            }
+            return Look(figures, draining)
+
+        hub = self._life.hub
+        self._trace = ClusterTrace(path, name=self.name, hub=hub, look=look)
 
     async def wait(self) -> None:
         """Return when the cluster is closed.
@@ -207,7 +240,7 @@ class Cluster(Messenger, Supervised):
             plus the number of the signal if a signal ended it at once.
 
         Raises:
-            OSError: If the cluster cannot listen.
+            OSError: If the cluster cannot listen, or cannot write its trace.
             TypeError: If *control* is no str.
             RuntimeError: If this is not the main thread.
 
@@ -271,7 +304,10 @@ class Cluster(Messenger, Supervised):
         Cancellation:
             Safe: the reload goes on.
         """
-        return await shielded(self._life.trying().replacement.roll())
+        reload = self._life.trying().replacement.roll()
+        if self._trace is not None:
+            self._trace.follow(reload)
+        return await shielded(reload)
 
     async def resize(self, workers: int) -> None:
         """Change the number of workers; return when there are *workers*, and all are ready.

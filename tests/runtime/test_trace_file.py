@@ -60,7 +60,7 @@ def test_two_pools_cannot_write_one_file(tmp_path: Path) -> None:
     file = TraceFile(str(path), "pool first")
     file.put([HEAD])
     try:
-        assert "another pool writes it" in str(refusal(path))
+        assert "another pool or cluster writes it" in str(refusal(path))
     finally:
         file.close()
     assert path.read_text() == HEAD

@@ -138,6 +138,13 @@ _MAX_BACKLOG = (1 << 31) - 1
     "127.0.0.1; whoever can connect can read them.",
 )
 @click.option(
+    "--trace",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write to this file how workers start, serve, drain and end; "
+    "https://ui.perfetto.dev shows it.",
+)
+@click.option(
     "--reload-on-change",
     is_flag=True,
     help="Reload when a Python file in the current folder changes (for development).",
@@ -299,6 +306,7 @@ def _run(plan: ServingPlan, *, level: str, log: ServeLog) -> int:
     except KeyboardInterrupt:  # while there is no cluster to obey it
         return Exit.INTERRUPTED
     except OSError as error:
-        raise RefusedError(error.strerror or str(error)) from None
+        where = f"{error.filename}: " if error.filename else ""
+        raise RefusedError(f"{where}{error.strerror or error}") from None
     except (ValueError, TypeError, AsyncPoolError) as error:
         raise CommandError(str(error)) from None

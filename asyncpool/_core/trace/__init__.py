@@ -1,4 +1,4 @@
-"""What a trace of a pool consists of: which event becomes which lines, and on which track.
+"""What a trace of a pool or a cluster consists of: which event becomes which lines, and on which track.
 
-Nothing here opens a file, and the pool works the same without it.
+Nothing here opens a file, and they work the same without it.
 """

@@ -12,17 +12,14 @@ and has not the same end twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
 from typing import NamedTuple
 
 from asyncpool._core.trace.slot_lanes import SlotLanes
+from asyncpool._core.trace.told_events import told_of
 from asyncpool._core.trace.trace_lines import LineMaker, Names, track_of
 from asyncpool.events import (
-    Crash,
     Crashed,
     Event,
-    GaveUp,
     JobEnded,
     JobQueued,
     JobStarted,
@@ -221,7 +218,7 @@ class TraceBook:
         if slot is not None:
             self._add_track(slot, 0)
             track = track_of(slot, 0)
-        name, args = _told_of(event)
+        name, args = told_of(event)
         self.lines.append(self._make.instant(name, int(now * _MICRO), args, track))
 
     def count(self, now: float, *, queued: int, busy: int, memory: int) -> None:
@@ -255,31 +252,3 @@ class TraceBook:
     def end(self, now: float) -> None:
         """Write the end of the trace."""
         self.lines.append(self._make.tail(int(now * _MICRO)))
-
-
-def _told_of_crash(crash: Crash) -> dict[str, object]:
-    """Return what a trace tells of a crash."""
-    told = {
-        "what": crash.how,
-        "worker": crash.pid,
-        "kind": crash.kind,
-        "signal": crash.signal,
-        "exit_code": crash.exit_code,
-        "job": crash.job_id,
-        "function": crash.function,
-        "stderr": "\n".join(crash.stderr_tail),
-        "stack": crash.stack,
-        "next": crash.next_step_text,
-    }
-    return {name: value for name, value in told.items() if value not in {None, ""}}
-
-
-def _told_of(event: Event) -> tuple[str, Mapping[str, object]]:
-    """Return what the trace calls an event that is not about one job, and its data."""
-    name = type(event).__name__.lower()
-    if isinstance(event, Crashed):
-        return name, _told_of_crash(event.crash)
-    if isinstance(event, GaveUp):
-        return name, {"reason": event.reason}
-    told = {field.name: getattr(event, field.name) for field in fields(event)}
-    return name, told

@@ -75,12 +75,10 @@ class LineMaker:
         self._begun = f'{{"ph":"B","cat":"job",{self._where}"tid":'
         self._ended = f'{{"ph":"E","cat":"job",{self._where}"tid":'
 
-    def head(self, name: str, service: int) -> str:
-        """Return how the file begins: what the pool is called."""
+    def head(self, name: str, service: int, whole: str = "the pool") -> str:
+        """Return how the file begins: what the pool is called, and the track of all of it."""
         args = f'"args":{{"name":{text_of(name)},"service":{service}}}'
-        return (
-            f"{HEAD}{self._where}{args}}},\n{self.track_name(POOL_TRACK, 'the pool')}"
-        )
+        return f"{HEAD}{self._where}{args}}},\n{self.track_name(POOL_TRACK, whole)}"
 
     def track_name(self, track: int, name: str) -> str:
         """Return the lines that give a track its name, and its place among the others."""
@@ -173,6 +171,33 @@ class LineMaker:
             "name": name,
             "pid": self._number,
             "tid": POOL_TRACK if track is None else track,
+            "ts": at,
+            "args": {key: _plain(value) for key, value in args.items()},
+        }
+        return f"{json.dumps(line, separators=(',', ':'))},\n"
+
+    def phase(self, track: int, name: str, at: int, args: Mapping[str, object]) -> str:
+        """Return the line with which something begins that lasts; see :meth:`phase_over`."""
+        line = {
+            "ph": "B",
+            "cat": "worker",
+            "name": name,
+            "pid": self._number,
+            "tid": track,
+            "ts": at,
+            "args": {key: _plain(value) for key, value in args.items()},
+        }
+        return f"{json.dumps(line, separators=(',', ':'))},\n"
+
+    def phase_over(
+        self, track: int, name: str, at: int, args: Mapping[str, object]
+    ) -> str:
+        """Return the line with which it ends."""
+        line = {
+            "ph": "E",
+            "name": name,
+            "pid": self._number,
+            "tid": track,
             "ts": at,
             "args": {key: _plain(value) for key, value in args.items()},
         }

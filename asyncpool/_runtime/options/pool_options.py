@@ -19,7 +19,6 @@ from asyncpool._runtime.options.checks import (
     function,
     items,
     name_or_number,
-    path,
     seconds,
 )
 from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
@@ -68,7 +67,6 @@ POOL_CHECKS: dict[str, Check] = {
     "concurrency": _concurrency,
     "initializer": function,
     "initargs": items("a tuple of arguments"),
-    "trace": path,
     "around": _around,
     "propagate": anything,  # Propagation checks it when it looks for the variables
     "name": name_or_number("pool"),  # last, so that a refused pool takes no number
@@ -98,7 +96,6 @@ class PoolOptions(WorkerOptions):
     initargs: tuple[Any, ...]
     around: Callable[..., object] | str | None
     propagate: Iterable[ContextVar[Any] | str]
-    trace: str | None
     job_limits: JobLimits
 
     def __post_init__(self) -> None:

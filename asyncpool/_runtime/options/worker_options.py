@@ -15,6 +15,7 @@ from asyncpool._runtime.options.checks import (
     instance,
     items,
     one_of,
+    path,
     seconds,
 )
 
@@ -48,6 +49,7 @@ WORKER_CHECKS: dict[str, Check] = {
     "start_timeout": seconds(),
     "ping_timeout": seconds(optional=True),
     "ready": one_of(get_args(ReadyWhen)),
+    "trace": path,
 }
 
 
@@ -71,6 +73,7 @@ class WorkerOptions:
     ping_timeout: float | None
     ready: ReadyWhen
     max_surge: int
+    trace: str | None
 
     def shared(self) -> dict[str, Any]:
         """Return the options of this class, by name, without those of a subclass."""
