@@ -71,7 +71,7 @@ def counted(app: Any, figures: RequestFigures) -> Any:
             await app(scope, receive, tell)
         finally:
             # What is open when figures end is counted as cut off.
-            if status != _OVER and not figures.ended:
+            if status != _OVER and not figures.ended:  # pyright: ignore[reportUnnecessaryComparison] - tell() changes it
                 durations = by_status.get(status or _SERVER_ERROR, others)
                 durations.note(monotonic() - began)
 

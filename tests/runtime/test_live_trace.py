@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncpool._observe.live_trace import LiveTrace
 from asyncpool._observe.trace import Trace
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool.enums import JobOutcome, RunState
@@ -22,7 +23,7 @@ def figures() -> PoolStats:
     return PoolStats(state=RunState.RUNNING, workers=2, queued=5, busy=2)
 
 
-def trace_of(path: Path, hub: PoolHub) -> Trace:
+def trace_of(path: Path, hub: PoolHub) -> LiveTrace:
     return Trace(str(path), name="shop", concurrency=1, hub=hub, stats=figures)
 
 
