@@ -13,6 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import anyio
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.leases.lease_ledger import (
     LeaseLedger,
     Lost,
@@ -26,7 +27,7 @@ from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.job.lease_holder import Holder
 from asyncpool._runtime.job.lease_renewals import LeaseRenewals, Problem
-from asyncpool._runtime.job.lease_reports import LeaseReports
+from asyncpool._runtime.job.lease_reports import LeaseReports, named
 from asyncpool._runtime.options.lease_options import check_renewals
 from asyncpool.events import LeaseEvent, LeaseLapsed, LeaseLost, LeaseStats
 
@@ -269,7 +270,7 @@ class LeaseKeeper(Generic[L]):
             hold.job is not None and not hold.over() for hold in self._holds.values()
         )
         if open_jobs:
-            _LOGGER.warning("a lease keeper ends before %d of its jobs", open_jobs)
+            say.KEEPER_ENDS_EARLY.log(_LOGGER, {"jobs": open_jobs})
         for lease in list(self._holds):
             self.remove(lease)
         task.cancel()
@@ -322,8 +323,9 @@ class LeaseKeeper(Generic[L]):
         if hold.on_lost is not None:
             try:
                 hold.on_lost(lease)
-            except Exception:
-                _LOGGER.exception("on_lost raised; the keeper goes on")
+            except Exception as error:  # noqa: BLE001 - it is the user's code
+                extra = {"lease": named(lease)}
+                say.ON_LOST_FAILED.log(_LOGGER, extra, error=error)
 
     def _take(self, lease: L, hold: _Hold) -> None:
         if self._task is None or self._task.done():

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.strategies import booleans
 
 from tests.helpers.guards import Snapshot, mark_descendants
+from tests.helpers.log_table import provoked
 from tests.helpers.loops import loop_factories, skips, warm_up
 
 # These assert too, and are to say as much as a test when it fails.
@@ -90,3 +91,14 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     leaks = before.leaks()
     if request.node.get_closest_marker("leaks_allowed") is None:
         assert not leaks, "the test left behind: " + "; ".join(leaks)
+
+
+@pytest.fixture(autouse=True)
+def logged(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test that does not log what ``pytest.mark.logs`` names, as it is documented."""
+    marker = request.node.get_closest_marker("logs")
+    if marker is None:
+        yield
+        return
+    with provoked(set(marker.args)):
+        yield

@@ -197,6 +197,7 @@ def test_a_lease_that_is_gone_costs_its_job() -> None:
     run(main())
 
 
+@pytest.mark.logs("lease-given-up")
 def test_a_job_is_cancelled_before_its_lease_lapses(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -265,6 +266,7 @@ def test_a_loop_that_stalled_for_too_long_gives_its_leases_up_before_any_beat() 
     run(main())
 
 
+@pytest.mark.logs("on-lost-failed")
 def test_who_has_no_job_is_called(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         outside = Outside(a=[LeaseLostError()], b=[LeaseLostError()])
@@ -300,6 +302,7 @@ def test_a_throttled_beat_slows_all_of_them_down() -> None:
     run(main())
 
 
+@pytest.mark.logs("lease-missed")
 def test_an_unknown_error_is_retried_and_then_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -411,9 +414,12 @@ def test_slow_beats_of_several_leases_overlap_as_far_as_the_rate_asks_for() -> N
     run(main(1000.0, 32, 96))
 
 
+@pytest.mark.logs("leases-saturated", "leases-relieved")
 def test_more_leases_than_a_cycle_has_beats_are_told_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "asyncpool")
+
     async def main() -> None:
         outside = Outside()
         async with LeaseKeeper(outside.extend, interval=3.0) as keeper:
@@ -470,6 +476,7 @@ def test_a_lease_that_comes_again_waits_for_the_beat_of_its_namesake() -> None:
     run(main())
 
 
+@pytest.mark.logs("keeper-ends-early")
 def test_its_end_interrupts_what_is_under_way(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         outside, orphan = Outside(a=[99.0], b=[99.0]), job()

@@ -21,6 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any, TypeAlias
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.run_times import BUDGET
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.supervision.closing import Finish
@@ -179,8 +180,8 @@ class Engine:
     def _run(self) -> None:
         try:
             asyncio.run(self._live())
-        except BaseException as error:
-            _LOGGER.exception("the thread of %s failed", self._pool.name)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, callers wait
+            say.EXECUTOR_FAILED.log(_LOGGER, {"pool": self._pool.name}, error=error)
             text = f"the executor failed: {error!r}"
             self._break(lambda: with_base(PoolClosedError(text), BrokenProcessPool))
         finally:
@@ -368,7 +369,7 @@ def _settle(
         ends = isinstance(failure, SystemExit | KeyboardInterrupt)
         if ends and threading.current_thread() is threading.main_thread():
             raise
-        _LOGGER.exception("a callback of %r failed", call)
+        say.CALLBACK_FAILED.log(_LOGGER, {}, error=failure, call=call)
 
 
 def _as_documented(error: BaseException) -> BaseException:

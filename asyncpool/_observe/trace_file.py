@@ -15,6 +15,7 @@ import threading
 from contextlib import suppress
 from queue import SimpleQueue
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.trace.trace_lines import HEAD
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -33,7 +34,7 @@ class TraceFile:
 
     Args:
         path: Where it is; an older trace there is replaced.
-        pool: What errors and logs call the pool, or the cluster.
+        title: What errors and logs call the pool, or the cluster.
 
     Attributes:
         stopped: Whether it cannot be written any more.
@@ -43,13 +44,13 @@ class TraceFile:
         OSError: If it cannot be written, or is no trace.
     """
 
-    def __init__(self, path: str, pool: str) -> None:
+    def __init__(self, path: str, title: str) -> None:
         self._path = path
-        self._pool = pool
+        self._title = title
         try:
             self._file = _open(path)
         except OSError as error:
-            why = f"{error.strerror}: {pool} cannot write its trace; {_ADVICE}"
+            why = f"{error.strerror}: {title} cannot write its trace; {_ADVICE}"
             raise type(error)(error.errno, why, path) from None
         self.stopped = False
         self.lost = 0
@@ -87,14 +88,10 @@ class TraceFile:
         except OSError as error:
             self.stopped = True
             self._cut()
-            _LOGGER.error(  # noqa: TRY400 - the traceback says nothing more
-                "the trace of %s ends here, since %s cannot be written: %s; the %s "
-                "goes on without it",
-                self._pool,
-                self._path,
-                error.strerror,
-                self._pool.partition(" ")[0],
-                extra={"pool": self._pool, "path": self._path},
+            what, _, name = self._title.partition(" ")
+            extra = {"pool": name, "path": str(self._path)}
+            say.TRACE_ENDED.log(
+                _LOGGER, extra, what=what, title=self._title, why=error.strerror
             )
         finally:
             os.close(self._file)

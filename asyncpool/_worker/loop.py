@@ -202,8 +202,8 @@ def _begin(config: WorkerConfig, parts: WorkerParts) -> Hook | None:
             serve = sys.modules[module].serve
             leave(serve(jobs, control, coroutines, config), coroutines)
     except BaseException as error:
-        # The master of a cluster logs an announced error itself, together with the end.
-        if config.main is None or not control.announced:
+        # The pool logs an announced error itself, together with the end.
+        if not control.announced:
             print_error(error)
         leave(1, coroutines)
     return hook

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.control.paths import path_of
 from asyncpool._runtime.control.server import ControlSocket
@@ -59,22 +60,15 @@ def open_control(cluster: str, control: str | None, answer: Answer) -> Control |
         is_path = control is not None and "/" in control
         if is_path or (in_use and control is not None):
             raise
-        _LOGGER.warning(
-            "cluster %s: there is no control socket, so commands cannot reach it: %s; "
-            "--control PATH has it elsewhere",
-            cluster,
-            error,
-        )
+        title = f"cluster {cluster}"
+        say.NO_CONTROL.log(_LOGGER, {"pool": cluster}, title=title, why=error)
         return None
     name, which = cluster, f"--control {made.path}"
     if (stem := _name_at(made.path)) is not None:
         name, which = stem, f"--name {stem}"
     if control is None and name != cluster:
-        _LOGGER.info(
-            "cluster %s: another one has this name: commands find it by %s",
-            cluster,
-            which,
-        )
+        extra = {"pool": cluster, "which": which}
+        say.NAME_TAKEN.log(_LOGGER, extra, title=f"cluster {cluster}")
     made.open()
     return Control(made, name, which)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asyncpool._api.supervised import Supervised
 from asyncpool._core.base.validation import TEXT, check_type, or_none
+from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from asyncpool._observe.cluster_trace import ClusterTrace
     from asyncpool._runtime.state.pool_state import PoolState
     from asyncpool._worker.cluster.worker import Worker
+
+
+_LOGGER = logging.getLogger("asyncpool")
 
 
 class Cluster(Messenger, Supervised):
@@ -158,12 +164,26 @@ class Cluster(Messenger, Supervised):
         Concurrency:
             Further calls wait for the first one.
         """
+        first, began = self._life.supervisor is None, time.monotonic()
         try:
             await self._life.start(self._listen)
         finally:
             if self._life.supervisor is None and self._listeners is not None:
                 self._listeners.close()
+        if first:
+            self._tell_start(time.monotonic() - began)
         return self
+
+    def _tell_start(self, seconds: float) -> None:
+        where = ", ".join(self.addresses)
+        extra = {
+            "pool": self.name,
+            "pid": os.getpid(),
+            "addresses": where,
+            "seconds": round(seconds, 3),
+        }
+        title, where = f"cluster {self.name}", where or "no address"
+        say.SERVER_READY.log(_LOGGER, extra, title=title, where=where)
 
     def _listen(self) -> SupervisorConfig:
         workers, _ = self._config.workers

@@ -7,6 +7,7 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
+from asyncpool._core.cluster import server_messages as say
 from asyncpool._runtime.cluster.link import WorkerLink
 from asyncpool._runtime.cluster.message_queues import Inbox
 from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket
@@ -41,12 +42,10 @@ class Messages:
             link.consumed()
             try:
                 value = pickle.loads(payload)  # noqa: S301 - workers are trusted
-            except Exception:
-                _LOGGER.exception(
-                    "cluster %s cannot read a message of worker %d and drops it",
-                    self._name,
-                    link.slot,
-                )
+            except Exception as error:  # noqa: BLE001 - the message may hold any object
+                extra = {"pool": self._name, "slot": link.slot}
+                title = f"cluster {self._name}"
+                say.MESSAGE_UNREADABLE.log(_LOGGER, extra, error=error, title=title)
                 continue
             return Message(link.slot, link.generation, value)
 
@@ -69,13 +68,10 @@ class SocketIterator(Generic[H]):
             slot, thing, payload = await anext(self._inbox)
             try:
                 thing.value = pickle.loads(payload) if payload else None  # noqa: S301 - workers are trusted
-            except Exception:
+            except Exception as error:  # noqa: BLE001 - the value may be any object
                 thing.close()
-                _LOGGER.exception(
-                    "cluster %s cannot read what worker %d has sent with a descriptor, "
-                    "and drops both",
-                    self._name,
-                    slot,
-                )
+                extra = {"pool": self._name, "slot": slot}
+                title = f"cluster {self._name}"
+                say.DESCRIPTOR_UNREADABLE.log(_LOGGER, extra, error=error, title=title)
                 continue
             return slot, thing

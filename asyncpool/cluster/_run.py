@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
 from typing import Any, ParamSpec, Protocol
 
+from asyncpool._core.base.log_message import LogMessage
+from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 from asyncpool._runtime.cluster.signals import SignalHandlers, name_of, obeyed
+from asyncpool._runtime.state.life_log import number_of, outcome_of, trouble_of
 from asyncpool.cluster._control import Control, open_control
-from asyncpool.cluster._life_log import LifeLog
 from asyncpool.cluster._stats import ClusterStats
-from asyncpool.cluster._words import number_of, outcome_of, status_line, trouble_of
+from asyncpool.cluster._words import status_line
 from asyncpool.enums import RunState
 from asyncpool.errors import (
     PoolBrokenError,
@@ -26,7 +27,7 @@ from asyncpool.errors import (
     ResizeError,
     RollInProgressError,
 )
-from asyncpool.events import CloseSummary, Event, RollResult
+from asyncpool.events import CloseSummary, RollResult
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -50,7 +51,6 @@ class Operated(Protocol):
     async def reload(self) -> RollResult: ...
     async def resize(self, workers: int) -> None: ...
     async def stacks(self) -> dict[int, str]: ...
-    def events(self) -> AsyncIterator[Event]: ...
     def stats(self) -> ClusterStats: ...
 
 
@@ -105,7 +105,7 @@ class Operation:
         self._wanted: int | None = None
         self._reloading = False
         self._reload_again = False
-        self._serves = self._is_over = False
+        self._is_over = False
 
     async def run(self) -> int:
         """Serve until somebody asks for an end, and return the exit code.
@@ -171,7 +171,7 @@ class Operation:
             else "it ends at once"
         )
         if why:
-            _LOGGER.info("%s: asked to end by %s: %s", self._title, why, how)
+            self._tell(say.STOP_ASKED, {"by": why}, how=how)
         if len(self._stops) == 1:
             self._notifier.stopping()
         within = None if len(self._stops) == 1 else 0.0
@@ -187,12 +187,13 @@ class Operation:
         self.stop(why=why)
 
     def _refuse(self, number: int) -> None:
-        _LOGGER.warning(
-            "%s: %s means nothing here: SIGHUP reloads, SIGTERM ends after a drain, SIGQUIT "
-            "at once",
-            self._title,
-            name_of(number),
-        )
+        self._tell(say.SIGNAL_REFUSED, {"signal": name_of(number)})
+
+    def _tell(
+        self, message: LogMessage, extra: dict[str, object], **words: Any
+    ) -> None:
+        data = {"pool": self._cluster.name, **extra}
+        message.log(_LOGGER, data, title=self._title, **words)
 
     def reload_soon(self, why: str = "its program") -> None:
         """Replace the workers; if a reload is in progress, once more after it.
@@ -207,17 +208,7 @@ class Operation:
     async def _serve(self) -> None:
         """Start the cluster, and wait for its end."""
         try:
-            began = time.monotonic()
-            self._soon(LifeLog(self._title).follow, self._cluster.events())
             await self._cluster.start()
-            self._serves = True
-            _LOGGER.info(
-                "%s: serves after %.2f s: process %d, %s",
-                self._title,
-                time.monotonic() - began,
-                os.getpid(),
-                ", ".join(self._cluster.stats().addresses) or "no address",
-            )
             if not self._stops:
                 self._notifier.ready(status_line(self._cluster.stats()))
                 self._on_ready()
@@ -264,9 +255,11 @@ class Operation:
                 assert request.workers is not None
                 before = self._cluster.stats().workers
                 self._wanted = request.workers
+                extra = {"by": "a command", "workers": request.workers}
+                number = number_of(request.workers)
+                self._tell(say.RESIZE_ASKED, extra, number=number)
                 await self._cluster.resize(request.workers)
                 text = f"{number_of(request.workers)} now, {before} before"
-                _LOGGER.info("%s: resized by a command: %s", self._title, text)
                 return {"workers": request.workers, "text": text}
             case "stop":
                 if request.now:
@@ -281,18 +274,8 @@ class Operation:
                 }
 
     async def _close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        summary = await self._cluster.close(timeout)
+        await self._cluster.close(timeout)
         self._is_over = True
-        if not self._serves:
-            return
-        self._serves = False
-        _LOGGER.info(
-            "%s: has ended: %d connections finished meanwhile, %d were cut off, %d workers killed",
-            self._title,
-            summary.finished,
-            summary.failed,
-            summary.killed,
-        )
 
     async def _reload_until_done(self, why: str) -> None:
         while self._reload_again and not self._stops:
@@ -313,38 +296,31 @@ class Operation:
             raise RollInProgressError("a reload is under way already")
         self._reloading = True
         self._notifier.reloading()
-        _LOGGER.info("%s: asked to reload by %s", self._title, why)
+        self._tell(say.RELOAD_ASKED, {"by": why})
         try:
             result = await self._cluster.reload()
         finally:
             self._reloading = False
             if not self._stops:
                 self._notifier.ready(status_line(self._cluster.stats()))
-        level = logging.INFO if result.ok else logging.ERROR
-        _LOGGER.log(level, "%s: %s", self._title, outcome_of(result))
         return result
 
     def _resize_by(self, change: int) -> None:
         stats = self._cluster.stats()
         self._wanted = max(1, (self._wanted or stats.workers) + change)
+        by = "SIGTTIN" if change > 0 else "SIGTTOU"
+        extra: dict[str, object] = {"by": by, "workers": self._wanted}
+        self._tell(say.RESIZE_ASKED, extra, number=number_of(self._wanted))
         self._soon(self._resize, self._wanted)
 
     async def _resize(self, workers: int) -> None:
-        try:
+        with contextlib.suppress(ResizeError):  # the cluster has logged it
             await self._cluster.resize(workers)
-        except ResizeError as error:
-            _LOGGER.error(  # noqa: TRY400 - it is no bug here
-                "%s: there are to be %d workers: %s", self._title, workers, error
-            )
-        else:
-            _LOGGER.info(
-                "%s: resized by a signal: %s now", self._title, number_of(workers)
-            )
 
     async def _dump(self) -> None:
         """Tell where all workers are."""
         for worker, text in sorted((await self._cluster.stacks()).items()):
-            _LOGGER.warning("stacks of worker %d:\n%s", worker, text.rstrip())
+            self._tell(say.WORKER_STACKS, {"slot": worker}, stacks=text.rstrip())
 
     async def _beat(self) -> None:
         """Tell the service manager how it goes, and its watchdog that it goes at all."""
@@ -384,5 +360,6 @@ class Operation:
             await action()
         except PoolClosedError:
             pass  # it has ended meanwhile
-        except Exception:
-            _LOGGER.exception("an order to cluster %s has failed", self._cluster.name)
+        except Exception as error:  # noqa: BLE001 - it is logged, and the cluster serves on
+            extra = {"pool": self._cluster.name}
+            say.ORDER_FAILED.log(_LOGGER, extra, error=error, title=self._title)

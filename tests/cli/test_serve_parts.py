@@ -27,6 +27,7 @@ from asyncpool._cli.serve.log_formats import TextFormat
 from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._cli.serve.status_view import status_view
+from asyncpool._core.base.pool_messages import ERROR_LINE, WORKER_CRASHED
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.events import Crash
 from tests.helpers.inside import config_of
@@ -284,7 +285,9 @@ def printed(tell: Callable[[ServeLog], object], *, level: int = logging.INFO) ->
 
 
 def worker(line: str, name: str = "worker 7 in slot 0") -> None:
-    logging.getLogger("asyncpool.worker").warning("%s: %s", name, line)
+    extra = {"pool": "app", "slot": 0, "generation": 1, "pid": 7, "stream": "stderr"}
+    logger = logging.getLogger("asyncpool.worker")
+    ERROR_LINE.log(logger, extra, label=name, line=line)
 
 
 def test_lines_of_workers_are_printed_as_they_are() -> None:
@@ -315,15 +318,21 @@ def crash(**file_changes: Any) -> Crash:
         "next_step": NextStep.LEAVE_EMPTY,
     }
     crash = Crash(**{**known, **file_changes})
-    args = "app", crash, crash.next_step_text
-    logging.getLogger("asyncpool").warning("%s: %s; %s", *args)
+    WORKER_CRASHED.log(
+        logging.getLogger("asyncpool"),
+        {"pool": "app"},
+        title="app",
+        crash=crash,
+        then=crash.next_step_text,
+    )
     return crash
 
 
 def test_what_a_worker_logs_names_it() -> None:
     def tell(_: ServeLog) -> None:
-        log = logging.getLogger("shop")
-        log.warning("sold %d\nout", 3, extra={"worker": 7})
+        fields = {"name": "shop", "levelno": 30, "levelname": "WARNING", "process": 7}
+        record = logging.makeLogRecord({**fields, "msg": "sold 3\nout", "pid": 7})
+        logging.getLogger("shop").handle(record)
 
     assert printed(tell) == "WARNING shop [7]: sold 3\n    out\n"
 
@@ -366,7 +375,7 @@ def test_records_as_json() -> None:
             os.environ["LOST-"]
         except KeyError:
             logging.getLogger("shop").exception("sold\nout", extra={"order": 5})
-        logging.getLogger("shop").info("by", extra={"worker": 7, "path": Path("/x")})
+        logging.getLogger("shop").info("by", extra={"pid": 7, "path": Path("/x")})
         log.tell("asyncpool: gone", logging.ERROR)
 
     found = in_json(tell)
@@ -375,14 +384,25 @@ def test_records_as_json() -> None:
     assert all(re.fullmatch(r"[\d-]{10}T[\d:]{8}\.\d{3}Z", time) for time in times)
     failed = found[3]
     assert failed.pop("exception").endswith("KeyError: 'LOST-'")
-    printed = {"level": "WARNING", "logger": "asyncpool.worker", "worker": 7, "slot": 0}
+    printed = {
+        "level": "WARNING",
+        "logger": "asyncpool.worker",
+        "pool": "app",
+        "slot": 0,
+    }
+    printed |= {
+        "generation": 1,
+        "pid": 7,
+        "stream": "stderr",
+        "message_id": "error-line",
+    }
     shop = {"level": "INFO", "logger": "shop"}
     assert found == [
         printed | {"message": "hello \x1b 100%"},
         {"mine": [1]},
         printed | {"message": "{no json}"},
         {"level": "ERROR", "logger": "shop", "message": "sold\nout", "order": 5},
-        shop | {"message": "by", "worker": 7, "path": "/x"},
+        shop | {"message": "by", "pid": 7, "path": "/x"},
         {"level": "ERROR", "logger": "asyncpool", "message": "gone"},
     ]
 
@@ -403,7 +423,7 @@ def test_fields_of_json_are_the_applications_only_where_they_are_free() -> None:
         "extra_time": 0.5,
         "extra_level": "gold",
         "extra_logger": "mine",
-        "extra_slot": 9,
+        "slot": 9,
         "who": "me",
         "extra_exception": "none",
         "extra_stack": "nan",

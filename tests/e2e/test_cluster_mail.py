@@ -91,6 +91,7 @@ async def test_what_a_worker_has_sent_before_its_death_arrives() -> None:
                 assert (message.generation, message.value) == (generation, n)
 
 
+@pytest.mark.logs("messages-dropped")
 async def test_of_dead_workers_the_last_messages_are_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,6 +107,7 @@ async def test_of_dead_workers_the_last_messages_are_kept(
     assert f"cluster mine drops {what}" in told(caplog)
 
 
+@pytest.mark.logs("messages-unread")
 async def test_nobody_waits_where_nobody_can_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -127,6 +129,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
 
 
+@pytest.mark.logs("message-unreadable")
 async def test_what_cannot_be_read_is_dropped_and_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -513,6 +516,7 @@ async def test_a_value_that_is_too_large_is_refused() -> None:
         assert len(open_fds()) == before
 
 
+@pytest.mark.logs("descriptor-unreadable")
 async def test_a_value_that_cannot_be_read_costs_no_descriptor(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

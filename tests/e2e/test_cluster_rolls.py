@@ -264,6 +264,7 @@ async def test_a_reload_has_a_drain_time_of_its_own() -> None:
             assert [await client.answer() for client in some] == [""] * 4
 
 
+@pytest.mark.logs("worker-overran")
 @pytest.mark.parametrize("way", ["SIGTERM", "SIGKILL"])
 async def test_a_reload_tells_of_who_cannot_tell_what_it_cuts_off(
     monkeypatch: pytest.MonkeyPatch,
@@ -605,6 +606,7 @@ async def test_a_resize_during_a_reload() -> None:
         assert len(generations(await all_ready(cluster))) == 3
 
 
+@pytest.mark.logs("resize-failed")
 async def test_a_resize_says_that_a_worker_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,7 @@ async def test_a_timeout_shows_where_it_blocked() -> None:
         assert "in block_for_ever" in (caught.value.stack or "")
 
 
+@pytest.mark.logs("job-blocked-loop")
 async def test_one_that_holds_up_its_loop_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

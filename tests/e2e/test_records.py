@@ -68,7 +68,7 @@ async def test_a_record_is_handled_as_if_it_came_from_here() -> None:
     )
     assert (record.getMessage(), record.args) == ("one and 2", None)
     found = vars(record)
-    assert (found["job_id"], found["attempt"], found["worker"]) == (job.id, 1, pid)
+    assert (found["job_id"], found["attempt"], found["pid"]) == (job.id, 1, pid)
     assert (record.process, record.processName) == (pid, f"{pool.name}-worker-0")
     assert record.threadName == "MainThread"
     assert (record.pathname, record.filename, record.module) == (

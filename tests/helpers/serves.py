@@ -376,3 +376,9 @@ async def fail_at_last(worker: Worker) -> None:
 
 async def fail_before(worker: Worker) -> None:
     raise ArithmeticError("before it was ready")
+
+
+async def never_end(worker: Worker) -> None:
+    """Serve on, whatever the worker is asked for."""
+    worker.ready()
+    await asyncio.Event().wait()

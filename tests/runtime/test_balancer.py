@@ -216,6 +216,7 @@ async def test_a_connection_that_nobody_will_have_is_closed() -> None:
 # This process has no descriptors.
 
 
+@pytest.mark.logs("too-few-descriptors")
 async def test_want_of_descriptors_is_a_pause_and_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -191,8 +192,12 @@ async def test_requests_are_answered_in_turns(runtime: Path) -> None:
         ]
 
 
+@pytest.mark.logs("command-failed")
 @pytest.mark.asyncio
-async def test_what_goes_wrong_is_an_error_of_the_clients(runtime: Path) -> None:
+async def test_what_goes_wrong_is_an_error_of_the_clients(
+    runtime: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "asyncpool")
     async with patience(), serving() as path:
         with pytest.raises(ProtocolError, match=r"^no such code$"):
             await asyncio.to_thread(ask, path, Request("reload"))
@@ -225,6 +230,7 @@ async def test_who_does_not_keep_to_the_protocol_is_sent_away(
         writer.close()
 
 
+@pytest.mark.logs("control-refused")
 @pytest.mark.asyncio
 async def test_another_user_is_refused(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -236,6 +242,7 @@ async def test_another_user_is_refused(
     assert caplog.messages == [f"the control socket has refused user {US + 1}"]
 
 
+@pytest.mark.logs("control-unknown-user")
 @pytest.mark.asyncio
 async def test_who_is_unknown_is_refused(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -392,6 +399,7 @@ class Scarce:
         return getattr(self._sock, name)
 
 
+@pytest.mark.logs("control-not-accepted")
 @pytest.mark.asyncio
 async def test_it_waits_while_no_file_can_be_opened(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

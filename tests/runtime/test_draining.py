@@ -51,6 +51,7 @@ async def pass_by(seconds: float) -> None:
     await over
 
 
+@pytest.mark.logs("close-is-slow")
 def test_every_ten_seconds_it_says_what_it_waits_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_stream_that_nobody_reads_is_told_from_the_others() -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.logs("jobs-unheard")
 def test_jobs_that_end_with_the_pool_are_told_of_if_nobody_waits_for_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

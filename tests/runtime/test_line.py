@@ -101,6 +101,7 @@ async def test_a_socket_for_which_there_is_no_descriptor_is_refused() -> None:
             assert len(master.mail.sockets) == 1
 
 
+@pytest.mark.logs("connections-lost")
 async def test_connections_that_came_back_and_were_lost_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -79,6 +79,7 @@ async def test_nobody_is_told_of_jobs_behind_the_end_of_a_disk() -> None:
     hub.end()
 
 
+@pytest.mark.logs("reader-failed")
 async def test_figures_that_cannot_be_had_cost_only_themselves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,6 +31,8 @@ class Worker:
     """One that logs, and the channel that it logs through."""
 
     pid: int | None = 77
+    slot = 3
+    generation = 2
 
     def __init__(self, worker_logs: WorkerLogs) -> None:
         self.accused: list[str] = []
@@ -65,7 +67,7 @@ def entry(message: str) -> LogEntry:
 
 
 def worker_logs() -> WorkerLogs:
-    return WorkerLogs(asyncio.get_running_loop())
+    return WorkerLogs(asyncio.get_running_loop(), "shop")
 
 
 async def test_records_are_handled_in_their_order_and_not_at_once() -> None:
@@ -80,7 +82,7 @@ async def test_records_are_handled_in_their_order_and_not_at_once() -> None:
             await logs.finish()
     assert kept.messages == ["a", "b", "c"]
     assert (one.calls, other.calls) == ([], [])
-    assert {vars(record)["worker"] for record in kept.records} == {77}
+    assert {vars(record)["pid"] for record in kept.records} == {77}
 
 
 async def test_the_loop_has_its_turn_between_records_that_take_long() -> None:
@@ -131,6 +133,7 @@ async def test_what_cannot_be_read_accuses_its_author_alone() -> None:
     assert kept.messages == ["fine"]
 
 
+@pytest.mark.logs("records-dropped")
 async def test_what_is_left_is_dropped_at_the_end_and_that_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -156,7 +159,7 @@ async def test_before_its_pid_is_known_a_worker_goes_by_its_own_word() -> None:
         worker.say("early")
         async with patience():
             await logs.finish()
-    assert [vars(record)["worker"] for record in kept.records] == [ENTRY.process]
+    assert [vars(record)["pid"] for record in kept.records] == [ENTRY.process]
 
 
 async def test_times_are_those_of_the_worker() -> None:
@@ -176,7 +179,7 @@ async def test_times_are_those_of_the_worker() -> None:
 async def test_fields_cannot_pose_as_anything_else() -> None:
     kept, logs = Kept(), worker_logs()
     worker = Worker(logs)
-    posing = {"levelno": 50, "job_id": 99, "worker": 1, "exc_info": "no", "args": 5}
+    posing = {"levelno": 50, "job_id": 99, "pid": 1, "exc_info": "no", "args": 5}
     with handled_by(kept):
         worker.notes.add(entry("posing")._replace(fields=posing).pack())
         async with patience():
@@ -184,22 +187,22 @@ async def test_fields_cannot_pose_as_anything_else() -> None:
     [record] = kept.records
     found = vars(record)
     assert (record.levelno, record.exc_info, record.args) == (20, None, None)
-    assert (found["job_id"], found["worker"]) == (3, 77)
+    assert (found["job_id"], found["pid"]) == (3, 77)
     assert logging.Formatter("%(message)s").format(record) == "posing"
 
 
 async def test_what_is_given_by_our_names_has_others() -> None:
     kept, logs = Kept(), worker_logs()
     worker = Worker(logs)
-    given = {"worker": "me", "job_id": 3, "attempt": 5}  # the job's own logger gives 3
+    given = {"pid": "me", "job_id": 3, "attempt": 5}  # the job's own logger gives 3
     with handled_by(kept):
         worker.notes.add(entry("by names")._replace(fields=given).pack())
         async with patience():
             await logs.finish()
     [record] = kept.records
     found = vars(record)
-    assert (found["worker"], found["job_id"], found["attempt"]) == (77, 3, 1)
-    assert (found["extra_worker"], found["extra_attempt"]) == ("me", 5)
+    assert (found["pid"], found["job_id"], found["attempt"]) == (77, 3, 1)
+    assert (found["extra_pid"], found["extra_attempt"]) == ("me", 5)
     assert "extra_job_id" not in found
 
 

@@ -157,6 +157,7 @@ def test_what_a_worker_has_truncated_is_empty(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+@pytest.mark.logs("notes-unreadable")
 def test_what_cannot_be_read_counts_as_begun_and_lost(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -62,6 +62,7 @@ async def test_a_slow_stream_of_jobs_drops_the_oldest() -> None:
     assert (stream.dropped, hub.dropped) == (1, 1)
 
 
+@pytest.mark.logs("listener-failed")
 async def test_a_listener_that_fails_disturbs_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -46,6 +46,7 @@ async def test_a_process_that_is_held_is_not_signalled_by_number(
     os.close(other)
 
 
+@pytest.mark.logs("call-refused")
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EACCES])
 async def test_a_signal_that_is_refused_is_sent_by_number_until_the_end_is_known(
     sent: list[tuple[str, int, int]],
@@ -67,6 +68,7 @@ async def test_a_signal_that_is_refused_is_sent_by_number_until_the_end_is_known
     os.close(other)
 
 
+@pytest.mark.logs("signal-not-sent")
 async def test_a_signal_that_cannot_be_sent_at_all_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

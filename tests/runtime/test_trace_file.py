@@ -75,6 +75,7 @@ def test_where_there_can_be_no_file(tmp_path: Path) -> None:
     assert refusal(pipe).errno == errno.EINVAL, "nobody reads it, so it would wait"
 
 
+@pytest.mark.logs("trace-ended")
 def test_a_full_disk_ends_the_trace_with_one_record(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

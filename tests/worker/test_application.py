@@ -76,6 +76,7 @@ def test_what_takes_three_arguments_gets_them(app: Any, version: str) -> None:
     assert asgi_version(app) == version
 
 
+@pytest.mark.logs("looks-like-factory")
 def test_a_factory_is_called(caplog: pytest.LogCaptureFixture) -> None:
     assert asgi_application(make_asgi, "app:make", factory=True) is asgi3
     assert wsgi_application(make_wsgi, "app:make", factory=True) is wsgi

@@ -208,6 +208,7 @@ def test_a_connection_at_rest_moves_with_what_is_on_its_way(serve: Start) -> Non
     assert master.load == (2, 2)
 
 
+@pytest.mark.logs("not-handed-on")
 @pytest.mark.parametrize("left", [0, 1])
 def test_what_cannot_move_for_want_of_descriptors_is_counted(
     serve: Start, left: int

@@ -123,16 +123,9 @@ class WorkerLines(logging.Handler):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
-        self._dying: deque[object] = deque(maxlen=64)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
-        if record.name == "asyncpool.worker" and isinstance(record.args, tuple):
-            worker, line = record.args
-            if f"{line}".startswith("Fatal Python error"):
-                self._dying.append(worker)
-            if worker in self._dying:
-                return  # it is in the crash report, the stack too
         with suppress(OSError):  # nobody may read it
             self._console.print(
                 Text(printable_lines(self.format(record))),

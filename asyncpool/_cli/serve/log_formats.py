@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
-import re
+import os
 import time
 from typing import Any
 
+from asyncpool._core.base.pool_messages import ERROR_LINE, LINE
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.wire.log_records import plain_fields
 
-_LABEL = re.compile(r"worker (\d+) in slot (\d+)")
-
 # What every record has; the rest is what somebody has added as "extra".
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-# What a pool adds to what its workers log.
-_OURS = {"worker", "job_id", "attempt"}
 # What these names mean, no application changes.
-_FIXED = frozenset(
-    ("time", "level", "logger", "message", "worker", "slot", "exception", "stack")
-)
+_FIXED = frozenset(("time", "level", "logger", "message", "exception", "stack"))
+# What is left out of records that are about no job.
+_OF_JOBS = frozenset(("job_id", "attempt", "function"))
+# Lines that workers have printed.
+_LINES = frozenset((LINE.id, ERROR_LINE.id))
 
 
 def is_printed(record: logging.LogRecord) -> bool:
     """Tell whether a record is a line that a worker has printed."""
-    return record.name == "asyncpool.worker" and isinstance(record.args, tuple)
+    return getattr(record, "message_id", None) in _LINES
 
 
 class TextFormat(logging.Formatter):
@@ -38,8 +37,8 @@ class TextFormat(logging.Formatter):
         """Return the line, and the further lines."""
         if is_printed(record):
             return f"{self.formatTime(record)} {record.getMessage()}"
-        worker = getattr(record, "worker", None)
-        record.who = "" if worker is None else f" [{worker}]"
+        is_ours = record.process in {None, os.getpid()}
+        record.who = "" if is_ours else f" [{record.process}]"
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
@@ -66,18 +65,13 @@ class JsonFormat(logging.Formatter):
             "logger": record.name,
         }
         if is_printed(record):
-            label, line = record.args  # type: ignore[misc]
-            if _is_object(f"{line}"):
-                return f"{line}"
-            found["message"] = f"{line}"
-            who = _LABEL.match(f"{label}")
-            if who is not None:
-                found["worker"], found["slot"] = map(int, who.groups())
+            line = str(record.args["line"])  # type: ignore[index,call-overload]
+            if _is_object(line):
+                return line
+            found["message"] = line
+            found |= _extra(record)
         else:
             found["message"] = record.getMessage()
-            worker = getattr(record, "worker", None)
-            if worker is not None:
-                found["worker"] = worker
             found |= _extra(record)
             trace = record.exc_text
             if trace is None and record.exc_info:
@@ -96,8 +90,11 @@ def _time(record: logging.LogRecord) -> str:
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
     found: dict[str, object] = {}
+    left_out = _STANDARD
+    if getattr(record, "job_id", None) is None:
+        left_out = _STANDARD | _OF_JOBS
     for given, value in vars(record).items():
-        if given not in _STANDARD and given not in _OURS:
+        if given not in left_out:
             name = given
             while name in _FIXED or name in found:
                 name = f"extra_{name}"

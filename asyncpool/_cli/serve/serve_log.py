@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -64,11 +64,11 @@ class ServeLog(logging.StreamHandler[TextIO]):
             return
         if not self._is_admitted(record):
             return
-        args = record.args if self._starting else ()
-        if isinstance(args, tuple):
-            for crash in args[1:2]:
-                if isinstance(crash, Crash) and cannot_be_loaded(crash):
-                    return  # that is told of when all has ended
+        args = record.args if self._starting else None
+        if isinstance(args, Mapping):
+            crash = args.get("crash")
+            if isinstance(crash, Crash) and cannot_be_loaded(crash):
+                return  # that is told of when all has ended
         super().emit(record)
 
     def _gap(self, count: int) -> str:

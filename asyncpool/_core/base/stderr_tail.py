@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from asyncpool._core.base.text import printable
 
 # The first words of a fatal error of the interpreter.
-_FATAL = b"Fatal Python error"
+FATAL = b"Fatal Python error"
 
 _LAST = 40
 # Room for the error, the stack of a worker's control thread, and the beginning of the
@@ -37,7 +37,7 @@ class StderrTail:
         for line in lines:
             kept = line[: 4 * _WIDTH]
             self._last.append(kept)
-            if kept.startswith(_FATAL):
+            if kept.startswith(FATAL):
                 self._first, self._since = [], 0
             elif not self._since:
                 continue

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
 from asyncpool.enums import JobOutcome
 from asyncpool.events import Event, JobEvent
@@ -166,8 +167,8 @@ class PoolHub(EventHub[Event]):
         for callback in ends:
             try:
                 callback()
-            except Exception:
-                _LOGGER.exception("%r failed at the end of the pool", callback)
+            except Exception as error:  # noqa: BLE001 - nobody else's concern
+                say.READER_FAILED.log(_LOGGER, {}, error=error, reader=callback)
 
     def _on_stream_gone(self, ref: weakref.ref[Any]) -> None:
         # A new list, since an event may be on its way through the old one.
@@ -183,5 +184,7 @@ def _call(listener: Callable[[Any], object], event: object) -> None:
     """Call *listener*; what it raises is logged, and nobody else's concern."""
     try:
         listener(event)
-    except Exception:
-        _LOGGER.exception("the listener %r failed at %r", listener, event)
+    except Exception as error:  # noqa: BLE001 - see above
+        say.LISTENER_FAILED.log(
+            _LOGGER, {}, error=error, listener=listener, event=event
+        )

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import logging
 
+from asyncpool._core.base import pool_messages as say
+
 _LOGGER = logging.getLogger("asyncpool")
 
 _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})
@@ -26,10 +28,4 @@ def tell_once(call: str, error: OSError, instead: str) -> None:
     if call in _told:
         return
     _told.add(call)
-    _LOGGER.warning(
-        "%s is refused here (%s): %s; allow it in the sandbox's filter of system calls "
-        "('asyncpool doctor' tells what else is missing)",
-        call,
-        error,
-        instead,
-    )
+    say.CALL_REFUSED.log(_LOGGER, {"call": call}, why=error, instead=instead)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, ask_to_stop, read_log
 from asyncpool._core.wire.frames import Frame, FrameKind
@@ -46,8 +47,8 @@ def _or_else(otherwise: Callable[[], object]) -> Callable[[R], R]:
         def read_or_else(*args: Any) -> object:
             try:
                 return read(*args)
-            except Exception:
-                _LOGGER.exception("the notes of a worker cannot be read")
+            except Exception as error:  # noqa: BLE001 - see above
+                say.NOTES_UNREADABLE.log(_LOGGER, {}, error=error)
                 return otherwise()
 
         return cast("R", read_or_else)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.cluster.balancing import ConnectionBalancing
 from asyncpool._core.cluster.link_rules import HandleTag
 from asyncpool._runtime.base.alarm import Alarm
@@ -108,13 +109,8 @@ class ConnectionBalancer:
         """Give others what a dead worker has not taken."""
         self._paused.discard(link)
         if link.lost:
-            _LOGGER.error(
-                "cluster %s: %d connections of worker %d were closed, since there were too few "
-                "descriptors to hand them on",
-                self._name,
-                link.lost,
-                link.slot,
-            )
+            extra = {"pool": self._name, "slot": link.slot, "lost": link.lost}
+            say.CONNECTIONS_LOST.log(_LOGGER, extra, title=f"cluster {self._name}")
         for handle in self.core.gone(link.slot):
             self._try_another(handle)
         self.dispatch()
@@ -310,11 +306,8 @@ class ConnectionBalancer:
     def _rest(self, error: OSError) -> None:
         """Accept nothing for a moment, since there are no descriptors."""
         if not self._exhausted:
-            _LOGGER.error(
-                "cluster %s accepts no connections, since there are too few descriptors: %s",
-                self._name,
-                error,
-            )
+            extra, title = {"pool": self._name}, f"cluster {self._name}"
+            say.TOO_FEW_DESCRIPTORS.log(_LOGGER, extra, title=title, why=error)
         self._exhausted = True
         self._ready.clear()
         if not self._pause.is_set:

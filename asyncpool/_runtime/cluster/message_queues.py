@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from typing import Generic, Self, TypeVar
 
+from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.cluster.link_rules import MOST_MESSAGES
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.cluster.link import WorkerLink
@@ -121,24 +122,19 @@ class MessageQueues:
             else:
                 self.messages.put(item)
         if len(theirs) > MOST_MESSAGES:
-            _LOGGER.warning(
-                "cluster %s drops %d messages of dead workers in slot %d, which nobody "
-                "has read",
-                self._name,
-                len(theirs) - MOST_MESSAGES,
-                link.slot,
-            )
+            extra = {
+                "pool": self._name,
+                "slot": link.slot,
+                "messages": len(theirs) - MOST_MESSAGES,
+            }
+            say.MESSAGES_DROPPED.log(_LOGGER, extra, title=f"cluster {self._name}")
 
     def _drop(self, link: WorkerLink) -> None:
         link.consumed()
         if not self._told:
             self._told = True
-            _LOGGER.warning(
-                "worker %d of cluster %s sends messages, which nobody can read here: "
-                "they are dropped",
-                link.slot,
-                self._name,
-            )
+            extra = {"pool": self._name, "slot": link.slot}
+            say.MESSAGES_UNREAD.log(_LOGGER, extra, title=f"cluster {self._name}")
 
     def take_socket(self, link: WorkerLink, fd: int, payload: bytes) -> bool:
         """Keep a socket or a file; return false if it is neither, or not wanted."""

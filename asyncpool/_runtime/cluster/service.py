@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
 
+from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.cluster.drain_limits import DrainLimit, drain_limit
 from asyncpool._core.figures.request_figures import RequestFigures
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
-from asyncpool._runtime.base.callbacks import warn
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
 from asyncpool._runtime.cluster.balancer import ConnectionBalancer
@@ -106,7 +106,7 @@ class Service:
         # Broadcasts, which each new worker gets in their order.
         self._remembered: dict[Hashable, bytes] = {}
         self.groups = ListeningGroups(config, state, self.balancer, self.links)
-        self.stopped = False
+        self.stopped = self._served = False
         self._stopped_at: float | None = None
         # When the worker of each slot began to drain, and whether others went on serving then.
         self._drains: dict[int, tuple[float, bool]] = {}
@@ -156,6 +156,7 @@ class Service:
 
     def ready(self, handle: WorkerHandle) -> None:
         """Note that a worker is ready."""
+        self._served = True
         if self._state.core.slots[handle.slot].state in UP:
             link = self.links[handle.slot]
             link.open = True
@@ -218,15 +219,17 @@ class Service:
             handle.detail = handle.detail or by + why
         if cut or handle.late_stacks:
             cost = f": {cut} of {served} connections are cut off" if cut else ""
-            warn(
-                _LOGGER,
-                "%s: worker %d in slot %d was killed since %s%s",
-                self._state.config.title,
-                handle.pid,
-                handle.slot,
-                why,
-                cost,
-                stacks=handle.late_stacks,
+            extra = {
+                "pool": self._state.config.name,
+                "slot": handle.slot,
+                "generation": handle.generation,
+                "pid": handle.pid,
+                "limit": limit.name,
+                "cut_off": cut,
+            }
+            title, stack = self._state.config.title, handle.late_stacks
+            say.WORKER_OVERRAN.log(
+                _LOGGER, extra, stack=stack, title=title, why=why, cost=cost
             )
 
     async def broadcast(self, key: Hashable, payload: bytes) -> None:
@@ -330,7 +333,18 @@ class Service:
                     self._state.handles[slot].requests.tell_of_close()
 
     def close(self) -> None:
-        """Close everything; there are no workers any more."""
+        """Close everything, and log what the end has cost; there are no workers any more."""
         self.stop()
+        if self._served:
+            finished, cut = self.close_counts
+            state = self._state
+            killed = state.registry.summary(state.core.kills).killed
+            extra = {
+                "pool": state.config.name,
+                "finished": finished,
+                "failed": cut,
+                "killed": killed,
+            }
+            say.SERVER_ENDED.log(_LOGGER, extra, title=state.config.title)
         self.balancer.close()
         self.queues.close()

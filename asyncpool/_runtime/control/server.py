@@ -10,6 +10,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.control.control_protocol import MAX_REQUEST, Request, pack_reply
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.control.paths import peer_uid
@@ -88,7 +89,7 @@ class ControlSocket:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            _LOGGER.warning("the control socket cannot accept a connection: %s", error)
+            say.CONTROL_NOT_ACCEPTED.log(_LOGGER, {}, why=error)
             self._loop.remove_reader(self._sock)
             self._pause.set_in(_PAUSE)
             return
@@ -121,12 +122,10 @@ class ControlSocket:
         try:
             uid = peer_uid(sock)
         except OSError as error:
-            _LOGGER.warning(
-                "the control socket cannot tell whose a connection is: %s", error
-            )
+            say.CONTROL_UNKNOWN_USER.log(_LOGGER, {}, why=error)
             return False
         if uid != os.geteuid():
-            _LOGGER.warning("the control socket has refused user %d", uid)
+            say.CONTROL_REFUSED.log(_LOGGER, {"uid": uid})
             return False
         return True
 
@@ -153,7 +152,7 @@ class ControlSocket:
     async def _reply(self, request: Request) -> dict[str, Any]:
         try:
             return await self._answer(request)
-        except Exception as error:
-            with contextlib.suppress(Exception):
-                _LOGGER.debug("%s has failed", request, exc_info=True)
+        except Exception as error:  # noqa: BLE001 - the client hears of it
+            extra = {"action": request.action}
+            say.COMMAND_FAILED.log(_LOGGER, extra, error=error, request=request)
             return {"error": str(error) or type(error).__name__}

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.leases.renewal_pace import RenewalResult
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
 from asyncpool._runtime.job.lease_renewals import Problem
@@ -79,9 +80,11 @@ class LeaseReports(Generic[L]):
         """Publish that there are too many leases, or no longer too many."""
         self._hub.publish(news)
         if isinstance(news, LeaseSaturated):
-            _LOGGER.warning("a lease keeper is saturated: %s", news)
+            message = say.LEASES_SATURATED
         else:
-            _LOGGER.info("a lease keeper is no longer saturated: %s", news)
+            message = say.LEASES_RELIEVED
+        extra = {"leases": news.leases, "capacity": news.capacity}
+        message.log(_LOGGER, extra, news=news)
 
     def tell_throttled(self, lease: L, pause: float) -> None:
         """Publish that the outside system has throttled the renewal of *lease*."""
@@ -97,10 +100,17 @@ class LeaseReports(Generic[L]):
             return
         why = f": {problem!r}" if problem is not None else ""
         others = f"; so were {self._unsaid} others before" if self._unsaid else ""
-        _LOGGER.warning("lease %r not extended for %.3g s%s%s", lease, gap, why, others)
+        extra = {"lease": named(lease), "seconds": gap}
+        say.LEASE_MISSED.log(_LOGGER, extra, of=lease, why=why, others=others)
         self._quiet_until, self._unsaid = now + _QUIET, 0
 
     def tell_given_up(self, event: LeaseLapsed | LeaseLost, why: str) -> None:
         """Publish that a lease is given up, and log *why*, a predicate such as "is lost"."""
         self._hub.publish(event)
-        _LOGGER.warning("lease %r %s", event.lease, why)
+        extra = {"lease": named(event.lease)}
+        say.LEASE_GIVEN_UP.log(_LOGGER, extra, of=event.lease, why=why)
+
+
+def named(lease: object) -> str:
+    """Return what the records of a lease call it."""
+    return lease if isinstance(lease, str) else repr(lease)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
 import sys
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import (
@@ -52,6 +54,9 @@ _LAST_LOOK = 4.0
 _MOST_REQUESTS = 16
 
 
+_LOGGER = logging.getLogger("asyncpool")
+
+
 class LaunchError(Exception):
     """No worker could be started; the text says why.
 
@@ -87,7 +92,7 @@ class LauncherProcess:
         self.users = 0
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.lost = self._useless = self._spare_asked = False
+        self.lost = self._useless = self._spare_asked = self._ends = False
         self._room = asyncio.Semaphore(_MOST_REQUESTS)
         self._swept: list[asyncio.Future[None]] = []
         self.asked_at: float | None = loop.time()
@@ -211,6 +216,7 @@ class LauncherProcess:
 
     async def close(self) -> None:
         """End the process and wait until it has ended."""
+        self._ends = True
         if not self.ready.done():
             self.abort()  # it still imports, and has no workers to look after
         if not self.lost:
@@ -234,6 +240,9 @@ class LauncherProcess:
         except OSError:
             data, fds, truncated = b"", [], False
         if not data:
+            if not self._ends:
+                extra = {"pid": self._popen.pid, "reason": "its process has ended"}
+                say.LAUNCHER_LOST.log(_LOGGER, extra)
             self._lose("the launcher's process ended")
             return
         self.asked_at = None

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.refusals import is_refusal, tell_once
 
@@ -86,9 +87,8 @@ class Process:
         except ProcessLookupError:
             pass  # the process has just ended
         except OSError as error:
-            _LOGGER.error(  # noqa: TRY400 - nothing is wrong here
-                "signal %d cannot be sent to worker %d: %s", number, self.pid, error
-            )
+            extra = {"pid": self.pid, "signal": int(number)}
+            say.SIGNAL_NOT_SENT.log(_LOGGER, extra, why=error)
 
     def close(self) -> None:
         """Close the pidfd."""

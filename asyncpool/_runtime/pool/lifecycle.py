@@ -64,6 +64,7 @@ class SupervisorRunner:
             raise PoolClosedError(f"the {self._what} is closed")
         check_not_imported(self._what)
         self.check_loop()
+        first, began = self.supervisor is None, asyncio.get_running_loop().time()
         if self.supervisor is None:
             self.supervisor = Supervisor(config(), self.hub)
             self._task = asyncio.create_task(
@@ -80,6 +81,8 @@ class SupervisorRunner:
             raise
         if supervisor.status.done.done():
             raise PoolClosedError(f"the {self._what} is closed")
+        if first:
+            supervisor.tell_start(began)
         return supervisor
 
     async def close(self, finish: Finish, timeout: float | None) -> CloseSummary:  # noqa: ASYNC109 - it bounds the jobs, not the wait

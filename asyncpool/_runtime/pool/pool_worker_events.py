@@ -42,6 +42,7 @@ class PoolWorkerEvents(WorkerEvents):
         self._worker_exit.on_spawned()
         assert handle.pid is not None
         state.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
+        state.log.worker_started(handle)
 
     @decision
     def on_ready(self, handle: WorkerHandle) -> None:
@@ -54,6 +55,7 @@ class PoolWorkerEvents(WorkerEvents):
         state.hub.publish(
             events.Ready(handle.slot, handle.generation, handle.pid, took)
         )
+        state.log.worker_ready(handle, took)
         state.performer.perform(state.core.workers.ready(handle.slot, now))
         if self._parts.serving is not None:
             self._parts.serving.ready(handle)

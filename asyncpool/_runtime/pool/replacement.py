@@ -38,7 +38,9 @@ class WorkerReplacement:
         self._state = state
         self._replacements = state.core.replacements
         self._roll: asyncio.Future[events.RollResult] | None = None
+        self._roll_began = 0.0
         self._sized: asyncio.Future[None] | None = None
+        self._size = 0, 0
         self._watch = Alarm(state.loop, self._look_at_memory)
         limits = state.config.worker_limits
         self._hard = limits.kill_memory
@@ -114,7 +116,7 @@ class WorkerReplacement:
 
     @decision
     def _resize(self, least: int, most: int) -> None:
-        now = self._state.loop.time()
+        now, self._size = self._state.loop.time(), (least, most)
         self._state.performer.perform(self._replacements.resize(least, most, now))
         self._state.performer.rearm()
 
@@ -129,6 +131,8 @@ class WorkerReplacement:
                 f"{self._state.config.title} is being rolled: one roll at a time"
             )
         roll = self._roll = self._state.loop.create_future()
+        self._roll_began = self._state.loop.time()
+        self._state.log.roll_begun(self._replacements.sizing.size)
         self._begin_roll()
         return roll
 
@@ -146,8 +150,10 @@ class WorkerReplacement:
             case cmd.Retiring(slot, reason):
                 handle = self._state.handles[slot]
                 hub.publish(events.Retiring(slot, handle.generation, reason))
+                self._state.log.worker_retiring(handle, reason)
             case cmd.Resized(workers):
                 hub.publish(events.Resized(workers))
+                self._state.log.size_changed(workers)
             case cmd.RollEnded(replaced, trouble, filled):
                 self._rolled(replaced, trouble, filled)
 
@@ -157,11 +163,11 @@ class WorkerReplacement:
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
         if roll is not None and not roll.done():
-            roll.set_result(
-                events.RollResult(
-                    replaced=replaced, filled=filled, reason=reason, crash=crash
-                )
+            result = events.RollResult(
+                replaced=replaced, filled=filled, reason=reason, crash=crash
             )
+            roll.set_result(result)
+            self._state.log.rolled(result, self._state.loop.time() - self._roll_began)
 
     def check_limits(self) -> None:
         """Finish the wait for a size, if the pool has that size."""
@@ -181,6 +187,7 @@ class WorkerReplacement:
         sized, self._sized = self._sized, None
         if sized is None or sized.done():
             return
+        self._state.log.resized(*self._size, crash)
         if crash is None:
             sized.set_result(None)
         else:

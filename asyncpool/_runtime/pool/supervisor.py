@@ -7,7 +7,6 @@ the loop's thread and does not wait in between, so there are no locks.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import anyio
@@ -33,8 +32,6 @@ from asyncpool._runtime.state.stats import pool_stats
 from asyncpool.enums import SlotState
 from asyncpool.errors import PoolClosedError
 from asyncpool.stats import PoolStats
-
-_LOGGER = logging.getLogger("asyncpool")
 
 _ALIVE = UP | {SlotState.STARTING, SlotState.STOPPING}
 
@@ -98,8 +95,7 @@ class Supervisor:
                 performer.perform(state.core.workers.start(state.loop.time()))
                 await performer.finished.wait()
             await self._workers.finish()
-        except Exception as error:
-            _LOGGER.exception("the supervisor of %s failed", self._state.config.title)
+        except Exception as error:  # noqa: BLE001 - callers wait
             reason = self.status.fail(error)
         finally:
             await self._end(reason)
@@ -125,6 +121,8 @@ class Supervisor:
                 self._serving.close()
             self.admission.end()
             self._state.hub.end()
+            if self.status.was_up:
+                self._state.log.closed(self.summary())
             self.status.end()
 
     def _stop(self, reason: PoolClosedError) -> None:
@@ -198,6 +196,9 @@ class Supervisor:
                 self._serving.stop()
             else:
                 self.draining.begin()
+            if self.status.was_up and not self.closing:
+                jobs = len(self._state.registry.jobs)
+                self._state.log.closing(jobs, finish.name.lower(), timeout)
             self._state.registry.mark_close(self._state.core.kills)
             deadline = None if timeout is None else now + timeout
             self._performer.perform(self._state.core.close(finish, deadline, now))
@@ -222,6 +223,13 @@ class Supervisor:
             if (slot := job._slot) is not None:
                 self._bulk_failure.fail((job.id,), "closed")
                 self.traffic.job_control.take_out(job, slot)
+
+    def tell_start(self, began: float) -> None:
+        """Log that the pool is ready, which was started at *began*."""
+        state = self._state
+        ready = sum(slot.state in UP for slot in state.core.slots)
+        size = state.core.replacements.sizing.size
+        state.log.started(ready, size, state.loop.time() - began)
 
     # Figures.
 

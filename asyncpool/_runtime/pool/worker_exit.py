@@ -17,6 +17,7 @@ from asyncpool._runtime.state.crash_report import (
 from asyncpool._runtime.state.pool_state import decision
 from asyncpool._runtime.state.registry import Loss
 from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.errors import JobTimeoutError
 
 
 class WorkerExit:
@@ -35,20 +36,14 @@ class WorkerExit:
         self._sessions = parts.sessions
         self._status = parts.status
         self._crash_reporter = CrashReporter(config.start_timeout)
-        self._reporter = Reporter(
-            state.loop,
-            config.title,
-            config.on_crash,
-            # The workers of a pool print the traceback themselves.
-            traces=parts.serving is not None,
-        )
+        self._reporter = Reporter(state.loop, config.name, config.on_crash, state.log)
 
     def on_spawned(self) -> None:
         """Note the kernel's count of kills, so that a later kill shows as a new one."""
         self._crash_reporter.look(self._state.loop.time())
 
     @decision
-    def handle_exit(self, handle: WorkerHandle) -> None:
+    def handle_exit(self, handle: WorkerHandle) -> None:  # noqa: PLR0915 - in turn
         """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
         self._heartbeats.look(handle)
         if handle.process is not None:
@@ -92,14 +87,21 @@ class WorkerExit:
             ),
         )
         handle.page.close()
+        reason = self._reason(decided, killed_for, losses)
         if crashed:
             self._on_crash(crash)
         else:
-            self._on_exit(crash, self._reason(decided, killed_for, losses))
+            self._on_exit(crash, reason)
         # The next worker starts before a log handler, a callback or a future hears of this end:
         # those take half a millisecond and more.
         self._state.performer.perform(commands)
-        self._report(crash, handle, crashed=crashed)
+        if crashed:
+            report = handle.connections.take_report()
+            self._reporter.report(crash, handle.late_stacks, report)
+        else:
+            handle.connections.release_report()
+            if was_ready:
+                self._log_exit(crash, handle, losses, reason, killed_for)
         for loss in losses:
             self._settle(loss, crash)
         registry.leases.worker_gone(handle.slot)
@@ -137,15 +139,26 @@ class WorkerExit:
         closing = self._state.core.closing.finish is not None
         return decided or ("close" if closing else "")
 
-    def _report(
-        self, crash: events.Crash, handle: WorkerHandle, *, crashed: bool
+    def _log_exit(
+        self,
+        end: events.Crash,
+        handle: WorkerHandle,
+        losses: list[Loss],
+        reason: str,
+        killed_for: int | None,
     ) -> None:
-        if crashed:
-            self._reporter.report(crash, stacks=handle.late_stacks)
-        elif (
-            handle.late_stacks and self._serving is None
-        ):  # a cluster reports that itself
-            self._reporter.report_late(crash)
+        """Log an exit that the pool wanted, and for which job, if it was for one."""
+        log = self._state.log
+        errors = (it.error for it in losses if it.job.id == killed_for)
+        error = next(errors, None)
+        if isinstance(error, JobTimeoutError):
+            log.killed_for_timeout(handle, end, error)
+        elif killed_for is not None:
+            log.killed_for_cancellation(handle, end, killed_for)
+        elif handle.late_stacks and self._serving is None:  # a cluster says that itself
+            log.killed_late(handle, end)
+        else:
+            log.worker_ended(handle, end, reason)
 
     async def finish(self) -> None:
         """Wait for the callbacks that report crashes; see :meth:`Reporter.finish`.

@@ -46,7 +46,7 @@ class Workers:
         self.segments = Segments(loop, config.max_shared_memory, parts.threads)
         ahead = config.preload if config.fork else ()
         self._launcher = Launcher(loop, fork=config.fork, preload=ahead)
-        self._worker_logs = WorkerLogs(loop)
+        self._worker_logs = WorkerLogs(loop, config.name)
         self._setup = WorkerSetup(
             pool=config.name,
             launcher=self._launcher,

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.names import SAY_EVERY, names_of, say_what_it_waits_for
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.state.pool_state import PoolState, decision
@@ -117,12 +118,15 @@ class Draining:
         unheard = self._state.registry.unheard
         if unheard:
             count = unheard.total()
-            _LOGGER.warning(
-                "%s was closed before %s done, and nobody waited for %s (%s)",
-                self._state.config.title,
-                f"{count} of its jobs were" if count > 1 else "one of its jobs was",
-                "them" if count > 1 else "it",
-                names_of(unheard),
+            say.JOBS_UNHEARD.log(
+                _LOGGER,
+                {"pool": self._state.config.name, "jobs": count},
+                title=self._state.config.title,
+                which=f"{count} of its jobs were"
+                if count > 1
+                else "one of its jobs was",
+                them="them" if count > 1 else "it",
+                names=names_of(unheard),
             )
 
     @decision
@@ -134,17 +138,19 @@ class Draining:
         assert self._began is not None
         state, jobs = self._state, self._state.registry.jobs
         names = (job._title for job in itertools.islice(jobs.values(), _LOOKED_AT))
-        text = say_what_it_waits_for(
+        queued = state.core.balance.waiting
+        what = say_what_it_waits_for(
             jobs=len(jobs),
-            queued=state.core.balance.waiting,
+            queued=queued,
             names=Counter(names),
             maps=[str(hold) for hold in self._holds],
         )
         seconds = round(state.loop.time() - self._began)
-        _LOGGER.warning(
-            "%s has been closing for %d s: waiting for %s",
-            state.config.title,
-            seconds,
-            text,
-        )
+        extra = {
+            "pool": state.config.name,
+            "seconds": seconds,
+            "jobs": len(jobs),
+            "queued": queued,
+        }
+        say.CLOSE_IS_SLOW.log(_LOGGER, extra, title=state.config.title, what=what)
         self._alarm.set_in(SAY_EVERY)

@@ -15,6 +15,7 @@ from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.job_watch import JobWatch
+from asyncpool._runtime.state.life_log import LifeLog
 from asyncpool._runtime.state.loop_lag import LoopLag
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -50,6 +51,7 @@ class PoolState:
         hub: Publishes events to the listeners.
         registry: The open jobs.
         loop_lag: Measures how late the loop runs what is due.
+        log: Logs the steps of its life.
         handles: The worker handles, by slot.
         crashes: The last crashes, oldest first.
         deciding: Whether a decision is being made and carried out just now.
@@ -67,8 +69,10 @@ class PoolState:
     performer: Performer = field(init=False, repr=False)
     thread: int = field(init=False, repr=False, default_factory=get_ident)
     loop_lag: LoopLag = field(init=False, repr=False)
+    log: LifeLog = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.log = LifeLog(self.loop, self.config)
         self.registry = JobRegistry(JobWatch(self.hub))
         serves = self.config.serving is not None
         self.loop_lag = LoopLag(self.loop, lambda: serves or bool(self.registry.jobs))

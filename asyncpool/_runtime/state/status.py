@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from asyncpool import events
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool.errors import PoolBrokenError, PoolClosedError
-
-_LOGGER = logging.getLogger("asyncpool")
 
 
 class PoolStatus:
@@ -30,6 +27,11 @@ class PoolStatus:
         self.up: asyncio.Future[None] = state.loop.create_future()
         self.done: asyncio.Future[None] = state.loop.create_future()
         self.over: asyncio.Future[None] = state.loop.create_future()
+
+    @property
+    def was_up(self) -> bool:
+        """Whether the pool has been ready."""
+        return self.up.done() and self.up.exception() is None
 
     @property
     def start_failed(self) -> bool:
@@ -70,19 +72,19 @@ class PoolStatus:
                 reason=error.reason, crashes=error.crashes, retry_after=None
             )
         state, again = self._state, error.retry_after
-        then = "given up" if again is None else f"next try in {again:.2g} s"
-        _LOGGER.error("%s is broken: %s, %s", state.config.title, error.reason, then)
+        state.log.broken(error.reason, again)
         state.hub.publish(events.GaveUp(error.reason, error.crashes))
         if again is None:
             self._break(error)
 
     def recover(self, slot: int) -> None:
         """Note that starts succeed again, since the worker in *slot* is ready."""
-        _LOGGER.info("%s starts workers again", self._state.config.title)
+        self._state.log.recovered(slot)
         self._state.hub.publish(events.Recovered(slot))
 
     def fail(self, error: Exception) -> PoolClosedError:
         """Note that the supervisor has failed; return the error for open jobs."""
+        self._state.log.failed(error)
         text = f"the supervisor failed: {error!r}"
         crashes = tuple(self._state.crashes)
         self._break(PoolBrokenError(reason=text, crashes=crashes, retry_after=None))

@@ -13,7 +13,7 @@ from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.large_jobs import LargeObjects
-from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool._runtime.worker.handle import CancelledJob, WorkerHandle
 from asyncpool.errors import ProtocolError
 
 # Seconds that a worker has to say whether it has begun a job that was cancelled.  An idle
@@ -76,6 +76,8 @@ class JobControl:
         else:
             handle = state.handles[slot]
             begun = handle.page.begun(job.id, job.attempt)
+            function = job._function.name
+            handle.cancelled.append(CancelledJob(job.id, job.attempt, function))
             self._end(handle, job, begun=begun)
             if not begun:
                 self._asked_back.append((handle, job))

@@ -142,11 +142,27 @@ class WorkerConnections:
             on_end=worker.on_end,
         )
 
-    def label_output(self, label: str) -> None:
-        """Begin each line that the worker writes with *label* in the log."""
+    def label_output(self, worker: WorkerHandle) -> None:
+        """Have the log say of each line which worker has written it."""
+        label = f"worker {worker.pid} in slot {worker.slot}"
+        extra = {
+            "pool": self._setup.pool,
+            "slot": worker.slot,
+            "generation": worker.generation,
+            "pid": worker.pid,
+        }
         for stream in (self.stdout, self.stderr):
             assert stream is not None
-            stream.label = label
+            stream.name(label, extra)
+
+    def take_report(self) -> str:
+        """Return what the interpreter has said of a fatal error; see :class:`Output`."""
+        return "" if self.stderr is None else self.stderr.take_report()
+
+    def release_report(self) -> None:
+        """Log that line by line."""
+        if self.stderr is not None:
+            self.stderr.release_report()
 
     def drain(self) -> None:
         """Read to the end what a dead worker has sent."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections import deque
 from time import monotonic
+from typing import NamedTuple
 
 import anyio
 
@@ -26,6 +28,18 @@ from asyncpool.errors import ProtocolError
 
 # Seconds that a process has to end by itself after its channel has ended.
 _EXIT_GRACE = 1.0
+
+
+# How many cancelled jobs of a worker the log can name.
+_CANCELLED_KEPT = 64
+
+
+class CancelledJob(NamedTuple):
+    """A job that was cancelled when its worker had it."""
+
+    job_id: int
+    attempt: int
+    function: str
 
 
 class WorkerHandle:
@@ -50,6 +64,7 @@ class WorkerHandle:
         killed: Whether the pool has sent it SIGKILL.
         started_at: When its start began, by :func:`time.monotonic`.
         since: When its present state began: it starts, is idle, or runs its first job.
+        cancelled: The last of its jobs that were cancelled, for the log.
         pressed_at: When the pool first sent it a signal to end it; ``None`` before that.
     """
 
@@ -81,6 +96,7 @@ class WorkerHandle:
         self.killed = False
         self.pressed_at: float | None = None
         self.ignored = False
+        self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
         self._wanted: signal.Signals | None = None
         self._launching: anyio.CancelScope | None = None
 
@@ -216,7 +232,7 @@ class WorkerHandle:
             self.process = await self._setup.launcher.launch(fds)
         if self.process is None:
             raise LaunchError("the launcher did not answer in time")
-        self.connections.label_output(f"worker {self.pid} in slot {self.slot}")
+        self.connections.label_output(self)
         if self._wanted is not None:  # the signal was asked for while it was starting
             self.process.signal(self._wanted)
         self._listener.on_spawned(self)

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from time import perf_counter
 from typing import Protocol
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.text import printable, printable_lines
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._runtime.channel.channel import Channel
@@ -31,6 +32,9 @@ _LAST_TURNS = 1.0
 class Author(Protocol):
     """The worker, as far as this module needs to know it."""
 
+    slot: int
+    generation: int
+
     @property
     def pid(self) -> int | None:
         """The pid of its process."""
@@ -44,9 +48,11 @@ class WorkerLogs:
 
     Args:
         loop: The pool's loop.
+        pool: Its name.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: str) -> None:
+        self.pool = pool
         self._loop = loop
         self._waiting: deque[tuple[LogNotes, bytes]] = deque()
         self._emptied: asyncio.Future[None] | None = None
@@ -65,9 +71,8 @@ class WorkerLogs:
         left = len(self._waiting)
         self._waiting.clear()
         if left:
-            _LOGGER.warning(
-                "the pool ends; %d log records of its workers are dropped", left
-            )
+            extra = {"pool": self.pool, "records": left}
+            say.RECORDS_DROPPED.log(_LOGGER, extra)
 
     def add(self, notes: LogNotes, payload: bytes) -> None:
         """Pass a record on in one of the next turns of the loop."""
@@ -134,7 +139,18 @@ class LogNotes:
             return
         # A handler or filter of the user's may raise anything.
         with contextlib.suppress(Exception, asyncio.CancelledError):
-            _hand_over(entry, self._author.pid or entry.process)
+            _hand_over(entry, self._of_worker(entry))
+
+    def _of_worker(self, entry: LogEntry) -> dict[str, object]:
+        author = self._author
+        return {
+            "pool": self._worker_logs.pool,
+            "slot": author.slot,
+            "generation": author.generation,
+            "pid": author.pid or entry.process,
+            "job_id": entry.job,
+            "attempt": entry.attempt,
+        }
 
 
 def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
@@ -147,14 +163,14 @@ def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
     return tuple(levels), root.manager.disable
 
 
-def _hand_over(entry: LogEntry, worker: int) -> None:
+def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
     root = logging.getLogger()
     found: object = root
     if entry.name != root.name:
         found = root.manager.loggerDict.get(entry.name)
     if isinstance(found, logging.Logger):
         if found.isEnabledFor(entry.level):
-            found.handle(_record_of(entry, worker))
+            found.handle(_record_of(entry, ours))
         return
     # If there is no such logger, take the next one above it, which would get the record too.
     # None is created, since loggers stay for ever, and a worker may invent any number of names.
@@ -165,7 +181,7 @@ def _hand_over(entry: LogEntry, worker: int) -> None:
         logger = above if isinstance(above, logging.Logger) else root
     least = max(logger.getEffectiveLevel(), root.manager.disable + 1)
     if entry.level >= least:
-        logger.callHandlers(_record_of(entry, worker))
+        logger.callHandlers(_record_of(entry, ours))
 
 
 def _harmless(entry: LogEntry) -> LogEntry:
@@ -184,9 +200,8 @@ def _harmless(entry: LogEntry) -> LogEntry:
     )
 
 
-def _record_of(entry: LogEntry, worker: int) -> logging.LogRecord:
+def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
     record = logging.makeLogRecord(entry.fields)
-    ours = {"job_id": entry.job, "attempt": entry.attempt, "worker": worker}
     for name in ours.keys() & entry.fields.keys():
         # A job's own logger may have set the same field.
         if (given := entry.fields[name]) != ours[name]:

@@ -11,11 +11,13 @@ import sys
 from collections import deque
 from typing import TextIO
 
-from asyncpool._core.base.stderr_tail import StderrTail, text
+from asyncpool._core.base import pool_messages as say
+from asyncpool._core.base.stderr_tail import FATAL, StderrTail, text
 from asyncpool._core.base.text import printable
 from asyncpool._runtime.options.worker_options import OutputMode
 
 _LOGGER = logging.getLogger("asyncpool.worker")
+_CRASHES = logging.getLogger("asyncpool")
 
 # A longer line is cut into several.  A turn of the loop reads no more than this either, so a
 # worker that floods its stderr slows down nobody but itself.
@@ -23,6 +25,11 @@ _CHUNK = 8192
 _LINES_A_TURN = 64
 _RETRY_AFTER = 0.05  # s, while nobody reads this process's own stdout
 _LINES_AT_THE_END = 1024
+
+# The lines of a fatal error that are kept for the record of the crash, and for how many seconds:
+# a process that dies of one is dead by then, unless it writes a large core file.
+_REPORT_LINES = 200
+_REPORT_TIME = 5.0
 
 
 class Output:
@@ -47,7 +54,10 @@ class Output:
         self._rest = b""
         self._lines: deque[bytes] = deque()
         self._tail = StderrTail()
-        self.label = "worker"
+        self._report: list[bytes] | None = None
+        self._no_report = False
+        self._label = "worker"
+        self._extra: dict[str, object] = {"stream": "stderr" if err else "stdout"}
         os.set_blocking(fd, False)
         loop.add_reader(fd, self._read_some)
 
@@ -55,6 +65,22 @@ class Output:
     def tail(self) -> tuple[str, ...]:
         """The last lines of the stream, the oldest first."""
         return self._tail.lines
+
+    def name(self, label: str, extra: dict[str, object]) -> None:
+        """Begin each line in the log with *label*, and have each record have *extra*."""
+        self._label = label
+        self._extra = {**extra, **self._extra}
+
+    def take_report(self) -> str:
+        """Return what the interpreter has said of a fatal error, for one record of the crash."""
+        lines, self._report = self._report or (), None
+        return "\n".join(printable(text(line)) for line in lines)
+
+    def release_report(self) -> None:
+        """Log line by line what was kept for the record of a crash: there is no crash."""
+        lines, self._report = self._report or (), None
+        for line in lines:
+            self._emit(text(line))
 
     def close(self) -> None:
         """Read what is left from a worker that is gone, and close the pipe."""
@@ -81,11 +107,41 @@ class Output:
         self._rest = rest
         if self._err:
             self._tail.extend(lines)
+            lines = self._keep_report(lines)
         self._lines.extend(lines)
         if self._emit_some():
             self._loop.remove_reader(self._fd)
             self._go_on_later()
         return True
+
+    def _keep_report(self, lines: list[bytes]) -> list[bytes]:
+        """Keep the lines of a fatal error, and return the others.
+
+        A process that prints so much more, or goes on, has only printed these words.
+        """
+        if self._report is None:
+            starts = (n for n, line in enumerate(lines) if line.startswith(FATAL))
+            start = next(starts, None)
+            if start is None or self._no_report or not self._to_record():
+                return lines
+            self._report = lines[start:]
+            self._loop.call_later(_REPORT_TIME, self._expire_report)
+            lines = lines[:start]
+        else:
+            self._report += lines
+            lines = []
+        if len(self._report) > _REPORT_LINES:
+            lines += self._report
+            self._report, self._no_report = None, True
+        return lines
+
+    def _expire_report(self) -> None:
+        if self._fd >= 0 and self._report is not None:
+            self._no_report = True
+            self.release_report()
+
+    def _to_record(self) -> bool:
+        return self._to_log() and _CRASHES.isEnabledFor(logging.WARNING)
 
     def _go_on_later(self) -> None:
         if self._can_emit():
@@ -123,10 +179,11 @@ class Output:
         os.close(self._fd)
         self._fd = -1
         if self._rest:
+            lines, self._rest = [self._rest], b""
             if self._err:
-                self._tail.extend((self._rest,))
-            self._lines.append(self._rest)
-            self._rest = b""
+                self._tail.extend(lines)
+                lines = self._keep_report(lines)
+            self._lines.extend(lines)
         dropped = len(self._lines) - _LINES_AT_THE_END
         if dropped > 0 and self._can_emit():
             self._emit(f"({dropped} lines are left out here)")
@@ -137,9 +194,9 @@ class Output:
 
     def _emit(self, text: str) -> None:
         if self._to_log():
-            level = logging.WARNING if self._err else logging.INFO
-            with contextlib.suppress(Exception):  # a handler or filter of the user's
-                _LOGGER.log(level, "%s: %s", self.label, printable(text))
+            message = say.ERROR_LINE if self._err else say.LINE
+            line = printable(text)
+            message.log(_LOGGER, self._extra, label=self._label, line=line)
             return
         stream = self._stream()
         # The pool must survive if its service's own stdout is closed or full.

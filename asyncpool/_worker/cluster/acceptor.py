@@ -8,6 +8,8 @@ import errno
 import os
 import socket
 
+from asyncpool._core.cluster import server_messages as say
+
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,9 +39,8 @@ class AcceptRequest:
             import logging  # noqa: PLC0415 - most workers need none
 
             self._quiet_until = now + _QUIET
-            logging.getLogger("asyncpool").warning(
-                "no connection can be accepted now: %s", os.strerror(number)
-            )
+            logger = logging.getLogger("asyncpool")
+            say.NOT_ACCEPTED.log(logger, {}, why=os.strerror(number))
 
 
 class Acceptor:

@@ -11,6 +11,7 @@ import os
 import pickle
 from collections import deque
 
+from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.cluster.link_rules import HandleTag, MessageCredit
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._system.descriptors import (
@@ -234,9 +235,8 @@ def _tell_dropped(what: str, error: Exception) -> None:
     """Log what could not be unpickled: this code may be older or newer."""
     import logging  # noqa: PLC0415 - most workers need none
 
-    logging.getLogger("asyncpool").error(
-        "this worker cannot read %s and drops it", what, exc_info=error
-    )
+    logger = logging.getLogger("asyncpool")
+    say.VALUE_UNREADABLE.log(logger, {}, error=error, what=what)
 
 
 class CreditedQueue:

@@ -9,6 +9,7 @@ import pickle
 import socket
 from functools import partial
 
+from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._worker.cluster.drain_time import DrainTime
 from asyncpool._worker.cluster.server_worker import ServerWorker
@@ -214,23 +215,14 @@ class _Life:
         import logging  # noqa: PLC0415 - most workers need none
 
         load, limit = self._server_worker.load, self._server_worker.time.applied
+        logger = logging.getLogger("asyncpool")
+        extra: dict[str, object] = {"limit": limit.name, "seconds": limit.seconds}
         if not load.open:
-            text = "what this worker serves had not ended within the %s of %g s, and is cancelled"
-            logging.getLogger("asyncpool").warning(text, limit.name, limit.seconds)
+            say.SERVE_CANCELLED.log(logger, extra)
             return
-        text = (
-            "%d of %d connections had not ended within the %s of %g s, and are "
-            "cut off%s"
-        )
         who = load.tell_who()
-        logging.getLogger("asyncpool").warning(
-            text,
-            load.open,
-            load.opened,
-            limit.name,
-            limit.seconds,
-            f": {who}" if who else "",
-        )
+        extra |= {"open": load.open, "opened": load.opened}
+        say.CONNECTIONS_CUT_OFF.log(logger, extra, who=f": {who}" if who else "")
         load.cut_off()
 
     def _mourn(self) -> None:

@@ -10,6 +10,7 @@ from _thread import (
     get_ident,
 )  # not threading, which imports more: see _worker/__init__.py
 
+from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.cluster.link_rules import HandleTag
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import MAX_REASON, pack_numbers
@@ -113,7 +114,8 @@ class ServerWorker:
             import logging  # noqa: PLC0415 - most workers need none
 
             self._retired = True
-            logging.getLogger("asyncpool").info("this worker retires: %s", reason)
+            logger = logging.getLogger("asyncpool")
+            say.RETIRE_CALLED.log(logger, {"reason": reason})
             self._control.send(FrameKind.RETIRE, _packed(reason))
             self.drain()
 
@@ -125,9 +127,8 @@ class ServerWorker:
                 import logging  # noqa: PLC0415 - most workers need none
 
                 self._is_worn = True
-                logging.getLogger("asyncpool").info(
-                    "this worker asks for a replacement: %s", reason
-                )
+                logger = logging.getLogger("asyncpool")
+                say.REPLACEMENT_CALLED.log(logger, {"reason": reason})
             # Sent each time: a cluster that gave up and recovers has forgotten who asked.
             self._control.send(FrameKind.RETIRE, _packed(reason), 0, 0, _NOT_YET)
 

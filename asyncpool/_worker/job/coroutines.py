@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import islice
 from time import perf_counter
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.wire.stacks import COROUTINE
 from asyncpool._worker.api.context import JOB_LOGGER, NO_JOB, running
 from asyncpool._worker.job.interrupts import Interrupts
@@ -257,13 +258,9 @@ def warn(who: str, seconds: float, where: str, hint: str) -> None:
     """
     import logging  # noqa: PLC0415 - most jobs log nothing
 
-    logging.getLogger(JOB_LOGGER).warning(
-        "%s ran for %.3g s by the clock %s, and the event loop of its worker ran nothing "
-        "else meanwhile: it computed, or blocked, or the worker had to wait for a CPU%s",
-        who,
-        seconds,
-        where,
-        hint,
+    logger = logging.getLogger(JOB_LOGGER)
+    say.JOB_BLOCKED_LOOP.log(
+        logger, {"seconds": seconds}, who=who, where=where, hint=hint
     )
 
 

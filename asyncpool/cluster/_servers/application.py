@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 
+from asyncpool._core.cluster import server_messages as say
+
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import Any
@@ -87,11 +89,7 @@ def _made(found: Any, name: str, *, factory: bool) -> Any:
     if not factory and not _is_factory(found):
         return found
     if not factory:
-        logging.getLogger("asyncpool").warning(
-            "%s takes no arguments, and is called to make the application; say --factory "
-            "if that is right",
-            name,
-        )
+        say.LOOKS_LIKE_FACTORY.log(logging.getLogger("asyncpool"), {"function": name})
     made = found()
     if not callable(made):
         raise TypeError(

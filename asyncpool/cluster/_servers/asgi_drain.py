@@ -17,6 +17,8 @@ import socket
 import sys
 import termios
 
+from asyncpool._core.cluster import server_messages as say
+
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import Any
@@ -155,12 +157,8 @@ class Drain:
             self._can_move, self._lacks = False, True
             self._set_headers()
             transport.resume_reading()
-            logging.getLogger("asyncpool").warning(
-                "no connection can be handed on to other workers any more: %s; each of "
-                "them is closed behind its next response, or after %g s without a request",
-                error.strerror,
-                self._patience,
-            )
+            logger, extra = logging.getLogger("asyncpool"), {"seconds": self._patience}
+            say.NOT_HANDED_ON.log(logger, extra, why=error.strerror)
             return False
         transport.abort()
         return True

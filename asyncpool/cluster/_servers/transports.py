@@ -6,6 +6,8 @@ import asyncio
 import logging
 import ssl as ssl_module
 
+from asyncpool._core.cluster import server_messages as say
+
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +62,7 @@ async def _connect(
         )
     except OSError as error:
         # The client is gone again, or speaks no TLS, or another one, or takes too long.
-        logging.getLogger("asyncpool").debug("a connection failed: %s", error)
+        say.CONNECTION_FAILED.log(logging.getLogger("asyncpool"), {}, why=error)
         connection.socket.close()
     except BaseException:
         connection.socket.close()

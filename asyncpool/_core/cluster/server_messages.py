@@ -1,0 +1,156 @@
+"""What the logs of servers say, beside what they say like pools.
+
+``docs/log-records.md`` tells what each of these means, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from asyncpool._core.base.log_message import DEBUG, ERROR, INFO, WARNING, LogMessage
+
+# The master.
+
+SERVER_READY = LogMessage(
+    "server-ready",
+    INFO,
+    "%(title)s: serves after %(seconds).2f s: process %(pid)d, %(where)s",
+    "pool pid addresses seconds",
+)
+STOP_ASKED = LogMessage(
+    "stop-asked", INFO, "%(title)s: asked to end by %(by)s: %(how)s", "pool by"
+)
+RELOAD_ASKED = LogMessage(
+    "reload-asked", INFO, "%(title)s: asked to reload by %(by)s", "pool by"
+)
+RESIZE_ASKED = LogMessage(
+    "resize-asked",
+    INFO,
+    "%(title)s: asked to have %(number)s by %(by)s",
+    "pool by workers",
+)
+SIGNAL_REFUSED = LogMessage(
+    "signal-refused",
+    WARNING,
+    "%(title)s: %(signal)s means nothing here: SIGHUP reloads, SIGTERM ends after a drain, "
+    "SIGQUIT at once",
+    "pool signal",
+)
+SERVER_ENDED = LogMessage(
+    "server-ended",
+    INFO,
+    "%(title)s: has ended: %(finished)d connections finished meanwhile, %(failed)d were cut "
+    "off, %(killed)d workers killed",
+    "pool finished failed killed",
+)
+ORDER_FAILED = LogMessage(
+    "order-failed", ERROR, "an order to %(title)s has failed", "pool"
+)
+WORKER_STACKS = LogMessage(
+    "worker-stacks", WARNING, "stacks of worker %(slot)d:\n%(stacks)s", "pool slot"
+)
+NO_CONTROL = LogMessage(
+    "no-control",
+    WARNING,
+    "%(title)s: there is no control socket, so commands cannot reach it: %(why)s; "
+    "--control PATH has it elsewhere",
+    "pool",
+)
+NAME_TAKEN = LogMessage(
+    "name-taken",
+    INFO,
+    "%(title)s: another one has this name: commands find it by %(which)s",
+    "pool which",
+)
+TOO_FEW_DESCRIPTORS = LogMessage(
+    "too-few-descriptors",
+    ERROR,
+    "%(title)s accepts no connections, since there are too few descriptors: %(why)s",
+    "pool",
+)
+CONNECTIONS_LOST = LogMessage(
+    "connections-lost",
+    ERROR,
+    "%(title)s: %(lost)d connections of worker %(slot)d were closed, since there were too few "
+    "descriptors to hand them on",
+    "pool slot lost",
+)
+WORKER_OVERRAN = LogMessage(
+    "worker-overran",
+    WARNING,
+    "%(title)s: worker %(pid)d in slot %(slot)d was killed since %(why)s%(cost)s",
+    "pool slot generation pid limit cut_off",
+)
+MESSAGES_DROPPED = LogMessage(
+    "messages-dropped",
+    WARNING,
+    "%(title)s drops %(messages)d messages of dead workers in slot %(slot)d, which nobody "
+    "has read",
+    "pool slot messages",
+)
+MESSAGES_UNREAD = LogMessage(
+    "messages-unread",
+    WARNING,
+    "worker %(slot)d of %(title)s sends messages, which nobody can read here: they are "
+    "dropped",
+    "pool slot",
+)
+MESSAGE_UNREADABLE = LogMessage(
+    "message-unreadable",
+    ERROR,
+    "%(title)s cannot read a message of worker %(slot)d and drops it",
+    "pool slot",
+)
+DESCRIPTOR_UNREADABLE = LogMessage(
+    "descriptor-unreadable",
+    ERROR,
+    "%(title)s cannot read what worker %(slot)d has sent with a descriptor, and drops both",
+    "pool slot",
+)
+
+# Its workers, which add their pool, slot, generation and pid on the way to the master.
+
+RETIRE_CALLED = LogMessage(
+    "retire-called", INFO, "this worker retires: %(reason)s", "reason"
+)
+REPLACEMENT_CALLED = LogMessage(
+    "replacement-called",
+    INFO,
+    "this worker asks for a replacement: %(reason)s",
+    "reason",
+)
+CONNECTIONS_CUT_OFF = LogMessage(
+    "connections-cut-off",
+    WARNING,
+    "%(open)d of %(opened)d connections had not ended within the %(limit)s of %(seconds)g s, "
+    "and are cut off%(who)s",
+    "open opened limit seconds",
+)
+SERVE_CANCELLED = LogMessage(
+    "serve-cancelled",
+    WARNING,
+    "what this worker serves had not ended within the %(limit)s of %(seconds)g s, and is "
+    "cancelled",
+    "limit seconds",
+)
+VALUE_UNREADABLE = LogMessage(
+    "value-unreadable", ERROR, "this worker cannot read %(what)s and drops it"
+)
+NOT_ACCEPTED = LogMessage(
+    "not-accepted", WARNING, "no connection can be accepted now: %(why)s"
+)
+NOT_HANDED_ON = LogMessage(
+    "not-handed-on",
+    WARNING,
+    "no connection can be handed on to other workers any more: %(why)s; each of them is "
+    "closed behind its next response, or after %(seconds)g s without a request",
+    "seconds",
+)
+CONNECTION_FAILED = LogMessage(
+    "connection-failed", DEBUG, "a connection failed: %(why)s"
+)
+LOOKS_LIKE_FACTORY = LogMessage(
+    "looks-like-factory",
+    WARNING,
+    "%(function)s takes no arguments, and is called to make the application; say --factory "
+    "if that is right",
+    "function",
+)
