@@ -31,5 +31,8 @@ def main() -> NoReturn:
     faulthandler.enable()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     from asyncpool._worker.loop import work  # noqa: PLC0415
+    from asyncpool._worker.process import titles  # noqa: PLC0415
+
+    titles.load()
 
     work(*fds)

@@ -32,7 +32,7 @@ from asyncpool._worker.job.job_claims import JobClaims
 from asyncpool._worker.job.streams import Credit, Streams
 from asyncpool._worker.job.tracebacks import announce, print_error
 from asyncpool._worker.logs.forwarding import LogForwarding
-from asyncpool._worker.process import script
+from asyncpool._worker.process import script, titles
 from asyncpool._worker.process.identity import assume
 from asyncpool._worker.process.os_setup import adopt_orphans, apply_bounds
 from asyncpool._worker.process_exit import leave
@@ -126,6 +126,9 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         identity = control.identity
         if identity is not None:
             assume(identity)
+            slot = identity.number - 1
+            pool = identity.name.removesuffix(f"-worker-{slot}")
+            titles.show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
         name = "" if identity is None else identity.name
         journal.open(config.levels, config.disabled, name)
         coroutines.kind = config.loop

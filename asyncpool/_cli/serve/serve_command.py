@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
 import os
@@ -250,6 +251,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
         metrics=f"127.0.0.1:{metrics}" if (metrics or "").isdigit() else metrics,
     )
     raise_descriptor_limit()
+    show_title(f"master of {plan.name}")
     if os.getpid() == 1:
         look_after_orphans()
     sys.exit(_run(plan, level=log_level, log=ServeLog(json=log_format == "json")))
@@ -310,3 +312,11 @@ def _run(plan: ServingPlan, *, level: str, log: ServeLog) -> int:
         raise RefusedError(f"{where}{error.strerror or error}") from None
     except (ValueError, TypeError, AsyncPoolError) as error:
         raise CommandError(str(error)) from None
+
+
+def show_title(title: str) -> None:
+    """Have ``ps`` show a title, if the extra for that is installed."""
+    with contextlib.suppress(Exception):
+        import setproctitle  # type: ignore[import-not-found,unused-ignore] # noqa: PLC0415
+
+        setproctitle.setproctitle(f"asyncpool: {title}")

@@ -34,7 +34,7 @@ from asyncpool._system.descriptors import receive_fds
 from asyncpool._worker.launcher.reaper import Reaper
 from asyncpool._worker.launcher.spare import fork_spare
 from asyncpool._worker.loop import work
-from asyncpool._worker.process import script
+from asyncpool._worker.process import script, titles
 from asyncpool._worker.process.os_setup import (
     adopt_orphans,
     die_with_parent,
@@ -57,6 +57,7 @@ _MAX_REQUEST = 1 << 20
 def main(channel_fd: int) -> NoReturn:
     """Serve the pool at the other end of *channel_fd* until it is gone."""
     reaper = Reaper()
+    titles.show("pool-launcher", "launcher")
     # Keep the socket to the end: collecting an open one would cause a warning.
     channel = socket.socket(fileno=channel_fd)
     try:
@@ -169,6 +170,8 @@ class LauncherProcess:
         self._config = config
         sys.path[:] = config.sys_path
         sys.argv[:] = [""]
+        titles.load()
+        titles.show("pool-launcher", "launcher")
         with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
             faulthandler.enable()
         for name in config.preload:

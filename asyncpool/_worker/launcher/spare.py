@@ -12,6 +12,7 @@ import socket
 
 from asyncpool._system.descriptors import receive_fds
 from asyncpool._worker.launcher.rehearsal import rehearse
+from asyncpool._worker.process import titles
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def fork_spare(
 
     def await_fds() -> list[int]:
         door.close()
+        titles.show("pool-spare", "spare process")
         rehearse()
         with inside:
             data, fds, _ = receive_fds(inside, 1, _MOST)

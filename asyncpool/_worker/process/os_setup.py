@@ -30,7 +30,7 @@ def adopt_orphans() -> None:
     Not if the system does not list children: then they could only be waited for, not killed.
     """
     if os.path.exists(f"{_PROC}/{os.getpid()}/stat"):  # noqa: PTH110 - no pathlib here
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
@@ -39,7 +39,7 @@ def die_with_parent() -> None:
     The end of the channel says the same, unless somebody has forked the pool's process: then
     the fork keeps the channel open.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def children() -> set[int]:
@@ -71,7 +71,8 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int | bytes) -> None:
+    """Ask the kernel of Linux for something; without it a precaution is missing, no more."""
     if sys.platform != "linux":
         return
     with contextlib.suppress(
@@ -81,8 +82,8 @@ def _prctl(option: int, value: int) -> None:
 
         # Not ctypes itself, which imports more, see _worker/__init__.py.
         program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type] # this one
-        prctl = _ctypes.dlsym(program, "prctl")
-        _ctypes.call_cdeclfunction(prctl, (option, value, 0, 0, 0))
+        function = _ctypes.dlsym(program, "prctl")
+        _ctypes.call_cdeclfunction(function, (option, value, 0, 0, 0))
 
 
 if TYPE_CHECKING:
