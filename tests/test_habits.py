@@ -106,10 +106,25 @@ def test_every_task_of_the_package_has_a_name() -> None:
         for path in sorted(PACKAGE.rglob("*.py"))
         for node in walk(path)
         if isinstance(node, ast.Call)
-        and getattr(node.func, "attr", "") == "create_task"
+        and getattr(node.func, "attr", "") in {"create_task", "start_soon"}
         and "name" not in {keyword.arg for keyword in node.keywords}
     ]
     assert nameless == []
+
+
+# These make tasks of coroutines, and give them no names.
+NAMELESS = {"ensure_future", "wait_for", "as_completed"}
+
+
+def test_no_task_of_the_package_is_made_without_a_name() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in walk(path)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {f"asyncio.{name}" for name in NAMELESS}
+    ]
+    assert found == []
 
 
 def test_no_test_mocks() -> None:

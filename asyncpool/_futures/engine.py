@@ -189,6 +189,8 @@ class Engine:
 
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
+        if (task := asyncio.current_task()) is not None:
+            task.set_name(f"asyncpool executor {self._pool.name}")
         self._finished = self._loop.create_future()
         self._delivery = Delivery(self._loop)
         with self._lock:

@@ -12,11 +12,13 @@ from typing import Any, cast
 import pytest
 
 from asyncpool import Pool, PoolClosedError, ProcessPoolExecutor, WorkerCrashedError
-from asyncpool._futures.engine import Engine
-from asyncpool._runtime.base import callbacks
 from asyncpool.cluster._servers.transports import connect
 from asyncpool.events import Crash
 from tests.helpers import jobs
+from tests.helpers.inside import (
+    break_threads_of_executors,
+    shorten_grace_of_callbacks,
+)
 from tests.helpers.patience import patience
 
 
@@ -38,10 +40,7 @@ def test_a_callback_that_ends_the_thread_of_an_executor() -> None:
 
 @pytest.mark.logs("executor-failed")
 def test_the_thread_of_an_executor_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def live(_: Engine) -> None:
-        raise LookupError("a bug")
-
-    monkeypatch.setattr(Engine, "_live", live)
+    break_threads_of_executors(monkeypatch, LookupError("a bug"))
     with (
         ProcessPoolExecutor(1) as executor,
         pytest.raises(PoolClosedError, match="the executor failed: LookupError"),
@@ -52,7 +51,7 @@ def test_the_thread_of_an_executor_fails(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.asyncio
 @pytest.mark.logs("on-crash-is-slow")
 async def test_a_callback_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callbacks, "_GRACE", 0.01)
+    shorten_grace_of_callbacks(monkeypatch, 0.01)
     over = asyncio.Event()
 
     async def on_crash(_: Crash) -> None:

@@ -412,6 +412,25 @@ def loop_of(executor: ProcessPoolExecutor) -> asyncio.AbstractEventLoop:
     return engine_of(executor)._loop
 
 
+def break_threads_of_executors(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Have a bug in the threads of executors that begin from now on."""
+    from asyncpool._futures import engine
+
+    async def live(_: Engine) -> None:
+        raise error
+
+    monkeypatch.setattr(engine.Engine, "_live", live)
+
+
+def shorten_grace_of_callbacks(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Give callbacks of ``on_crash`` so much time at the end of a pool."""
+    from asyncpool._runtime.base import callbacks
+
+    monkeypatch.setattr(callbacks, "_GRACE", seconds)
+
+
 def resident_pool() -> Pool:
     """Return the pool that ``to_process`` keeps for the running event loop."""
     from asyncpool import to_process

@@ -91,7 +91,7 @@ def test_a_full_disk_ends_the_trace_with_one_record(
         "No space left on device; the pool goes on without it"
     )
     assert (record.__dict__["pool"], record.__dict__["path"]) == (
-        "pool shop",
+        "shop",
         "/dev/full",
     )
 

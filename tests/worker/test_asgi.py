@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import math
 import pickle
 import socket
@@ -228,8 +229,13 @@ def test_what_cannot_move_for_want_of_descriptors_is_counted(
         assert master.heard() is None
         frame = master.worker.heard(master.worker.control)
         assert frame is not None
-        text = LogEntry.unpack(frame.payload).message
-        assert text.startswith("no connection can be handed on to other workers any mo")
+        entry = LogEntry.unpack(frame.payload)
+        given = {"levelno": entry.level, "levelname": entry.level_name, **entry.fields}
+        record = {"name": "asyncpool", "msg": entry.message, **given}
+        logging.getLogger("asyncpool").handle(logging.makeLogRecord(record))
+        assert entry.message.startswith(
+            "no connection can be handed on to other workers any mo"
+        )
         assert master.worker.heard(master.worker.control) is None, "it says so once"
     assert master.ended()[0] == 0
     assert (master.load, master.lost) == ((2, 2), 2)

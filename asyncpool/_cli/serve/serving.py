@@ -86,6 +86,8 @@ class Serving:
             ValueError: If an option makes no sense.
             TypeError: Likewise.
         """
+        if (task := asyncio.current_task()) is not None:
+            task.set_name(f"asyncpool serve {self._plan.name}")
         if self._plan.metrics is None:
             return await self._run()
         # Imported here since it is an extra, which few need.

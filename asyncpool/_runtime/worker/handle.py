@@ -113,8 +113,12 @@ class WorkerHandle:
         try:
             await self._start()
             async with anyio.create_task_group() as watchers:
-                watchers.start_soon(self._watch_exit)
-                watchers.start_soon(self._watch_errors)
+                whose = (
+                    f"of worker {self.pid} in slot {self.slot} of {self._setup.pool}"
+                )
+                end, trouble = f"asyncpool end {whose}", f"asyncpool errors {whose}"
+                watchers.start_soon(self._watch_exit, name=end)
+                watchers.start_soon(self._watch_errors, name=trouble)
         finally:
             self.close()
 

@@ -33,8 +33,14 @@ class Stacks:
             Safe.
         """
         alive = [handle for handle in handles if handle.pid is not None]
-        async with self._lock:
-            texts = await asyncio.gather(*map(self._ask, alive))
+        async with self._lock, asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(
+                    self._ask(handle), name=f"asyncpool stacks of slot {handle.slot}"
+                )
+                for handle in alive
+            ]
+        texts = [task.result() for task in asked]
         return {
             handle.slot: text for handle, text in zip(alive, texts, strict=True) if text
         }
