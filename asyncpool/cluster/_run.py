@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, Protocol
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 from asyncpool._runtime.cluster.signals import SignalHandlers, name_of, obeyed
-from asyncpool.cluster._control import Control, open_control
+from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
 from asyncpool.cluster._life_log import LifeLog
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.cluster._words import number_of, outcome_of, status_line, trouble_of
@@ -235,7 +235,16 @@ class Operation:
             await asyncio.wait(self._closing)
 
     def _open_control(self) -> Control | None:
-        control = open_control(self._cluster.name, self._control, self._answer)
+        if self._control == "":
+            return None
+        owner = ControlOwner(
+            kind="cluster",
+            name=self._cluster.name,
+            advice="--control PATH has it elsewhere",
+            # A name that was given and is another one's is more likely to be a mistake.
+            keeps_name=True,
+        )
+        control = open_control(owner, self._control, self._answer)
         if control is not None:
             self.control_path = control.socket.path
             self.which = control.which

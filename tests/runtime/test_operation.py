@@ -336,6 +336,8 @@ async def test_its_name_is_another_ones_too(caplog: pytest.LogCaptureFixture) ->
             assert live_names() == ["app", name]
             assert second.operation.control_path == path_of(name)
             assert line in told(caplog)
+            async with operating() as third:
+                assert third.operation.control_path == path_of(f"{name}-2")
 
 
 async def test_a_name_that_was_given_is_its_own() -> None:

@@ -1,4 +1,4 @@
-"""The control socket of a cluster: this user's commands, one line each."""
+"""A control socket: this user's commands, one line each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from asyncpool._core.control.control_protocol import MAX_REQUEST, Request, pack_reply
 from asyncpool._runtime.base.alarm import Alarm
@@ -21,6 +21,8 @@ from asyncpool._runtime.control.socket_files import (
 from asyncpool.errors import ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")
+
+Answer: TypeAlias = Callable[[Request], Awaitable[dict[str, Any]]]
 
 _BACKLOG = 16
 _MOST_CLIENTS = 32
@@ -40,9 +42,7 @@ class ControlSocket:
         OSError: If somebody listens there already, or the file cannot be made.
     """
 
-    def __init__(
-        self, path: str, answer: Callable[[Request], Awaitable[dict[str, Any]]]
-    ) -> None:
+    def __init__(self, path: str, answer: Answer) -> None:
         self._answer = answer
         self._clients: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
