@@ -10,10 +10,15 @@ from typing import Any, Protocol, TypeAlias
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
 from asyncpool.enums import JobOutcome
 from asyncpool.events import Event, JobEvent
+from asyncpool.events import Event, JobEnded, JobEvent
 
 _LOGGER = logging.getLogger("asyncpool")
 
-Listener: TypeAlias = Callable[[Event], object] | Callable[[Event | JobEvent], object]
+Listener: TypeAlias = (
+    Callable[[Event], object]
+    | Callable[[Event | JobEvent], object]
+    | Callable[[JobEnded], object]
+)
 
 
 class Reader(Protocol):
@@ -64,6 +69,11 @@ class JobTracer(Protocol):
         self, job: Any, outcome: JobOutcome, error: BaseException | None, /
     ) -> None:
         """Take note of the end of a job; *error* is what its caller gets."""
+class Companion(Protocol):
+    """Something that lives beside a pool, and must have ended before the pool has."""
+
+    async def close(self) -> None:
+        """End it."""
         ...
 
 
@@ -76,6 +86,10 @@ class PoolHub(EventHub[Event]):
         listened: Whether anybody may listen to jobs.
         tracer: What traces them, if anything does.
         traced: Which of the open jobs it follows.
+        watched: Whether anybody may listen to jobs.  Nothing is done for events of jobs
+            while nobody does.
+        followed: Whether to more than their ends.
+        on_unwatched: Called when nobody does any more.
     """
 
     def __init__(self) -> None:
@@ -84,11 +98,16 @@ class PoolHub(EventHub[Event]):
         self.listened = False
         self.tracer: JobTracer | None = None
         self.traced: dict[int, Any] = {}
+        self.watched = self.followed = False
+        self.on_unwatched: Callable[[], object] = _nothing
         # To iterate over a WeakSet takes 2 us, for each event of each job.
         self._job_streams: list[weakref.ref[EventStream[Event | JobEvent]]] = []
         self._listeners: list[Callable[[Event], object]] = []
         self._job_listeners: list[Callable[[Event | JobEvent], object]] = []
         self._ends: list[Callable[[], object]] = []
+        self._end_listeners: list[Callable[[JobEnded], object]] = []
+        self._readers: list[Reader] = []
+        self._companions: list[Companion] = []
 
     def listen_to_jobs(self, size: int) -> EventStream[Event | JobEvent]:
         """Return a stream of the events from now on, those of jobs among them."""
@@ -107,6 +126,29 @@ class PoolHub(EventHub[Event]):
         """Have *listener* called with each event, those of jobs among them."""
         self._job_listeners.append(listener)
         self._look()
+
+    def add_end_listener(self, listener: Callable[[JobEnded], object]) -> None:
+        """Have *listener* called with the end of each job, and with nothing else."""
+        # A new list, since an event may be on its way through the old one.
+        self._end_listeners = [*self._end_listeners, listener]
+        self._look()
+
+    def add_companion(self, companion: Companion) -> None:
+        """Have *companion* closed when the pool has ended, before anybody hears of that."""
+        self._companions.append(companion)
+
+    async def close_companions(self) -> None:
+        """Close what lives beside the pool; what that raises is logged.
+
+        Cancellation:
+            Leaves some of them open.
+        """
+        while self._companions:
+            companion = self._companions.pop()
+            try:
+                await companion.close()
+            except Exception:
+                _LOGGER.exception("%r failed at the end of the pool", companion)
 
     def add_reader(self, reader: Reader) -> None:
         """Have *reader* hear each event, those of jobs among them, and the end."""
@@ -129,20 +171,23 @@ class PoolHub(EventHub[Event]):
 
     def remove_listener(self, listener: Listener) -> int:
         """Call *listener* no more, and return how often it was there."""
-        before = len(self._listeners) + len(self._job_listeners)
-        self._listeners = [other for other in self._listeners if other != listener]
-        self._job_listeners = [
-            other for other in self._job_listeners if other != listener
-        ]
+        before = self._count_listeners()
+        self._listeners = [it for it in self._listeners if it != listener]
+        self._job_listeners = [it for it in self._job_listeners if it != listener]
+        self._end_listeners = [it for it in self._end_listeners if it != listener]
         self._look()
-        return before - len(self._listeners) - len(self._job_listeners)
+        return before - self._count_listeners()
+
+    def _count_listeners(self) -> int:
+        several = len(self._job_listeners) + len(self._end_listeners)
+        return len(self._listeners) + several
 
     def publish(self, event: Event) -> None:
         """Hand *event* to everybody who listens."""
         super().publish(event)
         for listener in self._listeners:
             _call(listener, event)
-        if self.watched:
+        if self.followed:
             self.publish_job(event)
 
     def publish_job(self, event: Event | JobEvent) -> None:
@@ -152,6 +197,13 @@ class PoolHub(EventHub[Event]):
             if stream is not None:
                 self.dropped += not stream.put(event)
         for listener in self._job_listeners:
+            _call(listener, event)
+
+    def publish_end(self, event: JobEnded) -> None:
+        """Hand the end of a job to everybody who listens to jobs, or to their ends."""
+        if self.followed:
+            self.publish_job(event)
+        for listener in self._end_listeners:
             _call(listener, event)
 
     def end(self) -> None:
@@ -164,6 +216,10 @@ class PoolHub(EventHub[Event]):
         ends = self._ends
         self._listeners, self._job_listeners, self._ends = [], [], []
         for callback in ends:
+        readers = self._readers
+        self._listeners, self._job_listeners, self._readers = [], [], []
+        self._end_listeners = []
+        for reader in readers:
             try:
                 callback()
             except Exception:
@@ -177,6 +233,15 @@ class PoolHub(EventHub[Event]):
     def _look(self) -> None:
         self.listened = bool(self._job_listeners or self._job_streams)
         self.watched = self.listened or self.tracer is not None
+        before = self.watched
+        self.followed = bool(self._job_listeners or self._job_streams)
+        self.watched = self.followed or bool(self._end_listeners)
+        if before and not self.watched:
+            self.on_unwatched()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _call(listener: Callable[[Any], object], event: object) -> None:

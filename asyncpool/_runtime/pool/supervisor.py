@@ -124,8 +124,11 @@ class Supervisor:
             if self._serving is not None:
                 self._serving.close()
             self.admission.end()
-            self._state.hub.end()
-            self.status.end()
+            try:
+                await self._state.hub.close_companions()
+            finally:
+                self._state.hub.end()
+                self.status.end()
 
     def _stop(self, reason: PoolClosedError) -> None:
         self._performer.stop()
