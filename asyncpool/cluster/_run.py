@@ -8,17 +8,15 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import asdict
 from functools import partial
 from typing import Any, ParamSpec, Protocol
 
-from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 from asyncpool._runtime.cluster.signals import SignalHandlers, name_of, obeyed
-from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
+from asyncpool._runtime.control.opening import Control
+from asyncpool.cluster._answers import Asked, ClusterAnswers
 from asyncpool.cluster._life_log import LifeLog
-from asyncpool.cluster._stats import ClusterStats
-from asyncpool.cluster._words import number_of, outcome_of, status_line, trouble_of
+from asyncpool.cluster._words import number_of, outcome_of, status_line
 from asyncpool.enums import RunState
 from asyncpool.errors import (
     PoolBrokenError,
@@ -39,19 +37,15 @@ _STATUS_EVERY = 5.0  # s
 P = ParamSpec("P")
 
 
-class Operated(Protocol):
+class Operated(Asked, Protocol):
     """What of a :class:`asyncpool.Cluster` its operation needs."""
-
-    name: str
 
     async def start(self) -> object: ...
     async def wait(self) -> None: ...
     async def close(self, timeout: float | None = None) -> CloseSummary: ...  # noqa: ASYNC109
     async def reload(self) -> RollResult: ...
     async def resize(self, workers: int) -> None: ...
-    async def stacks(self) -> dict[int, str]: ...
     def events(self) -> AsyncIterator[Event]: ...
-    def stats(self) -> ClusterStats: ...
 
 
 async def run(cluster: Operated, control: str | None = None) -> int:
@@ -94,7 +88,6 @@ class Operation:
         self.broken: PoolBrokenError | None = None
         self._cluster = cluster
         self._title = f"cluster {cluster.name}"
-        self._name = cluster.name
         self._control = control
         self._on_ready = on_ready
         self._is_last = is_last
@@ -235,59 +228,28 @@ class Operation:
             await asyncio.wait(self._closing)
 
     def _open_control(self) -> Control | None:
-        if self._control == "":
-            return None
-        owner = ControlOwner(
-            kind="cluster",
-            name=self._cluster.name,
-            advice="--control PATH has it elsewhere",
-            # A name that was given and is another one's is more likely to be a mistake.
-            keeps_name=True,
-        )
-        control = open_control(owner, self._control, self._answer)
+        answers = ClusterAnswers(self._cluster, self)
+        control = answers.open(self._control)
         if control is not None:
             self.control_path = control.socket.path
             self.which = control.which
-            self._name = control.name
         return control
 
-    async def _answer(self, request: Request) -> dict[str, Any]:
-        """Do what a client asks for, and return what it is told."""
-        match request.action:
-            case "status":
-                return {
-                    "name": self._name,
-                    "which": self.which,
-                    "pid": os.getpid(),
-                    **asdict(self._cluster.stats()),
-                }
-            case "reload":
-                result = await self._reload_for_client()
-                return {
-                    "replaced": result.replaced,
-                    "filled": result.filled,
-                    "reason": "" if result.ok else trouble_of(result),
-                    "text": outcome_of(result),
-                }
-            case "resize":
-                assert request.workers is not None
-                before = self._cluster.stats().workers
-                self._wanted = request.workers
-                await self._cluster.resize(request.workers)
-                text = f"{number_of(request.workers)} now, {before} before"
-                _LOGGER.info("%s: resized by a command: %s", self._title, text)
-                return {"workers": request.workers, "text": text}
-            case "stop":
-                if request.now:
-                    self._stop_now("a command")
-                elif not self._stops:
-                    self.stop(why="a command")
-                return {"pid": os.getpid(), "name": self._name}
-            case "stacks":
-                stacks = await self._cluster.stacks()
-                return {
-                    "stacks": {str(worker): text for worker, text in stacks.items()}
-                }
+    async def resize_for_client(self, workers: int) -> str:
+        """Change the number of workers; return what has changed, in words."""
+        before = self._cluster.stats().workers
+        self._wanted = workers
+        await self._cluster.resize(workers)
+        text = f"{number_of(workers)} now, {before} before"
+        _LOGGER.info("%s: resized by a command: %s", self._title, text)
+        return text
+
+    def stop_for_client(self, *, now: bool) -> None:
+        """End the cluster, after a drain or at once."""
+        if now:
+            self._stop_now("a command")
+        elif not self._stops:
+            self.stop(why="a command")
 
     async def _close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         summary = await self._cluster.close(timeout)
@@ -309,7 +271,8 @@ class Operation:
             with contextlib.suppress(RollInProgressError):  # that one is told of
                 await self._reload(why)
 
-    async def _reload_for_client(self) -> RollResult:
+    async def reload_for_client(self) -> RollResult:
+        """Replace the workers, unless that is under way."""
         try:
             return await self._reload("a command")
         finally:

@@ -25,7 +25,7 @@ from asyncpool.errors import ProtocolError
 from tests.helpers.patience import PATIENCE
 from tests.helpers.serving import until
 
-ENDED = ConnectionResetError("the cluster has ended")
+ENDED = ConnectionResetError("it has ended")
 SILENT = "has not answered for 10 s: its process is stopped, or hangs"
 
 

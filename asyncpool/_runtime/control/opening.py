@@ -11,6 +11,7 @@ from pathlib import Path
 
 from asyncpool._runtime.control.paths import path_of
 from asyncpool._runtime.control.server import Answer, ControlSocket
+from asyncpool._runtime.control.watching import Watch
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -51,7 +52,7 @@ class ControlOwner:
 
 
 def open_control(
-    owner: ControlOwner, control: str | None, answer: Answer
+    owner: ControlOwner, control: str | None, answer: Answer, watch: Watch
 ) -> Control | None:
     """Open the control socket; where none can be made, there is only a warning.
 
@@ -61,6 +62,7 @@ def open_control(
         owner: Whose socket it is.
         control: The name or path that was asked for; ``None`` for the owner's name.
         answer: Returns the answer to a request.
+        watch: Returns what tells a client how it goes that wants to watch.
 
     Raises:
         OSError: If a socket that was asked for cannot be made, or its name is another one's
@@ -68,7 +70,7 @@ def open_control(
         ValueError: If it is no name.
     """
     try:
-        made = _made(owner, control, answer)
+        made = _made(owner, control, answer, watch)
     except (OSError, ValueError) as error:
         in_use = getattr(error, "errno", None) == errno.EADDRINUSE
         is_path = control is not None and "/" in control
@@ -96,7 +98,9 @@ def open_control(
     return Control(made, name, which)
 
 
-def _made(owner: ControlOwner, control: str | None, answer: Answer) -> ControlSocket:
+def _made(
+    owner: ControlOwner, control: str | None, answer: Answer, watch: Watch
+) -> ControlSocket:
     name = control or owner.name
     is_fixed = control is not None and (owner.keeps_name or "/" in control)
     tails = iter(("",)) if is_fixed else _tails()
@@ -104,7 +108,7 @@ def _made(owner: ControlOwner, control: str | None, answer: Answer) -> ControlSo
     while True:
         path = path_of(f"{name}{tail}", make=True)
         try:
-            return ControlSocket(path, answer)
+            return ControlSocket(path, answer, watch=watch)
         except OSError as error:
             in_use = error.errno == errno.EADDRINUSE
             tail = next(tails, None) if in_use else None
