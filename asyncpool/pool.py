@@ -330,6 +330,31 @@ class Pool(Caller, Supervised, Profiled):
         state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
         return PoolStats(state=state, workers=self._config.workers[0])
 
+    async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
+        """Return the Python stacks of what the workers run now, by slot.
+
+        The jobs go on meanwhile, see :meth:`Job.stack`.  A text has the stack of each job of the
+        worker, the innermost call first, and of each thread that was started there.  That of a
+        worker that starts shows its initializer, and that of an idle one is empty.  If a worker has
+        not answered within two seconds, the text says so.
+
+        Args:
+            slot: The only slot that is meant; ``None`` for all.
+
+        Raises:
+            NoWorkerError: If there is no worker in *slot*.  The error names the slots with one.
+            TypeError: If *slot* is no int.
+            ValueError: If *slot* is negative.
+            PoolClosedError: If the pool was never started.
+            RuntimeError: If the pool was started in another event loop.
+
+        Cancellation:
+            Safe: it has no effect on the jobs.
+        """
+        if slot is not None:
+            check_int("slot", slot, at_least=0)
+        return await self._life.running_here().traffic.live_stacks.of_workers(slot)
+
     async def resize(self, workers: int | tuple[int, int]) -> None:
         """Change the number of workers: to *workers*, or to between the two if it is a pair.
 

@@ -247,6 +247,7 @@ def test_the_bytes_on_the_wire() -> None:
         "CLOSING": 50,
         "INTERRUPT": 23,
         "STACKS": 24,
+        "WHERE": 53,
         "RETIRE": 27,
         "CONTEXT": 25,
         "RECORD": 26,
