@@ -19,12 +19,13 @@ import pytest
 
 from asyncpool import Pool
 from asyncpool._runtime.control.paths import live_names, path_of
+from asyncpool.events import Exited
 from tests.helpers import jobs, several
 from tests.helpers.asking import Lines, ask
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import idle, kill_worker
+from tests.helpers.pools import idle, kill_worker, next_of
 from tests.helpers.scripts import start_script
 
 pytestmark = BOTH_LOOPS
@@ -142,6 +143,84 @@ async def test_who_watches_sees_a_crash() -> None:
         assert crashed["crash"]["signal"] == "SIGKILL"
         assert crashed["crash"]["kind"] == "crash"
         assert crashed["at"] > 1.7e9
+
+
+async def test_commands_end_workers(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "asyncpool")
+    async with patience(), Pool(2, control=True, name="shop") as pool:
+        await idle(pool)
+        events = pool.events()
+        killed = await ask("shop", "kill", slot=1)
+        exited = await next_of(events, Exited)
+        assert (exited.slot, exited.reason) == (1, "kill")
+        await idle(pool)
+        recycled = await ask("shop", "recycle", slot=0)
+        exited = await next_of(events, Exited)
+        assert (exited.slot, exited.reason) == (0, "retire")
+        await idle(pool)
+        rolled = await ask("shop", "recycle")
+        # 9 is no slot.
+        refused = [await ask("shop", action, slot=9) for action in ("kill", "recycle")]
+    assert killed == {"text": "the worker in slot 1 was killed"}
+    assert recycled == {"text": "the worker in slot 0 is being replaced"}
+    assert rolled == {
+        "replaced": 2,
+        "filled": 0,
+        "reason": "",
+        "text": "2 workers are new",
+    }
+    assert all(
+        reply["error"].startswith("there is no worker in slot 9") for reply in refused
+    )
+    by_command = [it for it in caplog.messages if "by a command" in it]
+    assert by_command == [
+        "pool shop: by a command: the worker in slot 1 was killed",
+        "pool shop: by a command: the worker in slot 0 is being replaced",
+        "pool shop: by a command: all workers are being replaced, one after the other",
+        "pool shop: by a command: 2 workers are new",
+    ]
+
+
+async def test_a_command_resizes() -> None:
+    async with patience(), Pool(1, control=True, name="shop") as pool:
+        assert await ask("shop", "resize", workers=3) == {
+            "workers": 3,
+            "text": "3 workers now, 1 before",
+        }
+        assert pool.stats().workers == 3
+
+
+async def test_a_command_shows_where_jobs_are() -> None:
+    async with patience(), Gate() as gate, Pool(2, control=True, name="shop") as pool:
+        await idle(pool)
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        text = await job.stack()
+        both = (await ask("shop", "stacks"))["stacks"]
+        (slot,) = (slot for slot, found in both.items() if found)
+        assert (await ask("shop", "stacks", job=job.id))["stacks"] == {slot: text}
+        assert (await ask("shop", "stacks", slot=int(slot)))["stacks"] == {slot: text}
+        second, queued = (pool.submit(jobs.wait_at, gate.path, word) for word in "ab")
+        assert await ask("shop", "stacks", job=queued.id) == {
+            "error": f"job {queued.id} has not begun, or is over by now"
+        }
+        visitor.release()
+        await job
+        assert await ask("shop", "stacks", job=job.id) == {
+            "error": f"job {job.id} is over, or never was"
+        }
+        for word in "ab":
+            (await gate.visitor(word)).release()
+        await asyncio.gather(second, queued)
+    assert "wait_at" in text
+
+
+@pytest.mark.parametrize("action", ["stop", "reload"])
+async def test_a_command_that_pools_do_not_have(action: str) -> None:
+    async with patience(), Pool(1, control=True, name="shop"):
+        assert await ask("shop", action) == {
+            "error": f"a pool cannot {action}: its program decides that"
+        }
 
 
 async def test_it_is_found_as_long_as_it_lives() -> None:
@@ -278,6 +357,7 @@ async def test_a_fork_of_the_program_does_not_answer() -> None:
 PROGRAM = """
 import asyncio, os
 from asyncpool import Pool
+from asyncpool.events import Exited
 
 async def main():
     async with Pool(1, control=True, name="shop"):

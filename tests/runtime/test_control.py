@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from asyncpool._core.control.control_protocol import MAX_REQUEST, Request
 from asyncpool._runtime.control import (
@@ -224,6 +225,26 @@ async def test_who_does_not_keep_to_the_protocol_is_sent_away(
         with suppress(ConnectionResetError):  # what it had sent was not all read
             assert await reader.read() == b""
         writer.close()
+
+
+@given(st.lists(st.binary(max_size=60), max_size=5), st.booleans())
+def test_whatever_a_client_sends_it_goes_on(lines: list[bytes], whole: bool) -> None:  # noqa: FBT001
+    async def send(path: str) -> None:
+        control = ControlSocket(path, echo)
+        control.open()
+        async with patience():
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(b"\n".join(lines) + b"\n" * whole)
+            writer.write_eof()
+            with suppress(ConnectionResetError):  # what it had sent was not all read
+                for line in (await reader.read()).splitlines():
+                    assert {"error"} == set(json.loads(line)) or b"you said" in line
+            writer.close()
+            assert await asyncio.to_thread(ask, path, Request("status"))
+            await control.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(send(f"{folder}/control"))
 
 
 @pytest.mark.asyncio

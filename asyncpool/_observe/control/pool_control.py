@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -9,9 +10,12 @@ from asyncpool._core.control.control_protocol import Request
 from asyncpool._observe.control.job_feed import JobFeed
 from asyncpool._observe.control.plain import plain
 from asyncpool._observe.control.watch import Watching
+from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool.errors import ProtocolError
+
+_LOGGER = logging.getLogger("asyncpool")
 
 
 def open_pool_control(
@@ -58,7 +62,7 @@ class PoolAnswers:
     """
 
     def __init__(self, life: SupervisorRunner, name: str, concurrency: int) -> None:
-        self.name = name
+        self.name = self._pool = name
         self.which = ""
         self._life = life
         self._concurrency = concurrency
@@ -74,8 +78,77 @@ class PoolAnswers:
         match request.action:
             case "status":
                 return self._status()
+            case "stacks":
+                return {"stacks": await self._stacks(request)}
+            case "kill":
+                return self._kill(request.slot)
+            case "recycle":
+                return await self._recycle(request.slot)
+            case "resize":
+                return await self._resize(request.workers)
             case _:
-                raise ProtocolError(f"a pool has no action {request.action!r}")
+                raise ProtocolError(
+                    f"a pool cannot {request.action}: its program decides that"
+                )
+
+    async def _stacks(self, request: Request) -> dict[str, str]:
+        supervisor = self._life.running()
+        if request.job is None:
+            found = await supervisor.traffic.live_stacks.of_workers(request.slot)
+            return {str(slot): text for slot, text in found.items()}
+        job = supervisor.job(request.job)
+        if job is None:
+            raise ProtocolError(f"job {request.job} is over, or never was")
+        slot, text = job._slot, await job.stack()
+        if not text:
+            raise ProtocolError(f"job {request.job} has not begun, or is over by now")
+        return {str(slot): text}
+
+    def _kill(self, slot: int | None) -> dict[str, Any]:
+        assert slot is not None
+        self._life.running().replacement.kill(slot)
+        text = f"the worker in slot {slot} was killed"
+        self._tell(text)
+        return {"text": text}
+
+    async def _recycle(self, slot: int | None) -> dict[str, Any]:
+        if slot is not None:
+            self._life.open().replacement.retire_from(slot)
+            text = f"the worker in slot {slot} is being replaced"
+            self._tell(text)
+            return {"text": text}
+        self._tell("all workers are being replaced, one after the other")
+        result = await shielded(self._life.trying().replacement.roll())
+        text = f"{result.replaced} workers are new"
+        if not result.ok:
+            text = f"{text}, and the others stay: {result.reason}"
+        self._tell(text)
+        return {
+            "replaced": result.replaced,
+            "filled": result.filled,
+            "reason": result.reason,
+            "text": text,
+        }
+
+    async def _resize(self, workers: int | None) -> dict[str, Any]:
+        assert workers is not None
+        supervisor = self._life.open()
+        before = supervisor.stats().workers
+        await shielded(supervisor.replacement.resize(workers, workers))
+        text = (
+            f"{workers} {'worker' if workers == 1 else 'workers'} now, {before} before"
+        )
+        self._tell(text)
+        return {"workers": workers, "text": text}
+
+    def _tell(self, text: str) -> None:
+        """Have the log say what a command has done, which nobody else would know."""
+        _LOGGER.info(
+            "pool %s: by a command: %s",
+            self._pool,
+            text,
+            extra={"pool": self._pool},
+        )
 
     def _status(self) -> dict[str, Any]:
         return {

@@ -242,6 +242,10 @@ class Supervisor:
         """Return the pool as it stands."""
         return pool_stats(self._state, shared_memory=self._workers.segments.total)
 
+    def job(self, number: int) -> Job[Any] | None:
+        """Return an open job."""
+        return self._state.registry.jobs.get(number)
+
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""
         return self._state.registry.summary(self._state.core.kills)
