@@ -54,7 +54,7 @@ class ClusterAnswers:
 
     Attributes:
         name: What commands call it.
-        which: The option of commands that names it.
+        which: What commands are told to find it.
     """
 
     def __init__(self, cluster: Asked, orders: Orders) -> None:

@@ -71,7 +71,7 @@ class Operation:
 
     Attributes:
         control_path: Where the control socket is; ``None`` if there is none.
-        which: The option of commands that names it.
+        which: What commands are told to find it.
         broken: Why the cluster has given up, if it has.
     """
 

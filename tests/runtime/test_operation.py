@@ -370,7 +370,7 @@ async def test_a_client_asks_for_the_stacks_of_a_slot() -> None:
 async def test_its_name_is_another_ones_too(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "asyncpool")
     name = f"app-{os.getpid()}"
-    line = f"cluster app: another one has this name: commands find it by --name {name}"
+    line = f"cluster app: another one has this name: commands find it as {name}"
     async with operating():
         assert line not in told(caplog)
         async with operating() as second:

@@ -57,7 +57,7 @@ class PoolAnswers:
 
     Attributes:
         name: What commands call it.
-        which: The option of commands that names it.
+        which: What commands are told to find it.
         watching: Lets clients watch it.
     """
 

@@ -26,7 +26,7 @@ class Control:
     Attributes:
         socket: The socket.
         name: What commands call its owner.
-        which: The option of commands that names it.
+        which: What commands are told to find it.
     """
 
     socket: ControlSocket
@@ -86,10 +86,10 @@ def open_control(
         return None
     name, which = owner.name, f"--control {made.path}"
     if (stem := _name_at(made.path)) is not None:
-        name, which = stem, f"--name {stem}"
+        name, which = stem, stem
     if stem is not None and name != (control or owner.name):
         _LOGGER.info(
-            "%s %s: another one has this name: commands find it by %s",
+            "%s %s: another one has this name: commands find it as %s",
             owner.kind,
             owner.name,
             which,
