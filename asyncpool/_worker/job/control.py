@@ -33,6 +33,7 @@ from asyncpool._worker.channel.segments import Segments
 from asyncpool._worker.job.coroutines import waiting_frames
 from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool._worker.job.job_claims import JobClaims
+from asyncpool._worker.job.live_stacks import live_stacks
 from asyncpool._worker.job.streams import Credit
 from asyncpool.errors import ProtocolError
 
@@ -240,9 +241,11 @@ class Control:
             self._profile(frame)
 
     def _tell_where(self, job: int) -> None:
-        from asyncpool._worker.job.live_stacks import live_stacks  # noqa: PLC0415 - few ask
-
-        text = live_stacks(self.interrupts, self.running(), job)
+        try:
+            text = live_stacks(self.interrupts, self.running(), job)
+        except Exception as error:
+            # What is read here belongs to other threads, which may do anything to it.
+            text = f"The stacks cannot be read: {error!r}".encode(errors="replace")
         self.send(FrameKind.WHERE, text, job)
 
     def _take_segment(self, frame: Frame, fds: list[int]) -> None:
