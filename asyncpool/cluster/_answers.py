@@ -102,7 +102,7 @@ class ClusterAnswers:
             case "resize" | "stop":
                 return await self._order(request)
             case _:
-                raise ProtocolError(f"a server cannot {request.action}: a pool can")
+                raise ProtocolError(f"a server has no action {request.action!r}")
 
     async def _order(self, request: Request) -> dict[str, Any]:
         if request.workers is not None:

@@ -86,10 +86,12 @@ class PoolAnswers:
                 return await self._recycle(request.slot)
             case "resize":
                 return await self._resize(request.workers)
-            case _:
+            case "reload" | "stop":
                 raise ProtocolError(
                     f"a pool cannot {request.action}: its program decides that"
                 )
+            case _:
+                raise ProtocolError(f"a pool has no action {request.action!r}")
 
     async def _stacks(self, request: Request) -> dict[str, str]:
         supervisor = self._life.running()
@@ -119,7 +121,7 @@ class PoolAnswers:
             return {"text": text}
         self._tell("all workers are being replaced, one after the other")
         result = await shielded(self._life.trying().replacement.roll())
-        text = f"{result.replaced} workers are new"
+        text = f"{result.replaced} {_workers(result.replaced)} new"
         if not result.ok:
             text = f"{text}, and the others stay: {result.reason}"
         self._tell(text)
@@ -159,3 +161,7 @@ class PoolAnswers:
             "concurrency": self._concurrency,
             **plain(self._life.running().stats()),
         }
+
+
+def _workers(count: int) -> str:
+    return "worker is" if count == 1 else "workers are"
