@@ -22,6 +22,7 @@ from asyncpool._cli.live.order_commands import (
     resize_command,
     stop_command,
 )
+from asyncpool._cli.live.profile_command import profile_command
 from asyncpool._cli.live.stacks_command import stacks_command
 from asyncpool._cli.live.status_command import status_command
 from asyncpool._cli.map.map_command import map_command
@@ -120,6 +121,7 @@ command.add_command(doctor_command)
 command.add_command(serve_command)
 command.add_command(status_command)
 command.add_command(stacks_command)
+command.add_command(profile_command)
 command.add_command(kill_command)
 command.add_command(recycle_command)
 command.add_command(reload_command)

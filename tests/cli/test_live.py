@@ -153,6 +153,19 @@ def test_stacks_are_shown(tmp_path: Path) -> None:
     assert wrong.code == 2
 
 
+def test_a_pool_is_profiled(tmp_path: Path) -> None:
+    with program(tmp_path):
+        page = run_command(
+            tmp_path, "profile", "-d", "0.5", "--function", "wait", "-o", "f.html"
+        )
+        text = run_command(tmp_path, "profile", "shop", "-d", "0.5", "-o", "f.txt")
+    assert (page.code, text.code) == (0, 0), (page.err, text.err)
+    assert "__main__.wait" in page.out
+    assert " samples in " in page.err
+    assert "<html" in (tmp_path / "f.html").read_text()
+    assert "__main__.wait;" in (tmp_path / "f.txt").read_text()
+
+
 def test_nothing_is_changed_without_a_terminal(tmp_path: Path) -> None:
     with program(tmp_path):
         before = status()

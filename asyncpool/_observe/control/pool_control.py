@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from asyncpool._core.control.control_protocol import Request
+from asyncpool._core.profile.profile_messages import ProfileRequest
 from asyncpool._observe.control.job_feed import JobFeed
 from asyncpool._observe.control.plain import plain
 from asyncpool._observe.control.watch import Watching
@@ -14,6 +15,9 @@ from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool.errors import ProtocolError
+
+# Samples a second of each worker.
+_RATE = 100.0
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -80,6 +84,8 @@ class PoolAnswers:
                 return self._status()
             case "stacks":
                 return {"stacks": await self._stacks(request)}
+            case "profile":
+                return await self._profile(request)
             case "kill":
                 return self._kill(request.slot)
             case "recycle":
@@ -105,6 +111,16 @@ class PoolAnswers:
         if not text:
             raise ProtocolError(f"job {request.job} has not begun, or is over by now")
         return {str(slot): text}
+
+    async def _profile(self, request: Request) -> dict[str, Any]:
+        wanted = ProfileRequest(request.seconds, _RATE, request.function or "")
+        profile = await self._life.open().profiles.take(wanted, request.slot)
+        found = plain(profile)
+        found["stacks"] = [
+            [";".join((each.function, *each.frames)), each.samples]
+            for each in profile.stacks
+        ]
+        return {"samples": profile.samples, **found}
 
     def _kill(self, slot: int | None) -> dict[str, Any]:
         assert slot is not None
