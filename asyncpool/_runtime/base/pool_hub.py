@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeAlias
 
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
 from asyncpool.enums import JobOutcome
-from asyncpool.events import Event, JobEvent
 from asyncpool.events import Event, JobEnded, JobEvent
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -69,6 +68,9 @@ class JobTracer(Protocol):
         self, job: Any, outcome: JobOutcome, error: BaseException | None, /
     ) -> None:
         """Take note of the end of a job; *error* is what its caller gets."""
+        ...
+
+
 class Companion(Protocol):
     """Something that lives beside a pool, and must have ended before the pool has."""
 
@@ -84,29 +86,25 @@ class PoolHub(EventHub[Event]):
         watched: Whether anybody may listen to jobs, or traces them.  Nothing is done for
             events of jobs while nobody does.
         listened: Whether anybody may listen to jobs.
+        followed: Whether to more than their ends.
+        on_unwatched: Called when nobody listens to jobs any more.
         tracer: What traces them, if anything does.
         traced: Which of the open jobs it follows.
-        watched: Whether anybody may listen to jobs.  Nothing is done for events of jobs
-            while nobody does.
-        followed: Whether to more than their ends.
-        on_unwatched: Called when nobody does any more.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.watched = False
-        self.listened = False
+        self.listened = self.followed = False
+        self.on_unwatched: Callable[[], object] = _nothing
         self.tracer: JobTracer | None = None
         self.traced: dict[int, Any] = {}
-        self.watched = self.followed = False
-        self.on_unwatched: Callable[[], object] = _nothing
         # To iterate over a WeakSet takes 2 us, for each event of each job.
         self._job_streams: list[weakref.ref[EventStream[Event | JobEvent]]] = []
         self._listeners: list[Callable[[Event], object]] = []
         self._job_listeners: list[Callable[[Event | JobEvent], object]] = []
         self._ends: list[Callable[[], object]] = []
         self._end_listeners: list[Callable[[JobEnded], object]] = []
-        self._readers: list[Reader] = []
         self._companions: list[Companion] = []
 
     def listen_to_jobs(self, size: int) -> EventStream[Event | JobEvent]:
@@ -215,11 +213,8 @@ class PoolHub(EventHub[Event]):
                 stream.end()
         ends = self._ends
         self._listeners, self._job_listeners, self._ends = [], [], []
-        for callback in ends:
-        readers = self._readers
-        self._listeners, self._job_listeners, self._readers = [], [], []
         self._end_listeners = []
-        for reader in readers:
+        for callback in ends:
             try:
                 callback()
             except Exception:
@@ -231,12 +226,11 @@ class PoolHub(EventHub[Event]):
         self._look()
 
     def _look(self) -> None:
-        self.listened = bool(self._job_listeners or self._job_streams)
-        self.watched = self.listened or self.tracer is not None
-        before = self.watched
+        before = self.listened
         self.followed = bool(self._job_listeners or self._job_streams)
-        self.watched = self.followed or bool(self._end_listeners)
-        if before and not self.watched:
+        self.listened = self.followed or bool(self._end_listeners)
+        self.watched = self.listened or self.tracer is not None
+        if before and not self.listened:
             self.on_unwatched()
 
 
