@@ -132,6 +132,12 @@ class Pool(Caller, Supervised, Profiled):
         trace: A file that the pool writes while it lives, and that https://ui.perfetto.dev
             shows: what each worker did when, how long jobs waited, retries and crashes.
             It grows by some 500 bytes for each job.  An older trace in that file is replaced.
+        control: Whether commands such as ``asyncpool status`` find the pool, by a Unix socket in a
+            folder that only this user can enter.  Each process of this user may then see what the
+            pool does, kill its workers, and change their number.  A text is the name that
+            commands find it by, instead of *name*; a path, with a slash, is where the socket is.
+            ``None`` means what the environment variable ``ASYNCPOOL_CONTROL`` says: ``1`` or
+            ``0``, which is the default.
 
     Raises:
         UnsupportedPlatformError: If this platform cannot run a pool.
@@ -174,6 +180,7 @@ class Pool(Caller, Supervised, Profiled):
         name: str | None = None,
         worker_output: OutputMode = "log",
         trace: str | os.PathLike[str] | None = None,
+        control: bool | str | os.PathLike[str] | None = None,
     ) -> None:
         check_platform()
         options = pool_options(locals())  # by the names of the signature
@@ -182,6 +189,7 @@ class Pool(Caller, Supervised, Profiled):
         self._options = JobOptions(limits=options.job_limits)
         self._close_timeout = options.close_timeout
         self._trace = options.trace
+        self._control = options.control
         self._life = SupervisorRunner("pool", self.name)
 
     async def start(self) -> None:
@@ -193,7 +201,8 @@ class Pool(Caller, Supervised, Profiled):
             PoolClosedError: If the pool is closed.
             RuntimeError: If it was started in another event loop, or by a script that a
                 worker imports.
-            OSError: If the file of *trace* cannot be written, or holds something else.
+            OSError: If the file of *trace* cannot be written, or holds something else, or the
+                socket cannot be made whose path *control* is.
 
         Cancellation:
             Closes the pool.
@@ -204,20 +213,19 @@ class Pool(Caller, Supervised, Profiled):
         await self._life.start(self._begin)
 
     def _begin(self) -> SupervisorConfig:
-        """Return what the supervisor is told, and begin the trace before anything happens."""
-        if self._trace is not None:
-            # Few pools have one, and the pool itself knows nothing of its readers.
-            from asyncpool._observe.trace import Trace  # noqa: PLC0415
+        """Return what the supervisor is told, and begin what watches it before it starts."""
+        # Few pools are watched, and the pool itself knows nothing of who does.
+        if self._control is None and self._trace is None:
+            return self._config
+        from asyncpool._observe.beginning import begin  # noqa: PLC0415
 
-            life, config = self._life, self._config
-            Trace(
-                self._trace,
-                name=self.name,
-                concurrency=config.worker.concurrency,
-                hub=life.hub,
-                # Not of this object: who drops it would not be noticed then.
-                stats=lambda: life.running().stats(),
-            )
+        begin(
+            self._life,
+            name=self.name,
+            concurrency=self._config.worker.concurrency,
+            control=self._control,
+            trace=self._trace,
+        )
         return self._config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
@@ -321,6 +329,31 @@ class Pool(Caller, Supervised, Profiled):
             return self._supervisor.stats()
         state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
         return PoolStats(state=state, workers=self._config.workers[0])
+
+    async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
+        """Return the Python stacks of what the workers run now, by slot.
+
+        The jobs go on meanwhile, see :meth:`Job.stack`.  A text has the stack of each job of the
+        worker, the innermost call first, and of each thread that was started there.  That of a
+        worker that starts shows its initializer, and that of an idle one is empty.  If a worker has
+        not answered within two seconds, the text says so.
+
+        Args:
+            slot: The only slot that is meant; ``None`` for all.
+
+        Raises:
+            NoWorkerError: If there is no worker in *slot*.  The error names the slots with one.
+            TypeError: If *slot* is no int.
+            ValueError: If *slot* is negative.
+            PoolClosedError: If the pool was never started.
+            RuntimeError: If the pool was started in another event loop.
+
+        Cancellation:
+            Safe: it has no effect on the jobs.
+        """
+        if slot is not None:
+            check_int("slot", slot, at_least=0)
+        return await self._life.running_here().traffic.live_stacks.of_workers(slot)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:
         """Change the number of workers: to *workers*, or to between the two if it is a pair.

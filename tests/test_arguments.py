@@ -45,6 +45,27 @@ async def serve(*_: Worker) -> None: ...
         ({"trace": 3}, TypeError, "trace must be a path or None, not 3"),
         ({"trace": ""}, ValueError, "trace is empty: name a file"),
         (
+            {"control": 3},
+            TypeError,
+            "control must be a bool, a name, a path or None, not 3",
+        ),
+        (
+            {"control": "my shop"},
+            ValueError,
+            (
+                "control takes True, a path with a slash in it, or a name of at most 64 letters, "
+                "digits, '.', '-', '_' and ':', not 'my shop'"
+            ),
+        ),
+        (
+            {"control": ""},
+            ValueError,
+            (
+                "control takes True, a path with a slash in it, or a name of at most 64 letters, "
+                "digits, '.', '-', '_' and ':', not ''"
+            ),
+        ),
+        (
             {"max_message_size": 10},
             ValueError,
             "max_message_size must be at least 1024, not 10",

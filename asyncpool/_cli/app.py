@@ -15,18 +15,22 @@ from click.shell_completion import get_completion_class
 from asyncpool import __version__
 from asyncpool._cli.call_command import call_command
 from asyncpool._cli.doctor.doctor_command import doctor_command
+from asyncpool._cli.live.order_commands import (
+    kill_command,
+    recycle_command,
+    reload_command,
+    resize_command,
+    stop_command,
+)
+from asyncpool._cli.live.profile_command import profile_command
+from asyncpool._cli.live.stacks_command import stacks_command
+from asyncpool._cli.live.status_command import status_command
 from asyncpool._cli.map.map_command import map_command
 from asyncpool._cli.parameters import (
     CommandError,
     Exit,
     UnfinishedError,
     add_current_folder,
-)
-from asyncpool._cli.serve.cluster_commands import (
-    reload_command,
-    resize_command,
-    status_command,
-    stop_command,
 )
 from asyncpool._cli.serve.serve_command import serve_command
 
@@ -116,6 +120,10 @@ command.add_command(call_command)
 command.add_command(doctor_command)
 command.add_command(serve_command)
 command.add_command(status_command)
+command.add_command(stacks_command)
+command.add_command(profile_command)
+command.add_command(kill_command)
+command.add_command(recycle_command)
 command.add_command(reload_command)
 command.add_command(resize_command)
 command.add_command(stop_command)

@@ -101,9 +101,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
     interrupts, beats = parts.interrupts, parts.beats
     install(beats)
     chunks.install(partial(run_chunk, parts.log, coroutines.run))
-    journal = LogForwarding(
-        control.report, partial(_running_job, interrupts, beats.page)
-    )
+    control.running = partial(_running_job, interrupts, beats.page)
+    journal = LogForwarding(control.report, control.running)
 
     def become_nobody() -> None:
         # A job forked.  The copy must not answer in the worker's place, and must

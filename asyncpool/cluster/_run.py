@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
 from functools import partial
 from typing import Any, ParamSpec, Protocol
 
 from asyncpool._core.base.log_message import LogMessage
 from asyncpool._core.cluster import server_messages as say
-from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 from asyncpool._runtime.cluster.signals import SignalHandlers, name_of, obeyed
-from asyncpool._runtime.state.life_log import number_of, outcome_of, trouble_of
-from asyncpool.cluster._control import Control, open_control
-from asyncpool.cluster._stats import ClusterStats
+from asyncpool._runtime.control.opening import Control
+from asyncpool._runtime.state.life_log import number_of
+from asyncpool.cluster._answers import Asked, ClusterAnswers
 from asyncpool.cluster._words import status_line
 from asyncpool.enums import RunState
 from asyncpool.errors import (
@@ -40,18 +37,14 @@ _STATUS_EVERY = 5.0  # s
 P = ParamSpec("P")
 
 
-class Operated(Protocol):
+class Operated(Asked, Protocol):
     """What of a :class:`asyncpool.Cluster` its operation needs."""
-
-    name: str
 
     async def start(self) -> object: ...
     async def wait(self) -> None: ...
     async def close(self, timeout: float | None = None) -> CloseSummary: ...  # noqa: ASYNC109
     async def reload(self) -> RollResult: ...
     async def resize(self, workers: int) -> None: ...
-    async def stacks(self) -> dict[int, str]: ...
-    def stats(self) -> ClusterStats: ...
 
 
 async def run(cluster: Operated, control: str | None = None) -> int:
@@ -77,7 +70,7 @@ class Operation:
 
     Attributes:
         control_path: Where the control socket is; ``None`` if there is none.
-        which: The option of commands that names it.
+        which: What commands are told to find it.
         broken: Why the cluster has given up, if it has.
     """
 
@@ -94,7 +87,6 @@ class Operation:
         self.broken: PoolBrokenError | None = None
         self._cluster = cluster
         self._title = f"cluster {cluster.name}"
-        self._name = cluster.name
         self._control = control
         self._on_ready = on_ready
         self._is_last = is_last
@@ -226,52 +218,28 @@ class Operation:
             await asyncio.wait(self._closing)
 
     def _open_control(self) -> Control | None:
-        control = open_control(self._cluster.name, self._control, self._answer)
+        answers = ClusterAnswers(self._cluster, self)
+        control = answers.open(self._control)
         if control is not None:
             self.control_path = control.socket.path
             self.which = control.which
-            self._name = control.name
         return control
 
-    async def _answer(self, request: Request) -> dict[str, Any]:
-        """Do what a client asks for, and return what it is told."""
-        match request.action:
-            case "status":
-                return {
-                    "name": self._name,
-                    "which": self.which,
-                    "pid": os.getpid(),
-                    **asdict(self._cluster.stats()),
-                }
-            case "reload":
-                result = await self._reload_for_client()
-                return {
-                    "replaced": result.replaced,
-                    "filled": result.filled,
-                    "reason": "" if result.ok else trouble_of(result),
-                    "text": outcome_of(result),
-                }
-            case "resize":
-                assert request.workers is not None
-                before = self._cluster.stats().workers
-                self._wanted = request.workers
-                extra = {"by": "a command", "workers": request.workers}
-                number = number_of(request.workers)
-                self._tell(say.RESIZE_ASKED, extra, number=number)
-                await self._cluster.resize(request.workers)
-                text = f"{number_of(request.workers)} now, {before} before"
-                return {"workers": request.workers, "text": text}
-            case "stop":
-                if request.now:
-                    self._stop_now("a command")
-                elif not self._stops:
-                    self.stop(why="a command")
-                return {"pid": os.getpid(), "name": self._name}
-            case "stacks":
-                stacks = await self._cluster.stacks()
-                return {
-                    "stacks": {str(worker): text for worker, text in stacks.items()}
-                }
+    async def resize_for_client(self, workers: int) -> str:
+        """Change the number of workers; return what has changed, in words."""
+        before = self._cluster.stats().workers
+        self._wanted = workers
+        extra = {"by": "a command", "workers": workers}
+        self._tell(say.RESIZE_ASKED, extra, number=number_of(workers))
+        await self._cluster.resize(workers)
+        return f"{number_of(workers)} now, {before} before"
+
+    def stop_for_client(self, *, now: bool) -> None:
+        """End the cluster, after a drain or at once."""
+        if now:
+            self._stop_now("a command")
+        elif not self._stops:
+            self.stop(why="a command")
 
     async def _close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         await self._cluster.close(timeout)
@@ -283,7 +251,8 @@ class Operation:
             with contextlib.suppress(RollInProgressError):  # that one is told of
                 await self._reload(why)
 
-    async def _reload_for_client(self) -> RollResult:
+    async def reload_for_client(self) -> RollResult:
+        """Replace the workers, unless that is under way."""
         try:
             return await self._reload("a command")
         finally:

@@ -30,6 +30,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.wire.context import with_trace
 from asyncpool._runtime.job.job import Job
 from asyncpool.enums import JobOutcome
@@ -74,10 +75,10 @@ def _harmless(method: _Method[P]) -> _Method[P]:
     def call(self: JobSpans, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - no concern of the pool
             if not self.failed:  # it may raise for each span
                 self.failed = True
-                _LOGGER.exception("the spans of pool %s are incomplete", self.pool)
+                say.SPANS_FAILED.log(_LOGGER, {"pool": self.pool}, error=error)
 
     return call
 

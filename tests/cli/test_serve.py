@@ -719,18 +719,19 @@ def test_nobody_is_there(folder: Path) -> None:
     runtime = os.environ["XDG_RUNTIME_DIR"]
     assert (done.code, done.out) == (1, "")
     assert done.err == (
-        f"asyncpool: no cluster of yours runs ({runtime}/asyncpool); if it has a control "
-        "socket elsewhere, name it: --control PATH\n"
+        f"asyncpool: no pool or server of yours is found in {runtime}/asyncpool: a pool "
+        "needs Pool(control=True), or ASYNCPOOL_CONTROL=1; if its control socket is "
+        "elsewhere, name it: --control PATH\n"
     )
     done = run_command(folder, "stop", "--name", "app")
     assert (done.code, done.out) == (1, "")
     assert done.err == (
-        "asyncpool: there is no cluster named app; there is none at all\n"
+        "asyncpool: there is no pool or server named app; there is none at all\n"
     )
     done = run_command(folder, "reload", "--control", "./none")
     assert (done.code, done.out) == (1, "")
     assert done.err == (
-        "asyncpool: there is no cluster at ./none; there is none at all\n"
+        "asyncpool: there is no pool or server at ./none; there is none at all\n"
     )
 
 
@@ -749,16 +750,14 @@ def test_which_one_is_meant(folder: Path) -> None:
         assert [json.loads(line)["name"] for line in shown.out.splitlines()] == [*names]
         done = blue.command("stop")
         assert (done.code, done.out) == (2, "")
-        assert done.err == (
-            "asyncpool: there are several, say which: --name blue | green\n"
+        assert done.err == ("asyncpool: there are several, say which: blue | green\n")
+        assert json.loads(blue.command("status", "green", "--json").out)["pid"] == (
+            green.process.pid
         )
-        assert json.loads(blue.command("status", "--name", "green", "--json").out)[
-            "pid"
-        ] == (green.process.pid)
         with Server(folder, "app:app", *ONE, "--name", "blue", env=runtime) as third:
             assert third.end() == 1
             assert "another process listens there" in third.log
-        assert blue.command("stop", "--name", "blue").code == 0
+        assert blue.command("stop", "blue").code == 0
         assert blue.command("stop").code == 0
         assert (blue.end(), green.end()) == (0, 0)
 

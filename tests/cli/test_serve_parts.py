@@ -21,12 +21,12 @@ import pytest_asyncio
 from rich.console import Console
 
 from asyncpool import Cluster, WorkerLimits
+from asyncpool._cli.live.status_view import status_view
 from asyncpool._cli.serve import file_changes, serve_command, serving
 from asyncpool._cli.serve.file_changes import Changes
 from asyncpool._cli.serve.log_formats import TextFormat
 from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
 from asyncpool._cli.serve.serving import Serving, ServingPlan
-from asyncpool._cli.serve.status_view import status_view
 from asyncpool._core.base.pool_messages import ERROR_LINE, WORKER_CRASHED
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.events import Crash
@@ -502,7 +502,7 @@ def shown_of(status: dict[str, Any]) -> list[str]:
 def test_a_status_as_it_is_shown() -> None:
     status = {
         "name": "app",
-        "which": "--name app",
+        "which": "app",
         "pid": 76,
         "state": "running",
         "spread": "handoff",
@@ -525,7 +525,7 @@ def test_a_status_as_it_is_shown() -> None:
         "3 restarts, 1 crashes   50 MB"
     )
     assert [lines[0], *lines[2:]] == [
-        "app  pid 76  running  handoff  tcp://127.0.0.1:8000  unix:///run/x  --name app",
+        "app  pid 76  running  handoff  tcp://127.0.0.1:8000  unix:///run/x",
         "slot  generation  pid  state     open  in all       up  memory",
         "   0           1   77  ready    1,000  20,000  1:02:05   50 MB",
         "   1           1    -  backoff  1,000  20,000  1:02:05     0 B",

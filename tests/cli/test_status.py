@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import pytest
 
-from asyncpool._cli.serve import cluster_commands
-from asyncpool._cli.serve.cluster_commands import status_command
+from asyncpool._cli.live import order_commands, reaching
+from asyncpool._cli.live.status_command import status_command
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.base.machine import is_stopped
 from asyncpool._runtime.control.client import ControlClient
@@ -25,7 +25,7 @@ from asyncpool.errors import ProtocolError
 from tests.helpers.patience import PATIENCE
 from tests.helpers.serving import until
 
-ENDED = ConnectionResetError("the cluster has ended")
+ENDED = ConnectionResetError("it has ended")
 SILENT = "has not answered for 10 s: its process is stopped, or hangs"
 
 
@@ -70,8 +70,8 @@ def clusters(
 ) -> Iterator[dict[str, list[Exception | None]]]:
     """Return the answers of all clusters that there are; ``None`` is a good one."""
     Scripted.answers = {}
-    monkeypatch.setattr(cluster_commands, "ControlClient", Scripted)
-    monkeypatch.setattr(cluster_commands, "live_names", lambda: [*Scripted.answers])
+    monkeypatch.setattr(reaching, "ControlClient", Scripted)
+    monkeypatch.setattr(reaching, "live_names", lambda: [*Scripted.answers])
     with tempfile.TemporaryDirectory() as runtime:
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         yield Scripted.answers
@@ -115,7 +115,7 @@ def test_who_does_not_answer_hides_nobody(
         [
             f"asyncpool: full {SILENT}",
             (
-                "asyncpool: there is no cluster named gone; there is "
+                "asyncpool: there is no pool or server named gone; there is "
                 "blue, ended, full, gone, green, odd"
             ),
             f"asyncpool: blue {SILENT}",
@@ -153,7 +153,7 @@ def test_who_is_watched_is_one_that_is_meant(
 ) -> None:
     clusters |= {"blue": [TimeoutError()], "green": [None]}
     assert status("--name", "green") == 0
-    assert status("--name", "blue") == 1
+    assert status("blue") == 1
     assert status("--control", "./blue") == 1
     assert names(capsys) == (
         ["green"],
@@ -213,15 +213,17 @@ def test_whoever_does_nothing_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cluster_commands, "ControlClient", ControlClient)
-    monkeypatch.setattr(cluster_commands, "_PATIENCE", 0.01)
+    monkeypatch.setattr(reaching, "ControlClient", ControlClient)
+    monkeypatch.setattr(reaching, "PATIENCE", 0.01)
+    monkeypatch.setattr("asyncpool._cli.live.status_command.PATIENCE", 0.01)
     name, *args = command.split()
+    commands = {"status_command": status_command, **vars(order_commands)}
     path = str(Path(os.environ["XDG_RUNTIME_DIR"], "sock"))
     with one_that(does, path) as pid:
-        found = getattr(cluster_commands, f"{name}_command")
+        found = commands[f"{name}_command"]
         with pytest.raises(SystemExit) as ended:
             found.main([*args, "--control", path], standalone_mode=True)
-        who = path if name == "status" else "the cluster"
+        who = path if name == "status" else "it"
         end = f"kill -KILL {pid} ends it and its workers"
     assert ended.value.code == 1
     assert capsys.readouterr().err == (

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.control import control_protocol
 from asyncpool._core.control.control_protocol import (
+    MAX_JOBS,
     MAX_REQUEST,
     MAX_WORKERS,
+    Action,
     Request,
     is_name,
     pack_reply,
@@ -21,9 +23,29 @@ from asyncpool._core.control.control_protocol import (
 from asyncpool.errors import ProtocolError
 
 REQUESTS = st.one_of(
-    st.builds(Request, st.sampled_from(["status", "reload", "stacks"])),
+    st.builds(Request, st.sampled_from(["status", "reload"])),
     st.builds(Request, st.just("resize"), st.integers(1, MAX_WORKERS)),
     st.builds(Request, st.just("stop"), now=st.booleans()),
+    st.builds(
+        Request,
+        st.just("watch"),
+        every=st.floats(0.1, 60) | st.integers(1, 60),
+        jobs=st.integers(0, MAX_JOBS),
+    ),
+    st.builds(Request, st.just("kill"), slot=st.integers(0, 1 << 16)),
+    st.builds(
+        Request,
+        st.sampled_from(["recycle", "stacks"]),
+        slot=st.none() | st.integers(0, 1 << 16),
+    ),
+    st.builds(Request, st.just("stacks"), job=st.integers(1, 1 << 63)),
+    st.builds(
+        Request,
+        st.just("profile"),
+        slot=st.none() | st.integers(0, 1 << 16),
+        seconds=st.floats(0.1, 600),
+        function=st.none() | st.text(min_size=1, max_size=100),
+    ),
 )
 
 
@@ -36,6 +58,13 @@ def test_a_request_arrives_as_it_was(request: Request) -> None:
 
 def test_a_request_need_not_say_everything() -> None:
     assert Request.unpack(b'{"action": "stop"}\n') == Request("stop")
+    watch = Request.unpack(b'{"action": "watch"}\n')
+    assert (watch.every, watch.jobs) == (1.0, 0)
+
+
+def test_an_older_client_sends_fields_that_say_nothing() -> None:
+    line = b'{"action": "status", "workers": null, "now": false}\n'
+    assert Request.unpack(line) == Request("status")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +94,43 @@ def test_a_request_need_not_say_everything() -> None:
             b'{"action": "resize", "workers": true}\n',
             "there may be 1 to 4096 workers, not True",
         ),
-        (b'{"action": "stop", "workers": 1}\n', "stop takes no number of workers"),
+        (b'{"action": "stop", "workers": 1}\n', "stop takes no 'workers'"),
+        (b'{"action": "status", "x": "y"}\n', "status takes no 'x'"),
+        (b'{"action": "kill"}\n', "kill takes the slot of one worker"),
+        (b'{"action": "kill", "slot": -1}\n', "slot is 0 to 65536, not -1"),
+        (b'{"action": "kill", "slot": 1.0}\n', "slot is 0 to 65536, not 1.0"),
+        (b'{"action": "kill", "slot": false}\n', "slot is 0 to 65536, not False"),
+        (
+            b'{"action": "stacks", "slot": 0, "job": 1}\n',
+            "stacks takes a slot or a job, not both",
+        ),
+        (b'{"action": "stacks", "job": 0}\n', "job is 1 to 2**63, not 0"),
+        (
+            b'{"action": "stacks", "job": ' + b"9" * 100 + b"}\n",
+            f"job is 1 to 2**63, not {'9' * 64}...",
+        ),
+        (b'{"action": "watch", "jobs": 1001}\n', "jobs is 0 to 1000, not 1001"),
+        (b'{"action": "watch", "jobs": null}\n', "jobs is 0 to 1000, not None"),
+        (
+            b'{"action": "watch", "every": 0.01}\n',
+            "every is 0.1 to 60 seconds, not 0.01",
+        ),
+        (
+            b'{"action": "watch", "every": NaN}\n',
+            "every is 0.1 to 60 seconds, not nan",
+        ),
+        (
+            b'{"action": "watch", "every": true}\n',
+            "every is 0.1 to 60 seconds, not True",
+        ),
+        (
+            b'{"action": "profile", "seconds": 601}\n',
+            "seconds is 0.1 to 600 seconds, not 601",
+        ),
+        (
+            b'{"action": "profile", "function": ""}\n',
+            "function is a name of at most 1000 characters, or null",
+        ),
         (b'{"action": "stop", "now": 1}\n', "now is true or false, not 1"),
     ],
 )
@@ -79,6 +144,24 @@ def test_a_request_has_a_bound() -> None:
     assert Request.unpack(line.ljust(MAX_REQUEST - 1) + b"\n") == Request("status")
     with pytest.raises(ProtocolError, match="too long"):
         Request.unpack(line.ljust(MAX_REQUEST) + b"\n")
+
+
+ANY_FIELDS = st.dictionaries(
+    st.sampled_from(["workers", "now", "slot", "job", "every", "jobs", "seconds", "x"]),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+)
+
+
+@given(st.sampled_from(get_args(Action)), ANY_FIELDS)
+def test_any_object_is_a_request_or_a_protocol_error(
+    action: str, fields: dict[str, Any]
+) -> None:
+    line = json.dumps({"action": action, **fields}).encode() + b"\n"
+    try:
+        request = Request.unpack(line)
+    except ProtocolError:
+        return
+    assert Request.unpack(request.pack()) == request
 
 
 @given(st.binary(max_size=50).map(lambda data: data + b"\n"))

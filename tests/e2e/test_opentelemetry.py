@@ -480,6 +480,7 @@ async def test_the_jobs_of_a_broken_pool_end_in_their_spans() -> None:
     ]
 
 
+@pytest.mark.logs("spans-failed")
 async def test_what_a_span_processor_raises_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

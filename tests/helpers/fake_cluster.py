@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from asyncpool._runtime.base.event_hub import EventStream
@@ -25,6 +26,7 @@ class FakeCluster:
         drained: Set by the test when a close may return.
         reloaded: Set by the test when a reload may return.
         result: What the reload returns.
+        listeners: Who listens to events.
     """
 
     def __init__(self, name: str = "app") -> None:
@@ -38,6 +40,7 @@ class FakeCluster:
         self.result = RollResult(replaced=2, reason="", crash=None)
         self.state: RunState = RunState.NEW
         self.workers = 2
+        self.listeners: list[Callable[[Event], object]] = []
         self._over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> FakeCluster:
@@ -85,10 +88,23 @@ class FakeCluster:
         await self._note("stacks")
         return {1: "one\n", 0: "zero\n"}
 
+    def kill(self, slot: int) -> None:
+        self.done.append(f"kill {slot}")
+
+    def retire(self, slot: int) -> None:
+        self.done.append(f"retire {slot}")
+
     def events(self) -> EventStream[Event]:
         stream: EventStream[Event] = EventStream(10)
         stream.end()
         return stream
+
+    def add_listener(self, listener: Callable[[Event], object]) -> None:
+        self.listeners.append(listener)
+
+    def remove_listener(self, listener: Callable[[Event], object]) -> int:
+        self.listeners.remove(listener)
+        return 1
 
     def stats(self) -> ClusterStats:
         ready = self.state is RunState.RUNNING

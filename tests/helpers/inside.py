@@ -574,3 +574,10 @@ def live_in_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     from asyncpool._runtime.base import machine
 
     monkeypatch.setattr(machine, "_cgroups", lambda *_: [(folder, True)])
+
+
+def shorten_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give workers little time to say where their jobs are."""
+    from asyncpool._runtime.traffic import live_stacks
+
+    monkeypatch.setattr(live_stacks, "_PATIENCE", 0.2)

@@ -18,5 +18,8 @@ class Owner:
     def on_cancel(self, _: Job[Any], /) -> None:
         pass
 
+    async def stack_of(self, _: Job[Any], /) -> str:
+        return ""
+
     def give_credit(self, _: StreamJob, /) -> None:
         pass

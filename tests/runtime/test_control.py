@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from asyncpool._core.control.control_protocol import MAX_REQUEST, Request
 from asyncpool._runtime.control import (
@@ -230,6 +232,26 @@ async def test_who_does_not_keep_to_the_protocol_is_sent_away(
         writer.close()
 
 
+@given(st.lists(st.binary(max_size=60), max_size=5), st.booleans())
+def test_whatever_a_client_sends_it_goes_on(lines: list[bytes], whole: bool) -> None:  # noqa: FBT001
+    async def send(path: str) -> None:
+        control = ControlSocket(path, echo)
+        control.open()
+        async with patience():
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(b"\n".join(lines) + b"\n" * whole)
+            writer.write_eof()
+            with suppress(ConnectionResetError):  # what it had sent was not all read
+                for line in (await reader.read()).splitlines():
+                    assert {"error"} == set(json.loads(line)) or b"you said" in line
+            writer.close()
+            assert await asyncio.to_thread(ask, path, Request("status"))
+            await control.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(send(f"{folder}/control"))
+
+
 @pytest.mark.logs("control-refused")
 @pytest.mark.asyncio
 async def test_another_user_is_refused(
@@ -288,7 +310,10 @@ async def test_there_is_a_most_of_clients(
             writer.write(Request("status").pack())
             assert await reader.readline()
         reader, writer = await asyncio.open_unix_connection(path)
-        assert await reader.read() == b""
+        error = "2 clients are connected already, and there may be no more"
+        assert json.loads(await reader.read()) == {"error": error}
+        with pytest.raises(ProtocolError, match=f"^{error}$"):
+            await asyncio.to_thread(ask, path, Request("status"))
         for _, writing in (*clients, (reader, writer)):
             writing.close()
 
@@ -326,7 +351,7 @@ async def test_a_request_that_takes_long_ends_with_the_server(runtime: Path) -> 
                 asyncio.to_thread(ask, path, Request("status"))
             )
             await begun.wait()
-        with pytest.raises(ConnectionResetError, match=r"^the cluster has ended$"):
+        with pytest.raises(ConnectionResetError, match=r"^it has ended$"):
             await asking
 
 

@@ -40,6 +40,9 @@ class Owner:
     def on_cancel(self, _job: Job[Any], /) -> None:
         raise AssertionError
 
+    async def stack_of(self, _: Job[Any], /) -> str:
+        return ""
+
     def give_credit(self, _job: Job[Any], /) -> None:
         raise AssertionError
 

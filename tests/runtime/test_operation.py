@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -22,7 +23,7 @@ from asyncpool.cluster import _run
 from asyncpool.cluster._run import Operation, run
 from asyncpool.enums import CrashKind, NextStep, RunState
 from asyncpool.errors import ProtocolError, ResizeError
-from asyncpool.events import Crash, RollResult
+from asyncpool.events import Crash, Crashed, RollResult
 from tests.helpers.fake_cluster import FakeCluster
 from tests.helpers.patience import PATIENCE, patience
 
@@ -288,7 +289,7 @@ async def test_who_asks_for_what_is_logged(caplog: pytest.LogCaptureFixture) -> 
 async def test_a_client_asks_how_it_is() -> None:
     async with operating() as running:
         status = await running.ask("status")
-    assert status["name"] == "app"
+    assert (status["kind"], status["name"]) == ("cluster", "app")
     assert status["pid"] == os.getpid()
     assert status["addresses"] == ["tcp://127.0.0.1:1"]
     assert status["slots"][0]["connections"] == 1
@@ -350,6 +351,44 @@ async def test_it_is_cancelled() -> None:
     assert live_names() == []
 
 
+async def test_a_client_watches() -> None:
+    async with operating() as running:
+        path = running.operation.control_path
+        assert path is not None
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(Request("watch", every=0.1).pack())
+        first = json.loads(await reader.readline())
+        assert first["status"] == await running.ask("status")
+        assert (first["events"], first["jobs"], first["ended"]) == ([], [], 0)
+        (listener,) = running.cluster.listeners
+        listener(Crashed(CRASH))
+        events = json.loads(await reader.readline())["events"]
+        writer.close()
+    assert [(event["type"], event["crash"]["detail"]) for event in events] == [
+        ("Crashed", "no module")
+    ]
+
+
+async def test_a_client_ends_workers() -> None:
+    async with operating() as running:
+        killed = await running.ask("kill", slot=1)
+        assert killed == {"text": "the worker in slot 1 was killed"}
+        recycled = await running.ask("recycle", slot=0)
+        assert recycled == {"text": "the worker in slot 0 is being replaced"}
+        running.cluster.reloaded.set()
+        assert await running.ask("recycle") == RELOADED
+        await running.cluster.asked_for("kill 1", "retire 0", "reload")
+
+
+async def test_a_client_asks_for_the_stacks_of_a_slot() -> None:
+    async with operating() as running:
+        assert await running.ask("stacks", slot=1) == {"stacks": {"1": "one\n"}}
+        with pytest.raises(ProtocolError, match=r"^a server has no jobs: name a slot"):
+            await running.ask("stacks", job=1)
+        with pytest.raises(ProtocolError, match=r"^a server has no action 'profile'$"):
+            await running.ask("profile")
+
+
 # Its control socket.
 
 
@@ -357,13 +396,15 @@ async def test_it_is_cancelled() -> None:
 async def test_its_name_is_another_ones_too(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "asyncpool")
     name = f"app-{os.getpid()}"
-    line = f"cluster app: another one has this name: commands find it by --name {name}"
+    line = f"cluster app: another one has this name: commands find it as {name}"
     async with operating():
         assert line not in told(caplog)
         async with operating() as second:
             assert live_names() == ["app", name]
             assert second.operation.control_path == path_of(name)
             assert line in told(caplog)
+            async with operating() as third:
+                assert third.operation.control_path == path_of(f"{name}-2")
 
 
 async def test_a_name_that_was_given_is_its_own() -> None:

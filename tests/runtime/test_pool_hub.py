@@ -8,12 +8,24 @@ import logging
 import pytest
 
 from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool.events import Event, JobEvent, JobStarted, Recovered
+from asyncpool.enums import JobOutcome
+from asyncpool.events import Event, JobEnded, JobEvent, JobStarted, Recovered
 
 pytestmark = pytest.mark.asyncio
 
 SOME = Recovered(0)
 OF_A_JOB = JobStarted(job_id=1, function="f", attempt=1, slot=0, at=0.0)
+
+END = JobEnded(
+    job_id=1,
+    function="f",
+    outcome=JobOutcome.OK,
+    attempts=1,
+    slot=0,
+    wait=0.0,
+    run=0.0,
+    at=0.0,
+)
 
 
 async def test_jobs_are_only_for_those_who_ask_for_them() -> None:
@@ -141,3 +153,53 @@ async def test_a_reader_that_wants_no_more_still_hears_of_the_end() -> None:
     hub.end()
     assert reader.heard == ["end"]
     assert not hub.watched
+
+
+async def test_who_listens_to_ends_hears_of_nothing_else() -> None:
+    hub, ends, all_of_it = PoolHub(), list[JobEnded](), list[Event | JobEvent]()
+    hub.add_end_listener(ends.append)
+    assert (hub.watched, hub.followed) == (True, False)
+    hub.publish(SOME)
+    hub.publish_end(END)
+    hub.add_job_listener(all_of_it.append)
+    assert hub.followed
+    hub.publish_end(END)
+    assert hub.remove_listener(ends.append) == 1
+    hub.publish_end(END)
+    assert ends == all_of_it == [END, END]
+
+
+async def test_the_end_of_all_listening_is_noticed_once() -> None:
+    hub, times = PoolHub(), list[str]()
+    hub.on_unwatched = lambda: times.append("unwatched")
+    hub.add_end_listener(repr)
+    hub.add_job_listener(print)
+    hub.remove_listener(repr)
+    assert times == []
+    hub.remove_listener(print)
+    hub.remove_listener(print)
+    assert times == ["unwatched"]
+
+
+class Beside:
+    """Lives beside a pool, and may fail at its end."""
+
+    def __init__(self, closed: list[str], name: str) -> None:
+        self._closed = closed
+        self._name = name
+
+    async def close(self) -> None:
+        self._closed.append(self._name)
+        if self._name == "bad":
+            raise OSError("no")
+
+
+async def test_companions_are_closed_once(caplog: pytest.LogCaptureFixture) -> None:
+    hub, closed = PoolHub(), list[str]()
+    for name in ("first", "bad", "last"):
+        hub.add_companion(Beside(closed, name))
+    await hub.close_companions()
+    await hub.close_companions()
+    assert closed == ["last", "bad", "first"]
+    (record,) = caplog.records
+    assert record.getMessage().endswith("failed at the end of the pool")

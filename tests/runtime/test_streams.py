@@ -22,6 +22,9 @@ class Bank(Owner):
     def __init__(self) -> None:
         self.given: list[int] = []
 
+    async def stack_of(self, _: object, /) -> str:
+        return ""
+
     def give_credit(self, job: StreamJob, /) -> None:
         self.given.append(job._credit)
 

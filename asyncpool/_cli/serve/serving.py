@@ -203,7 +203,7 @@ class Serving:
                 lines.append(f"  metrics: {page}/metrics")
         if self._operation.control_path is not None:
             which = self._operation.which
-            lines.append(f"  asyncpool status | reload | resize N | stop   ({which})")
+            lines.append(f"  asyncpool status | reload | stop {which}")
         lines.append("  Ctrl-C drains and ends, a second one ends at once")
         self._log.tell("\n".join(lines))
 

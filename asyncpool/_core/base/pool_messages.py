@@ -197,6 +197,9 @@ EXECUTOR_FAILED = LogMessage(
     "executor-failed", ERROR, "the thread of %(pool)s failed", "pool"
 )
 CALLBACK_FAILED = LogMessage("callback-failed", ERROR, "a callback of %(call)r failed")
+SPANS_FAILED = LogMessage(
+    "spans-failed", ERROR, "the spans of pool %(pool)s are incomplete", "pool"
+)
 TRACE_ENDED = LogMessage(
     "trace-ended",
     ERROR,
@@ -238,6 +241,22 @@ KEEPER_ENDS_EARLY = LogMessage(
 
 # Control sockets.
 
+NO_CONTROL = LogMessage(
+    "no-control",
+    WARNING,
+    "%(title)s: there is no control socket, so commands cannot reach it: %(why)s; "
+    "%(advice)s",
+    "pool",
+)
+NAME_TAKEN = LogMessage(
+    "name-taken",
+    INFO,
+    "%(title)s: another one has this name: commands find it as %(which)s",
+    "pool which",
+)
+COMMANDED = LogMessage(
+    "commanded", INFO, "pool %(pool)s: by a command: %(done)s", "pool"
+)
 CONTROL_NOT_ACCEPTED = LogMessage(
     "control-not-accepted",
     WARNING,

@@ -47,19 +47,6 @@ ORDER_FAILED = LogMessage(
 WORKER_STACKS = LogMessage(
     "worker-stacks", WARNING, "stacks of worker %(slot)d:\n%(stacks)s", "pool slot"
 )
-NO_CONTROL = LogMessage(
-    "no-control",
-    WARNING,
-    "%(title)s: there is no control socket, so commands cannot reach it: %(why)s; "
-    "--control PATH has it elsewhere",
-    "pool",
-)
-NAME_TAKEN = LogMessage(
-    "name-taken",
-    INFO,
-    "%(title)s: another one has this name: commands find it by %(which)s",
-    "pool which",
-)
 TOO_FEW_DESCRIPTORS = LogMessage(
     "too-few-descriptors",
     ERROR,

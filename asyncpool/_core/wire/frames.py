@@ -84,6 +84,7 @@ class FrameKind(enum.IntEnum):
     PROFILE = 51  # pool: begin with profile *job*; end it if there is no payload
     # worker: what it has found for profile *job*; with a *number*: that was the last of it
     SAMPLES = 52
+    WHERE = 53  # pool: where are your jobs, or is *job*; worker: there
     CLOSING = 50  # pool: while the worker drains: now the whole cluster ends
     # worker: I begin no other job; with a *number*: as soon as I am replaced
     RETIRE = 27

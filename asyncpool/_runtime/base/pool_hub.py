@@ -10,11 +10,15 @@ from typing import Any, Protocol, TypeAlias
 from asyncpool._core.base import pool_messages as say
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
 from asyncpool.enums import JobOutcome
-from asyncpool.events import Event, JobEvent
+from asyncpool.events import Event, JobEnded, JobEvent
 
 _LOGGER = logging.getLogger("asyncpool")
 
-Listener: TypeAlias = Callable[[Event], object] | Callable[[Event | JobEvent], object]
+Listener: TypeAlias = (
+    Callable[[Event], object]
+    | Callable[[Event | JobEvent], object]
+    | Callable[[JobEnded], object]
+)
 
 
 class Reader(Protocol):
@@ -68,6 +72,14 @@ class JobTracer(Protocol):
         ...
 
 
+class Companion(Protocol):
+    """Something that lives beside a pool, and must have ended before the pool has."""
+
+    async def close(self) -> None:
+        """End it."""
+        ...
+
+
 class PoolHub(EventHub[Event]):
     """Hands the events of a pool to streams and to listeners, which are called.
 
@@ -75,6 +87,8 @@ class PoolHub(EventHub[Event]):
         watched: Whether anybody may listen to jobs, or traces them.  Nothing is done for
             events of jobs while nobody does.
         listened: Whether anybody may listen to jobs.
+        followed: Whether to more than their ends.
+        on_unwatched: Called when nobody listens to jobs any more.
         tracer: What traces them, if anything does.
         traced: Which of the open jobs it follows.
     """
@@ -82,7 +96,8 @@ class PoolHub(EventHub[Event]):
     def __init__(self) -> None:
         super().__init__()
         self.watched = False
-        self.listened = False
+        self.listened = self.followed = False
+        self.on_unwatched: Callable[[], object] = _nothing
         self.tracer: JobTracer | None = None
         self.traced: dict[int, Any] = {}
         # To iterate over a WeakSet takes 2 us, for each event of each job.
@@ -90,6 +105,8 @@ class PoolHub(EventHub[Event]):
         self._listeners: list[Callable[[Event], object]] = []
         self._job_listeners: list[Callable[[Event | JobEvent], object]] = []
         self._ends: list[Callable[[], object]] = []
+        self._end_listeners: list[Callable[[JobEnded], object]] = []
+        self._companions: list[Companion] = []
 
     def listen_to_jobs(self, size: int) -> EventStream[Event | JobEvent]:
         """Return a stream of the events from now on, those of jobs among them."""
@@ -108,6 +125,29 @@ class PoolHub(EventHub[Event]):
         """Have *listener* called with each event, those of jobs among them."""
         self._job_listeners.append(listener)
         self._look()
+
+    def add_end_listener(self, listener: Callable[[JobEnded], object]) -> None:
+        """Have *listener* called with the end of each job, and with nothing else."""
+        # A new list, since an event may be on its way through the old one.
+        self._end_listeners = [*self._end_listeners, listener]
+        self._look()
+
+    def add_companion(self, companion: Companion) -> None:
+        """Have *companion* closed when the pool has ended, before anybody hears of that."""
+        self._companions.append(companion)
+
+    async def close_companions(self) -> None:
+        """Close what lives beside the pool; what that raises is logged.
+
+        Cancellation:
+            Leaves some of them open.
+        """
+        while self._companions:
+            companion = self._companions.pop()
+            try:
+                await companion.close()
+            except Exception as error:  # noqa: BLE001 - nobody else's concern
+                say.READER_FAILED.log(_LOGGER, {}, error=error, reader=companion)
 
     def add_reader(self, reader: Reader) -> None:
         """Have *reader* hear each event, those of jobs among them, and the end."""
@@ -130,20 +170,23 @@ class PoolHub(EventHub[Event]):
 
     def remove_listener(self, listener: Listener) -> int:
         """Call *listener* no more, and return how often it was there."""
-        before = len(self._listeners) + len(self._job_listeners)
-        self._listeners = [other for other in self._listeners if other != listener]
-        self._job_listeners = [
-            other for other in self._job_listeners if other != listener
-        ]
+        before = self._count_listeners()
+        self._listeners = [it for it in self._listeners if it != listener]
+        self._job_listeners = [it for it in self._job_listeners if it != listener]
+        self._end_listeners = [it for it in self._end_listeners if it != listener]
         self._look()
-        return before - len(self._listeners) - len(self._job_listeners)
+        return before - self._count_listeners()
+
+    def _count_listeners(self) -> int:
+        several = len(self._job_listeners) + len(self._end_listeners)
+        return len(self._listeners) + several
 
     def publish(self, event: Event) -> None:
         """Hand *event* to everybody who listens."""
         super().publish(event)
         for listener in self._listeners:
             _call(listener, event)
-        if self.watched:
+        if self.followed:
             self.publish_job(event)
 
     def publish_job(self, event: Event | JobEvent) -> None:
@@ -155,6 +198,13 @@ class PoolHub(EventHub[Event]):
         for listener in self._job_listeners:
             _call(listener, event)
 
+    def publish_end(self, event: JobEnded) -> None:
+        """Hand the end of a job to everybody who listens to jobs, or to their ends."""
+        if self.followed:
+            self.publish_job(event)
+        for listener in self._end_listeners:
+            _call(listener, event)
+
     def end(self) -> None:
         """End all streams, tell the readers, and call nobody any more."""
         super().end()
@@ -164,6 +214,7 @@ class PoolHub(EventHub[Event]):
                 stream.end()
         ends = self._ends
         self._listeners, self._job_listeners, self._ends = [], [], []
+        self._end_listeners = []
         for callback in ends:
             try:
                 callback()
@@ -176,8 +227,16 @@ class PoolHub(EventHub[Event]):
         self._look()
 
     def _look(self) -> None:
-        self.listened = bool(self._job_listeners or self._job_streams)
+        before = self.listened
+        self.followed = bool(self._job_listeners or self._job_streams)
+        self.listened = self.followed or bool(self._end_listeners)
         self.watched = self.listened or self.tracer is not None
+        if before and not self.listened:
+            self.on_unwatched()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _call(listener: Callable[[Any], object], event: object) -> None:

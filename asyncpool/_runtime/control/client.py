@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 
 
 class ControlClient:
-    """A connection to a cluster; a context manager.  Its calls block.
+    """A connection to a pool or a cluster; a context manager.  Its calls block.
 
     Args:
         path: The control socket.
@@ -58,19 +59,35 @@ class ControlClient:
 
         Args:
             request: The request.
-            within: The seconds that the cluster has to answer.  If they are over, this
+            within: The seconds that the other side has to answer.  If they are over, this
                 connection cannot be used any more.
 
         Raises:
             TimeoutError: If it does not answer in time.
-            OSError: If the cluster has ended before it answered.
-            ProtocolError: If it cannot be read, or is an error; the text is the cluster's.
+            OSError: If the other side has ended before it answered.
+            ProtocolError: If it cannot be read, or is an error; the text is the other side's.
         """
         self._sock.settimeout(within)
-        self._sock.sendall(request.pack())
+        # Who is turned away finds the reason, although nobody takes what it sends.
+        with contextlib.suppress(BrokenPipeError):
+            self._sock.sendall(request.pack())
+        return self._next_reply()
+
+    def watch(self, request: Request) -> Iterator[dict[str, Any]]:
+        """Yield one answer after the other to a request to watch; there is no time limit.
+
+        Raises:
+            ProtocolError: As :meth:`ask` does.
+            OSError: If the other side has ended.
+        """
+        yield self.ask(request)
+        while True:
+            yield self._next_reply()
+
+    def _next_reply(self) -> dict[str, Any]:
         line = self._lines.readline(MAX_REPLY + 1)
         if not line:
-            raise ConnectionResetError("the cluster has ended")
+            raise ConnectionResetError("it has ended")
         reply = unpack_reply(line)
         if "error" in reply:
             raise ProtocolError(str(reply["error"]))
@@ -93,7 +110,7 @@ class ControlClient:
             raise PermissionError(f"user {uid} listens at {path}")
 
     def wait_for_end(self) -> None:
-        """Wait until the cluster's process closes its socket, which it does last."""
+        """Wait until the other process closes its socket, which a cluster's does last."""
         with contextlib.suppress(OSError):
             while self._sock.recv(4096):
                 pass

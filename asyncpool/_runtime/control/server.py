@@ -1,4 +1,4 @@
-"""The control socket of a cluster: this user's commands, one line each."""
+"""A control socket: this user's commands, one line each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import contextlib
 import logging
 import os
 import socket
+import weakref
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from asyncpool._core.base import pool_messages as say
 from asyncpool._core.control.control_protocol import MAX_REQUEST, Request, pack_reply
@@ -19,12 +20,20 @@ from asyncpool._runtime.control.socket_files import (
     closed_on_error,
     listen_at,
 )
+from asyncpool._runtime.control.watching import Watch, send_lines
 from asyncpool.errors import ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")
 
+_open_ones: weakref.WeakSet[ControlSocket] = weakref.WeakSet()
+
+Answer: TypeAlias = Callable[[Request], Awaitable[dict[str, Any]]]
+
 _BACKLOG = 16
 _MOST_CLIENTS = 32
+
+# So that commands still get in.
+_MOST_WATCHERS = 16
 
 # Seconds until the next try, when this process may open no more files.
 _PAUSE = 0.1
@@ -36,16 +45,20 @@ class ControlSocket:
     Args:
         path: The path of the socket's file, which is for this user only.
         answer: Returns the answer to a request.  If it raises, the client gets an error.
+        watch: Returns what tells a client how it goes that wants to watch.
 
     Raises:
         OSError: If somebody listens there already, or the file cannot be made.
     """
 
     def __init__(
-        self, path: str, answer: Callable[[Request], Awaitable[dict[str, Any]]]
+        self, path: str, answer: Answer, *, watch: Watch | None = None
     ) -> None:
         self._answer = answer
-        self._clients: set[asyncio.Task[None]] = set()
+        self._watch = watch
+        self._watchers = 0
+        self._is_copy = False
+        self._clients: dict[asyncio.Task[None], socket.socket] = {}
         self._loop = asyncio.get_running_loop()
         self._pause = Alarm(self._loop, lambda _: self.open())
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -54,6 +67,7 @@ class ControlSocket:
             self._file: SocketFile = listen_at(
                 self._sock, path, mode=0o600, backlog=_BACKLOG
             )
+        _open_ones.add(self)
 
     @property
     def path(self) -> str:
@@ -70,10 +84,7 @@ class ControlSocket:
         Cancellation:
             Leaves connections open.
         """
-        self._file.remove()
-        self._loop.remove_reader(self._sock)
-        self._pause.cancel()
-        self._sock.close()
+        self.shut()
         # A client that has just come gets as far as owning its connection.
         await asyncio.sleep(0)
         for task in self._clients:
@@ -81,7 +92,29 @@ class ControlSocket:
         if self._clients:
             await asyncio.wait(self._clients)
 
+    def shut(self) -> None:
+        """Remove the file, and accept nobody any more."""
+        if self._is_copy or self._sock.fileno() < 0:
+            return
+        self._file.remove()
+        self._loop.remove_reader(self._sock)
+        self._pause.cancel()
+        self._sock.close()
+
+    def become_nobody(self) -> None:
+        """Change into the copy in a process that this one has forked, which answers nobody.
+
+        If the copies stayed open, clients would wait for the end of that process too.
+        """
+        self._is_copy = True
+        for sock in (self._sock, *self._clients.values()):
+            # Not close(), which waits until the loop has closed it too.
+            if (fd := sock.detach()) >= 0:
+                os.close(fd)
+
     def _accept(self) -> None:
+        if self._is_copy:
+            return
         # Not asyncio's server, which logs an error if it is closed while a client comes.  And not
         # sock_accept(), which loses a client that comes while it is cancelled.
         try:
@@ -93,15 +126,19 @@ class ControlSocket:
             self._loop.remove_reader(self._sock)
             self._pause.set_in(_PAUSE)
             return
-        if len(self._clients) < _MOST_CLIENTS and self._is_welcome(sock):
-            sock.setblocking(False)
+        sock.setblocking(False)
+        if not self._is_welcome(sock):
+            sock.close()
+        elif len(self._clients) >= _MOST_CLIENTS:
+            with contextlib.suppress(OSError):
+                sock.send(_refusal("connected", _MOST_CLIENTS))
+            sock.close()
+        else:
             task = self._loop.create_task(
                 self._serve(sock), name="asyncpool control connection"
             )
-            self._clients.add(task)
-            task.add_done_callback(self._clients.discard)
-        else:
-            sock.close()
+            self._clients[task] = sock
+            task.add_done_callback(self._clients.pop)
 
     async def _serve(self, sock: socket.socket) -> None:
         with closed_on_error(sock):
@@ -111,6 +148,9 @@ class ControlSocket:
         try:
             with contextlib.suppress(OSError):  # the client is gone
                 await self._talk(reader, writer)
+                # It counts as a client until it has got the last answer.
+                writer.close()
+                await writer.wait_closed()
         except asyncio.CancelledError:
             # Not close(), which would wait for a client that does not read.
             writer.transport.abort()
@@ -146,13 +186,61 @@ class ControlSocket:
                 writer.write(pack_reply({"error": str(error)}))
                 await writer.drain()
                 return
+            if request.action == "watch":
+                await self._show(request, reader, writer)
+                return
             writer.write(pack_reply(await self._reply(request)))
             await writer.drain()
+
+    async def _show(
+        self,
+        request: Request,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Let a client watch, as long as it wants to."""
+        if self._watch is None:
+            writer.write(pack_reply({"error": "there is nothing to watch here"}))
+            return
+        if self._watchers >= _MOST_WATCHERS:
+            writer.write(_refusal("watching", _MOST_WATCHERS))
+            return
+        watcher = None
+        self._watchers += 1
+        try:
+            watcher = self._watch(request)
+            await send_lines(watcher, request.every, reader, writer)
+        except OSError:  # the client is gone
+            raise
+        except Exception as error:  # noqa: BLE001 - the client is told
+            writer.write(pack_reply(_failure(request, error)))
+        finally:
+            self._watchers -= 1
+            if watcher is not None:
+                watcher.close()
 
     async def _reply(self, request: Request) -> dict[str, Any]:
         try:
             return await self._answer(request)
-        except Exception as error:  # noqa: BLE001 - the client hears of it
-            extra = {"action": request.action}
-            say.COMMAND_FAILED.log(_LOGGER, extra, error=error, request=request)
-            return {"error": str(error) or type(error).__name__}
+        except Exception as error:  # noqa: BLE001 - the client is told
+            return _failure(request, error)
+
+
+def _failure(request: Request, error: Exception) -> dict[str, Any]:
+    extra = {"action": request.action}
+    say.COMMAND_FAILED.log(_LOGGER, extra, error=error, request=request)
+    return {"error": str(error) or type(error).__name__}
+
+
+def _refusal(what: str, most: int) -> bytes:
+    return pack_reply(
+        {"error": f"{most} clients are {what} already, and there may be no more"}
+    )
+
+
+def _after_fork_in_child() -> None:
+    for each in _open_ones:
+        each.become_nobody()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

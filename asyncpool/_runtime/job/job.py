@@ -36,6 +36,10 @@ class JobOwner(Protocol):
         """Tell whether it is one that its worker runs."""
         ...
 
+    async def stack_of(self, job: Job[Any], /) -> str:
+        """Tell where it is, if its worker runs it."""
+        ...
+
     def give_credit(self, job: StreamJob, /) -> None:
         """Tell its worker how many items it may send in all."""
         ...
@@ -163,6 +167,23 @@ class Job(asyncio.Future[R], Generic[R]):
         """
         self._check_home()
         return Progress(self, self._listen())
+
+    async def stack(self) -> str:
+        """Return the Python stack of the running job, the innermost call first.
+
+        The job goes on meanwhile: a thread of its worker reads the stack, in some 50 us.  For an
+        async job it is where its coroutine waits.  A job that is queued, or done, has no stack, so
+        the text is empty; :attr:`state` tells which it is.  If the worker has not answered within
+        two seconds, the text says so: C code holds the GIL, or the process is stopped.
+
+        Raises:
+            RuntimeError: Outside the pool's event loop.
+
+        Cancellation:
+            Safe: it has no effect on the job.
+        """
+        self._check_home()
+        return await self._owner.stack_of(self)
 
     def _listen(self) -> HeartbeatLog:
         """Return what hears of its beats."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from asyncpool._core.base.validation import check_type
+from asyncpool._core.control.control_protocol import is_name
 from asyncpool._core.policies.job_limits import JobLimits
 from asyncpool._core.wire.page import MAX_LANES
 from asyncpool._runtime.base.arguments import check_int, least_and_most
@@ -19,6 +22,7 @@ from asyncpool._runtime.options.checks import (
     function,
     items,
     name_or_number,
+    path,
     seconds,
 )
 from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
@@ -31,6 +35,11 @@ JOB_LIMITS = (
     "on_cancel",
     "cancel_grace",
 )
+
+
+# Says whether pools that are not told have a control socket.
+_CONTROL = "ASYNCPOOL_CONTROL"
+_SWITCH = {"": False, "0": False, "1": True}
 
 
 def _workers(_: str, value: int | tuple[int, int] | None) -> tuple[int, int]:
@@ -54,6 +63,34 @@ def _around(name: str, value: object) -> object:
     return value if isinstance(value, str) else function(name, value)
 
 
+def _control(name: str, value: object) -> str | None:
+    """Return a name, or a path with a slash; ``""`` for the pool's own name."""
+    if value is None:
+        value = _control_of_environment()
+    if isinstance(value, bool):
+        return "" if value else None
+    if isinstance(value, os.PathLike):
+        text = path(name, value)
+        return text if text is None or "/" in text else f"./{text}"
+    check_type(name, value, ((bool, str, type(None)), "a bool, a name, a path or None"))
+    assert isinstance(value, str)
+    if "/" not in value and not is_name(value):
+        raise ValueError(
+            f"{name} takes True, a path with a slash in it, or a name of at most 64 "
+            f"letters, digits, '.', '-', '_' and ':', not {value!r}"
+        )
+    return value
+
+
+def _control_of_environment() -> bool:
+    value = os.environ.get(_CONTROL, "")
+    if value not in _SWITCH:
+        raise ValueError(
+            f"the environment variable {_CONTROL} is 0 or 1, not {value!r}"
+        )
+    return _SWITCH[value]
+
+
 POOL_CHECKS: dict[str, Check] = {
     "workers": _workers,
     "max_surge": at_least(0),
@@ -67,6 +104,7 @@ POOL_CHECKS: dict[str, Check] = {
     "concurrency": _concurrency,
     "initializer": function,
     "initargs": items("a tuple of arguments"),
+    "control": _control,
     "around": _around,
     "propagate": anything,  # Propagation checks it when it looks for the variables
     "name": name_or_number("pool"),  # last, so that a refused pool takes no number
@@ -96,6 +134,7 @@ class PoolOptions(WorkerOptions):
     initargs: tuple[Any, ...]
     around: Callable[..., object] | str | None
     propagate: Iterable[ContextVar[Any] | str]
+    control: str | None
     job_limits: JobLimits
 
     def __post_init__(self) -> None:

@@ -127,6 +127,10 @@ class PoolWorkerEvents(WorkerEvents):
         """Count what a worker's sampler has found."""
         self._parts.profiles.hear(handle, frame)
 
+    def on_where(self, handle: WorkerHandle, job: int, payload: bytes) -> None:
+        """Tell those who have asked where a worker's jobs are."""
+        self._parts.traffic.live_stacks.answered(handle, job, payload)
+
     def on_pong(self, handle: WorkerHandle) -> None:
         """Take a worker for healthy that has answered a ping."""
         if self._parts.pings is None:

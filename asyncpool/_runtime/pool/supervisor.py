@@ -120,10 +120,13 @@ class Supervisor:
             if self._serving is not None:
                 self._serving.close()
             self.admission.end()
-            self._state.hub.end()
-            if self.status.was_up:
-                self._state.log.closed(self.summary())
-            self.status.end()
+            try:
+                await self._state.hub.close_companions()
+            finally:
+                self._state.hub.end()
+                if self.status.was_up:
+                    self._state.log.closed(self.summary())
+                self.status.end()
 
     def _stop(self, reason: PoolClosedError) -> None:
         self._performer.stop()
@@ -246,6 +249,10 @@ class Supervisor:
     def stats(self) -> PoolStats:
         """Return the pool as it stands."""
         return pool_stats(self._state, shared_memory=self._workers.segments.total)
+
+    def job(self, number: int) -> Job[Any] | None:
+        """Return an open job."""
+        return self._state.registry.jobs.get(number)
 
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""

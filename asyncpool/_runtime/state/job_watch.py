@@ -41,6 +41,8 @@ class JobWatch:
     def __init__(self, hub: PoolHub) -> None:
         self.hub = hub
         self._attempts: dict[int, _Attempt] = {}
+        # Of jobs that end while nobody listens, nobody would forget them.
+        hub.on_unwatched = self._attempts.clear
 
     def queued(self, job: Job[Any]) -> None:
         """Tell that a job waits for its first attempt."""
@@ -63,6 +65,8 @@ class JobWatch:
 
     def _queued(self, job: Job[Any]) -> None:
         self._attempts.pop(job.id, None)
+        if not self.hub.followed:
+            return
         self.hub.publish_job(
             JobQueued(
                 job_id=job.id,
@@ -114,7 +118,7 @@ class JobWatch:
         if attempt is not None:
             slot, began = attempt.slot, attempt.began
             run = now - began if attempt.run is None else attempt.run
-        self.hub.publish_job(
+        self.hub.publish_end(
             JobEnded(
                 job_id=job.id,
                 function=job._title,
@@ -129,6 +133,8 @@ class JobWatch:
 
     def _began(self, job: Job[Any], slot: int, at: float) -> None:
         self._attempts[job.id] = _Attempt(slot, at, None)
+        if not self.hub.followed:
+            return
         self.hub.publish_job(
             JobStarted(
                 job_id=job.id,

@@ -13,6 +13,7 @@ from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.large_jobs import LargeObjects
+from asyncpool._runtime.traffic.live_stacks import LiveStacks
 from asyncpool._runtime.worker.handle import CancelledJob, WorkerHandle
 from asyncpool.errors import ProtocolError
 
@@ -27,15 +28,18 @@ class JobControl:
     Args:
         state: The pool's state.
         large: Knows the jobs that are neither in the queue nor with a worker.
+        live_stacks: Asks workers where their jobs are.
     """
 
     def __init__(
         self,
         state: PoolState,
         large: LargeObjects,
+        live_stacks: LiveStacks,
     ) -> None:
         self._state = state
         self._large = large
+        self._live_stacks = live_stacks
         self._alarm = Alarm(state.loop, self._look_again)
         # Jobs that were cancelled, and that their workers may have begun, with those workers.
         self._asked_back: list[tuple[WorkerHandle, Job[Any]]] = []
@@ -50,6 +54,14 @@ class JobControl:
         if job._slot is None:
             return self._large.is_unpacking(job)
         return self._state.core.jobs.runs(job._slot, job.id)
+
+    async def stack_of(self, job: Job[Any]) -> str:
+        """Return where a job is that its worker runs; empty if it runs nowhere.
+
+        Cancellation:
+            Safe.
+        """
+        return await self._live_stacks.of_job(job)
 
     # Jobs that are cancelled or revoked.
 

@@ -41,6 +41,7 @@ from asyncpool._runtime.traffic.large_jobs import (
     too_large,
     unpicklable,
 )
+from asyncpool._runtime.traffic.live_stacks import LiveStacks
 from asyncpool._runtime.traffic.stack_dump import StackDumps
 from asyncpool._runtime.traffic.stall_watch import StallWatch
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -69,6 +70,7 @@ class Traffic:
     Attributes:
         heartbeats: Reads the heartbeats of jobs.
         stack_dumps: Gets the stacks of workers that will be killed.
+        live_stacks: Asks workers where their jobs are.
         job_control: Handles jobs that are cancelled or revoked, and items of streams.
         timers: Watches the time limits of jobs.
     """
@@ -86,7 +88,8 @@ class Traffic:
         self._large = LargeObjects(state, threads, admission)
         self.heartbeats = Heartbeats(state)
         self.stack_dumps = StackDumps(state)
-        self.job_control = JobControl(state, self._large)
+        self.live_stacks = LiveStacks(state)
+        self.job_control = JobControl(state, self._large, self.live_stacks)
         self.timers = JobTimers(
             state, self.heartbeats, self.stack_dumps, self.job_control
         )

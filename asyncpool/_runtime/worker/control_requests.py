@@ -51,6 +51,10 @@ class ControlRequests:
         """Ask the worker to sample no more, and to send nothing."""
         self._send(FrameKind.PROFILE, b"", number)
 
+    def ask_where(self, job: int) -> None:
+        """Ask the worker where its jobs are, or where *job* is if that is not 0."""
+        self._send(FrameKind.WHERE, b"", job)
+
     def ping(self) -> None:
         """Send the worker a ping."""
         self._send(FrameKind.PING, b"")

@@ -143,6 +143,8 @@ class IncomingFrames:
                 self._on_answer(frame)
         elif frame.kind is FrameKind.SAMPLES:
             self._listener.on_samples(worker, frame)
+        elif frame.kind is FrameKind.WHERE:
+            self._listener.on_where(worker, frame.job, frame.payload)
         elif frame.kind is FrameKind.HELLO and not self.said_hello:
             self.said_hello = True
             # If a worker is quick, its hello may come before the launcher's answer.

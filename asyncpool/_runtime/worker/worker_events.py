@@ -93,6 +93,14 @@ class WorkerEvents(Protocol):
         """
         ...
 
+    def on_where(self, handle: WorkerHandle, job: int, payload: bytes) -> None:
+        """Hear where the jobs of the worker are, or where *job* is if that is not 0.
+
+        Raises:
+            ProtocolError: If it tells too much.
+        """
+        ...
+
     def on_pong(self, handle: WorkerHandle) -> None:
         """Hear that the worker has answered a ping.
 

@@ -33,6 +33,7 @@ from asyncpool._worker.channel.segments import Segments
 from asyncpool._worker.job.coroutines import waiting_frames
 from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool._worker.job.job_claims import JobClaims
+from asyncpool._worker.job.live_stacks import live_stacks
 from asyncpool._worker.job.streams import Credit
 from asyncpool.errors import ProtocolError
 
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 # Seconds after which a job is signalled again if it has not begun to end.
 _AGAIN = 0.02
 
+# The pool wants to know what the threads of this process do.
+_LOOKS = frozenset((FrameKind.STACKS, FrameKind.WHERE, FrameKind.PROFILE))
+
 
 class Control:
     """The worker's end of the control channel.
@@ -68,6 +72,7 @@ class Control:
     Attributes:
         on_thread_death: Called in a thread that ends with an error, once the pool was told.
         on_end_of_all: Called when a draining worker learns that the whole cluster ends.
+        running: Tells which job and attempt run.
         call_soon: Makes the event loop call a function, in a worker of a cluster.
         identity: The name and the parent of this worker, if the pool has sent them.
         announced: Whether the worker has told the pool which error ends it.
@@ -92,6 +97,7 @@ class Control:
         self._records: deque[bytes] = deque()
         self.on_thread_death: Callable[[], None] | None = None
         self.on_end_of_all: Callable[[], None] | None = None
+        self.running: Callable[[], tuple[int, int] | None] = _nothing
         self.call_soon: Callable[..., object] | None = None
         self.identity: Identity | None = None
         self.announced = False
@@ -218,15 +224,29 @@ class Control:
             self.credit.grant(frame.job, frame.attempt, frame.number)
         elif frame.kind is FrameKind.PING:
             self._answer_ping()
-        elif frame.kind is FrameKind.STACKS:
-            self.interrupts.write_stacks(frame.job, frame.attempt)
-            self.send(FrameKind.STACKS, b"", frame.job, frame.attempt)
-        elif frame.kind is FrameKind.PROFILE:
-            self._profile(frame)
+        elif frame.kind in _LOOKS:
+            self._look(frame)
         elif frame.kind is FrameKind.CLOSING:
             self._hear_of_end()
         else:
             self._take_segment(frame, fds)
+
+    def _look(self, frame: Frame) -> None:
+        if frame.kind is FrameKind.STACKS:
+            self.interrupts.write_stacks(frame.job, frame.attempt)
+            self.send(FrameKind.STACKS, b"", frame.job, frame.attempt)
+        elif frame.kind is FrameKind.WHERE:
+            self._tell_where(frame.job)
+        else:
+            self._profile(frame)
+
+    def _tell_where(self, job: int) -> None:
+        try:
+            text = live_stacks(self.interrupts, self.running(), job)
+        except Exception as error:
+            # What is read here belongs to other threads, which may do anything to it.
+            text = f"The stacks cannot be read: {error!r}".encode(errors="replace")
+        self.send(FrameKind.WHERE, text, job)
 
     def _take_segment(self, frame: Frame, fds: list[int]) -> None:
         if frame.kind is FrameKind.SEGMENT:
@@ -315,6 +335,10 @@ def _start_sampler(
     sampler = Sampler(ProfileRequest.unpack(request), main, waiting_frames, send)
     sampler.start()
     return sampler
+
+
+def _nothing() -> None:
+    return None
 
 
 def _format(args: ExceptHookArgs) -> str:

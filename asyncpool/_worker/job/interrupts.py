@@ -54,6 +54,10 @@ if TYPE_CHECKING:
             """Write down where that job waits; called by another thread."""
             ...
 
+        def waiting(self) -> dict[tuple[int, int], str]:
+            """Tell where each job waits, called by another thread."""
+            ...
+
         def become_nobody(self) -> None:
             """Change into the copy of a worker, in a process that a job has forked."""
             ...
@@ -79,6 +83,7 @@ class Interrupts:
         error: The exception that ends the job.
         instead: Ends the job if it runs in an event loop; any thread may call it.
         stacks: Tells where such a job waits.
+        main: The thread that jobs run in.
         lanes: The jobs that run, if there may be several.
         fences: End this process when a lease lapses; set once a job has had a lease.
     """

@@ -278,6 +278,14 @@ class Lanes:
         start = self._layout.stack(lane.index)
         self._page[start : start + LANE_STACK_SIZE] = note.ljust(LANE_STACK_SIZE, b"\0")
 
+    def waiting(self) -> dict[tuple[int, int], str]:
+        """Return where each job waits; empty for the one that computes."""
+        found: dict[tuple[int, int], str] = {}
+        for whose, lane in list(self.by_job.items()):
+            lines = tell_waiting(lane.shown).split("\n")
+            found[whose] = "\n".join(lines[1:])  # without the heading
+        return found
+
     @property
     def running(self) -> tuple[int, int] | None:
         """The running job, for code that does not know its own; ``None`` if there are several."""

@@ -1,4 +1,4 @@
-"""How the state of a cluster looks in a terminal."""
+"""How the state of a pool or a server looks in a terminal."""
 
 from __future__ import annotations
 
@@ -8,21 +8,34 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from asyncpool._cli.live.pool_view import STYLES, pool_view
 from asyncpool._cli.map.progress import duration, size_text
 
-_STYLES = {"running": "green", "closing": "yellow", "broken": "red"}
+
+def status_view(
+    status: dict[str, Any], cpu: dict[int, float] | None = None
+) -> RenderableType:
+    """Return an answer to ``status`` for a terminal.
+
+    Args:
+        status: The answer.
+        cpu: By slot, the percentage of a core that its worker uses, if that is known.
+    """
+    # A server of an older version does not say what it is.
+    if status.get("kind") == "pool":
+        return pool_view(status, cpu or {})
+    return _server_view(status)
 
 
-def status_view(status: dict[str, Any]) -> RenderableType:
-    """Return an answer to ``status`` for a terminal."""
+def _server_view(status: dict[str, Any]) -> RenderableType:
     slots: list[dict[str, Any]] = status["slots"]
     state = status["state"]
     head = Text.assemble(
         (f"{status['name']}", "bold"),
         f"  pid {status['pid']}  ",
-        (state, _STYLES.get(state, "")),
+        (state, STYLES.get(state, "")),
         f"  {status['spread']}  {'  '.join(status['addresses'])}",
-        (f"  {status['which']}", "dim"),
+        (f"  {status['which']}" if status["which"] != status["name"] else "", "dim"),
     )
     ready = sum(slot["ready"] for slot in slots)
     # Of a cluster of an older version there is no such figure.

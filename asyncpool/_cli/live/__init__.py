@@ -1,0 +1,1 @@
+"""``asyncpool status`` and what else looks at pools and servers that run, or changes them."""

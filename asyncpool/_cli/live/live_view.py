@@ -1,0 +1,76 @@
+"""How a pool or server looks in a terminal that shows it until Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from asyncpool._cli.live.history import History, sparkline
+from asyncpool._cli.live.status_view import status_view
+from asyncpool._core.base.text import printable
+
+_WIDTH = 60
+
+# What is shown as 1000 with three digits.
+_ROUND = 999.5
+
+
+def live_view(status: dict[str, Any], history: History) -> RenderableType:
+    """Return a pool or server with what happened to it in the last minute."""
+    return Group(
+        status_view(status, history.cpu), _curves(status, history), _crashes(history)
+    )
+
+
+def brief(seconds: float | None) -> str:
+    """Return a duration in three digits and a unit."""
+    if seconds is None:
+        return "-"
+    for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
+        if seconds < size * _ROUND:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < _ROUND else f"{seconds:,.0f} s"
+
+
+def _curves(status: dict[str, Any], history: History) -> RenderableType:
+    """Return the last minute, one line for each curve."""
+    moments = list(history.moments)
+    if not moments:
+        return Text()
+    is_pool = status.get("kind") == "pool"
+    table = Table.grid(padding=(0, 2, 0, 0))
+    rates: list[float | None] = [moment.rate for moment in moments]
+    what = "jobs/s" if is_pool else "connections/s"
+    table.add_row(what, sparkline(rates, _WIDTH), f"{moments[-1].rate:,.0f}")
+    if is_pool:
+        for title, values in (
+            ("p50", [moment.median for moment in moments]),
+            ("p99", [moment.slowest for moment in moments]),
+        ):
+            known = [value for value in values if value is not None]
+            last = known[-1] if known else None
+            table.add_row(title, sparkline(values, _WIDTH), brief(last))
+    return table
+
+
+def _crashes(history: History) -> RenderableType:
+    lines: list[RenderableType] = []
+    for at, crash in reversed(history.crashes):
+        when = time.strftime("%H:%M:%S", time.localtime(at))
+        how = crash["signal"] or (
+            "no process" if crash["exit_code"] is None else f"exit {crash['exit_code']}"
+        )
+        job = f" in {crash['function']}" if crash["function"] else ""
+        tail = crash["stderr_tail"]
+        last = (
+            f": {tail[-1]}" if tail else f": {crash['detail']}" * bool(crash["detail"])
+        )
+        text = f"{when}  slot {crash['slot']}  {crash['kind']}, {how}{job}{last}"
+        lines.append(
+            Text(printable(text), style="red", no_wrap=True, overflow="ellipsis")
+        )
+    return Group(*lines)

@@ -1,0 +1,149 @@
+"""``asyncpool kill``, ``recycle``, ``resize``, ``reload`` and ``stop``: change what runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from asyncpool._cli.live.reaching import asked, connected, status_of, which
+from asyncpool._cli.parameters import CommandError, RefusedError, say
+from asyncpool._core.control.control_protocol import MAX_WORKERS
+
+_yes = click.option(
+    "--yes", is_flag=True, help="Do it without asking; needed without a terminal."
+)
+_slot = click.IntRange(0, 1 << 16)
+
+
+@click.command("kill", short_help="Kill a worker, which is replaced.")
+@which
+@click.option("--slot", type=_slot, required=True, help="Whose worker; see status.")
+@_yes
+def kill_command(
+    *, name: str | None, control: str | None, slot: int, yes: bool
+) -> None:
+    """Kill the worker in a slot by SIGKILL; a fresh one takes its place.
+
+    Its job has another attempt, or fails; connections of a server are cut.
+    """
+    with connected(name, control) as client:
+        status = status_of(client)
+        _confirm(status, f"SIGKILL for {_worker_in(status, slot)}", yes=yes)
+        say(asked(client, "kill", slot=slot)["text"])
+
+
+@click.command("recycle", short_help="Replace workers by fresh ones.")
+@which
+@click.option("--slot", type=_slot, help="Whose worker; all by default.")
+@_yes
+def recycle_command(
+    *, name: str | None, control: str | None, slot: int | None, yes: bool
+) -> None:
+    """Replace the worker in a slot, or all of them, one after the other.
+
+    Each works until its replacement is ready, and finishes what it has.  With --slot the
+    command does not wait for that.  If a replacement does not start, the others stay, and the
+    exit code is 1.
+    """
+    with connected(name, control) as client:
+        status = status_of(client)
+        who = "all workers" if slot is None else _worker_in(status, slot)
+        _confirm(status, f"a fresh process instead of {who}", yes=yes)
+        result = asked(client, "recycle", slot=slot)
+    if result.get("reason"):
+        raise RefusedError(result["text"])
+    say(result["text"])
+
+
+@click.command("resize", short_help="Change the number of workers.")
+@which
+@click.argument("workers", type=click.IntRange(1, MAX_WORKERS))
+@_yes
+def resize_command(
+    *, name: str | None, control: str | None, workers: int, yes: bool
+) -> None:
+    """Change the number of workers to WORKERS; surplus ones finish what they have.
+
+    A pool, which was not made to be changed by a command, has to be confirmed.  One that
+    grows and shrinks by itself does so no more.
+    """
+    with connected(name, control) as client:
+        status = status_of(client)
+        if status.get("kind") == "pool":
+            now = status["workers"]
+            _confirm(status, f"{workers} workers instead of {now}", yes=yes)
+        result = asked(client, "resize", workers=workers)
+    say(result["text"])
+
+
+@click.command(
+    "reload", short_help="Replace the workers of a server by ones with new code."
+)
+@which
+def reload_command(*, name: str | None, control: str | None) -> None:
+    """Replace the workers of a server, some at a time, by ones that load the code anew.
+
+    Each serves until its successor is ready.  If new code cannot start, the workers that
+    there are go on, and the exit code is 1.
+    """
+    with connected(name, control) as client:
+        result = asked(client, "reload")
+    if result["reason"]:
+        raise RefusedError(result["text"])
+    say(result["text"])
+
+
+@click.command("stop", short_help="End a server.")
+@which
+@click.option("--now", is_flag=True, help="Cut off what is open, instead of draining.")
+def stop_command(*, name: str | None, control: str | None, now: bool) -> None:
+    """Let a server finish its connections and end, and wait for that."""
+    with connected(name, control) as client:
+        result = asked(client, "stop", now=now)
+        client.wait_for_end()
+    say(f"stopped: {result['name']}, process {result['pid']}")
+
+
+def _worker_in(status: dict[str, Any], slot: int) -> str:
+    """Return what a worker is called, and what it does now.
+
+    Raises:
+        RefusedError: If there is none.
+    """
+    there = {it["slot"]: it for it in status["slots"] if it["pid"] is not None}
+    if slot not in there:
+        known = ", ".join(map(str, there)) or "none"
+        raise RefusedError(
+            f"there is no worker in slot {slot}; slots with one: {known}"
+        )
+    text = f"worker {there[slot]['pid']} in slot {slot}"
+    for job in there[slot].get("running", ()):
+        text += (
+            f", which has run {job['function']} (job {job['job_id']}) for "
+            f"{job['seconds']:.1f} s"
+        )
+    return text
+
+
+def _confirm(status: dict[str, Any], what: str, *, yes: bool) -> None:
+    """Have the user type the name of what is going to be changed.
+
+    Raises:
+        CommandError: If there is no terminal.
+        RefusedError: If it is another name.
+    """
+    if yes:
+        return
+    name = status["name"]
+    if not sys.stdin.isatty():
+        raise CommandError(
+            f"nothing was done to {name}: there is no terminal to confirm it at; add --yes"
+        )
+    say(f"{name}, process {status['pid']}: {what}")
+    typed: str = click.prompt(
+        "Type the name to go on", default="", show_default=False, err=True
+    )
+    if typed.strip() != name:
+        raise RefusedError(f"nothing was done: {typed!r} is not {name!r}")

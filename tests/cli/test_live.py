@@ -1,0 +1,324 @@
+"""The commands that look at a pool that runs, and change it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from asyncpool._cli.live import status_command
+from asyncpool._cli.live.history import History
+from asyncpool._cli.live.live_view import live_view
+from asyncpool._core.control.control_protocol import Request
+from asyncpool._runtime.control.client import ControlClient
+from asyncpool._runtime.control.paths import path_of
+from tests.helpers.command import (
+    Done,
+    in_terminal,
+    run_command,
+)
+from tests.helpers.patience import PATIENCE
+from tests.helpers.scripts import start_script
+from tests.helpers.serving import until
+
+# Two workers; a job of the first line that comes waits for ever.
+PROGRAM = """
+import asyncio, sys, time
+from asyncpool import Pool
+
+def wait():
+    time.sleep(3600)
+
+def double(number):
+    return 2 * number
+
+async def main():
+    async with Pool(2, control=True, ready="all", name="shop") as pool:
+        job = pool.submit(wait)
+        while not pool.stats().busy:
+            await asyncio.sleep(0)
+        print("here", flush=True)
+        while True:
+            await asyncio.gather(*(pool.submit(double, n) for n in range(10)))
+            await asyncio.sleep(0.01)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        yield Path(name)
+
+
+@contextmanager
+def program(folder: Path) -> Generator[subprocess.Popen[str]]:
+    """Have a program with a pool run meanwhile."""
+    process = start_script(folder, PROGRAM)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def status() -> dict[str, Any]:
+    with ControlClient(path_of("shop"), within=PATIENCE) as client:
+        return client.ask(Request("status"), within=PATIENCE)
+
+
+def busy_slot() -> dict[str, Any]:
+    """Return the slot whose worker waits for ever."""
+    slots = status()["slots"]
+    (found,) = (slot for slot in slots for job in slot["running"] if job["job_id"] == 1)
+    return dict(found)
+
+
+def test_a_pool_is_shown(tmp_path: Path) -> None:
+    with program(tmp_path) as process:
+        done = run_command(tmp_path, "status")
+        assert (done.code, done.err) == (0, "")
+        lines = done.out.splitlines()
+        (line,) = run_command(tmp_path, "status", "shop", "--json").out.splitlines()
+        assert json.loads(line)["pid"] == process.pid
+        assert lines[0] == f"shop  pid {process.pid}  running  pool"
+        assert lines[1].startswith("2 of 2 workers ready   ")
+        assert lines[2].split() == [
+            *("slot", "pid", "state", "jobs", "up", "CPU", "memory", "for", "function"),
+        ]
+        assert any("__main__.wait (job 1)" in line for line in lines[3:])
+
+
+def test_a_pool_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until it ends; what a terminal showed last is what is left."""
+
+    class Meanwhile(History):
+        """Has a worker die behind the second line, and the program behind its crash."""
+
+        def add(self, line: dict[str, Any]) -> None:
+            super().add(line)
+            if len(self.moments) == 1:
+                os.kill(victim, signal.SIGKILL)
+            if self.crashes:
+                process.kill()
+
+    monkeypatch.setattr(status_command, "History", Meanwhile)
+    with program(tmp_path) as process:
+        victim = busy_slot()["pid"]
+        words = ["shop", "--watch", "--every", "0.1"]
+        status_command.status_command.main(words, standalone_mode=False)
+    out = capsys.readouterr().out
+    assert "jobs/s" in out
+    assert "p99" in out
+    assert "crash, SIGKILL in __main__.wait" in out
+
+
+def test_stacks_are_shown(tmp_path: Path) -> None:
+    with program(tmp_path):
+        slot = busy_slot()
+        one = run_command(tmp_path, "stacks", "shop", "--job", "1")
+        both = run_command(tmp_path, "stacks", "--json")
+        over = run_command(tmp_path, "stacks", "--job", "999999999")
+        wrong = run_command(tmp_path, "stacks", "--job", "1", "--slot", "0")
+    assert (one.code, one.err) == (0, "")
+    heading, first, where, *_ = one.out.splitlines()
+    number, pid = slot["slot"], slot["pid"]
+    assert heading.startswith(
+        f"slot {number}, process {pid}, __main__.wait (job 1) for "
+    )
+    assert first == "Job 1, attempt 1 (most recent call first):"
+    assert where.endswith(" in wait")
+    assert set(json.loads(both.out)["stacks"]) == {"0", "1"}
+    assert (over.code, over.err) == (
+        1,
+        "asyncpool: job 999999999 is over, or never was\n",
+    )
+    assert wrong.code == 2
+
+
+def test_a_pool_is_profiled(tmp_path: Path) -> None:
+    with program(tmp_path):
+        page = run_command(
+            tmp_path, "profile", "-d", "0.5", "--function", "wait", "-o", "f.html"
+        )
+        text = run_command(tmp_path, "profile", "shop", "-d", "0.5", "-o", "f.txt")
+    assert (page.code, text.code) == (0, 0), (page.err, text.err)
+    assert "__main__.wait" in page.out
+    assert " samples in " in page.err
+    assert "<html" in (tmp_path / "f.html").read_text()
+    assert "__main__.wait;" in (tmp_path / "f.txt").read_text()
+
+
+def test_nothing_is_changed_without_a_terminal(tmp_path: Path) -> None:
+    with program(tmp_path):
+        before = status()
+        for words in (["kill", "--slot", "0"], ["recycle"], ["resize", "3"]):
+            assert run_command(tmp_path, *words) == Done(
+                2,
+                "",
+                "asyncpool: nothing was done to shop: there is no terminal to confirm it at; "
+                "add --yes\n",
+            )
+        after = status()
+    assert [it["pid"] for it in before["slots"]] == [it["pid"] for it in after["slots"]]
+    assert after["workers"] == 2
+
+
+def test_a_worker_is_killed(tmp_path: Path) -> None:
+    with program(tmp_path):
+        slot = busy_slot()
+        index = str(slot["slot"])
+        done = run_command(tmp_path, "kill", "shop", "--slot", index, "--yes")
+        assert done == Done(0, "", f"the worker in slot {index} was killed\n")
+        until(lambda: status()["restarts"] == 1, "there is another one")
+        missing = run_command(tmp_path, "kill", "shop", "--slot", "9", "--yes")
+        assert missing.code == 1
+        assert missing.err.startswith("asyncpool: there is no worker in slot 9; slots")
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "workers"), [("shop", 0, 3), ("yes", 1, 2), ("", 1, 2)]
+)
+def test_who_is_at_a_terminal_types_the_name(
+    typed: str, code: int, workers: int, tmp_path: Path
+) -> None:
+    with program(tmp_path) as process:
+        keys = {"Type the name to go on": f"{typed}\n".encode()}
+        done = in_terminal(tmp_path, "resize", "shop", "3", keys=keys)
+        assert status()["workers"] == workers
+    assert done.code == code, done.err
+    assert f"shop, process {process.pid}: 3 workers instead of 2" in done.err
+    last = done.err.splitlines()[-1]
+    if code:
+        assert last == f"asyncpool: nothing was done: {typed!r} is not 'shop'"
+    else:
+        assert last == "3 workers now, 2 before"
+
+
+def test_all_workers_are_replaced(tmp_path: Path) -> None:
+    """But for the job that waits for ever, whose worker is killed first."""
+    with program(tmp_path):
+        index = str(busy_slot()["slot"])
+        assert run_command(tmp_path, "kill", "--slot", index, "--yes").code == 0
+        until(lambda: status()["restarts"] == 1, "there is another one")
+        done = run_command(tmp_path, "recycle", "--yes")
+        assert done == Done(0, "", "2 workers are new\n")
+        done = run_command(tmp_path, "recycle", "--slot", "0", "--yes")
+        assert (done.code, done.out) == (0, "")
+
+
+def test_what_only_servers_have(tmp_path: Path) -> None:
+    with program(tmp_path):
+        for word in ("reload", "stop"):
+            assert run_command(tmp_path, word, "shop") == Done(
+                1, "", f"asyncpool: a pool cannot {word}: its program decides that\n"
+            )
+
+
+def test_one_way_to_say_which_is_enough(tmp_path: Path) -> None:
+    done = run_command(tmp_path, "status", "shop", "--name", "other")
+    assert done == Done(2, "", "asyncpool: one NAME is enough: shop or other?\n")
+    done = run_command(tmp_path, "status", "shop", "--control", "./x")
+    assert done == Done(
+        2, "", "asyncpool: NAME and --control say the same: leave one out\n"
+    )
+
+
+# What a terminal shows.
+
+CRASH = {
+    "slot": 1,
+    "kind": "out of memory",
+    "signal": "SIGKILL",
+    "exit_code": None,
+    "function": "shop.resize",
+    "stderr_tail": ["so\x1b[31mme", "last words"],
+    "detail": "",
+}
+SLOT = {
+    "slot": 0,
+    "pid": 77,
+    "state": "busy",
+    "jobs": 1234,
+    "uptime": 62.0,
+    "cpu": 31.0,
+    "memory": 52_428_800,
+    "running": [
+        {"job_id": 9, "function": "shop.resize", "attempt": 2, "seconds": 1.25},
+        {"job_id": 8, "function": "shop.other", "attempt": 1, "seconds": 0.5},
+    ],
+}
+STATUS = {
+    "kind": "pool",
+    "name": "shop",
+    "which": "--control /run/x",
+    "pid": 76,
+    "state": "running",
+    "workers": 2,
+    "idle": 0,
+    "busy": 1,
+    "queued": 17,
+    "oldest_queued": 0.25,
+    "completed": 1000,
+    "failed": 2,
+    "cancelled": 1,
+    "timeouts": 3,
+    "crashes": 4,
+    "slots": [SLOT, {**SLOT, "slot": 1, "pid": None, "running": [], "uptime": 0}],
+}
+
+
+def shown_of(history: History) -> list[str]:
+    console = Console(width=120, file=io.StringIO(), color_system=None)
+    with console.capture() as shown:
+        console.print(live_view(STATUS, history))
+    return [line.rstrip() for line in shown.get().splitlines()]
+
+
+def test_a_pool_as_a_terminal_shows_it() -> None:
+    history = History()
+    row = [9, "shop.resize", 0, 0, 0.0, 0.001, 0.002, "ok", 1]
+    event = {"type": "Crashed", "at": 0.0, "crash": CRASH}
+    for at, used in ((1.0, 30.0), (2.0, 30.5)):
+        slots = [{**SLOT, "cpu": used}]
+        history.add(
+            {
+                "at": at,
+                "status": {**STATUS, "slots": slots},
+                "events": [event],
+                "jobs": [row],
+                "ended": 40,
+            }
+        )
+    lines = shown_of(history)
+    assert lines[:2] == [
+        "shop  pid 76  running  pool  --control /run/x",
+        (
+            "1 of 2 workers ready   17 queued, the oldest for 0.25 s   1,003 jobs have ended, "
+            "2 failed, 3 late   4 crashes   100 MB"
+        ),
+    ]
+    assert lines[3].split()[:7] == [
+        *("0", "77", "busy", "1,234", "1:02", "50%", "50"),
+    ]
+    assert lines[3].endswith("shop.resize (job 9, attempt 2) and 1 more")
+    assert lines[5].split() == ["jobs/s", "█", "40"]
+    assert lines[6].split() == ["p50", "█", "3", "ms"]
+    assert "slot 1  out of memory, SIGKILL in shop.resize: last words" in lines[8]

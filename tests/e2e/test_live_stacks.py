@@ -1,0 +1,203 @@
+"""Where jobs are while they go on: plain ones, async ones, several in one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool import Job, NoWorkerError, Pool, PoolClosedError, WorkerCrashedError
+from tests.helpers import jobs, several
+from tests.helpers.gate import Gate
+from tests.helpers.inside import shorten_where
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import idle, stop
+
+pytestmark = BOTH_LOOPS
+
+JOBS = Path(jobs.__file__)
+
+
+def head(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def functions(text: str) -> list[str]:
+    """Return the functions in a stack, the innermost first."""
+    return [line.rpartition(" in ")[2] for line in text.splitlines() if " in " in line]
+
+
+async def test_a_job_that_computes_goes_on() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job: Job[Any] = pool.submit(jobs.compute, gate.path, "")
+        visitor = await gate.visitor()
+        texts = [await job.stack() for _ in range(3)]
+        assert pool.stats().slots[0].pid == visitor.pid
+        job.cancel()
+        await asyncio.wait([job])
+    for text in texts:
+        assert head(text) == f"Job {job.id}, attempt 1 (most recent call first):"
+        assert functions(text)[-1] == "compute"
+        assert str(JOBS) in text
+        assert "/asyncpool/_worker/" not in text
+
+
+async def test_a_job_that_waits_in_a_call() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        text = await job.stack()
+        stacks = await pool.stacks()
+        visitor.release()
+        assert await job == "go"
+    assert functions(text)[-1] == "wait_at"
+    assert stacks == {0: text}
+
+
+async def test_an_async_job_is_where_it_waits() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.submit(several.at, gate.path)
+        visitor = await gate.visitor()
+        text = await job.stack()
+        visitor.release()
+        await job
+    assert functions(text)[-1] == "at"
+    assert "select" not in functions(text)
+    assert "run_until_complete" not in functions(text)
+
+
+async def test_each_of_several_jobs_has_its_own() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=3) as pool:
+        waiting = pool.submit(several.at, gate.path, "waiting")
+        counting = pool.submit(several.count_at, gate.path)
+        visitors = [await gate.visitor("waiting"), await gate.visitor("")]
+        alone = [await waiting.stack(), await counting.stack()]
+        computing: Job[Any] = pool.submit(jobs.compute, gate.path, "computing")
+        await gate.visitor("computing")
+        text = await computing.stack()
+        (together,) = (await pool.stacks()).values()
+        computing.cancel()
+        for visitor in visitors:
+            visitor.release()
+        await asyncio.gather(waiting, counting)
+        await asyncio.wait([computing])
+    assert functions(alone[0])[-1] == "at"
+    assert functions(alone[1])[-1] == "count_at"
+    assert functions(text)[-1] == "compute"
+    assert alone[0] in together
+    assert alone[1] in together
+    assert f"Job {computing.id}, attempt 1" in together
+
+
+async def test_what_does_not_run_has_none() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        running = pool.submit(jobs.wait_at, gate.path)
+        queued = [pool.submit(jobs.square, n) for n in range(100)]
+        visitor = await gate.visitor()
+        assert [await queued[0].stack(), await queued[-1].stack()] == ["", ""]
+        visitor.release()
+        await asyncio.gather(*queued, running)
+        assert await running.stack() == ""
+        assert await pool.stacks() == {0: ""}
+    assert await pool.stacks() == {}
+
+
+async def test_a_start_that_hangs() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(1, initializer=jobs.wait_at, initargs=(gate.path,))
+        starting = asyncio.create_task(pool.start())
+        visitor = await gate.visitor()
+        (text,) = (await pool.stacks()).values()
+        visitor.release()
+        await starting
+        await pool.close()
+    assert head(text) == "Main thread (most recent call first):"
+    assert functions(text)[-1] == "wait_at"
+
+
+async def test_a_thread_that_a_job_has_started() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        await pool.submit(jobs.start_thread, gate.path, "")
+        visitor = await gate.visitor()
+        text = (await pool.stacks())[0]
+        visitor.release()
+    assert text.startswith("Thread Thread-1")
+    assert "wait_at" in functions(text)
+
+
+async def test_who_holds_the_gil_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_where(monkeypatch)
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.submit(jobs.hold_the_gil, gate.path, "")
+        visitor = await gate.visitor()
+        text = await job.stack()
+        pool.kill(0)
+        with pytest.raises(WorkerCrashedError):
+            await job
+    assert text == (
+        f"The process {visitor.pid} has not said for 0.2 s where it is: C code holds its GIL, "
+        "or it gets no CPU."
+    )
+
+
+async def test_who_is_stopped_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_where(monkeypatch)
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        await idle(pool)
+        await stop(visitor.pid)
+        texts = list(await asyncio.gather(job.stack(), job.stack()))
+        stacks = await pool.stacks()
+        os.kill(visitor.pid, signal.SIGCONT)
+        # A late answer disturbs nobody.
+        later = await job.stack()
+        visitor.release()
+        assert await job == "go"
+    silent = f"The process {visitor.pid} is stopped, and cannot say where it is."
+    assert texts == [silent, silent]
+    assert sorted(stacks.values()) == ["", silent]
+    assert functions(later)[-1] == "wait_at"
+
+
+async def test_a_worker_that_dies_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_where(monkeypatch)
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        await stop(visitor.pid)
+        asking = asyncio.create_task(job.stack())
+        await asyncio.sleep(0)
+        pool.kill(0)
+        assert await asking == ""
+        with pytest.raises(WorkerCrashedError):
+            await job
+
+
+async def test_stacks_of_one_slot() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await idle(pool)
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        found = [await pool.stacks(slot=slot) for slot in (0, 1)]
+        with pytest.raises(
+            NoWorkerError,
+            match=r"^there is no worker in slot 9 that is ready; slots with one: 0, 1$",
+        ):
+            await pool.stacks(slot=9)
+        with pytest.raises(ValueError, match=r"^slot must be at least 0, not -1$"):
+            await pool.stacks(slot=-1)
+        visitor.release()
+        await job
+    assert [list(each) for each in found] == [[0], [1]]
+    assert sum(bool(text) for each in found for text in each.values()) == 1
+
+
+async def test_a_pool_that_was_not_started() -> None:
+    with pytest.raises(PoolClosedError):
+        await Pool(1).stacks()
