@@ -13,12 +13,18 @@ from asyncpool._core.slots.commands import (
     Interrupt,
     Kill,
     Revoke,
+    Stop,
     Unassign,
     WriteStacks,
 )
+from asyncpool._core.slots.job_ending import EndingStage
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.supervision import Supervision
-from asyncpool._core.supervision.termination import REVOKE_GRACE, STACK_GRACE
+from asyncpool._core.supervision.termination import (
+    LEAST_GRACE,
+    REVOKE_GRACE,
+    STACK_GRACE,
+)
 
 INTERRUPT = CancelMode("interrupt", 2.0)
 
@@ -57,6 +63,17 @@ def test_a_job_that_is_cancelled_ends_as_its_caller_wants(
         (KILL, [WriteStacks(0, 1)], 1.0 + STACK_GRACE),
         (CancelMode("interrupt", 0.0), [WriteStacks(0, 1)], 1.0 + STACK_GRACE),
         (INTERRUPT, [WriteStacks(0, 1), Interrupt(0, 1)], 3.0),
+        (
+            CancelMode("interrupt", LEAST_GRACE),
+            [WriteStacks(0, 1), Interrupt(0, 1)],
+            1.0 + LEAST_GRACE,
+        ),
+        # With less time the job is not asked: its worker only writes the stacks.
+        (
+            CancelMode("interrupt", LEAST_GRACE / 2),
+            [WriteStacks(0, 1)],
+            1.0 + STACK_GRACE,
+        ),
         # It cannot be waited for: its caller does.
         (CancelMode("wait", 2.0), [WriteStacks(0, 1), Interrupt(0, 1)], 3.0),
     ],
@@ -351,3 +368,117 @@ def test_a_silent_job_that_is_cancelled_is_no_crash() -> None:
     assert [core.slots[0].job_endings.silent] == [None]
     assert core.jobs.revoked(0, (2,), 1.03) == [Unassign((2,)), Kill(0)]
     assert core.slots[0].exit_planned
+
+
+def test_no_job_is_ended_in_a_worker_that_ends_anyway() -> None:
+    core = busy(1, 2)
+    assert core.jobs.cancel(2, 1.0, index=0, begun=False) == [Revoke(0, (2,))]
+    assert [core.slots[0].job_endings[2].stage] == [EndingStage.REVOKING]
+    core.workers.kill(0, 1.1)
+    assert core.jobs.cancel(1, 1.2, index=0, begun=True) == []
+    assert core.termination.expire(1, 1.3, index=0, press=KILL) == []
+    assert core.termination.hang(0, 1.4, 1) == []
+    assert core.jobs.revoked(0, (), 1.5) == [], "2 has begun, and ends with its worker"
+    assert [core.slots[0].job_endings[2].stage] == [EndingStage.NONE]
+
+
+def busy_second(*jobs: int) -> Supervision:
+    """Return a core of two workers: the first is idle, the second has *jobs* in hand."""
+    core = Supervision(workers=(2, 2), policy=RestartPolicy(), start_timeout=20.0)
+    core.workers.start(0.0)
+    core.workers.ready(1, 0.0)
+    profile = Profile()
+    profile.cost = 10.0
+    for job in jobs:
+        assert core.jobs.submit(job, profile) == 1
+    core.workers.ready(0, 0.0)
+    return core
+
+
+def test_a_stall_is_noticed_although_the_worker_before_has_none() -> None:
+    core = busy_second(1, 2)
+    assert core.termination.check_for_stalls() == []
+    assert core.termination.check_for_stalls() == [Revoke(1, (2,))]
+
+
+def test_a_job_with_nobody_behind_it_is_no_stall() -> None:
+    core = busy(1)
+    core.termination.check_for_stalls()
+    assert core.termination.check_for_stalls() == []
+
+
+def test_a_worker_with_a_stall_is_asked_once_and_gets_nothing_more() -> None:
+    core = busy(1, 2)
+    core.termination.check_for_stalls()
+    assert core.termination.check_for_stalls() == [Revoke(0, (2,))]
+    assert core.termination.check_for_stalls() == []
+    short = Profile()
+    short.cost = 10.0
+    assert core.jobs.submit(3, short) is None
+
+
+def test_an_idle_worker_that_is_silent_gets_nothing_more_and_is_killed() -> None:
+    core = busy()
+    assert core.termination.hang(0, 1.0) == [WriteStacks(0, None)]
+    assert core.termination.hang(0, 1.1) == [], "it is killed once"
+    assert core.jobs.submit(1, Profile()) is None
+    assert core.next_deadline() == 1.0 + STACK_GRACE
+    assert core.on_timer(1.0 + STACK_GRACE) == [Kill(0)]
+    assert not core.slots[0].exit_planned
+
+
+def test_an_idle_worker_that_has_written_its_stacks_is_killed_at_once() -> None:
+    core = busy()
+    core.termination.hang(0, 1.0)
+    assert core.termination.stacks_written(0, 1.01) == [Kill(0)]
+    assert not core.slots[0].exit_planned
+
+
+def test_a_silent_job_gets_no_more_time_than_its_stacks_take() -> None:
+    core = busy(1)
+    core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    assert core.termination.hang(0, 1.1, 1) == [WriteStacks(0, 1)]
+    assert core.next_deadline() == 1.1 + STACK_GRACE
+    assert core.termination.stacks_written(0, 1.2, 1) == [Kill(0)]
+
+
+def test_the_stacks_of_a_silent_job_are_waited_for_too() -> None:
+    core = several(1, 2)
+    core.termination.hang(0, 1.0, 1)
+    core.termination.expire(2, 1.0, index=0, press=KILL)
+    assert core.termination.stacks_written(0, 1.01, 2) == []
+    assert core.termination.stacks_written(0, 1.02, 1) == [Kill(0)]
+
+
+def test_a_faulty_worker_finishes_what_it_has_and_is_killed() -> None:
+    core = busy(1, 2)
+    assert core.workers.replace_faulty(0, 1.0) == []
+    core.jobs.outcome(0, 1)
+    assert core.jobs.refill(0, 1.1) == []
+    core.jobs.outcome(0, 2)
+    assert core.jobs.refill(0, 1.2) == [Kill(0)]
+    assert not core.slots[0].exit_planned
+
+
+def test_a_worker_that_drains_is_stopped_when_it_has_nothing_in_flight() -> None:
+    core = busy(1)
+    core.slots[0].draining = True
+    core.jobs.outcome(0, 1)
+    assert core.jobs.refill(0, 1.1) == [Stop(0)]
+    assert core.slots[0].exit_planned
+
+
+def test_the_longest_time_of_the_jobs_that_are_interrupted_counts() -> None:
+    core = several(1, 2, 3)
+    assert core.termination.grace == 0.0
+    for job, press in ((1, INTERRUPT), (2, CancelMode("interrupt", 1.0)), (3, KILL)):
+        core.jobs.cancel(job, 1.0, index=0, begun=True, press=press)
+    assert core.termination.grace == INTERRUPT.grace
+
+
+def test_the_time_of_a_job_ends_although_the_worker_before_has_no_such_job() -> None:
+    core = busy_second(1, 2)
+    core.jobs.cancel(1, 1.0, index=1, begun=True, press=INTERRUPT)
+    assert core.on_timer(3.0) == [], "the worker may still give back 2"
+    assert core.next_deadline() == 3.0 + REVOKE_GRACE
+    assert core.on_timer(3.0 + REVOKE_GRACE) == [Kill(1)]
