@@ -134,3 +134,12 @@ def test_other_bounds_count_at_once() -> None:
     sizing.limit(2, 2, 3.0)
     assert (sizing.size, sizing.watching) == (2, False)
     assert sizing.next_deadline(leaving=False) is None
+
+
+def test_with_other_bounds_it_begins_slowly_again() -> None:
+    sizing = Sizing(1, 20, IDLE)
+    sizing.job_waits(0.0)
+    assert grow(sizing, GROW_EVERY, waiting=9) == 2
+    sizing.limit(2, 30, 1.0)
+    sizing.job_waits(1.0)
+    assert grow(sizing, 1.0 + GROW_EVERY, waiting=9) == 3
