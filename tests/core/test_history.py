@@ -1,0 +1,207 @@
+"""What is known of a program, and what is new for each who shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool._core.history.history import History
+from tests.helpers.told_lines import (
+    BEGIN,
+    cluster_status,
+    crashed,
+    function,
+    job,
+    line,
+    pool_status,
+    slot,
+)
+
+
+def told(*lines: dict[str, Any], whole: bool = False) -> History:
+    history = History(whole=whole)
+    for each in lines:
+        history.add(each)
+    return history
+
+
+def test_a_history_shows_figures_jobs_and_crashes() -> None:
+    slots = [slot(0, running="shop.resize"), slot(1)]
+    first = line(0.0, pool_status(slots=slots))
+    second = line(
+        0.5,
+        pool_status(functions=[function("shop.mail", ok=4)], slots=slots, queued=3),
+        jobs=[job(6, 0.3), job(7, 0.4, "shop.mail", "raised")],
+        ended=4,
+        events=[crashed(0.2), {"type": "Ready", "slot": 0}],
+        lost=1,
+    )
+    shown = told(first, second).since(0)
+    assert shown["cursor"] == 2
+    assert shown["fresh"] is True
+    assert shown["at"] == BEGIN + 0.5
+    assert shown["program"]["queued"] == 3
+    assert "functions" not in shown["program"]
+    assert [point["ok"] for point in shown["points"]] == [8.0]
+    assert shown["names"] == ["shop.resize", "shop.mail"]
+    assert shown["jobs"] == [
+        [6, 0, 0, 0, BEGIN + 0.2, BEGIN + 0.3, 0.01, "ok", 1],
+        [7, 1, 0, 0, BEGIN + 0.3, BEGIN + 0.4, 0.01, "raised", 1],
+    ]
+    assert shown["sample"] == {"shown": 2, "ended": 4, "lost": 1}
+    assert [row["index"] for row in shown["functions"]] == [1]
+    assert [each["running"] for each in shown["slots"]] == [[[7, 0, 1, 0.5]], []]
+    assert [crash["at"] for crash in shown["crashes"]] == [BEGIN + 0.2]
+
+
+def test_a_server_has_points_and_no_jobs() -> None:
+    shown = told(
+        line(0.0, cluster_status(handed=1)),
+        line(1.0, cluster_status(handed=5, connections=2)),
+    ).since(0)
+    assert [point["handed"] for point in shown["points"]] == [4.0]
+    assert shown["slots"][0]["connections"] == 2
+    assert (shown["jobs"], shown["functions"]) == ([], [])
+
+
+@given(asked=st.lists(st.booleans(), min_size=1, max_size=30))
+def test_whenever_somebody_asks_nothing_is_missed_or_told_twice(
+    asked: list[bool],
+) -> None:
+    history, cursor = History(), 0
+    points, jobs, crashes, names = list[Any](), list[Any](), list[Any](), list[str]()
+    for number, asks in enumerate([*asked, True]):
+        name = f"shop.f{number % 7}"
+        history.add(
+            line(
+                float(number),
+                pool_status(slots=[slot(0, running=f"shop.g{number % 5}")]),
+                jobs=[job(number, number, name)],
+                events=[crashed(number)],
+            )
+        )
+        if asks:
+            shown = history.since(cursor)
+            cursor = shown["cursor"]
+            names = shown["names"] or names
+            points += [point["at"] - BEGIN for point in shown["points"]]
+            jobs += [(told[0], names[told[1]]) for told in shown["jobs"]]
+            crashes += [crash["at"] - BEGIN for crash in shown["crashes"]]
+            [running] = shown["slots"][0]["running"]
+            assert names[running[1]] == f"shop.g{number % 5}"
+    numbers = range(len(asked) + 1)
+    assert points == [*numbers][1:]
+    assert jobs == [(number, f"shop.f{number % 7}") for number in numbers]
+    assert crashes == [*numbers]
+
+
+def test_a_cursor_of_another_history_is_none() -> None:
+    shown = told(line(0.0, pool_status(), jobs=[job(1, 0.0)])).since(700)
+    assert shown["fresh"] is True
+    assert len(shown["jobs"]) == 1
+
+
+def test_a_live_history_forgets_what_is_old() -> None:
+    history = History()
+    for number in range(650):
+        history.add(
+            line(
+                number / 2,
+                pool_status(),
+                jobs=[job(number * 20 + each, number / 2) for each in range(20)],
+                events=[crashed(number)] if number % 10 == 0 else [],
+            )
+        )
+    shown = history.since(0)
+    assert len(shown["points"]) == 599
+    assert len(shown["jobs"]) == 12_000
+    assert shown["jobs"][-1][0] == 12_999
+    assert len(shown["crashes"]) == 50
+
+
+def test_a_history_of_a_whole_run_has_all_of_it_in_less_detail() -> None:
+    history = History(whole=True)
+    for number in range(1500):
+        status = pool_status(functions=[function("shop.resize", ok=number * 20)])
+        jobs = [job(number * 20 + each, number / 2) for each in range(20)]
+        history.add(line(number / 2, status, jobs=jobs, ended=20))
+    shown = history.since(0)
+    numbers = [told[0] for told in shown["jobs"]]
+    assert shown["whole"] is True
+    assert numbers == list(range(0, 30_000, 4))
+    assert len(shown["points"]) == 374
+    assert {point["ok"] for point in shown["points"]} == {40.0}
+    [row] = shown["functions"]
+    assert row["jobs"] == 1499 * 20
+    assert row["rate"] == 40.0
+
+
+def test_functions_are_about_the_last_minute() -> None:
+    history = History()
+    for number in range(300):
+        ok = min(number, 200)
+        status = pool_status(functions=[function("shop.resize", ok=ok)])
+        history.add(line(float(number), status))
+        [row] = history.since(0)["functions"]
+        if number == 100:
+            assert row["rate"] == 1.0
+        assert row["recent"] is (0 < number < 260)
+
+
+def test_a_program_that_starts_anew_goes_on_in_the_same_history() -> None:
+    def after(at: float, ok: int, pid: int) -> dict[str, Any]:
+        status = pool_status(functions=[function("shop.resize", ok=ok)], pid=pid)
+        return line(at, status)
+
+    shown = told(after(0, 100, 1), after(1, 110, 1), after(2, 7, 2), after(3, 9, 2))
+    assert [point["ok"] for point in shown.since(0)["points"]] == [10.0, 7.0, 2.0]
+    [row] = shown.since(0)["functions"]
+    assert row["rate"] == 2.0
+
+
+def test_names_have_a_bound_and_the_rest_share_one() -> None:
+    jobs = [job(number, 0.0, f"f{number}") for number in range(700)]
+    shown = told(line(0.0, pool_status(), jobs=jobs)).since(0)
+    assert len(shown["names"]) == 501
+    assert shown["names"][-1] == "other"
+    assert [told[1] for told in shown["jobs"][-2:]] == [500, 500]
+
+
+def test_a_name_that_is_too_long_is_cut() -> None:
+    long = line(0.0, pool_status(), jobs=[job(1, 0.0, "f" * 9_999)])
+    assert len(told(long).since(0)["names"][0]) == 500
+
+
+def test_nothing_is_kept_of_a_line_that_makes_no_sense() -> None:
+    history = told(line(0.0, pool_status()))
+    changes: list[dict[str, Any]] = [
+        {"jobs": [[1]]},
+        {"events": [{"type": "Crashed"}]},
+        {"status": {}},
+    ]
+    for change in changes:
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            history.add(line(1.0, pool_status(), **change))
+    assert history.cursor == 1
+    assert history.since(1)["points"] == []
+
+
+def test_the_summary_is_for_a_list_of_programs() -> None:
+    assert History().summary() == {}
+    pool = told(
+        line(0.0, pool_status()),
+        line(1.0, pool_status(functions=[function("f", ok=3, raised=1)], busy=1)),
+    )
+    assert pool.summary() == {
+        "kind": "pool",
+        "state": "running",
+        "pid": 400,
+        "workers": 1,
+        "busy": 1,
+        "queued": 0,
+        "rate": 4.0,
+    }
+    server = told(line(0.0, cluster_status()), line(2.0, cluster_status(handed=6)))
+    assert server.summary()["rate"] == 3.0
