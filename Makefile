@@ -111,7 +111,7 @@ bytecode: | $(PY)
 	@$(PY) -m compileall -q asyncpool tests examples benchmarks
 
 clean: ## Remove the environments and everything that was generated
-	rm -rf .venv .venv-* .pythons .redis .prometheus build dist .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf .venv .venv-* .pythons .redis .prometheus .chromium build dist .mypy_cache .ruff_cache .pytest_cache \
 	  .hypothesis .import_linter_cache .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

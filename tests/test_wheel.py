@@ -36,8 +36,8 @@ def test_the_wheel_has_the_package_and_its_types(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert sorted(name for name in names if not name.startswith(metadata)) == sorted(
         str(path.relative_to(PACKAGE.parent))
-        for pattern in ("*.py", "*.html", "py.typed")
-        for path in PACKAGE.rglob(pattern)
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
     )
     assert wheel.name == f"asyncpool_supervised-{VERSION}-py3-none-any.whl"
     assert f"{metadata}/licenses/LICENSE" in names

@@ -14,6 +14,7 @@ from click.shell_completion import get_completion_class
 
 from asyncpool import __version__
 from asyncpool._cli.call_command import call_command
+from asyncpool._cli.dashboard.dashboard_command import dashboard_command
 from asyncpool._cli.doctor.doctor_command import doctor_command
 from asyncpool._cli.live.order_commands import (
     kill_command,
@@ -127,3 +128,4 @@ command.add_command(recycle_command)
 command.add_command(reload_command)
 command.add_command(resize_command)
 command.add_command(stop_command)
+command.add_command(dashboard_command)

@@ -107,11 +107,18 @@ def live_names() -> list[str]:
     Raises:
         PermissionError: If the folder of names could be somebody else's.
     """
+    return [name for name in socket_names() if _answers(path_of(name))]
+
+
+def socket_names() -> list[str]:
+    """Return the names that have a control socket, sorted; nobody may listen there any more.
+
+    Raises:
+        PermissionError: If the folder of names could be somebody else's.
+    """
     folder = private_folder(make=False)
-    if not folder.is_dir():
-        return []
-    names = [path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")]
-    return sorted(name for name in names if _answers(folder / f"{name}{_SUFFIX}"))
+    names = (path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}"))
+    return sorted(name for name in names if is_name(name))
 
 
 def peer_uid(sock: socket.socket) -> int:
@@ -140,12 +147,12 @@ def peer_pid(sock: socket.socket) -> int | None:
     return int(_UCRED.unpack(found)[0]) or None
 
 
-def _answers(path: Path) -> bool:
+def _answers(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         # Non-blocking, since a busy cluster would make this wait; it counts as alive.
         probe.setblocking(False)
         try:
-            probe.connect(str(path))
+            probe.connect(path)
         except BlockingIOError:
             return True
         except OSError:
