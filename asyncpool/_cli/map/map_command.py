@@ -21,6 +21,7 @@ from asyncpool._cli.map.journal_file import JournalError
 from asyncpool._cli.map.outputs import FAILURE, Outputs, usable
 from asyncpool._cli.map.plan import Loop, Plan, make_pool
 from asyncpool._cli.map.progress import Progress, WorkerLines
+from asyncpool._cli.map.recording import write_report
 from asyncpool._cli.map.run import Files, Interrupted, Run
 from asyncpool._cli.map.summary import Ended
 from asyncpool._cli.parameters import (
@@ -73,6 +74,7 @@ class Asked:
     journal: str | None
     retry_failed: bool
     trace: str | None
+    report: str | None
     as_json: bool
 
     @property
@@ -173,6 +175,13 @@ def _tell(problem: str, code: int) -> None:
     help="Write to this file what each worker did when; https://ui.perfetto.dev shows it.",
 )
 @click.option(
+    "--report",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write to this file, when the run has ended, a page with its figures, some of its "
+    "jobs, and its crashes, for a browser.",
+)
+@click.option(
     "--json",
     "as_json",
     is_flag=True,
@@ -215,6 +224,10 @@ def _run(asked: Asked) -> int:
             return _say_end(asked, Ended(Exit.INTERRUPTED, _INTERRUPTED))
         began = time.monotonic()
         code, problem = _carry_out(asked, run, source)
+        if asked.report is not None and run.recorded is not None:
+            unwritten = write_report(asked.report, asked.target, run.recorded)
+            if unwritten and not problem:
+                code, problem = Exit.UNFINISHED, unwritten
         ended = Ended(
             code,
             problem,
@@ -247,6 +260,7 @@ def _check_paths(asked: Asked) -> None:
         "--failed": asked.failures,
         "--journal": asked.journal,
         "--trace": asked.trace,
+        "--report": asked.report,
     }
     seen: dict[Path, str] = {}
     for role, path in roles.items():
@@ -303,6 +317,7 @@ def _prepare(asked: Asked, stack: ExitStack) -> tuple[Run, Input]:
         loop=asked.loop,
         concurrency=asked.concurrency,
         trace=asked.trace,
+        report=asked.report,
     )
     return Run(plan, Files(source, journal, outputs), make_pool(plan)), source
 

@@ -29,6 +29,7 @@ class Plan:
     loop: Loop = "asyncio"
     concurrency: int = 1
     trace: str | None = None
+    report: str | None = None
 
 
 def make_pool(plan: Plan) -> Pool:

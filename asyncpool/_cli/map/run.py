@@ -14,6 +14,7 @@ from asyncpool._cli.map.journal import Done, Journal
 from asyncpool._cli.map.journal_file import JournalError
 from asyncpool._cli.map.outputs import Outputs, failure_line
 from asyncpool._cli.map.plan import Plan, options
+from asyncpool._cli.map.recording import Recording
 from asyncpool._cli.map.source import Drawn, ReadAhead, draw
 from asyncpool._cli.map.window import Window
 from asyncpool._cli.map.writer import Writer
@@ -85,11 +86,13 @@ class Run:
 
     Attributes:
         on_interrupt: Called with the seconds that running items have, at a first signal.
+        recorded: What a report shows, once the run has ended, if one was asked for.
     """
 
     def __init__(self, plan: Plan, files: Files, pool: Pool) -> None:
         self.on_interrupt: Callable[[float], object] = lambda _: None
         self.tally = Tally()
+        self.recorded: dict[str, Any] | None = None
         self._plan = plan
         self._files = files
         self._pool = pool
@@ -125,11 +128,16 @@ class Run:
             loop.add_signal_handler(number, self._interrupt, number)
         try:
             await self._unless_stopped(self._pool.start())
+            recording = None
+            if self._plan.report is not None:
+                recording = Recording(self._pool, self._plan.concurrency)
             try:
                 await self._unless_stopped(self._check_target())
                 await self._go_through()
             finally:
                 await self._end_pool()
+                if recording is not None:
+                    self.recorded = await recording.end()
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
