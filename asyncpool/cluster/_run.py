@@ -229,7 +229,7 @@ class Operation:
         """Change the number of workers; return what has changed, in words."""
         before = self._cluster.stats().workers
         self._wanted = workers
-        extra = {"by": "a command", "workers": workers}
+        extra: dict[str, object] = {"by": "a command", "workers": workers}
         self._tell(say.RESIZE_ASKED, extra, number=number_of(workers))
         await self._cluster.resize(workers)
         return f"{number_of(workers)} now, {before} before"

@@ -66,7 +66,7 @@ def profile_command(
 
 def _profile_in(reply: dict[str, Any]) -> Profile:
     """Return the profile that a pool has told of."""
-    stacks = []
+    stacks: list[StackSamples] = []
     for text, samples in reply["stacks"]:
         function, *frames = text.split(";")
         stacks.append(

@@ -22,7 +22,19 @@ if TYPE_CHECKING:
         def findCaller(  # noqa: N802 - logging's name
             self, *, stacklevel: int
         ) -> tuple[str, int, str, Any]: ...
-        def makeRecord(self, *args: Any) -> Any: ...  # noqa: N802 - logging's name
+        def makeRecord(  # noqa: N802 - logging's name
+            self,
+            name: str,
+            level: int,
+            fn: str,
+            lno: int,
+            msg: object,
+            args: Any,
+            exc_info: Any,
+            func: str | None = None,
+            extra: Mapping[str, object] | None = None,
+            sinfo: str | None = None,
+        ) -> Any: ...
         def handle(self, record: Any) -> None: ...
 
 

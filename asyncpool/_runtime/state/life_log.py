@@ -283,10 +283,8 @@ class LifeLog:
         words: dict[str, Any] | None,
         extra: dict[str, object],
     ) -> None:
-        found = {"stack": ""} if words is None else {"stack": "", **words}
-        stack = found.pop("stack")
         data = {"pool": self._pool, **extra}
-        message.log(_LOGGER, data, stack=stack, title=self._title, **found)
+        message.log(_LOGGER, data, title=self._title, **(words or {}))
 
 
 def outcome_of(result: RollResult, what: str = "reload") -> str:

@@ -145,7 +145,7 @@ class WorkerConnections:
     def label_output(self, worker: WorkerHandle) -> None:
         """Have the log say of each line which worker has written it."""
         label = f"worker {worker.pid} in slot {worker.slot}"
-        extra = {
+        extra: dict[str, object] = {
             "pool": self._setup.pool,
             "slot": worker.slot,
             "generation": worker.generation,
