@@ -156,11 +156,6 @@ class RollInProgressError(AsyncPoolError):
 class ProfileInProgressError(AsyncPoolError):
     """A profile of the pool is being taken already; there is one at a time."""
 
-    def __init__(self, pool: str = "the pool") -> None:
-        super().__init__(
-            f"a profile of {pool} is being taken already: wait until it is over"
-        )
-
 
 class BroadcastError(AsyncPoolError):
     """A broadcast has failed in some workers, and later workers will not run it.

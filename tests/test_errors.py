@@ -25,6 +25,7 @@ from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
     PoolFullError,
+    ProfileInProgressError,
     ProtocolError,
     RemoteTraceback,
     ResizeError,
@@ -97,6 +98,7 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     NoWorkerError(3): "there is no worker in slot 3",
     NoWorkerError(None): "there is no worker that could take the descriptor",
     RollInProgressError("it is being rolled"): "it is being rolled",
+    ProfileInProgressError("one is being taken"): "one is being taken",
     WorkerGoneError(slot=2, pid=4242): (
         "worker 4242 in slot 2 is gone; the session that had it to itself is over: "
         "begin another one, or have on_restart rebuild its state"

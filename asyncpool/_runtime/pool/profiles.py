@@ -66,7 +66,10 @@ class Profiles:
             Ends the samplers.
         """
         if self._run is not None:
-            raise ProfileInProgressError(self._state.config.title)
+            raise ProfileInProgressError(
+                f"a profile of {self._state.config.title} is being taken already: wait "
+                "until it is over"
+            )
         handles = self._ready()
         if slot is not None and slot not in handles:
             raise NoWorkerError(slot, there=tuple(handles))
