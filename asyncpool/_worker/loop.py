@@ -13,6 +13,7 @@ from types import CoroutineType
 
 from asyncpool._core.base.records import Record
 from asyncpool._core.map import chunks
+from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
 from asyncpool._core.wire.context import MAX_CONTEXT
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
@@ -131,7 +132,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         name = "" if identity is None else identity.name
         journal.open(config.levels, config.disabled, name)
         coroutines.kind = config.loop
-        hook = _begin(config, parts)
+        serializer = PICKLE_WORKER
+        hook = _begin(config, parts, serializer)
         control.send(FrameKind.HELLO)
         on_retire(partial(_retire, claims, control))
         large_buffers = LargeBuffers(jobs, segments)
@@ -147,10 +149,12 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
                 large_buffers,
                 coroutines,
                 hook,
+                serializer,
             )
             several.serve()
         else:
             executor = make_executor(parts, large_buffers, hook)
+            executor.serializer = executor.streams.serializer = serializer
             executor.max_payload = executor.streams.max_payload = config.max_payload
             _serve(jobs, claims, beats, large_buffers, executor)
         # The last job has been run: whatever else comes goes back to the pool.
@@ -189,7 +193,9 @@ def _retire(claims: JobClaims, control: Control) -> None:
         control.send(FrameKind.RETIRE)
 
 
-def _begin(config: WorkerConfig, parts: WorkerParts) -> Hook | None:
+def _begin(
+    config: WorkerConfig, parts: WorkerParts, serializer: WorkerSerializer
+) -> Hook | None:
     """Get ready; return only if this worker runs jobs, and could be set up.
 
     Returns:
@@ -197,7 +203,7 @@ def _begin(config: WorkerConfig, parts: WorkerParts) -> Hook | None:
     """
     jobs, control, coroutines = parts.jobs, parts.control, parts.coroutines
     try:
-        hook = _initialize(config, parts)
+        hook = _initialize(config, parts, serializer)
         if config.main is not None:
             module = config.main[0]
             __import__(module)  # this imports asyncio
@@ -211,7 +217,9 @@ def _begin(config: WorkerConfig, parts: WorkerParts) -> Hook | None:
     return hook
 
 
-def _initialize(config: WorkerConfig, parts: WorkerParts) -> Hook | None:
+def _initialize(
+    config: WorkerConfig, parts: WorkerParts, serializer: WorkerSerializer
+) -> Hook | None:
     control, coroutines = parts.control, parts.coroutines
     sys.path[:] = config.sys_path
     script.install(config.script)
@@ -237,7 +245,8 @@ def _initialize(config: WorkerConfig, parts: WorkerParts) -> Hook | None:
             value = initializer(*initargs)
             if type(value) is CoroutineType:
                 coroutines.run(value)
-        broadcasts = Broadcasts(parts.interrupts, parts.beats, coroutines, hook)
+        load, beats = serializer.load_job, parts.beats
+        broadcasts = Broadcasts(parts.interrupts, beats, coroutines, hook, load)
         for name, call in config.broadcasts:
             stage = f"broadcast of {name}"
             broadcasts.run(call)

@@ -17,6 +17,7 @@ from asyncpool._core.base.names import function_name
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.main.main_module import is_importable
 from asyncpool._core.pickling.out_of_band import MAIN
+from asyncpool._core.pickling.serializers import PICKLE, Serializer
 from asyncpool._core.wire.frames import MAX_NUMBER
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -51,22 +52,29 @@ class Function:
         profile: How long its calls take.
         figures: Counts and times of its jobs.
         name: Its name in errors and reports.
+        serializer: How its calls and outcomes travel.
     """
 
-    __slots__ = ("figures", "name", "number", "payload", "profile")
+    __slots__ = ("figures", "name", "number", "payload", "profile", "serializer")
 
     def __init__(
-        self, number: int, payload: bytes, name: str, figures: FunctionFigures
+        self,
+        number: int,
+        payload: bytes,
+        name: str,
+        figures: FunctionFigures,
+        serializer: Serializer = PICKLE,
     ) -> None:
         self.number: int = number
         self.payload: bytes = payload
         self.profile: Profile = Profile()
         self.figures: FunctionFigures = figures
         self.name: str = name
+        self.serializer: Serializer = serializer
 
     def known_as(self, name: str, figures: FunctionFigures) -> Function:
         """Return the same function under another name, with other figures."""
-        other = Function(self.number, self.payload, name, figures)
+        other = Function(self.number, self.payload, name, figures, self.serializer)
         other.profile = self.profile
         return other
 

@@ -166,7 +166,8 @@ class Job(asyncio.Future[R], Generic[R]):
             RuntimeError: Outside the pool's event loop, here and in the iteration.
         """
         self._check_home()
-        return Progress(self, self._listen())
+        load = self._function.serializer.load_details
+        return Progress(self, self._listen(), load)
 
     async def stack(self) -> str:
         """Return the Python stack of the running job, the innermost call first.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Self
 
-from asyncpool._core.pickling.calls import load_details
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.event_loop import check_home
 
@@ -57,11 +57,18 @@ class Progress:
     Args:
         job: The job.
         heartbeat_log: Its newest heartbeat.
+        load: Loads the details.
     """
 
-    def __init__(self, job: asyncio.Future[Any], heartbeat_log: HeartbeatLog) -> None:
+    def __init__(
+        self,
+        job: asyncio.Future[Any],
+        heartbeat_log: HeartbeatLog,
+        load: Callable[[bytes], Any],
+    ) -> None:
         self._job = job
         self._pulse = heartbeat_log
+        self._load = load
         self._seen = 0
 
     def __aiter__(self) -> Self:
@@ -84,4 +91,4 @@ class Progress:
                 raise StopAsyncIteration
             await heartbeat_log.news.wait()
         self._seen = heartbeat_log.heard
-        return load_details(heartbeat_log.details)
+        return self._load(heartbeat_log.details)

@@ -12,8 +12,6 @@ from typing import Any
 import anyio
 
 from asyncpool import events
-from asyncpool._core.pickling.calls import load_value
-from asyncpool._core.pickling.out_of_band import is_heavy
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.frames import Frame
@@ -28,9 +26,10 @@ from asyncpool._runtime.pool.workers import Workers
 from asyncpool._runtime.state.bulk_failure import BulkFailure
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.pool_state import decision
+from asyncpool._runtime.state.registry import unreadable
 from asyncpool._runtime.state.stats import pool_stats
 from asyncpool.enums import SlotState
-from asyncpool.errors import PoolClosedError
+from asyncpool.errors import PoolClosedError, ProtocolError
 from asyncpool.stats import PoolStats
 
 _ALIVE = UP | {SlotState.STARTING, SlotState.STOPPING}
@@ -182,13 +181,20 @@ class Supervisor:
         Raises:
             JobNotPicklableError: If it cannot be unpickled here.
         """
-        if not is_heavy(frame.payload):
-            return load_value(frame.payload)
-        item = self._threads.pickle(load_value, frame.payload, unwanted=job.cancelled)
+        serializer, payload = job._function.serializer, frame.payload
         try:
-            return await item
-        finally:
-            item.cancel()  # if its reader was closed, which cancels nothing by itself
+            if not serializer.is_heavy(payload):
+                return serializer.load_item(payload)
+            load = serializer.load_item
+            item = self._threads.pickle(load, payload, unwanted=job.cancelled)
+            try:
+                return await item
+            finally:
+                item.cancel()  # if its reader was closed, which cancels nothing by itself
+        except ProtocolError as broken:
+            if job._slot is not None:
+                self._state.handles[job._slot].distrust(str(broken))
+            raise unreadable(broken) from broken
 
     @decision
     def close(self, finish: Finish, timeout: float | None) -> None:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from asyncpool._core.base.deadlines import Deadlines
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOST
-from asyncpool._core.pickling.calls import load_value
-from asyncpool._core.pickling.errors import load_error
+from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.slots.slots import Slot
 from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame, FrameKind
@@ -29,6 +28,7 @@ from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
     PoolClosedError,
+    ProtocolError,
 )
 from asyncpool.events import CloseSummary
 
@@ -41,33 +41,55 @@ class Failed(NamedTuple):
     Attributes:
         error: What the caller gets.
         raised: Whether the job has raised it; false if its outcome cannot be read.
+        distrust: Why its worker is not to be trusted any more, if it is not.
     """
 
     error: BaseException
     raised: bool
+    distrust: str = ""
 
 
-def load_outcome(frame: Frame, pause: Callable[[], None] | None = None) -> Any:
+def load_outcome(
+    serializer: Serializer, frame: Frame, pause: Callable[[], None] | None = None
+) -> Any:
     """Return the value in *frame*, or a :class:`Failed`.
 
     Args:
+        serializer: Loads it.
         frame: A ``VALUE`` or an ``ERROR``.
-        pause: Called now and then while a large value is unpickled.
+        pause: Called now and then while a large value is loaded.
     """
-    if frame.kind is _VALUE:
-        try:
-            return load_value(frame.payload, pause)
-        except JobNotPicklableError as broken:
-            return Failed(broken, raised=False)
-    return Failed(load_error(frame.payload, pause), raised=True)
+    try:
+        if frame.kind is _VALUE:
+            return serializer.load_value(frame.payload, pause)
+        return Failed(serializer.load_error(frame.payload, pause), raised=True)
+    except JobNotPicklableError as broken:
+        return Failed(broken, raised=False)
+    except ProtocolError as broken:
+        return Failed(unreadable(broken), raised=False, distrust=str(broken))
+
+
+def unreadable(why: ProtocolError) -> JobNotPicklableError:
+    """Return the error of a job whose worker has sent what no worker sends."""
+    error = JobNotPicklableError(
+        f"the job's outcome cannot be read, and its worker is killed: {why}",
+        direction="result",
+        name="",
+    )
+    error.__cause__ = why
+    return error
 
 
 def outcome_of(job: Job[Any], handle: WorkerHandle, frame: Frame) -> Any:
     """Return the outcome of a job, see :func:`load_outcome`; an error if it is too late."""
+    serializer = job._function.serializer
     if job._exceeded is None:
-        return load_outcome(frame)
+        result = load_outcome(serializer, frame)
+        if type(result) is Failed and result.distrust:
+            handle.distrust(result.distrust)
+        return result
     if isinstance(job, ChunkJob):
-        result = load_outcome(frame)
+        result = load_outcome(serializer, frame)
         if isinstance(result, Failed):  # the outcome cannot be read
             job.found = [LOST] * CHUNK_SIZE
         else:
@@ -220,7 +242,7 @@ class JobRegistry:
             )
             error: BaseException | None = None
             if job._exceeded is not None:
-                error, retried = _overdue(job, handle)
+                error, retried, _ = _overdue(job, handle)
                 again = retried and job._attempt_policy.after_exception(
                     error, attempt=job.attempt
                 )

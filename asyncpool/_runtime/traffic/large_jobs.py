@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from asyncpool._core.pickling.calls import describe, pack_job
+from asyncpool._core.pickling.calls import describe
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.threads import Pause, Threads
@@ -22,6 +22,7 @@ from asyncpool._runtime.job.job import Job, claim
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.state.registry import Failed, load_outcome
+from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import JobNotPicklableError
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
@@ -89,10 +90,10 @@ class LargeObjects:
 
     # From the worker.
 
-    def unpack(self, job: Job[Any], frame: Frame) -> None:
+    def unpack(self, job: Job[Any], frame: Frame, handle: WorkerHandle) -> None:
         """Unpickle the outcome of a job, which has left its worker, and settle the job then."""
         self._state.core.closing.landing(job.id)
-        self._unpacker.add(job, frame)
+        self._unpacker.add(job, frame, handle.distrust)
 
     def is_unpacking(self, job: Job[Any]) -> bool:
         """Return whether the outcome of a job has come and is being unpickled."""
@@ -206,17 +207,27 @@ class Unpacker:
         self._jobs = jobs
         self.unpacking: set[int] = set()
 
-    def add(self, job: Job[Any], frame: Frame) -> None:
-        """Unpickle an outcome when its turn comes."""
+    def add(self, job: Job[Any], frame: Frame, distrust: Callable[[str], None]) -> None:
+        """Unpickle an outcome when its turn comes; *distrust* hears what is wrong with it."""
         self.unpacking.add(job.id)
-        loaded = self._threads.pickle(load_outcome, frame, unwanted=job.done)
-        loaded.add_done_callback(partial(self._on_done, job))
+        serializer = job._function.serializer
+        loaded = self._threads.pickle(
+            load_outcome, serializer, frame, unwanted=job.done
+        )
+        loaded.add_done_callback(partial(self._on_done, job, distrust))
 
-    def _on_done(self, job: Job[Any], loaded: asyncio.Future[Any]) -> None:
+    def _on_done(
+        self,
+        job: Job[Any],
+        distrust: Callable[[str], None],
+        loaded: asyncio.Future[Any],
+    ) -> None:
         # Retrieved in any case: the loop complains about an exception that nobody retrieves.
         error = None if loaded.cancelled() else loaded.exception()
         if not loaded.cancelled() and not job.done():
             outcome = Failed(error, raised=False) if error else loaded.result()
+            if type(outcome) is Failed and outcome.distrust:
+                distrust(outcome.distrust)
             self._jobs.loaded(job, outcome)
         self.unpacking.discard(job.id)
 
@@ -224,7 +235,10 @@ class Unpacker:
 def _pack(job: Job[Any], call: Call, pause: Pause) -> bytes | OutOfBandPickle:
     function, args, kwargs = call
     pause()  # it may have waited for other calls, and be unwanted by now
-    return pack_job(function, args, kwargs, number=job._function.number, pause=pause)
+    known = job._function
+    return known.serializer.pack_job(
+        function, args, kwargs, number=known.number, pause=pause
+    )
 
 
 def unpicklable(error: BaseException) -> JobNotPicklableError:

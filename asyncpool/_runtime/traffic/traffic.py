@@ -15,13 +15,11 @@ from threading import get_ident
 from time import monotonic
 from typing import Any
 
-from asyncpool._core.pickling.calls import pack_job
 from asyncpool._core.pickling.functions import Function, FunctionTable
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
     OutOfBandPickle,
     StreamTooLongError,
-    is_heavy,
 )
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.wire.frames import Frame
@@ -128,7 +126,7 @@ class Traffic:
             try:
                 if self._propagation is not None:
                     job._context = self._propagation.add_to(job._context)
-                payload = pack_job(
+                payload = known.serializer.pack_job(
                     function, args, kwargs, number=known.number, limit=HEAVY
                 )
             except StreamTooLongError:
@@ -369,9 +367,9 @@ class Traffic:
                     registry.watch.ran(job, handle.slot, run / 1e6, at)
                 job._slot = job.worker_pid = None
                 payload = frame.payload
-                if is_heavy(payload) and job._exceeded is None:
+                if function.serializer.is_heavy(payload) and job._exceeded is None:
                     self.timers.end(job)
-                    self._large.unpack(job, frame)
+                    self._large.unpack(job, frame, handle)
                 else:
                     to_settle.append((job, frame))
         return to_settle

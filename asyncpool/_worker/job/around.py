@@ -15,7 +15,7 @@ from contextvars import copy_context
 from functools import partial, reduce
 from types import CoroutineType
 
-from asyncpool._core.pickling.calls import describe, pack_value
+from asyncpool._core.pickling.calls import describe
 from asyncpool._worker.api.context import current_job
 from asyncpool._worker.job.coroutines import InContext
 from asyncpool._worker.job.execute import JobRunner
@@ -203,7 +203,7 @@ class _HookedRunner(JobRunner):
         except BaseException as error:
             self._leave(error)
             raise
-        return pack_value(value, self.max_payload)
+        return self.serializer.pack_value(value, self.max_payload)
 
     def _leave(self, error: BaseException | None) -> None:
         if self.entered is not None:

@@ -8,7 +8,6 @@ heartbeats have no effect.
 from __future__ import annotations
 
 import os
-import pickle
 from contextvars import copy_context
 from types import CoroutineType
 
@@ -35,6 +34,7 @@ class Broadcasts:
         beats: The heartbeats, which have no effect meanwhile.
         coroutines: Run the coroutines of async functions.
         hook: What is entered around each, as around jobs.
+        load: Loads a call.
     """
 
     def __init__(
@@ -43,8 +43,10 @@ class Broadcasts:
         beats: HeartbeatWriter,
         coroutines: Coroutines,
         hook: Hook | None,
+        load: Callable[[bytes], Any],
     ) -> None:
         self._hook = hook
+        self._load = load
         self._interrupts = interrupts
         self._beats = beats
         self._coroutines = coroutines
@@ -68,7 +70,7 @@ class Broadcasts:
 
     def _run(self, call: bytes) -> None:
         running.set((NO_JOB, 1, PLAIN, 0.0, None))
-        function, args, kwargs = pickle.loads(call)
+        function, args, kwargs = self._load(call)
         name_function(function)
         if self._hook is None:
             self._make(function, args, kwargs)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 from contextvars import copy_context
 from time import monotonic, perf_counter_ns
 from types import CoroutineType
 
-from asyncpool._core.base.names import function_name, misplaced
+from asyncpool._core.base.names import misplaced
 from asyncpool._core.map.chunks import run_chunk
-from asyncpool._core.pickling.calls import load_job, pack_value, text_of
-from asyncpool._core.pickling.errors import pack_error
+from asyncpool._core.pickling.calls import text_of
 from asyncpool._core.pickling.functions import FunctionCache
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
+from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
 from asyncpool._core.wire.context import PLAIN, JobContext
 from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._worker.api.context import running, set_variables
@@ -42,6 +41,7 @@ class JobRunner:
     Attributes:
         max_payload: The most bytes that an outcome may have.
         streams: As above.
+        serializer: How calls and outcomes travel.
         context: The context of the jobs to come.
         hook: What is entered around each job, if the pool has such a hook.
         entered: What was entered for the last job, and is to be left.
@@ -56,6 +56,7 @@ class JobRunner:
     ) -> None:
         self.max_payload = 0
         self.streams = streams
+        self.serializer: WorkerSerializer = PICKLE_WORKER
         self._coroutines = coroutines
         self._large_buffers = large_buffers
         self._interrupts = interrupts
@@ -101,7 +102,8 @@ class JobRunner:
             finally:
                 self._interrupts.running = None
         except BaseException as error:
-            kind, payload = FrameKind.ERROR, pack_failure(error, self.max_payload)
+            kind = FrameKind.ERROR
+            payload = pack_failure(error, self.max_payload, self.serializer)
         else:
             kind = FrameKind.VALUE
         duration = (perf_counter_ns() - began) // 1000
@@ -112,7 +114,7 @@ class JobRunner:
         value = self.call(frame, sequence)
         if type(value) is CoroutineType or frame.kind is FrameKind.STREAM:
             value = self.go_on(frame, value)
-        return pack_value(value, self.max_payload)
+        return self.serializer.pack_value(value, self.max_payload)
 
     def go_on(self, frame: Frame, value: Any) -> Any:
         """Return what the job in *frame* comes to, whose function has returned *value*."""
@@ -141,13 +143,14 @@ class JobRunner:
         new = type(known) is bytes
         if new:
             # What this raises belongs to the job that made the call.
-            known = self._functions[number] = pickle.loads(known)
-        function, args, kwargs = load_job(
+            known = self.serializer.load_function(known)
+            self._functions[number] = known
+        function, args, kwargs = self.serializer.load_job(
             self._large_buffers.complete(frame.payload), known
         )
         if new or not number:
-            name = function_name(function)
-            running.set((frame.job, frame.attempt, context, began, name))
+            shown = self.serializer.known_as(function, known)
+            running.set((frame.job, frame.attempt, context, began, shown))
         if self.hook is not None and function is not run_chunk:
             self.entered = self.hook.enter()
         try:
@@ -161,13 +164,15 @@ class JobRunner:
             raise
 
 
-def pack_failure(error: BaseException, max_payload: int) -> bytes:
+def pack_failure(
+    error: BaseException, max_payload: int, serializer: WorkerSerializer
+) -> bytes:
     """Return what an ``ERROR`` frame carries for what a job has raised."""
-    payload = pack_error(error, skip=ours(error))
+    payload = serializer.pack_error(error, skip=ours(error))
     if len(payload) <= max_payload:
         return payload
     name = type(error).__qualname__
-    return pack_error(
+    return serializer.pack_error(
         JobNotPicklableError(
             f"the job raised {name}, which has {len(payload)} bytes when pickled, and "
             f"max_message_size is {max_payload}",

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from asyncpool._worker.job.interrupts import Interrupts
 
-_NONE = dumps(None)
-
 _installed: HeartbeatWriter | None = None
 
 
@@ -55,6 +53,7 @@ class HeartbeatWriter:
         self.page = page
         self.latest: bytes | None = None
         self.mute = False
+        self.use(dumps)
         self._interrupts = interrupts
         self._ring = ring
         self._number = 0
@@ -63,10 +62,14 @@ class HeartbeatWriter:
         # A job may call heartbeat() in several threads, and in a signal handler.
         self._lock = RLock()
 
+    def use(self, pack: Callable[[object], bytes]) -> None:
+        """Have *pack* turn details into bytes."""
+        self._pack, self._none = pack, pack(None)
+
     def beat(self, details: object) -> None:
         """See :func:`heartbeat`."""
         self._check()
-        packed = _NONE if details is None else _pack(details)
+        packed = self._none if details is None else _pack(details, self._pack)
         if self.mute:
             return
         with self._lock:
@@ -143,9 +146,9 @@ def heartbeat(details: object = None) -> None:
     _installed.beat(details)
 
 
-def _pack(details: object) -> bytes:
+def _pack(details: object, pack: Callable[[object], bytes]) -> bytes:
     try:
-        packed = dumps(details)
+        packed = pack(details)
     except Exception as error:
         raise JobNotPicklableError(
             f"the details of a heartbeat cannot be pickled: {describe(error)}",

@@ -11,8 +11,8 @@ import socket
 from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from itertools import count
 
-from asyncpool._core.pickling.calls import pack_value
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
+from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._worker.channel.frames_io import send
 from asyncpool._worker.channel.large_buffers import LargeBuffers
@@ -120,6 +120,7 @@ class Streams:
         credit: As above.
         max_payload: The most bytes that an item may have.
         first: The credit of the next stream, to begin with.
+        serializer: How items travel.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class Streams:
         self.credit = credit
         self.max_payload = 0
         self.first = 0
+        self.serializer: WorkerSerializer = PICKLE_WORKER
 
     def run(self, frame: Frame, source: Any) -> Any:
         """Send the items of *source*, which the job in *frame* has returned.
@@ -200,7 +202,7 @@ class Streams:
 
     def _pack(self, item: object, number: int) -> bytes | OutOfBandPickle:
         try:
-            return pack_value(item, self.max_payload)
+            return self.serializer.pack_item(item, self.max_payload)
         except JobNotPicklableError as error:
             error.add_note(f"It is item {number} of a stream.")
             raise

@@ -15,6 +15,7 @@ from mmap import mmap
 from types import CoroutineType
 
 from asyncpool._core.map import chunks
+from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
 from asyncpool._core.wire.context import MAX_CONTEXT
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.page import PageLayout
@@ -52,6 +53,7 @@ class ConcurrentJobs:
         large_buffers: Receives what travels beside jobs.
         coroutines: Has the event loop in which they run.
         hook: The pool's hook around each job, if it has one.
+        serializer: How calls and outcomes travel.
 
     Attributes:
         beats: Writes the heartbeats.
@@ -68,6 +70,7 @@ class ConcurrentJobs:
         large_buffers: LargeBuffers,
         coroutines: Coroutines,
         hook: Hook | None = None,
+        serializer: WorkerSerializer = PICKLE_WORKER,
     ) -> None:
         interrupts = control.interrupts
         layout = PageLayout(config.concurrency)
@@ -85,15 +88,18 @@ class ConcurrentJobs:
         self._failure: BaseException | None = None
         self.lanes = Lanes(page, layout, coroutines, interrupts, self._send)
         self.lanes.max_payload = config.max_payload
+        self.lanes.serializer = serializer
         self.lanes.on_free = self._on_free
         self.beats = self.lanes.beats = LaneHeartbeats(
             page, layout, interrupts, control.ring, self.lanes
         )
+        self.beats.use(serializer.pack_details)
         streams = LaneStreams(jobs, large_buffers, interrupts, coroutines, Credit())
         control.credit = streams.credits
         self._streams = streams
         self._executor = JobRunner(large_buffers, interrupts, coroutines, streams)
         self._executor.hook = hook
+        self._executor.serializer = streams.serializer = serializer
         self._executor.max_payload = streams.max_payload = config.max_payload
         interrupts.lanes = self.lanes
         install(self.beats)

@@ -11,7 +11,7 @@ import os
 from contextvars import copy_context
 from time import perf_counter_ns
 
-from asyncpool._core.pickling.calls import pack_value
+from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
 from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._core.wire.page import (
     BEGUN,
@@ -117,6 +117,7 @@ class Lanes:
         loop: The loop, once there is a coroutine.
         context: The context of which each job gets a copy.
         max_payload: The most bytes of an outcome.
+        serializer: How outcomes travel.
         beats: Writes their heartbeats.
         mute: Whether this process is a copy of the worker, which a job has forked.
         on_free: Called when a job has ended.
@@ -136,6 +137,7 @@ class Lanes:
         self.by_job: dict[tuple[int, int], Lane] = {}
         self.context = copy_context()
         self.max_payload = 0
+        self.serializer: WorkerSerializer = PICKLE_WORKER
         self.mute = False
         self.on_free: Callable[[], None] = _nothing
         self._free = list(range(layout.width))[::-1]
@@ -182,9 +184,9 @@ class Lanes:
         try:
             if lane.entered is not None:
                 self._exit_hook(lane, lane.entered, None)
-            payload = pack_value(value, self.max_payload)
+            payload = self._pack(lane, value)
         except BaseException as error:
-            self._leave(lane, FrameKind.ERROR, pack_failure(error, self.max_payload))
+            self._leave(lane, FrameKind.ERROR, self._pack_failure(error))
         else:
             self._leave(lane, FrameKind.VALUE, payload)
 
@@ -197,7 +199,17 @@ class Lanes:
                 self._exit_hook(lane, lane.entered, error)
             except BaseException as instead:
                 error = instead
-        self._leave(lane, FrameKind.ERROR, pack_failure(error, self.max_payload))
+        self._leave(lane, FrameKind.ERROR, self._pack_failure(error))
+
+    def _pack(self, lane: Lane, value: object) -> bytes | OutOfBandPickle:
+        pack = self.serializer.pack_value
+        if lane.task is None and self.serializer is not PICKLE_WORKER:
+            # The context knows which function has returned it.
+            return lane.context.run(pack, value, self.max_payload)
+        return pack(value, self.max_payload)
+
+    def _pack_failure(self, error: BaseException) -> bytes:
+        return pack_failure(error, self.max_payload, self.serializer)
 
     def blocked(self, lane: Lane) -> None:
         """Warn if other jobs have waited long for a plain function, which has just ended."""
