@@ -11,6 +11,7 @@ import importlib
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from asyncpool import to_process
+    from asyncpool._core.codec.codec import Codec
     from asyncpool._core.policies.restart import RestartPolicy
     from asyncpool._core.policies.worker_limits import WorkerLimits
     from asyncpool._runtime.base.event_hub import EventStream
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         PoolFullError,
         ProfileInProgressError,
         ProtocolError,
+        RemoteError,
         RemoteTraceback,
         RollInProgressError,
         ThrottledError,
@@ -64,6 +66,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "asyncpool": ("to_process",),  # a module
+    "asyncpool._core.codec.codec": ("Codec",),
     "asyncpool._core.policies.restart": ("RestartPolicy",),
     "asyncpool._core.policies.worker_limits": ("WorkerLimits",),
     "asyncpool._runtime.base.event_hub": ("EventStream",),
@@ -88,6 +91,7 @@ _HOMES = {
         "PoolFullError",
         "ProfileInProgressError",
         "ProtocolError",
+        "RemoteError",
         "RemoteTraceback",
         "RollInProgressError",
         "ThrottledError",
@@ -121,6 +125,7 @@ __all__ = [
     "BroadcastError",
     "CloseSummary",
     "Cluster",
+    "Codec",
     "Crash",
     "CurrentJob",
     "EventStream",
@@ -145,6 +150,7 @@ __all__ = [
     "ProcessPoolExecutor",
     "ProfileInProgressError",
     "ProtocolError",
+    "RemoteError",
     "RemoteTraceback",
     "RestartPolicy",
     "RollInProgressError",

@@ -21,6 +21,7 @@ The tree is shallow, and each branch answers one question of the caller's:
         * :exc:`JobTimeoutError`
         * :exc:`JobNotPicklableError`
         * :exc:`JobRaisedError`
+        * :exc:`RemoteError`
         * :exc:`HookError`
         * :exc:`WorkerCrashedError`
             * :exc:`WorkerStartError`
@@ -62,6 +63,7 @@ __all__ = [
     "PoolFullError",
     "ProfileInProgressError",
     "ProtocolError",
+    "RemoteError",
     "RemoteTraceback",
     "ResizeError",
     "RollInProgressError",
@@ -463,6 +465,46 @@ class JobRaisedError(JobError):
             attempt=attempt,
         )
         self.__cause__: BaseException | None = exception
+
+
+class RemoteError(JobError):
+    """A job of a pool with a codec raised an exception, which has come home as data.
+
+    The exception itself comes only if its class was registered, see ``Pool(errors=…)``.
+
+    Attributes:
+        type_name: The name of the class, such as ``"builtins.ValueError"``.
+        text: The text of the exception.
+        traceback: Its traceback in the worker, as text; also in the ``__cause__``.
+        args_sent: Its ``args``, if they were plain data; else ``None``.
+    """
+
+    type_name: str
+    text: str
+    traceback: str
+    args_sent: tuple[Any, ...] | None
+
+    def __init__(
+        self,
+        type_name: str,
+        text: str,
+        *,
+        traceback: str = "",
+        args: tuple[Any, ...] | None = None,
+        job_id: int = 0,
+        attempt: int = 0,
+    ) -> None:
+        super().__init__(
+            f"the job raised {type_name}: {text}"
+            if text
+            else f"the job raised {type_name}",
+            type_name=type_name,
+            text=text,
+            traceback=traceback,
+            args_sent=args,
+            job_id=job_id,
+            attempt=attempt,
+        )
 
 
 class HookError(JobError):

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, Unpack
 from asyncpool._api.caller import Caller
 from asyncpool._api.profiled import Profiled
 from asyncpool._api.supervised import Supervised
+from asyncpool._core.codec.codec import Codec
 from asyncpool._core.policies.job_limits import JobOptions, OnCancel, Options
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
@@ -116,6 +117,16 @@ class Pool(Caller, Supervised, Profiled):
         close_timeout: Seconds that jobs have when the context is left.  After that the pool kills
             the workers, see :meth:`close`.  ``None`` for no limit.
 
+    Args: Data only
+        codec: How calls and outcomes become bytes: ``"json"``, ``"msgspec"`` (MessagePack, read as
+            the types of the function's annotations; the extra ``msgspec``) or a :class:`Codec`.
+            ``None`` for pickle.  With a codec, nothing that a worker sends is unpickled, functions
+            travel by name, and what is no plain data is refused.
+        functions: The functions that workers may call: functions, or names such as
+            ``"package.module:name"`` and ``"package.module:*"``.  ``None`` for all.
+        errors: Classes of exceptions that jobs raise and that are made anew here, by their
+            constructor.  All others come as a :exc:`RemoteError`.
+
     Args: Memory
         max_message_size: The most bytes that a call or a result may have when pickled; ``None``
             for no bound but memory.
@@ -144,7 +155,9 @@ class Pool(Caller, Supervised, Profiled):
         ValueError: If an argument is out of range, *initargs* too large (64 MiB), or
             a variable to *propagate* cannot be found.
         TypeError: If an argument is of the wrong type.
-        JobNotPicklableError: If *initializer*, *initargs* or *around* cannot be pickled.
+        JobNotPicklableError: If *initializer*, *initargs* or *around* cannot be pickled, or has
+            no name in a pool with a *codec*.
+        ImportError: If the package of *codec* is not installed.
     """
 
     def __init__(
@@ -175,6 +188,9 @@ class Pool(Caller, Supervised, Profiled):
         max_queued: int | None = None,
         propagate: Iterable[ContextVar[Any] | str] = (),
         close_timeout: float | None = None,
+        codec: Literal["json", "msgspec"] | Codec | None = None,
+        functions: Iterable[Callable[..., Any] | str] | None = None,
+        errors: Iterable[type[BaseException]] = (),
         max_message_size: int | None = 1 << 30,
         max_shared_memory: int = 1 << 30,
         name: str | None = None,
@@ -186,7 +202,7 @@ class Pool(Caller, Supervised, Profiled):
         options = pool_options(locals())  # by the names of the signature
         self.name: str = options.name
         self._config = pool_config(options)
-        self._options = JobOptions(limits=options.job_limits)
+        self._options = JobOptions(limits=options.job_limits, codec=options.codec)
         self._close_timeout = options.close_timeout
         self._trace = options.trace
         self._control = options.control
@@ -272,6 +288,9 @@ class Pool(Caller, Supervised, Profiled):
                 the lease is lost.  A job that is cancelled and still runs has its lease
                 until it has ended, or its worker is dead.  Only one job at a time has a
                 lease: for another one, ``submit`` raises :exc:`ValueError`.
+
+        Args: Data only
+            codec: As that of the pool, which must have one.
 
         Args: Streams
             prefetch: How many items of a stream may wait for its caller; 16 by default.

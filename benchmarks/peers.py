@@ -360,6 +360,8 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "pebble": Pebble,
     "aiomultiprocess": AioMultiprocess,
     "anyio": AnyioToProcess,
+    "asyncpool-msgspec": partial(AsyncPool, codec="msgspec"),
+    "asyncpool-json": partial(AsyncPool, codec="json"),
 }
 LABELS = {
     "asyncpool": "asyncpool",
@@ -375,10 +377,12 @@ LABELS = {
     "pebble": "pebble",
     "aiomultiprocess": "aiomultiprocess",
     "anyio": "anyio.to_process",
+    "asyncpool-msgspec": "asyncpool, data only (msgspec)",
+    "asyncpool-json": "asyncpool, data only (JSON)",
 }
 DISTRIBUTIONS = ("anyio", "aiomultiprocess", "loky", "numpy", "pebble", "uvloop")
 # What is compared unless told otherwise; "+uvloop" works behind any name.
-ROWS = ("asyncpool", "asyncpool+uvloop", *list(PEERS)[5:])
+ROWS = ("asyncpool", "asyncpool+uvloop", *list(PEERS)[5:13])
 # When there are two minutes.
 QUICK_ROWS = ("asyncpool", "asyncpool+uvloop", "ppe-fork", "mp-pool", "anyio")
 

@@ -247,6 +247,7 @@ FRAGMENTS = {
     ),
     "from asyncpool.cluster import Cluster, protocol, streams": Around("BLOCK", ""),
     "from asyncpool.cluster import Cluster, asgi": Around("BLOCK", ""),
+    "import msgspec": Around("BLOCK", ""),
 }
 
 # Tested as wholes: below, in test_document_hooks.py and in test_documents.py.

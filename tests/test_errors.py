@@ -27,6 +27,7 @@ from asyncpool.errors import (
     PoolFullError,
     ProfileInProgressError,
     ProtocolError,
+    RemoteError,
     RemoteTraceback,
     ResizeError,
     RollInProgressError,
@@ -169,6 +170,9 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     JobNotPicklableError(
         "args[1] cannot be pickled", direction="arguments", name="args[1]", job_id=3
     ): "args[1] cannot be pickled",
+    RemoteError("shop.StockError", "no tea", traceback="in sell", args=("tea", 3)): (
+        "the job raised shop.StockError: no tea"
+    ),
     JobRaisedError(SystemExit(3), job_id=17, attempt=1): (
         "the job raised SystemExit(3)"
     ),

@@ -19,11 +19,11 @@ from asyncpool import cluster, errors, events, stats
 PACKAGE = Path(asyncpool.__file__).parent
 
 PUBLIC = """
-    AsyncPoolError BoundPool BroadcastError CloseSummary Cluster Crash CurrentJob
+    AsyncPoolError BoundPool BroadcastError CloseSummary Cluster Codec Crash CurrentJob
     EventStream HookError Job JobCancelled JobError JobNotPicklableError JobRaisedError
     JobTimeoutError LeaseKeeper LeaseLostError LeaseStats Map NoWorkerError Outcome Pool
     PoolBrokenError PoolClosedError PoolFullError PoolStats ProcessPoolExecutor
-    ProfileInProgressError ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult
+    ProfileInProgressError ProtocolError RemoteError RemoteTraceback RestartPolicy RollInProgressError RollResult
     SlotStats Stream ThrottledError UnsupportedPlatformError WorkerCrashedError
     WorkerGoneError WorkerHungError WorkerLimits WorkerOutOfMemoryError WorkerSession
     WorkerStartError current_job heartbeat in_worker retire_worker to_process worker_state

@@ -25,12 +25,16 @@ PURE = {
     "enum",
     "functools",
     "heapq",
+    "importlib",  # functions that travel by name
+    "inspect",
     "io",
     "itertools",
     "json",
     "math",
+    "msgspec",  # only where a pool has it as its codec
     "operator",
     "pickle",
+    "re",
     "struct",
     "sys",  # what is imported already
     "traceback",

@@ -18,6 +18,7 @@ from asyncpool._core.wire.context import MAX_CONTEXT
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
+from asyncpool._worker.api.context import load_details_by
 from asyncpool._worker.api.state import on_retire, open_state
 from asyncpool._worker.channel.frames_io import SMALL, decoder, receive, send
 from asyncpool._worker.channel.large_buffers import LargeBuffers
@@ -132,7 +133,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         name = "" if identity is None else identity.name
         journal.open(config.levels, config.disabled, name)
         coroutines.kind = config.loop
-        serializer = PICKLE_WORKER
+        serializer = _serializer(config, beats)
         hook = _begin(config, parts, serializer)
         control.send(FrameKind.HELLO)
         on_retire(partial(_retire, claims, control))
@@ -176,6 +177,18 @@ def make_executor(
         return JobRunner(large_buffers, interrupts, coroutines, streams)
     chunks.install(partial(run_chunk, parts.log, coroutines.run, hook=hook))
     return hook.runner(large_buffers, interrupts, coroutines, streams)
+
+
+def _serializer(config: WorkerConfig, beats: HeartbeatWriter) -> WorkerSerializer:
+    """Return how this worker's calls and outcomes travel."""
+    if not config.codec:
+        return PICKLE_WORKER
+    from asyncpool._worker.job.data import serializer_of  # noqa: PLC0415 - most need none
+
+    serializer = serializer_of(config.codec)
+    beats.use(serializer.pack_details)
+    load_details_by(serializer.load_details)
+    return serializer
 
 
 def _running_job(interrupts: Interrupts, page: mmap.mmap) -> tuple[int, int] | None:

@@ -99,6 +99,18 @@ def _facts() -> Iterator[Finding]:
         "installed; asyncpool works on it and on asyncio's loop",
         "not installed; asyncio's loop does (asyncpool-supervised[uvloop])",
     )
+    yield _feature(
+        "msgspec",
+        importlib.util.find_spec("msgspec") is not None,
+        "installed, for Pool(codec='msgspec')",
+        "not installed; Pool(codec='json') needs nothing (asyncpool-supervised[msgspec])",
+    )
+    yield Finding(
+        "unpickling",
+        "ok",
+        "the service unpickles results, exceptions, items of streams and maps, and details of "
+        "heartbeats that workers send; with Pool(codec=...) nothing.  Clusters unpickle messages",
+    )
     yield Finding("SQLite", "ok", f"{sqlite3.sqlite_version}, for journals")
     free = shutil.disk_usage(Path.cwd()).free
     yield Finding("free disk space here", "ok", f"{free / (1 << 30):,.1f} GB")

@@ -25,6 +25,7 @@ OPTIONS = frozenset(
     (
         "prefetch",
         "cancel_grace",
+        "codec",
         "deadline",
         "heartbeat_timeout",
         "key",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
+from itertools import count
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from asyncpool._core.base.names import function_name
@@ -22,7 +23,7 @@ from asyncpool._core.wire.frames import MAX_NUMBER
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from asyncpool._core.figures.function_figures import FunctionFigures, FunctionTotals
@@ -86,10 +87,13 @@ class FunctionTable:
         totals: Where their jobs are counted.
     """
 
+    # The types of functions that may be known by themselves, and not only by their kin.
+    _plain: frozenset[type] = _PLAIN
+
     def __init__(self, totals: FunctionTotals) -> None:
         self._totals = totals
         self._functions: dict[object, Function] = {}
-        self._last_number = 0
+        self._numbers: Iterator[int] = count(1)
 
     def find(
         self, function: Callable[..., Any], name: str = "", via: Via = "submit"
@@ -105,24 +109,36 @@ class FunctionTable:
             known = self.find(function)
             name = name or known.name
             return known.known_as(name, self._totals.of(name, via))
-        if type(function) in _PLAIN:
+        if type(function) in self._plain:
             found = self._functions.get(function)
             if found is not None:
                 return found
         name = function_name(function)
-        if type(function) in _PLAIN:
-            payload = _reference_to(function)
-            if payload and self._last_number < MAX_NUMBER:
-                self._last_number += 1
-                return self._enter(function, self._last_number, payload, name)
+        payload, serializer = self._describe(function)
+        number = next(self._numbers) if payload else 0
+        if 0 < number <= MAX_NUMBER:
+            return self._enter(function, number, payload, name, serializer)
         kin = _kin_of(function), name
-        return self._functions.get(kin) or self._enter(kin, 0, b"", name)
+        return self._functions.get(kin) or self._enter(kin, 0, b"", name, serializer)
 
-    def _enter(self, key: object, number: int, payload: bytes, name: str) -> Function:
+    def _describe(self, function: Callable[..., Any]) -> tuple[bytes, Serializer]:
+        """Return what a ``FUNCTION`` frame carries, or nothing, and how its calls travel."""
+        plain = type(function) in self._plain
+        return _reference_to(function) if plain else b"", PICKLE
+
+    def _enter(
+        self,
+        key: object,
+        number: int,
+        payload: bytes,
+        name: str,
+        serializer: Serializer,
+    ) -> Function:
         if len(self._functions) >= KNOWN:
             del self._functions[next(iter(self._functions))]
         figures = self._totals.of(name, "submit")
-        known = self._functions[key] = Function(number, payload, name, figures)
+        known = Function(number, payload, name, figures, serializer)
+        self._functions[key] = known
         return known
 
 

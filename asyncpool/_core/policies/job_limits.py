@@ -185,6 +185,7 @@ class Options(TypedDict, total=False):
     key: Hashable
     lease: tuple[Keeper, Hashable] | None
     prefetch: int
+    codec: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +209,7 @@ class JobOptions:
         bound: The session that it is a call of, if it is one.
         name: The name of the user's function, if workers call another function in
             its place.
+        codec: The format of its call and its outcome, in a pool that is data only.
 
     Raises:
         TypeError: If *priority* or *prefetch* is no int, or *lease* not such a pair.
@@ -225,6 +227,7 @@ class JobOptions:
     hold: DrainHold | None = None
     bound: SessionProfile | None = None
     name: str = ""
+    codec: Any = None
 
     def __post_init__(self) -> None:
         check_types(self, {"priority": INT, "prefetch": INT})

@@ -89,6 +89,8 @@ class WorkerConfig(Record):
             needs it.
         around: The hook around each job, if there is one: its name, and the pickled hook,
             or nothing if the worker imports it by that name.
+        codec: Which codec its calls and outcomes have, and which functions it may call, as
+            ``_core/codec`` describes that; empty for pickle.
     """
 
     sys_path: tuple[str, ...]
@@ -107,6 +109,7 @@ class WorkerConfig(Record):
     script: tuple[str, str, tuple[str, ...]] | None = None
     script_first: bool = False
     around: tuple[str, bytes] | None = None
+    codec: bytes = b""
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""

@@ -123,7 +123,9 @@ class BatchRunner:
         self._task = task = task._replace(options=replace(task.options, hold=hold))
         self._on_complete = on_complete
         self._on_held = on_held
-        self._packed = _pack(task.function)
+        # A pool that is data only sends each item by itself.
+        data_only = task.options.codec is not None
+        self._packed = None if data_only else _pack(task.function)
         self._named = travels_by_name(task.function)
         self._name = function_name(task.function)
         alone = self._packed is None or not _may_share(task.options)

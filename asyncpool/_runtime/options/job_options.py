@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from asyncpool._core.base.validation import several
+from asyncpool._core.codec.formats import Format, format_of
 from asyncpool._core.dispatch.affinity_queues import hash_of
 from asyncpool._core.policies.attempts import RETRIED, AttemptPolicy
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions, Options
@@ -41,6 +42,8 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
             value = several("retry_on", value, RETRIED, single=(str, type))  # noqa: PLW2901
         elif name == "key" and value is not None:
             value = hash_of(value)  # noqa: PLW2901
+        elif name == "codec":
+            value = _format(options, value)  # noqa: PLW2901
         part = _PARTS.get(name)
         if part is None:
             chosen[name] = value
@@ -49,3 +52,17 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
     for part, values in parts.items():
         chosen[part] = replace(chosen[part], **values)
     return JobOptions(**chosen)
+
+
+def _format(options: JobOptions, codec: object) -> Format:
+    """Return the format of a codec for jobs, whose pool has one already."""
+    if options.codec is None:
+        raise ValueError(
+            "codec is an option of jobs in a pool that has one: without Pool(codec=...), the "
+            "pool unpickles what its workers send, whatever this job does"
+        )
+    if codec is None:
+        raise ValueError(
+            "codec must be 'json', 'msgspec' or a Codec: the pool is data only"
+        )
+    return format_of(codec)

@@ -8,7 +8,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from asyncpool._core.base.validation import check_type
+from asyncpool._core.base.validation import check_type, several
+from asyncpool._core.codec.data_only import DataOnly
+from asyncpool._core.codec.formats import Format, format_of
 from asyncpool._core.control.control_protocol import is_name
 from asyncpool._core.policies.job_limits import JobLimits
 from asyncpool._core.wire.page import MAX_LANES
@@ -91,6 +93,15 @@ def _control_of_environment() -> bool:
     return _SWITCH[value]
 
 
+def _codec(_: str, value: object) -> Format | None:
+    return None if value is None else format_of(value)
+
+
+def _functions(name: str, value: object) -> tuple[Any, ...] | None:
+    words = "functions and names such as 'package.module:name'"
+    return None if value is None else several(name, value, words)
+
+
 POOL_CHECKS: dict[str, Check] = {
     "workers": _workers,
     "max_surge": at_least(0),
@@ -105,6 +116,9 @@ POOL_CHECKS: dict[str, Check] = {
     "initializer": function,
     "initargs": items("a tuple of arguments"),
     "control": _control,
+    "codec": _codec,
+    "functions": _functions,
+    "errors": items("classes of exceptions"),
     "around": _around,
     "propagate": anything,  # Propagation checks it when it looks for the variables
     "name": name_or_number("pool"),  # last, so that a refused pool takes no number
@@ -119,7 +133,7 @@ class PoolOptions(WorkerOptions):
         job_limits: The limits of jobs for which no others are set.
 
     Raises:
-        ValueError: If no worker could ever be replaced.
+        ValueError: If no worker could ever be replaced, or an option needs *codec*.
     """
 
     workers: tuple[int, int]
@@ -135,11 +149,26 @@ class PoolOptions(WorkerOptions):
     around: Callable[..., object] | str | None
     propagate: Iterable[ContextVar[Any] | str]
     control: str | None
+    codec: Format | None
+    functions: tuple[Any, ...] | None
+    errors: tuple[type[BaseException], ...]
     job_limits: JobLimits
 
     def __post_init__(self) -> None:
         if not self.max_surge and not self.max_unavailable:
             raise ValueError("max_surge and max_unavailable cannot both be 0")
+        for name in ("functions", "errors"):
+            if self.codec is None and getattr(self, name):
+                raise ValueError(
+                    f"{name} is for pools with a codec, and this one has none"
+                )
+
+    @property
+    def data(self) -> DataOnly | None:
+        """What a pool with a codec adds to its functions."""
+        if self.codec is None:
+            return None
+        return DataOnly(self.codec, self.functions, self.errors)
 
 
 def pool_options(given: Mapping[str, Any]) -> PoolOptions:

@@ -7,6 +7,7 @@ the loop's thread and does not wait in between, so there are no locks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -17,6 +18,7 @@ from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._runtime.base.threads import Pause
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.parts import assemble
 from asyncpool._runtime.pool.performer import CommandPerformer
@@ -185,7 +187,7 @@ class Supervisor:
         try:
             if not serializer.is_heavy(payload):
                 return serializer.load_item(payload)
-            load = serializer.load_item
+            load: Callable[[Any, Pause], Any] = serializer.load_item
             item = self._threads.pickle(load, payload, unwanted=job.cancelled)
             try:
                 return await item

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from asyncpool._core.codec.data_functions import check_name
+from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.slots.lifecycle import STOP_GRACE
 from asyncpool._core.wire.frames import MAX_PAYLOAD
 from asyncpool._core.wire.messages import WorkerConfig
@@ -47,6 +49,7 @@ class SupervisorConfig(WorkerOptions):
         end_grace: Seconds that it has if the whole pool ends; ``None`` for *stop_grace*.
         serving: Makes the part that stands in for jobs, in a cluster.
         handover: What each worker calls first, with the descriptors that go with it.
+        data: What a pool that is data only adds to its functions.
     """
 
     workers: tuple[int, int]
@@ -60,6 +63,7 @@ class SupervisorConfig(WorkerOptions):
     end_grace: float | None = None
     serving: MakesServing | None = None
     handover: Handover | None = None
+    data: DataOnly | None = None
 
     @property
     def fork(self) -> bool:
@@ -93,6 +97,10 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
         if options.max_message_size is None
         else options.max_message_size,
     )
+    data = options.data
+    if data is not None:
+        for name in ("initializer", "around"):
+            check_name(name, getattr(options, name))
     handover = Handover(options.initializer, options.initargs)
     return SupervisorConfig(
         **options.shared(),
@@ -101,6 +109,7 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
             initializer=handover.payload,
             concurrency=options.concurrency,
             around=packed_hook(options.around),
+            codec=b"" if data is None else data.config,
         ),
         max_unavailable=options.max_unavailable,
         idle_timeout=options.idle_timeout,
@@ -108,6 +117,7 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
         max_shared_memory=options.max_shared_memory,
         propagation=Propagation(options.propagate) if options.propagate else None,
         handover=handover,
+        data=data,
     )
 
 

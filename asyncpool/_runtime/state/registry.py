@@ -29,10 +29,14 @@ from asyncpool.errors import (
     JobRaisedError,
     PoolClosedError,
     ProtocolError,
+    RemoteError,
 )
 from asyncpool.events import CloseSummary
 
 _VALUE = FrameKind.VALUE
+
+# Errors that a job's outcome is made of, and that do not know yet which job it is.
+_OF_JOBS = JobNotPicklableError | JobRaisedError | RemoteError
 
 
 class Failed(NamedTuple):
@@ -334,7 +338,7 @@ class JobRegistry:
                 self.deadlines.set(job.id, deadline)
 
     def _complete(self, job: Job[Any], error: BaseException) -> None:
-        if isinstance(error, JobNotPicklableError | JobRaisedError):
+        if isinstance(error, _OF_JOBS):
             claim(error, job)
         self._leave(job)
         self.completed += 1

@@ -18,8 +18,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from asyncpool._core.codec.data_only import DataOnly
+from asyncpool._core.codec.formats import Format
 from asyncpool._core.main.main_module import is_in_use
 from asyncpool._core.pickling.out_of_band import StreamTooLongError, dump
+from asyncpool._core.pickling.serializers import PICKLE, Serializer
 from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_limits import JobOptions
@@ -34,6 +37,7 @@ from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool.enums import SlotState
 from asyncpool.errors import (
     BroadcastError,
+    JobNotPicklableError,
     PoolBrokenError,
     PoolClosedError,
 )
@@ -49,6 +53,7 @@ class _Run:
         broadcast: The function and its arguments.
         options: The options of each pinned job.
         over: The future that the caller awaits.
+        serializer: Loads what the calls return.
         calls: The pinned jobs that are open, by slot.
         results: What the calls have returned, by slot.
         errors: What they have raised, by slot.
@@ -57,6 +62,7 @@ class _Run:
     broadcast: Broadcast
     options: JobOptions
     over: asyncio.Future[dict[int, Any]]
+    serializer: Serializer
     calls: dict[int, Job[Any]] = field(default_factory=dict)
     results: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, BaseException] = field(default_factory=dict)
@@ -115,12 +121,12 @@ class Broadcaster:
         if options.key is not None or options.lease is not None:
             raise ValueError("a broadcast is for every worker: it has no key, no lease")
         async with self._turn() as turn:
-            payload = await self._pack(function, args, kwargs)
+            payload, serializer = await self._pack(function, args, kwargs, options)
             await turn
             self._admission.check_open()
             broadcast = Broadcast.of(next(self._numbers), function, payload)
             self._remembered.check(broadcast, [run.broadcast for run in self._runs])
-            run = self._begin(broadcast, options)
+            run = self._begin(broadcast, options, serializer)
         try:
             return await run.over
         finally:
@@ -149,12 +155,15 @@ class Broadcaster:
         if self._turns and not self._turns[0].done():
             self._turns[0].set_result(None)
 
-    def _begin(self, broadcast: Broadcast, options: JobOptions) -> _Run:
+    def _begin(
+        self, broadcast: Broadcast, options: JobOptions, serializer: Serializer
+    ) -> _Run:
         """Send the call to all workers that there are."""
         run = _Run(
             broadcast=broadcast,
             options=replace(options, attempts=AttemptPolicy(), name=broadcast.name),
             over=self._state.loop.create_future(),
+            serializer=serializer,
         )
         self._runs.append(run)
         for slot in self._state.core.slots:
@@ -168,9 +177,16 @@ class Broadcaster:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-    ) -> bytes:
+        options: JobOptions,
+    ) -> tuple[bytes, Serializer]:
         unwanted, call = threading.Event(), (function, args, kwargs)
-        packing = self._threads.pickle(_pack, call, unwanted=unwanted.is_set)
+        data, serializer = self._state.config.data, PICKLE
+        pack = _pack
+        if data is not None:
+            how = options.codec or data.how
+            serializer = data.serializer_of(function, how)
+            pack = functools.partial(_pack_data, data, how)
+        packing = self._threads.pickle(pack, call, unwanted=unwanted.is_set)
         try:
             await asyncio.wait([packing])
         finally:
@@ -185,13 +201,15 @@ class Broadcaster:
                 "the most, since every new worker gets it: have the function load "
                 "large objects itself, for example from a file"
             )
+        if isinstance(error, JobNotPicklableError):
+            raise error
         if error is not None:  # even a SystemExit, since an argument has raised it
             raise unpicklable(error)
         payload = packing.result()
         most = self._config.max_payload
         if len(payload) > most:
             raise too_large(len(payload), most)
-        return payload
+        return payload, serializer
 
     # What happens to workers while a broadcast is open.
 
@@ -211,7 +229,8 @@ class Broadcaster:
             super(Job, call).cancel()  # not Job.cancel(), which would tell the pool
 
     def _run_in(self, slot: int, run: _Run) -> None:
-        call = self._traffic.send_pinned(slot, run.broadcast.payload, run.options)
+        payload = run.broadcast.payload
+        call = self._traffic.send_pinned(slot, payload, run.options, run.serializer)
         run.calls[slot] = call
         call.add_done_callback(functools.partial(self._on_done, slot, run))
 
@@ -254,3 +273,14 @@ class Broadcaster:
 def _pack(call: tuple[Any, ...], pause: Pause) -> bytes:
     # In one piece, since a configuration has no other form.
     return b"".join(dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True).pieces)
+
+
+def _pack_data(
+    data: DataOnly, how: Format, call: tuple[Any, ...], pause: Pause
+) -> bytes:
+    pause()
+    function, args, kwargs = call
+    payload = data.pack_alone(function, args, kwargs, how)
+    if len(payload) > MAX_BROADCASTS:
+        raise StreamTooLongError
+    return payload

@@ -15,12 +15,13 @@ from threading import get_ident
 from time import monotonic
 from typing import Any
 
-from asyncpool._core.pickling.functions import Function, FunctionTable
+from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
     OutOfBandPickle,
     StreamTooLongError,
 )
+from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import elsewhere
@@ -30,6 +31,7 @@ from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.state.registry import outcome_of
+from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.traffic.job_control import JobControl
 from asyncpool._runtime.traffic.job_times import JobTimers
@@ -66,6 +68,7 @@ class Traffic:
         threads: Pickle large objects.
 
     Attributes:
+        functions: What the pool knows of the functions.
         heartbeats: Reads the heartbeats of jobs.
         stack_dumps: Gets the stacks of workers that will be killed.
         live_stacks: Asks workers where their jobs are.
@@ -82,7 +85,8 @@ class Traffic:
         self._max_payload = state.config.worker.max_payload
         self._sizing = state.core.replacements.sizing
         self._concurrency = state.config.worker.concurrency
-        self._functions = FunctionTable(state.registry.figures.functions)
+        self.functions = FunctionTables(state)
+        self._functions = self.functions.usual
         self._large = LargeObjects(state, threads, admission)
         self.heartbeats = Heartbeats(state)
         self.stack_dumps = StackDumps(state)
@@ -116,7 +120,10 @@ class Traffic:
             except AsyncPoolError:
                 self._count_refusal(function, options)
                 raise
-            known = self._functions.find(function, options.name, options.via)
+            functions = self._functions
+            if options.codec is not None:
+                functions = self.functions.of(options)
+            known = functions.find(function, options.name, options.via)
             job: Job[Any] = _JOBS[options.via](
                 state.registry.next_id(), known, options, self.job_control, state.loop
             )
@@ -164,7 +171,7 @@ class Traffic:
         if options.hold is not None:
             return  # a map tries again when there is room
         self._state.registry.figures.refused += 1
-        known = self._functions.find(function, options.name, options.via)
+        known = self.functions.of(options).find(function, options.name, options.via)
         known.figures.ended(JobOutcome.REFUSED)
 
     def _refuse(self, job: Job[Any], error: BaseException) -> Job[Any]:
@@ -199,11 +206,18 @@ class Traffic:
         return submit(job.id, job._profile, options.priority)
 
     @decision
-    def send_pinned(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
+    def send_pinned(
+        self,
+        slot: int,
+        payload: bytes,
+        options: JobOptions,
+        serializer: Serializer,
+    ) -> Job[Any]:
         """Have the worker in *slot* run a pickled call before other jobs, without admission."""
         state, name = self._state, options.name
         totals = state.registry.figures.functions
-        function = Function(0, b"", name, totals.of(name, "broadcast"))
+        figures = totals.of(name, "broadcast")
+        function = Function(0, b"", name, figures, serializer)
         job: Job[Any] = Job(
             state.registry.next_id(), function, options, self.job_control, state.loop
         )

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 JOB_LOGGER = "asyncpool.job"
 
+_load_details: Callable[[bytes], Any] = pickle.loads
+
 
 class CurrentJob(Record):
     """The job that is running here.
@@ -28,7 +30,7 @@ class CurrentJob(Record):
         attempt: Which attempt this is, counting from 1.
         deadline: When, on the clock of ``time.monotonic()``, this attempt must be done;
             ``None`` for no limit.
-        packed_details: The pickle of :attr:`last_details`.
+        packed_details: The bytes of :attr:`last_details`.
         function: The name of its function, such as ``"shop.images.resize"``.
     """
 
@@ -45,7 +47,7 @@ class CurrentJob(Record):
         Raises:
             BaseException: If unpickling them raises.
         """
-        return pickle.loads(self.packed_details) if self.packed_details else None
+        return _load_details(self.packed_details) if self.packed_details else None
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -68,6 +70,12 @@ NO_JOB = 0
 # Most jobs never call current_job(), so the CurrentJob is made only when one does.
 Running = tuple[int, int, JobContext, float, object]
 running: ContextVar[Running | None] = ContextVar("asyncpool_job", default=None)
+
+
+def load_details_by(load: Callable[[bytes], Any]) -> None:
+    """Have *load* read the details of heartbeats, in this process."""
+    global _load_details  # noqa: PLW0603 - there is one worker in a process
+    _load_details = load
 
 
 def current_job() -> CurrentJob:

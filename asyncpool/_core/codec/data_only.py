@@ -1,0 +1,195 @@
+"""The service's half of a pool that is data only."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from binascii import b2a_base64
+from functools import partial
+
+from asyncpool._core.codec.codec_messages import load_value, loader, pack_call, packer
+from asyncpool._core.codec.data_functions import (
+    FunctionNames,
+    Place,
+    Plan,
+    unnamed,
+)
+from asyncpool._core.codec.failures import load_failure, registered
+from asyncpool._core.codec.formats import Format, PluggedFormat, json_format
+from asyncpool._core.main.main_module import CACHED
+from asyncpool._core.pickling.functions import FunctionTable
+from asyncpool._core.pickling.out_of_band import (
+    HEAVY,
+    OutOfBandPickle,
+    ReceivedPickle,
+)
+from asyncpool._core.pickling.serializers import Serializer
+from asyncpool._core.wire.frames import MAX_NUMBER
+from asyncpool.errors import JobNotPicklableError, ProtocolError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from asyncpool._core.figures.function_figures import FunctionTotals
+
+_ANY = Place()
+
+
+class DataOnly:
+    """What a pool with a codec adds to its functions.
+
+    Args:
+        how: The format of its calls and outcomes.
+        functions: The functions that its workers may call; ``None`` for all.
+        errors: The classes of exceptions that come home as themselves.
+
+    Attributes:
+        how: The format.
+        names: The functions.
+        errors: The classes, by name.
+
+    Raises:
+        ValueError: If a function is named wrongly.
+        TypeError: If a function has no name, or an error is no class of exceptions.
+    """
+
+    def __init__(
+        self,
+        how: Format,
+        functions: Iterable[object] | None = None,
+        errors: Iterable[type[BaseException]] = (),
+    ) -> None:
+        self.how = how
+        self.names = FunctionNames(functions)
+        self.errors = registered(errors)
+        self._specs: dict[Format, object] = {}
+
+    @property
+    def config(self) -> bytes:
+        """What a worker is told of it."""
+        return json.dumps({"functions": self.names.allowed}).encode()
+
+    def describe(self, function: Callable[..., Any], how: Format) -> bytes:
+        """Return what tells a worker of *function*, and in which format its calls are.
+
+        Raises:
+            LookupError: If it has no name, or may not be called.
+        """
+        name = self.names.name_of(function)
+        spec = self._specs.get(how)
+        if spec is None:
+            spec = self._specs[how] = _spec(how)
+        return json.dumps({"codec": spec, "function": name}).encode()
+
+    def serializer_of(self, function: Callable[..., Any], how: Format) -> Serializer:
+        """Return how the calls and outcomes of *function* travel."""
+        plan = Plan(function, how)
+        return Serializer(
+            pack_job=partial(_pack_job, self.names, packer(how, plan)),
+            load_value=loader(how, plan.result, "the job's result"),
+            load_item=loader(how, plan.item, "an item of the stream"),
+            load_error=partial(load_failure, self.errors),
+            load_details=_load_details,
+            is_heavy=_is_heavy,
+        )
+
+    def pack_alone(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        how: Format,
+    ) -> bytes:
+        """Return a call in one piece, for a worker that may not know the function.
+
+        Raises:
+            JobNotPicklableError: If it cannot be sent.
+        """
+        try:
+            head = self.describe(function, how)
+        except LookupError as why:
+            raise unnamed(why) from why
+        plan = Plan(function, how)
+        call = pack_call(how, plan, args, kwargs, in_band=True)
+        body = b"".join(call.pieces) if isinstance(call, OutOfBandPickle) else call
+        return len(head).to_bytes(4) + head + body
+
+
+class DataFunctionTable(FunctionTable):
+    """The functions of a pool whose calls are in one format.
+
+    Args:
+        totals: Where their jobs are counted.
+        data: What the pool allows.
+        how: The format.
+        numbers: Another table of the same pool, whose numbers these continue.
+    """
+
+    _plain = FunctionTable._plain | {CACHED}
+
+    def __init__(
+        self,
+        totals: FunctionTotals,
+        data: DataOnly,
+        how: Format,
+        numbers: FunctionTable | None = None,
+    ) -> None:
+        super().__init__(totals)
+        self._data = data
+        self._how = how
+        if numbers is not None:
+            self._numbers = numbers._numbers
+
+    def _describe(self, function: Callable[..., Any]) -> tuple[bytes, Serializer]:
+        serializer = self._data.serializer_of(function, self._how)
+        if type(function) not in self._plain:
+            return b"", serializer
+        try:
+            return self._data.describe(function, self._how), serializer
+        except LookupError:  # each call of it is refused
+            return b"", serializer
+
+
+def _pack_job(
+    names: FunctionNames,
+    pack: Callable[..., bytes | OutOfBandPickle],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    number: int,
+    limit: int | None = None,
+    pause: Callable[[], None] | None = None,
+) -> bytes | OutOfBandPickle:
+    if not number:
+        try:
+            names.name_of(function)
+        except LookupError as why:
+            raise unnamed(why) from why
+        raise unnamed(LookupError(f"this pool has called {MAX_NUMBER} functions"))
+    if pause is not None:
+        pause()  # a message is written in one step, so there is no other place for a break
+    return pack(args, kwargs, limit)
+
+
+def _load_details(payload: bytes) -> Any:
+    what = "the details of a heartbeat"
+    try:
+        return load_value(json_format(), _ANY, payload, what=what, direction="details")
+    except ProtocolError as error:
+        raise JobNotPicklableError(
+            f"{what} cannot be read: {error}", direction="details", name=""
+        ) from error
+
+
+def _is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
+    # All that came beside a message is copied, which takes a while.
+    return isinstance(payload, ReceivedPickle) or len(payload) > HEAVY
+
+
+def _spec(how: Format) -> object:
+    if isinstance(how, PluggedFormat):
+        return [b2a_base64(pickle.dumps(how.codec)).decode()]
+    return how.name

@@ -1,0 +1,183 @@
+"""What a job raises, as data: always as JSON, whatever the codec of the calls.
+
+An exception comes home as a :exc:`RemoteError` with its name, its text and its traceback.  If
+its class was registered, the pool makes it anew by its constructor, from plain arguments.
+"""
+
+from __future__ import annotations
+
+from asyncpool._core.codec.codec_messages import load_value, pack_value
+from asyncpool._core.codec.data_functions import Place
+from asyncpool._core.codec.formats import json_format
+from asyncpool._core.pickling.calls import describe, text_of
+from asyncpool._core.pickling.errors import format_error
+from asyncpool.errors import (
+    HookError,
+    JobCancelled,
+    JobNotPicklableError,
+    JobRaisedError,
+    ProtocolError,
+    RemoteError,
+    RemoteTraceback,
+)
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from asyncpool._core.codec.codec_messages import Payload
+
+    Errors = Mapping[str, type[BaseException]]
+
+_ANY = Place()
+_TEXTS = ("type", "text", "traceback")
+_MOST_NOTES = 100
+
+
+def registered(errors: Iterable[type[BaseException]]) -> dict[str, type[BaseException]]:
+    """Return classes of exceptions by their names.
+
+    Raises:
+        TypeError: If one is no such class.
+    """
+    found: dict[str, type[BaseException]] = {}
+    for one in errors:
+        cls: object = one
+        if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+            raise TypeError(f"errors takes classes of exceptions, not {one!r}")
+        found[_name(one)] = one
+    return found
+
+
+def pack_failure(error: BaseException, *, skip: int) -> bytes:
+    """Return the payload of an ``ERROR`` frame, whatever *error* is.
+
+    Args:
+        error: What the job raised.
+        skip: How many of the outermost frames of its traceback belong to the worker.
+    """
+    data = pack_value(json_format(), _ANY, _fields(error, skip), "an exception", None)
+    return data if isinstance(data, bytes) else b"".join(data.pieces)
+
+
+def _fields(error: BaseException, skip: int) -> dict[str, Any]:
+    tb = error.__traceback__
+    for _ in range(skip):
+        tb = tb.tb_next if tb is not None else None
+    fields: dict[str, Any] = {
+        "type": _name(type(error)),
+        "text": text_of(error),
+        "traceback": format_error(error, tb),
+        "notes": _notes(error),
+        "args": _plain_args(error),
+    }
+    if isinstance(error, HookError):
+        fields["hook"] = [error.hook, error.stage, _fields(error.exception, 0)]
+    elif isinstance(error, JobNotPicklableError):
+        fields["args"] = [error.direction, error.name, error.text]
+    return fields
+
+
+def _plain_args(error: BaseException) -> list[Any] | None:
+    try:
+        args = [*error.args]
+        pack_value(json_format(), _ANY, args, "", None)
+    except Exception:  # noqa: BLE001 - its args may be anything
+        return None
+    return args
+
+
+def _notes(error: BaseException) -> list[str]:
+    notes = getattr(error, "__notes__", None)
+    if type(notes) is not list:
+        return []
+    return [note for note in notes if type(note) is str]
+
+
+def load_failure(
+    errors: Errors, payload: Payload, pause: Callable[[], None] | None = None
+) -> BaseException:
+    """Return the exception in the payload of an ``ERROR`` frame, which may be anything.
+
+    Args:
+        errors: The classes that are rebuilt, by name.
+        payload: The payload.
+        pause: Called now and then while a large one is loaded.
+
+    Raises:
+        ProtocolError: If it is no such payload.
+    """
+    what = "an exception"
+    fields = load_value(
+        json_format(), _ANY, payload, what=what, direction="exception", pause=pause
+    )
+    error = _error_of(fields, errors)
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return JobRaisedError(error)
+
+
+def _error_of(found: Any, errors: Errors) -> BaseException:
+    """Return the exception that *found* describes."""
+    fields: dict[str, Any] = found if type(found) is dict else {}
+    if any(type(fields.get(name)) is not str for name in _TEXTS):
+        raise ProtocolError("it sent an exception without a name, text or traceback")
+    notes, args = fields.get("notes"), fields.get("args")
+    if type(notes) is not list or any(type(note) is not str for note in notes):
+        raise ProtocolError("it sent an exception whose notes are no texts")
+    if args is not None and type(args) is not list:
+        raise ProtocolError("it sent an exception whose arguments are no list")
+    error = _own(fields, errors) or _rebuilt(fields, errors)
+    if error is None:
+        error = RemoteError(
+            fields["type"],
+            fields["text"],
+            traceback=fields["traceback"],
+            args=None if args is None else tuple(args),
+        )
+    for note in notes[:_MOST_NOTES]:
+        error.add_note(note)
+    first = error.exception if isinstance(error, HookError) else error
+    if first is error:
+        first.__cause__ = RemoteTraceback(fields["traceback"])
+    return error
+
+
+def _rebuilt(fields: dict[str, Any], errors: Errors) -> BaseException | None:
+    cls, args = errors.get(fields["type"]), fields["args"]
+    if cls is None or args is None:
+        return None
+    try:
+        error = cls(*args)
+    except Exception as why:  # noqa: BLE001 - it is the user's constructor
+        fields["notes"].append(f"{cls.__qualname__} cannot be rebuilt: {describe(why)}")
+        return None
+    return error if type(error) is cls else None
+
+
+def _own(fields: dict[str, Any], errors: Errors) -> BaseException | None:
+    """Return one of the errors that workers raise themselves."""
+    match fields:
+        case {"type": "asyncpool.errors.JobCancelled"}:
+            return JobCancelled(fields["text"])
+        case {
+            "type": "asyncpool.errors.JobNotPicklableError",
+            "args": [
+                "arguments" | "result" | "exception" | "details" as direction,
+                str(name),
+                str(text),
+            ],
+        }:
+            return JobNotPicklableError(
+                fields["text"], direction=direction, name=name, text=text
+            )
+        case {"hook": [str(hook), "enter" | "exit" as stage, dict(inner)]}:
+            cause = _error_of({**inner, "hook": None}, errors)
+            return HookError(hook, stage=stage, exception=cause)
+        case _:
+            return None
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,331 @@
+"""Pools with a codec: calls and outcomes are data, and nothing that a worker sends is unpickled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import marshal
+import pickle
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from asyncpool import (
+    JobNotPicklableError,
+    Pool,
+    RemoteError,
+    RemoteTraceback,
+    WorkerCrashedError,
+)
+from asyncpool.enums import CrashKind
+from tests.helpers import data_jobs
+from tests.helpers.data_jobs import HOME, Order, Reversed, StockError
+from tests.helpers.loops import BOTH_LOOPS
+
+pytestmark = BOTH_LOOPS
+
+CODECS = ["json", "msgspec"]
+
+# Values that formats such as JSON change, or have no place for.
+ODD: list[Any] = [
+    (1, (2, [3])),
+    {1, 2},
+    frozenset(("a",)),
+    {1: "one", (2, 3): "pair", None: "none", "$tuple": [1]},
+    {"$tuple": [1]},
+    2**64,
+    -(2**200),
+    -(2**63),
+    b"\x00\xff",
+    bytearray(b"ab"),
+    1.5,
+    True,
+    "\u20ac",
+    [None, {"deep": [(1,)]}],
+]
+
+
+@pytest.fixture
+def no_unpickling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A function after whose call nothing in this process can be unpickled."""
+    load_code = marshal.loads
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise AssertionError("something was unpickled")
+
+    def loads(*args: Any) -> Any:
+        # Imports read the bytecode of this process's own files.
+        if sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
+            return load_code(*args)
+        return refuse()
+
+    def begin() -> None:
+        for module, names in {
+            pickle: ("load", "loads", "Unpickler", "_Unpickler", "_loads", "_load"),
+            cloudpickle: ("load", "loads"),
+            marshal: ("load",),
+        }.items():
+            for name in names:
+                monkeypatch.setattr(module, name, refuse)
+        monkeypatch.setattr(marshal, "loads", loads)
+        with pytest.raises(AssertionError, match="something was unpickled"):
+            pickle.loads(b"N.")
+
+    yield begin
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("codec", CODECS)
+async def test_all_that_a_pool_does_works_where_nothing_can_be_unpickled(
+    codec: Any, concurrency: int, no_unpickling: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Pool(2, codec=codec, concurrency=concurrency) as pool:
+        no_unpickling()
+        for value in ODD:
+            found = await pool.submit(data_jobs.echo, value)
+            assert (found, type(found)) == (value, type(value))
+        assert await pool.submit(data_jobs.echo_later, value=[(1, 2)]) == [(1, 2)]
+        with pytest.raises(RemoteError, match=r"builtins\.ValueError: no"):
+            await pool.submit(data_jobs.raise_value_error, "no")
+        values = [(n, "x") for n in range(20)]
+        assert [x async for x in pool.map(data_jobs.echo, values)] == values
+        found = [x async for x in pool.stream(data_jobs.count_to, 3)]
+        assert found == [(0, b""), (1, b"\0"), (2, b"\0\0")]
+        found = [x async for x in pool.stream(data_jobs.count_later, 2)]
+        assert found == [{"number": 0}, {"number": 1}]
+        job = pool.submit(data_jobs.beat, {"at": (1, 2)})
+        assert [details async for details in job.progress()] == [{"at": (1, 2)}]
+        assert await job == f"{HOME}.beat"
+        again = pool.options(max_attempts=2).submit(data_jobs.last_details, (1, b"x"))
+        assert await again == (1, b"x")
+        assert await pool.broadcast(data_jobs.echo, (5,)) == {0: (5,), 1: (5,)}
+        async with pool.worker() as worker:
+            assert await worker.submit(data_jobs.echo, (1,)) == (1,)
+        with caplog.at_level(logging.WARNING):
+            await pool.submit(data_jobs.log, "hello")
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(data_jobs.die)
+        # The worker that came in its place has run the broadcast at its start.
+        found = await pool.broadcast(data_jobs.echo, 6)
+        assert [*found.values()] == [6, 6]
+        large = b"x" * 3_000_000
+        assert await pool.submit(data_jobs.echo, large) == large
+        array = np.arange(300_000.0).reshape(300, 1000).T
+        found = await pool.submit(data_jobs.echo, [array, array[::2], array[:2, 0]])
+        assert [one.tolist() for one in found] == [
+            array.tolist(),
+            array[::2].tolist(),
+            array[:2, 0].tolist(),
+        ]
+        found[0][0, 0] = 7  # it is the caller's own
+    assert "it says hello" in caplog.text
+
+
+EVIL = b"cos\nsystem\n(S'true'\ntR."
+
+
+def message(number: int, *rest: Any) -> bytes:
+    return bytes((number, 1)) + b"".join(rest)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        EVIL,
+        b"",
+        b"\x01",
+        b"\x01\x00[1]",  # it is JSON, and this pool has another codec
+        b"\x02\x02\xc0",
+        b"\x02\x00",
+        b"\x02\x00\x92\x01",
+        message(2, b"\xc1"),
+        message(2, b"\xd4\x06\x00"),  # a buffer that has not come
+        message(2, b"\xd4\x63\x00"),  # no such extension
+        message(2, b"\xdd\xff\xff\xff\xff"),  # four billion items, which are not there
+        message(2, b"\x91" * 100_000),
+        message(2, b"\xc7\x08\x07", b"\x94\xa3|O8\x91\x01\xa1C"),  # an array of objects
+    ],
+)
+@pytest.mark.parametrize("what", ["pack_value", "pack_error"])
+async def test_what_is_no_message_ends_its_worker_as_protocol_and_no_other_job(
+    payload: bytes, what: str
+) -> None:
+    crashes: list[Any] = []
+    async with Pool(1, codec="msgspec", on_crash=crashes.append) as pool:
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(data_jobs.send_instead, payload, what)
+        assert "cannot be read, and its worker is killed: it sent" in str(caught.value)
+        assert await pool.submit(data_jobs.echo, (1,)) == (1,)
+    assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL]
+
+
+async def test_a_message_in_another_codec_is_not_read_even_if_it_is_large() -> None:
+    crashes: list[Any] = []
+    async with Pool(1, codec="msgspec", on_crash=crashes.append) as pool:
+        with pytest.raises(JobNotPicklableError, match="its worker is killed"):
+            await pool.submit(data_jobs.send_instead, b"\x01\x00" + b" " * 300_000)
+        assert await pool.submit(data_jobs.echo, 1) == 1
+    assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL]
+
+
+async def test_errors_come_as_data_and_registered_ones_as_themselves() -> None:
+    async with Pool(1, codec="json", errors=[StockError]) as pool:
+        with pytest.raises(StockError) as stock:
+            await pool.submit(data_jobs.sell, "tea", 3)
+        assert (stock.value.item, stock.value.left) == ("tea", 3)
+        assert stock.value.__notes__ == ["The shop is closed."]
+        assert isinstance(stock.value.__cause__, RemoteTraceback)
+        with pytest.raises(RemoteError) as remote:
+            await pool.submit(data_jobs.raise_value_error, "no")
+    error = remote.value
+    assert (error.type_name, error.text) == ("builtins.ValueError", "no")
+    assert (error.args_sent, error.job_id) == (("no",), 2)
+    assert "in raise_value_error" in error.traceback
+    assert "in raise_value_error" in str(error.__cause__)
+
+
+async def test_annotations_say_what_arguments_and_results_are() -> None:
+    async with Pool(1, codec="msgspec") as pool:
+        assert await pool.submit(data_jobs.count_pages, Order("a", [1, 2])) == 3
+        made = await pool.submit(data_jobs.make_order, "b", count=2)
+        assert made == Order("b", [0, 1])
+        assert await pool.submit(data_jobs.add, 1, 2, 3, scale=2, more=4) == 20
+        wrong: Any = [1, 2, 3, "four"]
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(data_jobs.count_pages, Order("a", wrong))
+        assert str(caught.value) == (
+            "args[0] cannot be read: Expected `int`, got `str` - at `$.args[0].pages[3]`"
+        )
+        assert (caught.value.direction, caught.value.name) == ("arguments", "args[0]")
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(data_jobs.lie, "text")
+        assert str(caught.value) == (
+            "the job's result is not what the function's annotation says: Expected `int`, "
+            "got `str` - at `$`"
+        )
+        assert await pool.submit(data_jobs.lie, 3) == 3  # the worker lives on
+
+
+async def test_what_is_no_data_is_refused_before_it_is_sent_and_says_where() -> None:
+    async with Pool(1, codec="json") as pool:
+        for value, why in {
+            "complex is no plain data - at `$.args[0].a[1]`": {"a": [1, 2j]},
+            "ValueError: Out of range float values are not JSON compliant": [
+                1.0,
+                float("nan"),
+            ],
+            "type object is no plain data": np.array([object()]),
+            "tests.helpers.data_jobs.Order is no plain data": [Order("a", [])],
+        }.items():
+            with pytest.raises(JobNotPicklableError) as caught:
+                await pool.submit(data_jobs.echo, why)
+            assert value in str(caught.value)
+        cycle: list[Any] = []
+        cycle.append(cycle)
+        with pytest.raises(JobNotPicklableError, match="nested too deeply, or holds"):
+            await pool.submit(data_jobs.echo, cycle)
+        with pytest.raises(
+            JobNotPicklableError, match="the job's result, of type Order"
+        ):
+            await pool.submit(data_jobs.make_order, "b", 2)
+        assert pool.stats().restarts == 0
+
+
+async def test_functions_travel_by_name_or_not_at_all() -> None:
+    def local() -> None: ...
+
+    async with Pool(1, codec="json", functions=[data_jobs.echo]) as pool:
+        assert await pool.submit(data_jobs.echo, 1) == 1
+        cases: dict[Any, str] = {
+            (lambda: 1): "is a lambda: use a function of a module",
+            local: "is local to a function: use a function of a module",
+            [].append: "list.append is an object of a builtin_function_or_method",
+            data_jobs.add: f"{HOME}:add is not among the functions of this pool",
+        }
+        for function, why in cases.items():
+            with pytest.raises(JobNotPicklableError) as caught:
+                await pool.submit(function)
+            assert str(caught.value).startswith(
+                "fn cannot be sent by its name, as this"
+            )
+            assert why in str(caught.value)
+            assert caught.value.name == "fn"
+        with pytest.raises(JobNotPicklableError, match="not among the functions"):
+            await pool.broadcast(data_jobs.add, 1)
+    async with Pool(1, codec="json", functions=[f"{HOME}:*"]) as pool:
+        assert await pool.submit(data_jobs.add, 1, 2) == 3
+
+
+async def test_a_codec_of_the_users_is_asked_for_each_argument() -> None:
+    async with Pool(1, codec=Reversed()) as pool:
+        assert await pool.submit(data_jobs.echo, (1, {2})) == (1, {2})
+        assert await pool.submit(data_jobs.add, 1, 2, scale=3) == 9
+        large = "x" * 1_000_000
+        assert await pool.submit(data_jobs.echo, value=large) == large
+        with pytest.raises(
+            JobNotPicklableError, match=r"args\[1\] cannot be read: Value"
+        ):
+            await pool.submit(data_jobs.add, 1, "2")  # type: ignore[call-overload]
+        with pytest.raises(JobNotPicklableError, match="'text' is no int"):
+            await pool.submit(data_jobs.lie, "text")
+
+
+async def test_a_view_may_have_another_codec_in_a_pool_that_has_one() -> None:
+    async with Pool(1, codec="json") as pool:
+        view = pool.options(codec="msgspec")
+        assert await view.submit(data_jobs.count_pages, Order("a", [1])) == 1
+        jobs = [
+            each.submit(data_jobs.echo, (n,)) for n in range(9) for each in (pool, view)
+        ]
+        assert await asyncio.gather(*jobs) == [(n,) for n in range(9) for _ in range(2)]
+        with pytest.raises(
+            ValueError, match="codec must be 'json', 'msgspec' or a Codec"
+        ):
+            pool.options(codec="pickle")
+    with pytest.raises(
+        ValueError, match="codec is an option of jobs in a pool that has"
+    ):
+        Pool(1).options(codec="json")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "text"),
+    [
+        ({"codec": "pickle"}, ValueError, "codec must be 'json', 'msgspec' or a Codec"),
+        ({"codec": 3}, TypeError, "an object with name, encode"),
+        ({"codec": Reversed}, TypeError, "an object with name, encode"),
+        ({"errors": [KeyError]}, ValueError, "errors is for pools with a codec"),
+        ({"functions": ["a:b"]}, ValueError, "functions is for pools with a codec"),
+        (
+            {"codec": "json", "functions": ["a"]},
+            ValueError,
+            "functions takes functions",
+        ),
+        ({"codec": "json", "errors": [3]}, TypeError, "errors takes classes"),
+        (
+            {"codec": "json", "initializer": lambda: None},
+            JobNotPicklableError,
+            "initializer cannot be sent by its name",
+        ),
+    ],
+)
+async def test_what_a_pool_with_a_codec_cannot_have_is_refused_at_once(
+    wrong: Any, kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        Pool(1, **wrong)
+
+
+async def test_a_worker_that_changes_a_buffer_after_it_was_sent_changes_no_result() -> (
+    None
+):
+    async with Pool(1, codec="msgspec") as pool:
+        found = await pool.submit(data_jobs.echo, np.zeros(200_000))
+        assert found.base is None  # not a view of memory that the worker has too
+        assert struct.calcsize("d") * 200_000 == found.nbytes
