@@ -18,7 +18,10 @@ from tests.helpers.data_jobs import Order, Reversed
 def test_formats_have_names_and_are_made_once() -> None:
     assert format_of("json") is format_of("json")
     assert format_of("msgspec").name == "msgspec"
-    assert format_of(Reversed()).name == "reversed"
+    codec = Reversed()
+    assert format_of(codec).name == "reversed"
+    assert format_of(codec) == format_of(codec) != format_of(Reversed())
+    assert hash(format_of(codec)) == hash(format_of(codec))
 
 
 @pytest.mark.parametrize("wrong", ["pickle", "", "marshal"])

@@ -288,6 +288,9 @@ async def test_a_view_may_have_another_codec_in_a_pool_that_has_one() -> None:
             ValueError, match="codec must be 'json', 'msgspec' or a Codec"
         ):
             pool.options(codec="pickle")
+        for number in range(40):
+            view = pool.options(codec=Reversed())  # one that no other view has
+            assert await view.submit(data_jobs.echo, number) == number
     with pytest.raises(
         ValueError, match="codec is an option of jobs in a pool that has"
     ):

@@ -247,6 +247,14 @@ class PluggedFormat(Format):
         self.codec = codec
         self.name = codec.name
 
+    # Two of one codec are the same, so that a view that is made for each job costs nothing.
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PluggedFormat) and self.codec is other.codec
+
+    def __hash__(self) -> int:
+        return hash(id(self.codec))
+
     def write(self, value: Any) -> bytes:
         data: object = self.codec.encode(value)
         if type(data) is not bytes:

@@ -64,12 +64,12 @@ class Serializer:
         load_details: Callable[[bytes], Any],
         is_heavy: Callable[..., bool],
     ) -> None:
-        self.pack_job = pack_job
-        self.load_value = load_value
-        self.load_item = load_item
-        self.load_error = load_error
-        self.load_details = load_details
-        self.is_heavy = is_heavy
+        self.pack_job: Callable[..., bytes | OutOfBandPickle] = pack_job
+        self.load_value: Callable[..., Any] = load_value
+        self.load_item: Callable[..., Any] = load_item
+        self.load_error: Callable[..., BaseException] = load_error
+        self.load_details: Callable[[bytes], Any] = load_details
+        self.is_heavy: Callable[..., bool] = is_heavy
 
 
 class WorkerSerializer:
@@ -110,14 +110,14 @@ class WorkerSerializer:
         pack_details: Callable[[object], bytes],
         load_details: Callable[[bytes], Any],
     ) -> None:
-        self.load_function = load_function
-        self.load_job = load_job
-        self.known_as = known_as
-        self.pack_value = pack_value
-        self.pack_item = pack_item
-        self.pack_error = pack_error
-        self.pack_details = pack_details
-        self.load_details = load_details
+        self.load_function: Callable[[bytes], Any] = load_function
+        self.load_job: Callable[..., Any] = load_job
+        self.known_as: Callable[[Callable[..., Any], Any], object] = known_as
+        self.pack_value: Callable[..., bytes | OutOfBandPickle] = pack_value
+        self.pack_item: Callable[..., bytes | OutOfBandPickle] = pack_item
+        self.pack_error: Callable[..., bytes] = pack_error
+        self.pack_details: Callable[[object], bytes] = pack_details
+        self.load_details: Callable[[bytes], Any] = load_details
 
 
 def _name(function: Callable[..., Any], _: object) -> str:

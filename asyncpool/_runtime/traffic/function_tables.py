@@ -8,6 +8,9 @@ from asyncpool._core.pickling.functions import FunctionTable
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._runtime.state.pool_state import PoolState
 
+# How many formats the pool remembers the functions of.
+_MOST = 16
+
 
 class FunctionTables:
     """The functions of one pool.
@@ -36,6 +39,9 @@ class FunctionTables:
         found = self._by_format.get(how)
         if found is None:
             assert self._data is not None  # only then there is such an option
+            if len(self._by_format) >= _MOST:  # a view with a new codec for each job
+                oldest = next(one for one in self._by_format if one != self._data.how)
+                del self._by_format[oldest]
             found = DataFunctionTable(self._totals, self._data, how, self.usual)
             self._by_format[how] = found
         return found
