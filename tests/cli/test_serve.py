@@ -343,11 +343,11 @@ def test_a_resize_that_does_not_succeed_says_why(folder: Path) -> None:
 def test_signals_resize(folder: Path) -> None:
     with Server(folder, "app:app", *ONE) as server:
         server.up().signal(signal.SIGTTIN)
-        server.says("resized by a signal: 2 workers now")
+        server.says("is resized: 2 workers")
         server.signal(signal.SIGTTIN)
-        server.says("resized by a signal: 3 workers now")
+        server.says("is resized: 3 workers")
         server.signal(signal.SIGTTOU)
-        server.says("resized by a signal: 2 workers now", times=2)
+        server.says("is resized: 2 workers", times=2)
         assert server.status()["workers"] == 2
         assert server.end(signal.SIGTERM) == 0
 

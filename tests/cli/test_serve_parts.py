@@ -471,6 +471,8 @@ def test_uvicorn_is_not_to_tell_of_each_worker() -> None:
         logging.getLogger("uvicorn.error").info("Started server process")
         logging.getLogger("uvicorn.error").warning("trouble")
 
+    # A server of another test, in this process, may have set it.
+    logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)
     assert printed(tell) == "WARNING uvicorn.error: trouble\n"
     assert printed(tell, level=logging.DEBUG).startswith("INFO uvicorn.error: Started")
     assert logging.getLogger("uvicorn.error").level == logging.NOTSET

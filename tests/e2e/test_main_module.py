@@ -144,7 +144,10 @@ def test_what_a_job_prints_is_not_lost(tmp_path: Path, *, configured: bool) -> N
     process = start_script(tmp_path, source, str(configured))
     out, err = finish(process)
     if configured:
-        lines = sorted(out.splitlines())
+        lines = sorted(
+            line for line in out.splitlines() if ":asyncpool.worker: " in line
+        )
+        assert len(lines) == 2
         assert lines[0].startswith("INFO:asyncpool.worker: ")
         assert lines[0].endswith(": hello")
         assert lines[1].startswith("WARNING:asyncpool.worker: ")
@@ -160,7 +163,7 @@ def test_output_can_be_inherited(tmp_path: Path, use: str) -> None:
         import asyncio, logging, sys
         import asyncpool
 
-        logging.basicConfig(level=logging.INFO)
+        logging.basicConfig(level=logging.INFO, filename=sys.argv[2])
 
         def speak():
             print("hello")
@@ -176,5 +179,8 @@ def test_output_can_be_inherited(tmp_path: Path, use: str) -> None:
             with asyncpool.ProcessPoolExecutor(1, worker_output="inherit") as executor:
                 executor.submit(speak).result()
     """
-    process = start_script(tmp_path, source, use)
+    log = tmp_path / "log"
+    process = start_script(tmp_path, source, use, str(log))
     assert finish(process) == ("hello\n", "oh\n")
+    assert "is ready" in log.read_text()
+    assert "hello" not in log.read_text()

@@ -74,7 +74,7 @@ async def test_an_initializer_that_always_fails_is_heard_of(tmp_path: Path) -> N
     assert error.crashes == tuple(crashes)
     assert {crash.kind for crash in crashes} == {"failed start"}
     assert {crash.exit_code for crash in crashes} == {1}
-    first, place, *_, last = crashes[0].stderr_tail
+    first, place, *_, last = crashes[0].stack.splitlines()
     assert (first, last) == (
         "Traceback (most recent call last):",
         "ConnectionError: no licence server",

@@ -47,7 +47,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.page, self.outbox = self, self
-        self.unsent, self.loading = 0, False
+        self.taken = 0
 
     def begun(self, number: int, _: int) -> bool:
         return number == 2
@@ -136,7 +136,7 @@ async def test_a_pool_that_closes_says_how_far_it_was(
     ending: Ending, number: int, attempt: int, delivery: str
 ) -> None:
     job = ending.jobs(number)[-1]
-    job._slot, job.attempt = 0, attempt
+    job._slot, job.attempt, job._frame_end = 0, attempt, 0
     ending.failing.fail((job.id,), "closed")
     error = job.exception()
     assert isinstance(error, PoolClosedError)

@@ -55,8 +55,15 @@ def dashboard_command(*, bind: str | None, allow_actions: bool) -> None:
                 f"asyncpool: port {serving.PORT} is taken, perhaps by another dashboard: "
                 f"this one has port {taken}"
             )
-        click.echo(f"dashboard: {serving.address_of(sock, access)}")
-        asyncio.run(serving.serve(sock, access, allow_actions=allow_actions))
+        line = f"dashboard: {serving.address_of(sock, access)}"
+        asyncio.run(
+            serving.serve(
+                sock,
+                access,
+                allow_actions=allow_actions,
+                on_ready=lambda: click.echo(line),
+            )
+        )
 
 
 def _opened(host: str, port: int | None) -> socket.socket:

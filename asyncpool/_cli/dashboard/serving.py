@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ipaddress
 import socket
+from collections.abc import Callable
 
 import anyio
 import uvicorn
@@ -55,13 +56,20 @@ def address_of(sock: socket.socket, access: Access) -> str:
     return f"http://{shown}:{port}/{access.token}/"
 
 
-async def serve(sock: socket.socket, access: Access, *, allow_actions: bool) -> None:
+async def serve(
+    sock: socket.socket,
+    access: Access,
+    *,
+    allow_actions: bool,
+    on_ready: Callable[[], object] = lambda: None,
+) -> None:
     """Serve the page until a signal comes.
 
     Args:
         sock: Where.
         access: Who may see it.
         allow_actions: Whether the page may change anything.
+        on_ready: Called when the page can be opened; from then on Ctrl-C ends it cleanly.
 
     Cancellation:
         Ends it.
@@ -78,7 +86,7 @@ async def serve(sock: socket.socket, access: Access, *, allow_actions: bool) -> 
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=1,
     )
-    server = _Server(config, dashboard)
+    server = _Server(config, dashboard, on_ready)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(dashboard.programs.run, name="asyncpool dashboard: programs")
         try:
@@ -93,9 +101,20 @@ async def serve(sock: socket.socket, access: Access, *, allow_actions: bool) -> 
 class _Server(uvicorn.Server):
     """A server whose streams end with it."""
 
-    def __init__(self, config: uvicorn.Config, dashboard: Dashboard) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        dashboard: Dashboard,
+        on_ready: Callable[[], object],
+    ) -> None:
         super().__init__(config)
         self._dashboard = dashboard
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and then say so."""
+        await super().startup(sockets=sockets)
+        self._on_ready()
 
     async def end(self, sockets: list[socket.socket]) -> None:
         """End although no signal has come."""

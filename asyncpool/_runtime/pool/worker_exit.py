@@ -92,6 +92,8 @@ class WorkerExit:
             self._on_crash(crash)
         else:
             self._on_exit(crash, reason)
+            if was_ready:  # told in the next turn, and before what follows from it
+                self._log_exit(crash, handle, losses, reason, killed_for)
         # The next worker starts before a log handler, a callback or a future hears of this end:
         # those take half a millisecond and more.
         self._state.performer.perform(commands)
@@ -100,8 +102,6 @@ class WorkerExit:
             self._reporter.report(crash, handle.late_stacks, report)
         else:
             handle.connections.release_report()
-            if was_ready:
-                self._log_exit(crash, handle, losses, reason, killed_for)
         for loss in losses:
             self._settle(loss, crash)
         registry.leases.worker_gone(handle.slot)
