@@ -317,6 +317,4 @@ def _run(plan: ServingPlan, *, level: str, log: ServeLog) -> int:
 def show_title(title: str) -> None:
     """Have ``ps`` show a title, if the extra for that is installed."""
     with contextlib.suppress(Exception):
-        import setproctitle  # type: ignore[import-not-found,unused-ignore] # noqa: PLC0415
-
-        setproctitle.setproctitle(f"asyncpool: {title}")
+        importlib.import_module("setproctitle").setproctitle(f"asyncpool: {title}")
