@@ -297,7 +297,7 @@ def test_every_block_is_run() -> None:
 def test_no_block_hides(document: str) -> None:
     """One that is indented, or says nothing of its language, would not be found."""
     lines = re.findall(r"^ *```.*$", (ROOT / document).read_text(), re.MULTILINE)
-    languages = {"console", "ini", "mermaid", "python", "sh", "text", "toml"}
+    languages = {"console", "ini", "mermaid", "python", "sh", "text", "toml", "yaml"}
     begins, ends = lines[::2], lines[1::2]
     assert {line.removeprefix("```") for line in begins} <= languages
     assert {*ends} <= {"```"}
