@@ -13,12 +13,8 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
+from asyncpool._observe.readings import BOUNDS
 from asyncpool.stats import Histogram
-
-# The bounds in each exported histogram, in seconds.  They never change, or Prometheus could not
-# compare two scrapes.  Each bound is a series for each function, so there are only powers of
-# four, from 64 us to 72 minutes: every second one of the powers of two in PoolStats.
-BOUNDS = tuple((1 << digits) / 1e6 for digits in range(6, 34, 2))
 
 S = TypeVar("S")
 
