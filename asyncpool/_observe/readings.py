@@ -1,12 +1,12 @@
-"""What exporters of figures have in common: one reading of a pool, and what they tell of it."""
+"""What exporters of figures have in common: one reading of a pool or cluster, and what they tell."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from asyncpool.enums import SlotState
+from asyncpool.enums import RunState, SlotState
 from asyncpool.stats import PoolStats
 
 # The bounds in each exported histogram, in seconds.  They never change, or nobody could
@@ -18,36 +18,57 @@ BOUNDS = tuple((1 << digits) / 1e6 for digits in range(6, 34, 2))
 _UNUSED = frozenset((SlotState.UNUSED, SlotState.RETIRED))
 
 
-class Readable(Protocol):
-    """What has figures: a pool."""
+class _SlotStats(Protocol):
+    @property
+    def cpu(self) -> float: ...
 
-    def stats(self) -> PoolStats:
+
+class Stats(Protocol):
+    """What the figures of pools and of clusters have in common."""
+
+    @property
+    def state(self) -> RunState: ...
+    @property
+    def exited_cpu(self) -> float: ...
+    @property
+    def slots(self) -> Sequence[_SlotStats]: ...
+
+
+S = TypeVar("S")
+T = TypeVar("T", bound=Stats)
+S_co = TypeVar("S_co", bound=Stats, covariant=True)
+
+
+class Readable(Protocol[S_co]):
+    """What has figures: a pool, or a cluster."""
+
+    def stats(self) -> S_co:
         """Return them."""
         ...
 
 
-class Reading(NamedTuple):
-    """The figures of one pool at one moment.
+class Reading(NamedTuple, Generic[S]):
+    """The figures of one pool or cluster at one moment.
 
     Attributes:
         stats: The figures.
         cpu: Seconds of CPU time of all workers, also of those that have ended.
     """
 
-    stats: PoolStats
+    stats: S
     cpu: float
 
 
-class PoolReader:
-    """Reads one pool, now and then, in any thread."""
+class StatsReader(Generic[T]):
+    """Reads one pool or cluster, now and then, in any thread."""
 
     def __init__(self) -> None:
         self._cpu = 0.0  # the most seconds of CPU time that were read
         self._lock = threading.Lock()
 
-    def read(self, pool: Readable) -> Reading:
-        """Read the figures of *pool*, which is always the same."""
-        stats = pool.stats()
+    def read(self, readable: Readable[T]) -> Reading[T]:
+        """Read the figures of *readable*, which is always the same."""
+        stats = readable.stats()
         seconds = stats.exited_cpu + sum(slot.cpu for slot in stats.slots)
         with self._lock:
             # A worker that has just ended is for a moment neither in /proc nor part of

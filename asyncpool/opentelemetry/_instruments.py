@@ -51,7 +51,7 @@ class Instrument:
     name: str
     unit: str
     meaning: str
-    read: Callable[[Reading], Figures]
+    read: Callable[[Reading[PoolStats]], Figures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _plain(
     return Instrument(kind, name, unit, meaning, lambda at: [(_NONE, read(at.stats))])
 
 
-def _ended(reading: Reading) -> Figures:
+def _ended(reading: Reading[PoolStats]) -> Figures:
     for each in reading.stats.functions:
         for outcome, count in each.jobs.items():
             # Of 200 functions all outcomes would be more series than an SDK keeps (2000).
@@ -82,7 +82,7 @@ def _ended(reading: Reading) -> Figures:
                 yield about, count
 
 
-def _items(reading: Reading) -> Figures:
+def _items(reading: Reading[PoolStats]) -> Figures:
     for each in reading.stats.functions:
         if each.via == "map":
             yield {FUNCTION: each.function}, each.items

@@ -17,7 +17,7 @@ from opentelemetry.metrics import (
     get_meter_provider,
 )
 
-from asyncpool._observe.readings import BOUNDS, PoolReader, Readable, Reading
+from asyncpool._observe.readings import BOUNDS, Readable, Reading, StatsReader
 from asyncpool.enums import RunState
 from asyncpool.opentelemetry._durations import NewDurations
 from asyncpool.opentelemetry._instruments import (
@@ -30,6 +30,7 @@ from asyncpool.opentelemetry._instruments import (
     Instrument,
 )
 from asyncpool.pool import Pool
+from asyncpool.stats import PoolStats
 
 # How many durations are told in one collection, of all pools: each takes 2 us or more of the
 # thread that collects.  If there are more, one of so many is told.
@@ -56,10 +57,10 @@ class ExportedPool:
     def __init__(self, pool: Pool) -> None:
         self.name = pool.name
         self.pool = weakref.ref(pool)
-        self.final: Reading | None = None
+        self.final: Reading[PoolStats] | None = None
         self.told = False
         self._life = weakref.ref(pool._life)  # noqa: SLF001
-        self._reader = PoolReader()
+        self._reader = StatsReader[PoolStats]()
         self._durations: dict[tuple[str, frozenset[object]], NewDurations] = {}
 
     @property
@@ -69,11 +70,11 @@ class ExportedPool:
             return False
         return self.told if self.final is not None else self._life() is None
 
-    def end(self, pool: Readable) -> None:
+    def end(self, pool: Readable[PoolStats]) -> None:
         """Keep the last figures of the pool, which *pool* has."""
         self.final = self._reader.read(pool)
 
-    def read(self) -> Reading | None:
+    def read(self) -> Reading[PoolStats] | None:
         """Return the figures as they are now, if anybody has them."""
         if self.final is not None:
             self.told = True
@@ -82,7 +83,7 @@ class ExportedPool:
         return None if pool is None else self._reader.read(pool)
 
     def durations(
-        self, distribution: Distribution, reading: Reading
+        self, distribution: Distribution, reading: Reading[PoolStats]
     ) -> Iterator[tuple[Attributes, NewDurations, int]]:
         """Yield what was added to a histogram, by its attributes, and how much that is."""
         for attributes, histogram in distribution.read(reading.stats):
@@ -102,7 +103,7 @@ class PoolMetrics:
         # Reentrant, since the garbage collector may run any code, also an uninstrument().
         self._lock = threading.RLock()
         self._pools: dict[str, ExportedPool] = {}
-        self._readings: list[tuple[str, Reading]] = []
+        self._readings: list[tuple[str, Reading[PoolStats]]] = []
         # The instruments that have read these; at first they are as if all had.
         self._seen = {instrument.name for instrument in INSTRUMENTS}
         meter = get_meter(*SCOPE, provider)
@@ -169,7 +170,9 @@ class PoolMetrics:
         self._readings = [(each.name, reading) for each, reading in known]
         self._tell_durations(known)
 
-    def _tell_durations(self, readings: list[tuple[ExportedPool, Reading]]) -> None:
+    def _tell_durations(
+        self, readings: list[tuple[ExportedPool, Reading[PoolStats]]]
+    ) -> None:
         due = [
             (histogram, {POOL: exported.name, **attributes}, new, count)
             for distribution, histogram in self._histograms

@@ -10,9 +10,10 @@ from prometheus_client.metrics_core import (
 
 from asyncpool._core.figures.exit_causes import CAUSES
 from asyncpool._core.figures.request_figures import CLASSES
+from asyncpool._observe.readings import Reading
 from asyncpool.cluster import ClusterStats
 from asyncpool.enums import CrashKind, RunState, SlotState
-from asyncpool.prometheus._families import Figures, MetricMaker, Reading
+from asyncpool.prometheus._families import Figures, MetricMaker
 from asyncpool.stats import NO_DURATIONS
 
 # What a worker of a cluster may be, or a slot that lacks one.

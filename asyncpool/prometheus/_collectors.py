@@ -5,33 +5,18 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from asyncpool._observe.readings import Reading, Stats, StatsReader
 from asyncpool.enums import RunState
-from asyncpool.prometheus._families import ExportedMetric, Reading
+from asyncpool.prometheus._families import ExportedMetric
 
 # Reentrant, since the garbage collector may run any code, also an unregister().
 lock = threading.RLock()
-
-
-class _SlotStats(Protocol):
-    @property
-    def cpu(self) -> float: ...
-
-
-class Stats(Protocol):
-    """What the figures of pools and of clusters have in common."""
-
-    @property
-    def state(self) -> RunState: ...
-    @property
-    def exited_cpu(self) -> float: ...
-    @property
-    def slots(self) -> Sequence[_SlotStats]: ...
 
 
 S = TypeVar("S", bound=Stats)
@@ -54,21 +39,11 @@ class _Entry(Generic[S]):
 
     Attributes:
         exported: It, until the garbage collector removes it.
-        cpu: The most seconds of CPU time that were exported.
+        reader: What reads its figures.
     """
 
     exported: weakref.ref[Exported[S]]
-    cpu: float = 0.0
-
-    def reading(self, exported: Exported[S]) -> Reading[S]:
-        """Read its figures."""
-        stats = exported.stats()
-        seconds = stats.exited_cpu + sum(slot.cpu for slot in stats.slots)
-        with lock:
-            # A worker that has just ended is for a moment neither in /proc nor part of
-            # exited_cpu.  If the sum fell, Prometheus would take that for a restart.
-            self.cpu = max(self.cpu, seconds)
-            return Reading(stats, self.cpu)
+    reader: StatsReader[S] = field(default_factory=StatsReader)
 
 
 class StatsCollector(Collector, Generic[S]):
@@ -126,7 +101,7 @@ class StatsCollector(Collector, Generic[S]):
         for name, entry in entries:
             exported = entry.exported()
             if exported is not None:
-                yield name, entry.reading(exported)
+                yield name, entry.reader.read(exported)
                 continue
             with lock:  # a new one may have got the name
                 if self._entries.get(name) is entry:

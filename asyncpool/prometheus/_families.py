@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -13,25 +13,13 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from asyncpool._observe.readings import BOUNDS
+from asyncpool._observe.readings import BOUNDS, Reading
 from asyncpool.stats import Histogram
 
 S = TypeVar("S")
 
 Figure = float | Histogram
 Figures = Iterable[tuple[tuple[str, ...], Figure]]
-
-
-class Reading(NamedTuple, Generic[S]):
-    """The figures of one pool or cluster at one scrape.
-
-    Attributes:
-        stats: The figures.
-        cpu: Seconds of CPU time of all workers, also of those that have ended.
-    """
-
-    stats: S
-    cpu: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from prometheus_client.metrics_core import (
 )
 
 from asyncpool._core.figures.exit_causes import CAUSES
+from asyncpool._observe.readings import Reading
 from asyncpool.enums import CrashKind, RunState, SlotState
 from asyncpool.prometheus._families import (
     ExportedMetric,
     Figures,
     MetricMaker,
-    Reading,
 )
 from asyncpool.stats import FunctionStats, Histogram, PoolStats
 
