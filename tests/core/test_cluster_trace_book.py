@@ -189,3 +189,13 @@ def test_any_order_of_events_is_a_trace(
             it.drains(0, now - later / 2)
     it.end(now)
     assert shown(it).whole
+
+
+def test_a_phase_begins_when_the_one_before_it_has_ended() -> None:
+    it = book()
+    it.happened(Spawned(0, 1, 70), 1.0)
+    it.happened(Crashed(CRASH), 1.0)  # so its end is a microsecond later
+    it.happened(Ready(0, 1, 70, 0.5), 1.0)
+    it.end(2.0)
+    starting, serving = shown(it).slices
+    assert starting.end == serving.begin

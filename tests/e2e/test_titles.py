@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -32,6 +33,9 @@ def setproctitle(title):
 async def test_each_process_has_a_name_of_its_own() -> None:
     async with patience(), Pool(2, name="shop") as pool:
         launcher, spare = await launcher_of(pool), await spare_of(pool)
+        # Until it has named itself, it is called as the launcher that it comes from.
+        while psutil.Process(spare).name() == "pool-launcher":  # noqa: ASYNC110
+            await asyncio.sleep(0)
         names = [psutil.Process(pid).name() for pid in (launcher, spare)]
         workers = {it.slot: it.pid for it in pool.stats().slots}
         names += [psutil.Process(workers[slot]).name() for slot in (0, 1)]

@@ -305,9 +305,9 @@ class Replacements:
             and slot.index not in coming
             and slot.session is None
         ]
-        # The oldest first.  Workers that are due again as soon as they are ready would otherwise
-        # take the whole budget, and leave none to those in later slots.
-        due.sort(key=lambda slot: slot.ready_at or 0.0)
+        # In the order of their starts.  Workers that are due again as soon as they are ready would
+        # otherwise take the whole budget, and leave none to those in later slots.
+        due.sort(key=lambda slot: slot.began_at)
         for slot in due:
             if self.budget.can_replace:
                 spare = self._lifecycle.unused_slot()

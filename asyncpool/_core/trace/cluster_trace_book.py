@@ -54,6 +54,7 @@ class ClusterTraceBook:
     def __init__(self, name: str, number: int, master: int) -> None:
         self._make = LineMaker(number)
         self._phases: dict[int, tuple[str, int]] = {}  # what is on, and since when
+        self._ends: dict[int, int] = {}  # when the last phase of a slot ended
         self._tracks: set[int] = set()
         self._figures: dict[str, float] = {}
         self._before: tuple[float, int] | None = None  # since when requests are counted
@@ -157,7 +158,9 @@ class ClusterTraceBook:
             at = max(at, began + 1)  # what took no time at all could not be seen
             track = self._track(slot)
             self.lines.append(self._make.phase_over(track, phase, at, args))
-        return at
+            self._ends[slot] = at
+        # Not before the end of the last phase, which may have been moved.
+        return max(at, self._ends.get(slot, at))
 
     def _track(self, slot: int) -> int:
         track = track_of(slot, 0)

@@ -156,10 +156,10 @@ class Job(asyncio.Future[R], Generic[R]):
     def progress(self) -> Progress:
         """Return an async iterator over the details of the job's heartbeats.
 
-        It begins with the newest ones, if there are any, and ends when the job is done,
         It begins with the newest details, if there are any, and ends when the job is done,
         however it ends; to learn how, await the job.  It has the heartbeats of all attempts.
         A reader that is slower than the job misses some, but never the last ones.  There may be
+        any number of such iterators.
 
         Raises:
             JobNotPicklableError: In the iteration, if details cannot be unpickled here.
