@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
     from asyncpool.pool import Pool
+    from asyncpool.sandbox import Sandbox
     from asyncpool.session import WorkerSession
     from asyncpool.stats import PoolStats, SlotStats
     from asyncpool.stream import Stream
@@ -113,6 +114,7 @@ _HOMES = {
     "asyncpool.mapping": ("Map", "Outcome"),
     "asyncpool.pool": ("Pool",),
     "asyncpool.boundpool": ("BoundPool",),
+    "asyncpool.sandbox": ("Sandbox",),
     "asyncpool.session": ("WorkerSession",),
     "asyncpool.stats": ("PoolStats", "SlotStats"),
     "asyncpool.stream": ("Stream",),
@@ -155,6 +157,7 @@ __all__ = [
     "RestartPolicy",
     "RollInProgressError",
     "RollResult",
+    "Sandbox",
     "SlotStats",
     "Stream",
     "ThrottledError",

@@ -39,6 +39,7 @@ from asyncpool._worker.api.context import CurrentJob
 from asyncpool.boundpool import BoundPool
 from asyncpool.enums import RunState
 from asyncpool.events import CloseSummary, Event, JobEvent, RollResult
+from asyncpool.sandbox import Sandbox
 from asyncpool.stats import PoolStats
 
 __all__ = ["Pool"]
@@ -127,6 +128,12 @@ class Pool(Caller, Supervised, Profiled):
         errors: Classes of exceptions that jobs raise and that are made anew here, by their
             constructor.  All others come as a :exc:`RemoteError`.
 
+    Args: Sandbox
+        sandbox: What workers may reach, if not all that the service may; see :class:`Sandbox`.
+            Linux only.  A worker shuts itself in after the imports of *preload*, which must leave
+            no threads and no descriptors behind, and before *initializer*.  Modules that are
+            neither installed nor in a folder of *read* must be in *preload*.
+
     Args: Memory
         max_message_size: The most bytes that a call or a result may have when pickled; ``None``
             for no bound but memory.
@@ -151,7 +158,7 @@ class Pool(Caller, Supervised, Profiled):
             ``0``, which is the default.
 
     Raises:
-        UnsupportedPlatformError: If this platform cannot run a pool.
+        UnsupportedPlatformError: If this platform cannot run a pool, or cannot enforce *sandbox*.
         ValueError: If an argument is out of range, *initargs* too large (64 MiB), or
             a variable to *propagate* cannot be found.
         TypeError: If an argument is of the wrong type.
@@ -191,6 +198,7 @@ class Pool(Caller, Supervised, Profiled):
         codec: Literal["json", "msgspec"] | Codec | None = None,
         functions: Iterable[Callable[..., Any] | str] | None = None,
         errors: Iterable[type[BaseException]] = (),
+        sandbox: Sandbox | None = None,
         max_message_size: int | None = 1 << 30,
         max_shared_memory: int = 1 << 30,
         name: str | None = None,

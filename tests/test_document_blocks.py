@@ -32,6 +32,15 @@ class Around(NamedTuple):
 
 
 FRAGMENTS = {
+    "sandbox = asyncpool.Sandbox.parser()": Around(
+        """
+        import asyncpool
+
+        BLOCK
+        print(sandbox.network, sandbox.processes, sandbox.imports)
+        """,
+        "False 0 False\n",
+    ),
     "async for page in pool.stream(render_pages, path):": Around(
         """
         import asyncio, asyncpool

@@ -23,7 +23,7 @@ PUBLIC = """
     EventStream HookError Job JobCancelled JobError JobNotPicklableError JobRaisedError
     JobTimeoutError LeaseKeeper LeaseLostError LeaseStats Map NoWorkerError Outcome Pool
     PoolBrokenError PoolClosedError PoolFullError PoolStats ProcessPoolExecutor
-    ProfileInProgressError ProtocolError RemoteError RemoteTraceback RestartPolicy RollInProgressError RollResult
+    ProfileInProgressError ProtocolError RemoteError RemoteTraceback RestartPolicy RollInProgressError RollResult Sandbox
     SlotStats Stream ThrottledError UnsupportedPlatformError WorkerCrashedError
     WorkerGoneError WorkerHungError WorkerLimits WorkerOutOfMemoryError WorkerSession
     WorkerStartError current_job heartbeat in_worker retire_worker to_process worker_state

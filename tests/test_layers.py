@@ -55,8 +55,18 @@ MAY_IMPORT = {
     "_core": {"enums", "errors", "events", "stats"},
     "_system": set(),
     "_worker": {"_core", "_system", "enums", "errors", "events"},
-    "_runtime": {"_core", "_system", "enums", "errors", "events", "profile", "stats"},
+    "_runtime": {
+        "_core",
+        "_system",
+        "enums",
+        "errors",
+        "events",
+        "profile",
+        "sandbox",
+        "stats",
+    },
     "profile": {"_core"},
+    "sandbox": {"_core"},
 }
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")

@@ -18,6 +18,7 @@ from asyncpool._core.wire.context import MAX_CONTEXT
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
+from asyncpool._system.descriptors import HANDED
 from asyncpool._worker.api.context import load_details_by
 from asyncpool._worker.api.state import on_retire, open_state
 from asyncpool._worker.channel.frames_io import SMALL, decoder, receive, send
@@ -60,6 +61,7 @@ class WorkerParts(Record):
     beats: HeartbeatWriter
     coroutines: Coroutines
     log: ChunkLog
+    page_fd: int
 
 
 def equip(job_fd: int, control_fd: int, page_fd: int) -> WorkerParts:
@@ -83,6 +85,7 @@ def equip(job_fd: int, control_fd: int, page_fd: int) -> WorkerParts:
         beats,
         coroutines,
         ChunkLog(page),
+        page_fd,
     )
 
 
@@ -236,7 +239,8 @@ def _initialize(
     control, coroutines = parts.control, parts.coroutines
     sys.path[:] = config.sys_path
     script.install(config.script)
-    control.start()
+    if config.sandbox is None:
+        control.start()
     stage = "limits"
     try:
         apply_bounds(config.nice, config.cpus, config.rlimits)
@@ -245,6 +249,10 @@ def _initialize(
             __import__(name)
         if config.script_first:
             script.load()
+        if config.sandbox is not None:
+            stage = "sandbox"
+            _shut_in(config, parts)
+            control.start()  # its thread is in the sandbox too
         hook: Hook | None = None
         if config.around is not None:
             name, payload = config.around
@@ -267,6 +275,19 @@ def _initialize(
         announce(control, stage, error)
         raise
     return hook
+
+
+def _shut_in(config: WorkerConfig, parts: WorkerParts) -> None:
+    from asyncpool._worker.sandbox.entering import enter  # noqa: PLC0415 - most are in none
+
+    identity, page = parts.control.identity, parts.page_fd
+    assert config.sandbox is not None
+    assert identity is not None
+    if config.loop == "uvloop":
+        __import__("uvloop")
+    handed = [fd for fd in HANDED if fd is not None]
+    channels = (parts.jobs.fileno(), parts.control.fileno())
+    enter(config.sandbox, identity.folder, identity.cgroup, (*channels, page, *handed))
 
 
 def _serve(

@@ -15,6 +15,10 @@ from collections.abc import Collection
 from asyncpool._core.base.records import Record
 from asyncpool.errors import ProtocolError
 
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from asyncpool._core.sandbox.plan import SandboxPlan
+
 # A soft limit of the kernel, or a pair: the soft and the hard limit.
 KernelLimit = int | tuple[int, int]
 
@@ -91,6 +95,7 @@ class WorkerConfig(Record):
             or nothing if the worker imports it by that name.
         codec: Which codec its calls and outcomes have, and which functions it may call, as
             ``_core/codec`` describes that; empty for pickle.
+        sandbox: How it shuts itself in, if it does.
     """
 
     sys_path: tuple[str, ...]
@@ -110,6 +115,7 @@ class WorkerConfig(Record):
     script_first: bool = False
     around: tuple[str, bytes] | None = None
     codec: bytes = b""
+    sandbox: SandboxPlan | None = None
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""
@@ -132,6 +138,8 @@ class Identity(Record):
             other.
         start_method: The start method that was set in the service, if one was.
         argv: The command line of the service.
+        folder: The private folder of a worker in a sandbox.
+        cgroup: The folder of its cgroup, if it has one.
     """
 
     name: str
@@ -140,6 +148,8 @@ class Identity(Record):
     authkey: bytes
     start_method: str | None
     argv: tuple[str, ...]
+    folder: str = ""
+    cgroup: str = ""
 
     def pack(self) -> bytes:
         """Return the payload of an ``IDENTITY`` frame."""
@@ -163,6 +173,9 @@ class LauncherConfig(Record):
             the numbers of its descriptors.
         script: What the launcher imports as ``__main__`` before the first fork, if
             anything; see :class:`WorkerConfig`.
+        confined: Whether its workers are in a sandbox, where they cannot import what
+            they need later.
+        env: The whole environment of the process; ``None`` for that of the service.
     """
 
     sys_path: tuple[str, ...]
@@ -170,6 +183,8 @@ class LauncherConfig(Record):
     preload: tuple[str, ...]
     command: tuple[str, ...]
     script: tuple[str, str, tuple[str, ...]] | None = None
+    confined: bool = False
+    env: tuple[tuple[str, str], ...] | None = None
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to the launcher."""

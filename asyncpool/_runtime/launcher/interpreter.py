@@ -18,8 +18,14 @@ _BOOTSTRAP = (
 _ROOT = str(Path(__file__).parents[3])
 
 
-def start_launcher(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the launcher's process, with *theirs* as its end of the channel.
+def start_launcher(
+    theirs: socket.socket, env: tuple[tuple[str, str], ...] | None
+) -> subprocess.Popen[bytes]:
+    """Start the launcher's process.
+
+    Args:
+        theirs: Its end of the channel.
+        env: The variables of its environment; ``None`` for that of this process.
 
     Raises:
         OSError: If it cannot be started.
@@ -31,6 +37,7 @@ def start_launcher(theirs: socket.socket) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=None if _is_open(2) else subprocess.DEVNULL,
         pass_fds=(theirs.fileno(),),
+        env=None if env is None else dict(env),
         start_new_session=True,
     )
 

@@ -28,6 +28,7 @@ from asyncpool._runtime.launcher.launcher_process import (
     ScriptError,
 )
 from asyncpool._runtime.launcher.process import Process
+from asyncpool._runtime.sandbox.confinement import Confinement
 
 # The references are weak: if a loop is dropped with its pools, their launchers go with it.
 _processes: WeakValueDictionary[tuple[object, ...], LauncherProcess] = (
@@ -52,20 +53,32 @@ class Launcher:
         loop: The pool's loop.
         fork: Whether workers are forked, or are fresh interpreters.
         preload: Modules that the launcher imports before it forks.
+        confinement: The sandbox of the workers, if they have one.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, *, fork: bool, preload: tuple[str, ...]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        fork: bool,
+        preload: tuple[str, ...],
+        confinement: Confinement | None = None,
     ) -> None:
         self._loop = loop
         # If the pool has not sent anything of the script yet, it may never do so.
-        script = main_script() if fork and main_module.is_in_use() else None
+        first = main_module.is_in_use()
+        if confinement is not None:
+            first = confinement.script_first
+        script = main_script() if fork and first else None
         command = worker_command()
         self._config = LauncherConfig(module_path(), fork, preload, command, script)
+        if confinement is not None:
+            env = confinement.plan.env
+            self._config = self._config._replace(confined=True, env=env)
         self._process: LauncherProcess | None = None
         self._others: list[LauncherProcess] = []
         self._later: asyncio.TimerHandle | None = None
-        if fork and script is None:
+        if fork and script is None and confinement is None:
             main_module.listen(self._on_use)
 
     async def launch(self, fds: list[int]) -> Process:

@@ -106,7 +106,7 @@ class LauncherProcess:
         self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
         self._socket, theirs = socket.socketpair()
         try:
-            self._popen = start_launcher(theirs)
+            self._popen = start_launcher(theirs, config.env)
         except OSError as error:
             self._socket.close()
             raise LaunchError(

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from asyncpool._core.base.validation import check_type, several
+from asyncpool._core.base.validation import check_type, or_none, several
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.formats import Format, format_of
 from asyncpool._core.control.control_protocol import is_name
@@ -28,6 +28,7 @@ from asyncpool._runtime.options.checks import (
     seconds,
 )
 from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
+from asyncpool.sandbox import Sandbox
 
 # The limits that the jobs of a pool have by default; JobLimits checks them.
 JOB_LIMITS = (
@@ -102,6 +103,12 @@ def _functions(name: str, value: object) -> tuple[Any, ...] | None:
     return None if value is None else several(name, value, words)
 
 
+def _sandbox(name: str, value: object) -> Sandbox | None:
+    check_type(name, value, or_none(((Sandbox,), "a Sandbox")))
+    assert value is None or isinstance(value, Sandbox)
+    return value
+
+
 POOL_CHECKS: dict[str, Check] = {
     "workers": _workers,
     "max_surge": at_least(0),
@@ -120,6 +127,7 @@ POOL_CHECKS: dict[str, Check] = {
     "functions": _functions,
     "errors": items("classes of exceptions"),
     "around": _around,
+    "sandbox": _sandbox,
     "propagate": anything,  # Propagation checks it when it looks for the variables
     "name": name_or_number("pool"),  # last, so that a refused pool takes no number
 }
@@ -152,6 +160,7 @@ class PoolOptions(WorkerOptions):
     codec: Format | None
     functions: tuple[Any, ...] | None
     errors: tuple[type[BaseException], ...]
+    sandbox: Sandbox | None
     job_limits: JobLimits
 
     def __post_init__(self) -> None:

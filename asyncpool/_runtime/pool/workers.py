@@ -11,6 +11,7 @@ from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError
 from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.pool.worker_exit import WorkerExit
+from asyncpool._runtime.sandbox.places import Places
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool._runtime.worker.log_records import WorkerLogs
 from asyncpool._runtime.worker.setup import WorkerSetup
@@ -45,7 +46,11 @@ class Workers:
         self.tasks = asyncio.TaskGroup()
         self.segments = Segments(loop, config.max_shared_memory, parts.threads)
         ahead = config.preload if config.fork else ()
-        self._launcher = Launcher(loop, fork=config.fork, preload=ahead)
+        sandbox = config.confinement
+        self._launcher = Launcher(
+            loop, fork=config.fork, preload=ahead, confinement=sandbox
+        )
+        self._places = None if sandbox is None else Places(sandbox, parts.threads)
         self._worker_logs = WorkerLogs(loop, config.name)
         self._setup = WorkerSetup(
             pool=config.name,
@@ -61,6 +66,7 @@ class Workers:
             segments=self.segments,
             serving=parts.serving,
             worker_logs=self._worker_logs,
+            places=self._places,
         )
 
     def start(self, slot: int, generation: int) -> None:
@@ -110,3 +116,5 @@ class Workers:
             Processes may be left when this returns.
         """
         await self._launcher.close()
+        if self._places is not None:
+            await self._places.close()

@@ -15,6 +15,7 @@ from asyncpool._runtime.base.propagation import Propagation
 from asyncpool._runtime.base.script import main_script
 from asyncpool._runtime.options.pool_options import PoolOptions
 from asyncpool._runtime.options.worker_options import WorkerOptions
+from asyncpool._runtime.sandbox.confinement import Confinement, confine
 from asyncpool._runtime.worker.handover import Handover, packed_hook
 from asyncpool._runtime.worker.serving import Serving
 
@@ -50,6 +51,7 @@ class SupervisorConfig(WorkerOptions):
         serving: Makes the part that stands in for jobs, in a cluster.
         handover: What each worker calls first, with the descriptors that go with it.
         data: What a pool that is data only adds to its functions.
+        confinement: The sandbox of the workers, if they have one.
     """
 
     workers: tuple[int, int]
@@ -64,6 +66,7 @@ class SupervisorConfig(WorkerOptions):
     serving: MakesServing | None = None
     handover: Handover | None = None
     data: DataOnly | None = None
+    confinement: Confinement | None = None
 
     @property
     def fork(self) -> bool:
@@ -89,6 +92,7 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
             be pickled.
         ValueError: If these are too large, or if a context variable cannot be found.
         TypeError: If *propagate* names something that is no context variable.
+        UnsupportedPlatformError: If this machine cannot enforce the sandbox.
     """
     # First, since this looks at __main__, and that decides how the initializer is pickled.
     worker = worker_config(
@@ -101,6 +105,11 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
     if data is not None:
         for name in ("initializer", "around"):
             check_name(name, getattr(options, name))
+    confinement = None
+    if options.sandbox is not None:
+        confinement = confine(options.sandbox, options.worker_limits)
+        first = confinement.script_first
+        worker = worker._replace(sandbox=confinement.plan, script_first=first)
     handover = Handover(options.initializer, options.initargs)
     return SupervisorConfig(
         **options.shared(),
@@ -118,6 +127,7 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
         propagation=Propagation(options.propagate) if options.propagate else None,
         handover=handover,
         data=data,
+        confinement=confinement,
     )
 
 

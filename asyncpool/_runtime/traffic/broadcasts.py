@@ -103,7 +103,7 @@ class Broadcaster:
         """Return the configuration for a worker that is started now, packed."""
         # Until a job has needed the script, workers import it when they need it.  After that,
         # a new worker imports it before it is ready.
-        first = is_in_use()
+        first = is_in_use() or self._config.script_first
         if self._packed is None or first != self._config.script_first:
             self._config = self._config._replace(script_first=first)
             calls = self._remembered.calls

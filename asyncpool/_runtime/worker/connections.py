@@ -17,8 +17,9 @@ from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.large_buffers import LargeBuffers
 from asyncpool._runtime.channel.outbox import Outbox
 from asyncpool._runtime.channel.page import WorkerPage
+from asyncpool._runtime.sandbox.places import Place
 from asyncpool._runtime.worker.control_requests import ControlRequests
-from asyncpool._runtime.worker.identity import identity_of
+from asyncpool._runtime.worker.identity import confined, identity_of
 from asyncpool._runtime.worker.log_records import LogNotes
 from asyncpool._runtime.worker.output import Output
 from asyncpool._runtime.worker.serving import ServingLink
@@ -68,6 +69,7 @@ class WorkerConnections:
         self.logs: LogNotes | None = None
         self.stdout: Output | None = None
         self.stderr: Output | None = None
+        self._place: Place | None = None
 
     def open(self, worker: WorkerHandle, theirs: contextlib.ExitStack) -> list[int]:
         """Open everything, and send the worker its configuration.
@@ -120,8 +122,12 @@ class WorkerConnections:
         setup = self._setup
         for fd in setup.handed:
             control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
-        identity = identity_of(setup.pool, worker.slot).pack()
-        control.put(header(FrameKind.IDENTITY, len(identity)), identity)
+        identity = identity_of(setup.pool, worker.slot)
+        if setup.places is not None:
+            self._place = setup.places.open()
+            identity = confined(identity, self._place)
+        packed = identity.pack()
+        control.put(header(FrameKind.IDENTITY, len(packed)), packed)
         config = setup.listener.config_for(worker)
         control.put(header(FrameKind.CONFIG, len(config)), config)
         control.flush()
@@ -180,6 +186,9 @@ class WorkerConnections:
         for part in (self.jobs, self.control, self.stdout, self.stderr):
             if part is not None:
                 part.close()
+        place, self._place = self._place, None
+        if place is not None and self._setup.places is not None:
+            self._setup.places.release(place)
 
 
 def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, int]:

@@ -7,6 +7,10 @@ import os
 import sys
 
 from asyncpool._core.wire.messages import Identity
+from asyncpool._runtime.sandbox.places import Place
+
+# Processes that have this key let each other in, so workers in a sandbox have another one.
+_OTHER_KEY = os.urandom(32)
 
 
 def identity_of(pool: str, slot: int) -> Identity:
@@ -23,4 +27,14 @@ def identity_of(pool: str, slot: int) -> Identity:
         authkey=bytes(this.authkey),
         start_method=multiprocessing.get_start_method(allow_none=True),
         argv=tuple(text for text in arguments if isinstance(text, str)),
+    )
+
+
+def confined(identity: Identity, place: Place) -> Identity:
+    """Return the identity of a worker in a sandbox, which is told nothing of the service."""
+    return identity._replace(
+        authkey=_OTHER_KEY,
+        argv=("",),
+        folder=place.folder,
+        cgroup="" if place.cgroup is None else str(place.cgroup.folder),
     )

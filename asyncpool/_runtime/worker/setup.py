@@ -10,6 +10,7 @@ from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.options.worker_options import OutputMode
+from asyncpool._runtime.sandbox.places import Places
 from asyncpool._runtime.worker.log_records import WorkerLogs
 from asyncpool._runtime.worker.serving import Serving
 from asyncpool._runtime.worker.worker_events import WorkerEvents
@@ -32,3 +33,4 @@ class WorkerSetup:
     segments: Segments
     serving: Serving | None
     worker_logs: WorkerLogs
+    places: Places | None

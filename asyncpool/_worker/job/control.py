@@ -130,6 +130,10 @@ class Control:
                 else:
                     return frame
 
+    def fileno(self) -> int:
+        """Return the descriptor of the channel."""
+        return self._socket.fileno()
+
     def start(self) -> None:
         """Start to watch the channel, and the other threads of this process."""
         # It becomes threading.excepthook when that is imported, or has been.

@@ -42,6 +42,7 @@ from asyncpool._worker.process.os_setup import (
     take_stdio,
 )
 from asyncpool._worker.process.preloading import threads_left
+from asyncpool._worker.process.warm_up import warm_up
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -182,6 +183,9 @@ class LauncherProcess:
                 text = traceback.format_exc()
                 self._send(FrameKind.FAILED, Failure("preload", summary, text).pack())
                 return
+        if config.confined:
+            importlib.import_module("asyncpool._worker.sandbox.entering")
+            warm_up()
         failure = ""
         if config.script is not None:
             script.install(config.script)

@@ -1,0 +1,125 @@
+"""The sandbox of a pool, checked against this machine, and what each of its workers gets."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.sandbox.checks import check_rlimits, is_within
+from asyncpool._core.sandbox.plan import (
+    SandboxPlan,
+    Settings,
+    make_plan,
+    most_tasks,
+)
+from asyncpool._core.sandbox.requirements import Missing, missing, refusal
+from asyncpool._runtime.base.script import main_script
+from asyncpool._runtime.sandbox.machine import (
+    installation,
+    least_library,
+    library,
+    this_machine,
+)
+from asyncpool.errors import UnsupportedPlatformError
+from asyncpool.sandbox import Sandbox, settings_of
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """The sandbox of a pool, checked against this machine.
+
+    Attributes:
+        plan: What each worker does.
+        missing: What cannot be enforced here; empty for a strict sandbox.
+        limits: The limits of each worker's cgroup, by controller.
+        script_first: Whether workers import the script before they shut themselves in.  They do
+            if it is the user's own, and not an installed command, which starts services.
+    """
+
+    plan: SandboxPlan
+    missing: tuple[Missing, ...]
+    limits: dict[str, int | float]
+    script_first: bool
+
+
+def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
+    """Check a sandbox against this machine.
+
+    Raises:
+        UnsupportedPlatformError: If this machine cannot enforce it, and it is strict.
+        ValueError: If a path or the user is not there, or the limits contradict each other.
+    """
+    settings = settings_of(sandbox, _user_of(sandbox.user))
+    _check_paths("read", settings.read)
+    _check_paths("write", settings.write)
+    if settings.workdir is not None and not Path(settings.workdir).is_dir():
+        raise ValueError(f"Sandbox(workdir=...): {settings.workdir} is no folder here")
+    check_rlimits(settings, limits.rlimits)
+    machine = this_machine()
+    lacks = missing(settings, machine)
+    if lacks and sandbox.strict:
+        raise UnsupportedPlatformError(refusal(lacks))
+    readable = library() if settings.imports else least_library()
+    return Confinement(
+        make_plan(settings, machine, readable),
+        lacks,
+        _cgroup_limits(settings, machine.limits),
+        script_first=_has_own_script(),
+    )
+
+
+def _has_own_script() -> bool:
+    script = main_script()
+    return script is not None and not is_within(script[1], installation())
+
+
+def _check_paths(setting: str, paths: Iterable[str]) -> None:
+    for path in paths:
+        if not Path(path).exists():
+            raise ValueError(
+                f"Sandbox({setting}=...): {path} does not exist; make it before the pool, or "
+                "leave it out"
+            )
+
+
+def _user_of(user: str | int | None) -> tuple[int, int] | None:
+    """Return the numbers of a user and of his group.
+
+    Raises:
+        ValueError: If there is no such user, or this process may not become another one.
+    """
+    if user is None:
+        return None
+    try:
+        entry = pwd.getpwnam(user) if isinstance(user, str) else pwd.getpwuid(user)
+    except KeyError:
+        if isinstance(user, str) or not 0 < user < 1 << 32:
+            raise ValueError(f"Sandbox(user={user!r}): there is no such user") from None
+        numbers = user, user
+    else:
+        numbers = entry.pw_uid, entry.pw_gid
+    if os.geteuid() != 0:
+        raise ValueError(
+            f"Sandbox(user={user!r}): only root can have workers of another user; run the "
+            "service as that user, or leave it out"
+        )
+    return numbers
+
+
+def _cgroup_limits(
+    settings: Settings, offered: Iterable[str]
+) -> dict[str, int | float]:
+    wanted = {
+        "memory": settings.memory,
+        "pids": most_tasks(settings),
+        "cpu": settings.cpus,
+    }
+    return {
+        name: value
+        for name, value in wanted.items()
+        if value is not None and name in offered
+    }

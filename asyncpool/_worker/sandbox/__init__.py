@@ -1,0 +1,1 @@
+"""How a worker shuts itself in, after the imports of *preload* and before any job."""

@@ -1,0 +1,168 @@
+"""What a worker may reach: files, network, processes, memory, and its environment."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from asyncpool._core.base.validation import (
+    INT,
+    NUMBER,
+    SECONDS,
+    SWITCH,
+    check_types,
+    or_none,
+    several,
+)
+from asyncpool._core.sandbox.checks import check_together, environment_of, ports_of
+from asyncpool._core.sandbox.plan import Settings
+
+__all__ = ["Sandbox"]
+
+_TYPES = {
+    "workdir": ((str, os.PathLike, type(None)), "a path or None"),
+    "imports": SWITCH,
+    "processes": or_none(INT),
+    "memory": or_none(INT),
+    "cpu_seconds": or_none(SECONDS),
+    "cpus": or_none(NUMBER),
+    "user": ((str, int, type(None)), "the name or the number of a user, or None"),
+    "strict": SWITCH,
+}
+_GIB = 1 << 30
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sandbox:
+    """What the workers of a pool may reach, on Linux; all else the kernel refuses.
+
+    A worker shuts itself in after the imports of *preload* and before its initializer and its
+    first job.  Nothing opens the sandbox again, also for the threads and processes that jobs
+    start.  :func:`dataclasses.replace` changes a setting of a sandbox that there is.
+
+    Args: Files
+        read: Files and folders that workers may read, with all that is below.
+        write: Files and folders in which they may also write, create and delete.
+        workdir: The folder that they work in; one of *read* or *write*, or below.  By default
+            each worker has a private folder, which the pool removes with the worker.  It is also
+            its ``HOME`` and its ``TMPDIR``.
+        imports: Whether workers may import what is installed: the standard library and the
+            packages of this interpreter.  Without it they have what *preload* has imported.
+            Modules of the service itself are in reach if *preload* or *read* names them.
+
+    Args: The world outside
+        network: ``False`` for no sockets; ``True`` for the whole network; or the numbers of the
+            TCP ports to which workers may connect, on any host.
+        env: The environment of the workers, and all of it, but for ``HOME`` and ``TMPDIR``.
+
+    Args: Limits
+        processes: How many processes a worker may have beside itself.  With 0 it can start
+            none, and run no program; ``None`` for any number.
+        memory: How many bytes of address space a worker may add to what it has when the sandbox
+            begins; ``None`` for any amount.  Beyond that it gets a :exc:`MemoryError`.
+        cpu_seconds: How many seconds of CPU time a worker may use in its life.  Then the kernel
+            kills it.  ``None`` for any time.
+        cpus: How many CPUs a worker may keep busy; needs a delegated cgroup.  ``None`` for any.
+        user: The user whose process a worker becomes, by name or number; needs root.
+
+    Args: Where it cannot be had
+        strict: Whether the pool refuses to start where the kernel cannot enforce a setting.
+            With ``False`` it starts, and its log says what is missing.
+
+    Raises:
+        TypeError: If a setting is of the wrong type.
+        ValueError: If one is out of range, or two contradict each other.
+    """
+
+    read: Iterable[Path] = ()
+    write: Iterable[Path] = ()
+    workdir: Path | None = None
+    imports: bool = True
+    network: bool | Iterable[int] = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    processes: int | None = 0
+    memory: int | None = None
+    cpu_seconds: float | None = None
+    cpus: float | None = None
+    user: str | int | None = None
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        check_types(self, _TYPES)
+        for name in ("read", "write"):
+            paths = several(
+                name, getattr(self, name), "paths", single=(str, os.PathLike)
+            )
+            self._set(name, tuple(_absolute(name, path) for path in paths))
+        if self.workdir is not None:
+            self._set("workdir", _absolute("workdir", self.workdir))
+        self._set("env", dict(environment_of(self.env)))
+        ports = ports_of(self.network)
+        self._set("network", True if ports is None else ports or False)
+        for name in ("memory", "cpu_seconds", "cpus"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be > 0 and finite, or None, not {value}")
+        if self.processes is not None and self.processes < 0:
+            raise ValueError(f"processes must be at least 0, not {self.processes}")
+        check_together(settings_of(self, None))
+
+    @classmethod
+    def parser(cls) -> Sandbox:
+        """Return a sandbox for parsers of hostile files, which get them as bytes.
+
+        They have no files, no network, no other processes, and 1 GiB of memory.
+        """
+        return cls(imports=False, memory=_GIB)
+
+    @classmethod
+    def generated_code(cls, workdir: Path | None = None) -> Sandbox:
+        """Return a sandbox for code that nobody has read, such as a model's.
+
+        It may import what is installed, and has *workdir*, or a private folder for each worker.
+        It has no other files, no network, no other processes, and 1 GiB of memory.
+
+        Args:
+            workdir: A folder in which all workers may read and write.
+        """
+        write = () if workdir is None else (workdir,)
+        return cls(write=write, workdir=workdir, memory=_GIB)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+
+def settings_of(sandbox: Sandbox, user: tuple[int, int] | None) -> Settings:
+    """Return the settings as the plan of workers is made of them; for the pool itself.
+
+    Args:
+        sandbox: The sandbox.
+        user: The numbers of the user and the group that its *user* names.
+    """
+    return Settings(
+        read=tuple(os.fspath(path) for path in sandbox.read),
+        write=tuple(os.fspath(path) for path in sandbox.write),
+        workdir=None if sandbox.workdir is None else os.fspath(sandbox.workdir),
+        imports=sandbox.imports,
+        ports=ports_of(sandbox.network),
+        env=tuple(sandbox.env.items()),
+        processes=sandbox.processes,
+        memory=sandbox.memory,
+        cpu_seconds=sandbox.cpu_seconds,
+        cpus=sandbox.cpus,
+        user=user,
+    )
+
+
+def _absolute(name: str, path: object) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{name} takes paths, not {path!r}")
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text:
+        raise TypeError(f"{name} takes paths as text, not {path!r}")
+    # Where a link leads is decided when a worker begins.
+    return os.path.abspath(text)  # noqa: PTH100
