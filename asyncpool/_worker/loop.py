@@ -283,8 +283,6 @@ def _shut_in(config: WorkerConfig, parts: WorkerParts) -> None:
     identity, page = parts.control.identity, parts.page_fd
     assert config.sandbox is not None
     assert identity is not None
-    if config.loop == "uvloop":
-        __import__("uvloop")
     handed = [fd for fd in HANDED if fd is not None]
     channels = (parts.jobs.fileno(), parts.control.fileno())
     enter(config.sandbox, identity.folder, identity.cgroup, (*channels, page, *handed))

@@ -581,3 +581,22 @@ def shorten_where(monkeypatch: pytest.MonkeyPatch) -> None:
     from asyncpool._runtime.traffic import live_stacks
 
     monkeypatch.setattr(live_stacks, "_PATIENCE", 0.2)
+
+
+def pretend_machine(
+    monkeypatch: pytest.MonkeyPatch, system: str, release: str, machine: str
+) -> None:
+    """Have sandboxes believe that this is another machine, which can enforce nothing."""
+    from asyncpool._core.sandbox.plan import Machine
+    from asyncpool._runtime.sandbox import confinement
+
+    pretended = Machine(system, release, machine)
+    monkeypatch.setattr(confinement, "this_machine", lambda: pretended)
+
+
+def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
+    """Have each worker in a sandbox get a cgroup below *parent*, without any limit."""
+    from asyncpool._runtime.sandbox import confinement, places
+
+    monkeypatch.setattr(confinement, "_cgroup_limits", lambda *_: {"none": 0})
+    monkeypatch.setattr(places, "delegated_folder", lambda: parent)

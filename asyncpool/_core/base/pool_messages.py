@@ -147,6 +147,12 @@ SIGNAL_NOT_SENT = LogMessage(
     "signal %(signal)d cannot be sent to worker %(pid)d: %(why)s",
     "pid signal",
 )
+SANDBOX_INCOMPLETE = LogMessage(
+    "sandbox-incomplete",
+    WARNING,
+    "%(title)s: its sandbox (strict=False) does not keep everything in: %(missing)s",
+    "pool settings",
+)
 CALL_REFUSED = LogMessage(
     "call-refused",
     WARNING,

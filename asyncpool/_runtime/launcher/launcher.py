@@ -66,15 +66,16 @@ class Launcher:
     ) -> None:
         self._loop = loop
         # If the pool has not sent anything of the script yet, it may never do so.
-        first = main_module.is_in_use()
-        if confinement is not None:
-            first = confinement.script_first
-        script = main_script() if fork and first else None
+        script = main_script() if fork and main_module.is_in_use() else None
         command = worker_command()
         self._config = LauncherConfig(module_path(), fork, preload, command, script)
         if confinement is not None:
-            env = confinement.plan.env
-            self._config = self._config._replace(confined=True, env=env)
+            first = fork and confinement.script_first
+            self._config = self._config._replace(
+                confined=True,
+                env=confinement.plan.env,
+                script=confinement.script if first else None,
+            )
         self._process: LauncherProcess | None = None
         self._others: list[LauncherProcess] = []
         self._later: asyncio.TimerHandle | None = None

@@ -93,6 +93,9 @@ class Supervisor:
         try:
             async with self._workers.tasks:
                 state, performer = self._state, self._performer
+                sandbox = state.config.confinement
+                if sandbox is not None and sandbox.missing:
+                    state.log.sandbox_incomplete(sandbox.missing)
                 performer.perform(state.core.workers.start(state.loop.time()))
                 await performer.finished.wait()
             await self._workers.finish()

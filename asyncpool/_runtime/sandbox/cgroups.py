@@ -43,12 +43,25 @@ class WorkerCgroup:
         for name, text in limit_texts(limits).items():
             (self.folder / name).write_text(text)
 
-    def remove(self) -> None:
-        """Remove it; its processes are gone, or the kernel keeps it."""
+    def lacked_memory(self) -> bool:
+        """Return whether the kernel has killed one of its processes for lack of memory."""
+        try:
+            events = (self.folder / "memory.events").read_text()
+        except OSError:
+            return False
+        counts = dict(line.split() for line in events.splitlines())
+        return counts.get("oom_kill", "0") != "0"
+
+    def remove(self) -> bool:
+        """Kill what is left in it, and remove it; return whether it is gone.
+
+        The kernel keeps it until the last of its processes has ended.
+        """
         with contextlib.suppress(OSError):
             (self.folder / "cgroup.kill").write_text("1")
         with contextlib.suppress(OSError):
             self.folder.rmdir()
+        return not self.folder.exists()
 
 
 def limit_texts(limits: dict[str, int | float]) -> dict[str, str]:

@@ -36,13 +36,15 @@ class Confinement:
         plan: What each worker does.
         missing: What cannot be enforced here; empty for a strict sandbox.
         limits: The limits of each worker's cgroup, by controller.
-        script_first: Whether workers import the script before they shut themselves in.  They do
-            if it is the user's own, and not an installed command, which starts services.
+        script: What is ``__main__`` in workers, without the arguments of the service.
+        script_first: Whether workers import that before they shut themselves in.  They do if it
+            is the user's own, and not an installed command, which starts services.
     """
 
     plan: SandboxPlan
     missing: tuple[Missing, ...]
     limits: dict[str, int | float]
+    script: tuple[str, str, tuple[str, ...]] | None
     script_first: bool
 
 
@@ -63,18 +65,20 @@ def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
     lacks = missing(settings, machine)
     if lacks and sandbox.strict:
         raise UnsupportedPlatformError(refusal(lacks))
+    script = _script()
     readable = library() if settings.imports else least_library()
     return Confinement(
         make_plan(settings, machine, readable),
         lacks,
         _cgroup_limits(settings, machine.limits),
-        script_first=_has_own_script(),
+        script=script,
+        script_first=script is not None and not is_within(script[1], installation()),
     )
 
 
-def _has_own_script() -> bool:
+def _script() -> tuple[str, str, tuple[str, ...]] | None:
     script = main_script()
-    return script is not None and not is_within(script[1], installation())
+    return None if script is None else (*script[:2], script[1:2])
 
 
 def _check_paths(setting: str, paths: Iterable[str]) -> None:

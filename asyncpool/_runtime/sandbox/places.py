@@ -29,6 +29,10 @@ class Place(NamedTuple):
     folder: str
     cgroup: WorkerCgroup | None
 
+    def lacked_memory(self) -> bool:
+        """Return whether the kernel has killed a process of the worker for lack of memory."""
+        return self.cgroup is not None and self.cgroup.lacked_memory()
+
 
 class Places:
     """Makes what workers have for themselves, and removes it when they have ended.
@@ -43,6 +47,7 @@ class Places:
         self._limits = confinement.limits
         self._folders = PrivateFolders(confinement.plan.user)
         self._parent = delegated_folder() if self._limits else None
+        self._left: list[WorkerCgroup] = []
 
     def open(self) -> Place:
         """Return what a new worker has for itself.
@@ -64,8 +69,8 @@ class Places:
 
     def _remove(self, place: Place) -> None:
         self._folders.remove(place.name)
-        if place.cgroup is not None:
-            place.cgroup.remove()
+        if place.cgroup is not None and not place.cgroup.remove():
+            self._left.append(place.cgroup)
 
     async def close(self) -> None:
         """Remove what is left, once nothing is left of any worker.
@@ -76,5 +81,7 @@ class Places:
         threads = Threads(asyncio.get_running_loop())
         try:
             await threads.copy(self._folders.close)
+            for cgroup in self._left:
+                cgroup.remove()
         finally:
             await threads.close()

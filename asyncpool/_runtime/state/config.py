@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from asyncpool._core.codec.data_functions import check_name
@@ -105,14 +106,18 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
     if data is not None:
         for name in ("initializer", "around"):
             check_name(name, getattr(options, name))
-    confinement = None
+    confinement, shared = None, options.shared()
     if options.sandbox is not None:
+        shared["preload"] += _needed(options)
         confinement = confine(options.sandbox, options.worker_limits)
-        first = confinement.script_first
-        worker = worker._replace(sandbox=confinement.plan, script_first=first)
+        worker = worker._replace(
+            sandbox=confinement.plan,
+            script=confinement.script,
+            script_first=confinement.script_first,
+        )
     handover = Handover(options.initializer, options.initargs)
     return SupervisorConfig(
-        **options.shared(),
+        **shared,
         workers=options.workers,
         worker=worker._replace(
             initializer=handover.payload,
@@ -129,6 +134,14 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
         data=data,
         confinement=confinement,
     )
+
+
+def _needed(options: PoolOptions) -> tuple[str, ...]:
+    """Return what workers import for themselves, and could not import in a sandbox."""
+    names = ["uvloop"] if options.worker_loop == "uvloop" else []
+    if options.codec is not None and find_spec("msgspec") is not None:
+        names.append("msgspec")
+    return tuple(names)
 
 
 def worker_config(options: WorkerOptions, *, max_payload: int) -> WorkerConfig:

@@ -62,6 +62,7 @@ class CrashReporter:
             return CrashKind.PROTOCOL
         if slot.ready_at is None:
             return CrashKind.FAILED_START
+        lacked_memory |= handle.connections.lacked_memory
         if slot.oversized or lacked_memory:
             return CrashKind.OUT_OF_MEMORY
         if slot.hung and handle.killed:

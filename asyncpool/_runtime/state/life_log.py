@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from asyncpool._core.base.log_message import LogMessage
+    from asyncpool._core.sandbox.requirements import Missing
     from asyncpool._runtime.state.config import SupervisorConfig
     from asyncpool._runtime.worker.handle import WorkerHandle
 
@@ -77,6 +78,12 @@ class LifeLog:
                 workers=workers,
                 seconds=round(seconds, 3),
             )
+
+    def sandbox_incomplete(self, lacks: tuple[Missing, ...]) -> None:
+        """Log what this machine cannot enforce of a sandbox, once for a pool."""
+        words = {"missing": "; ".join(map(str, lacks))}
+        settings = ", ".join(lack.settings for lack in lacks)
+        self._log(say.SANDBOX_INCOMPLETE, words, settings=settings)
 
     def closing(self, jobs: int, finish: str, timeout: float | None) -> None:
         """Log that the pool begins to close."""

@@ -49,6 +49,7 @@ class WorkerConnections:
         logs: The log records of the worker; ``None`` until the channels are open.
         stdout: What the worker writes to its stdout.
         stderr: What it writes to its stderr.
+        lacked_memory: Whether the kernel has killed it since its cgroup was full.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> None:
@@ -69,6 +70,7 @@ class WorkerConnections:
         self.logs: LogNotes | None = None
         self.stdout: Output | None = None
         self.stderr: Output | None = None
+        self.lacked_memory = False
         self._place: Place | None = None
 
     def open(self, worker: WorkerHandle, theirs: contextlib.ExitStack) -> list[int]:
@@ -188,6 +190,7 @@ class WorkerConnections:
                 part.close()
         place, self._place = self._place, None
         if place is not None and self._setup.places is not None:
+            self.lacked_memory = place.lacked_memory()
             self._setup.places.release(place)
 
 
