@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import unpack_pid
 from asyncpool._system.descriptors import receive_fds
+from asyncpool._worker.launcher import launcher_process
 from asyncpool._worker.launcher.launcher_process import LauncherProcess
 from asyncpool._worker.launcher.reaper import Reaper
 
@@ -74,5 +75,39 @@ def test_a_sigterm_while_it_forks_ahead_waits_until_the_pool_has_the_process(
         assert PID in template._reaper._workers
         with socket.socket(fileno=door) as way:
             assert way.recv(1) == b"", "nobody waits there, nor holds it open"
+        for fd in (template._wake_out, template._wake_in):
+            os.close(fd)
+
+
+def test_a_spare_process_keeps_no_descriptors_of_another_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request may come in the same read as the one for a spare process."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        template = LauncherProcess(ours, Reaper())
+        closed: list[list[int]] = []
+
+        def fork_spare() -> None:
+            held = [*template._held]
+            template._prepare()  # as the new process does
+            for fd in held:
+                with pytest.raises(OSError, match="Bad file descriptor"):
+                    os.fstat(fd)
+            closed.append(held)
+
+        def launch(_: Frame, fds: list[int], *, truncated: bool) -> None:
+            assert closed == [fds]
+            assert not truncated
+
+        monkeypatch.setattr(launcher_process, "rehearse", lambda: None)
+        monkeypatch.setattr(template, "_fork_spare", fork_spare)
+        monkeypatch.setattr(template, "_launch", launch)
+        requests = header(FrameKind.SPARE, 0) + header(FrameKind.LAUNCH, 0, 1)
+        socket.send_fds(theirs, [requests], [theirs.fileno()])
+        assert template._answer()
+        assert len(closed) == 1
+        assert len(closed[0]) == 1
+        assert template._held == []
         for fd in (template._wake_out, template._wake_in):
             os.close(fd)

@@ -6,8 +6,6 @@ import os
 import select
 from collections.abc import Callable
 
-import pytest
-
 from asyncpool._worker.launcher import spare
 from tests.helpers.patience import PATIENCE
 
@@ -20,12 +18,8 @@ def fork(await_fds: Callable[[], list[int]]) -> int:
     return pid
 
 
-def test_it_ends_when_nobody_can_want_it_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(spare, "rehearse", lambda: None)
-
-    pid, door = spare.fork_spare(fork)
+def test_it_ends_when_nobody_can_want_it_any_more() -> None:
+    pid, door = spare.fork_spare(fork, lambda: None)
     pidfd = os.pidfd_open(pid)
     door.close()
     ended, _, _ = select.select([pidfd], [], [], PATIENCE)
@@ -36,14 +30,14 @@ def test_it_ends_when_nobody_can_want_it_any_more(
     assert status == 0
 
 
-def test_it_has_rehearsed_before_anything_comes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_has_rehearsed_before_anything_comes() -> None:
     """What it makes of its descriptors takes a third of the time then."""
     told, tell = os.pipe()
-    monkeypatch.setattr(spare, "rehearse", lambda: os.write(tell, b"rehearsed"))
 
-    pid, door = spare.fork_spare(fork)
+    def rehearse() -> None:
+        os.write(tell, b"rehearsed")
+
+    pid, door = spare.fork_spare(fork, rehearse)
     os.close(tell)
     assert os.read(told, 100) == b"rehearsed"
     os.close(told)

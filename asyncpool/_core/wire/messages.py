@@ -173,8 +173,8 @@ class LauncherConfig(Record):
             the numbers of its descriptors.
         script: What the launcher imports as ``__main__`` before the first fork, if
             anything; see :class:`WorkerConfig`.
-        confined: Whether its workers are in a sandbox, where they cannot import what
-            they need later.
+        namespaces: The namespaces that each worker makes, if workers are in a sandbox;
+            there they cannot import later what they need.
         env: The whole environment of the process; ``None`` for that of the service.
     """
 
@@ -183,7 +183,7 @@ class LauncherConfig(Record):
     preload: tuple[str, ...]
     command: tuple[str, ...]
     script: tuple[str, str, tuple[str, ...]] | None = None
-    confined: bool = False
+    namespaces: int | None = None
     env: tuple[tuple[str, str], ...] | None = None
 
     def pack(self) -> bytes:

@@ -72,7 +72,7 @@ class Launcher:
         if confinement is not None:
             first = fork and confinement.script_first
             self._config = self._config._replace(
-                confined=True,
+                namespaces=confinement.plan.namespaces,
                 env=confinement.plan.env,
                 script=confinement.script if first else None,
             )

@@ -39,6 +39,14 @@ class PrivateFolders:
             os.chown(folder, *self._user)
         return folder
 
+    def remove_empty(self, name: str) -> bool:
+        """Remove a folder if nothing is in it; return whether it is gone."""
+        try:
+            Path(f"{self._base}/{name}").rmdir()
+        except OSError:
+            return False
+        return True
+
     def remove(self, name: str) -> None:
         """Remove a folder; what cannot be removed now goes with the rest."""
         if self._base is not None:

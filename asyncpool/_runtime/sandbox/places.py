@@ -64,8 +64,10 @@ class Places:
         return Place(name, folder, cgroup)
 
     def release(self, place: Place) -> None:
-        """Remove what a worker had, which has ended, in a thread."""
-        self._threads.copy(self._remove, place)
+        """Remove what a worker had, which has ended; in a thread, if there is much of it."""
+        # Most jobs leave nothing, and a thread would get in the way of the worker that follows.
+        if place.cgroup is not None or not self._folders.remove_empty(place.name):
+            self._threads.copy(self._remove, place)
 
     def _remove(self, place: Place) -> None:
         self._folders.remove(place.name)

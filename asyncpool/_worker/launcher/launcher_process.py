@@ -32,6 +32,7 @@ from asyncpool._core.wire.messages import (
 )
 from asyncpool._system.descriptors import receive_fds
 from asyncpool._worker.launcher.reaper import Reaper
+from asyncpool._worker.launcher.rehearsal import rehearse
 from asyncpool._worker.launcher.spare import fork_spare
 from asyncpool._worker.loop import work
 from asyncpool._worker.process import script, titles
@@ -98,6 +99,8 @@ class LauncherProcess:
         self._wake_out, self._wake_in = os.pipe()
         self._serving = True
         self._parent = os.getppid()
+        # Descriptors for a worker that is not yet started.
+        self._held: list[int] = []
 
     def run(self) -> None:
         """Answer requests and report ends; return when the pool is gone."""
@@ -152,6 +155,7 @@ class LauncherProcess:
         data, fds, truncated = receive_fds(self._channel, 65536, FDS_PER_WORKER)
         if not data:
             return False
+        self._held = fds
         for frame in self._decoder.feed(data):
             if frame.kind is FrameKind.CONFIG:
                 self._configure(LauncherConfig.unpack(frame.payload))
@@ -164,7 +168,7 @@ class LauncherProcess:
                 # The kernel ends a read after bytes that came with descriptors, so
                 # these descriptors belong to this request.
                 self._launch(frame, fds, truncated=truncated)
-                fds = []
+                self._held = fds = []
         return True
 
     def _configure(self, config: LauncherConfig) -> None:
@@ -183,7 +187,7 @@ class LauncherProcess:
                 text = traceback.format_exc()
                 self._send(FrameKind.FAILED, Failure("preload", summary, text).pack())
                 return
-        if config.confined:
+        if config.namespaces is not None:
             importlib.import_module("asyncpool._worker.sandbox.entering")
             warm_up()
         failure = ""
@@ -226,13 +230,26 @@ class LauncherProcess:
     def _fork_spare(self) -> None:
         with _undisturbed():
             try:
-                pid, door = fork_spare(self._fork)
+                pid, door = fork_spare(self._fork, self._prepare)
                 with door:
                     self._report_start(FrameKind.SPARE, pid, 0, door.fileno())
             except OSError:
                 self._send(
                     FrameKind.SPARE
                 )  # there is none, and another one may be asked for
+
+    def _prepare(self) -> None:
+        """Do in a spare process what each worker does first."""
+        # Of a request that came in the same read.  Another worker's descriptors would let this one
+        # pose as it, and would hide its end.
+        for fd in self._held:
+            os.close(fd)
+        rehearse()
+        config = self._config
+        if config is not None and config.namespaces is not None:
+            from asyncpool._worker.sandbox import beginning  # noqa: PLC0415 - most are in none
+
+            beginning.rehearse(config.namespaces)
 
     def _fork(self, await_fds: Callable[[], list[int]]) -> int:
         """Fork a process that is a worker when it has its descriptors."""

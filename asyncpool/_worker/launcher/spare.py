@@ -11,7 +11,6 @@ import os
 import socket
 
 from asyncpool._system.descriptors import receive_fds
-from asyncpool._worker.launcher.rehearsal import rehearse
 from asyncpool._worker.process import titles
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -23,7 +22,7 @@ _MOST = 16
 
 
 def fork_spare(
-    fork: Callable[[Callable[[], list[int]]], int],
+    fork: Callable[[Callable[[], list[int]]], int], prepare: Callable[[], None]
 ) -> tuple[int, socket.socket]:
     """Fork a spare process; return its pid, and the socket for a worker's descriptors.
 
@@ -32,6 +31,7 @@ def fork_spare(
     Args:
         fork: Forks a process, which calls the function that it is given to receive its
             descriptors.  It returns the pid.
+        prepare: Called in the new process, which has time then.
 
     Raises:
         OSError: If the process cannot be made.
@@ -41,7 +41,7 @@ def fork_spare(
     def await_fds() -> list[int]:
         door.close()
         titles.show("pool-spare", "spare process")
-        rehearse()
+        prepare()
         with inside:
             data, fds, _ = receive_fds(inside, 1, _MOST)
         if not data:  # nobody will ever want it

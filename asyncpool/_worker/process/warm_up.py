@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 
 # What is installed may be out of a sandbox's reach.  The modules of this package are not, and idna
 # is asked for by each connection.
@@ -23,6 +24,6 @@ _NEEDED = (
 
 def warm_up() -> None:
     """Import these modules, which forked workers then share."""
-    for name in _NEEDED:
+    for name in set(_NEEDED) - {*sys.modules}:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -6,24 +6,20 @@ happens before the worker has a second thread.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import sys
 
 from asyncpool._core.sandbox.landlock import CONNECT_TCP, OF_A_FILE, WRITE
-from asyncpool._core.sandbox.plan import NEW_NETWORK, NEW_USER
 from asyncpool._system.confinement import (
     drop_capabilities,
     filter_calls,
-    forbid_capabilities,
     forbid_new_privileges,
-    new_namespaces,
     restrict,
 )
 from asyncpool._worker.process.os_setup import apply_bounds
 from asyncpool._worker.process.preloading import threads_left
-from asyncpool._worker.process.warm_up import warm_up
+from asyncpool._worker.sandbox.beginning import begin
 from asyncpool._worker.sandbox.descriptors import strays
 from asyncpool._worker.sandbox.imports import ReachableModules
 
@@ -49,12 +45,11 @@ def enter(
         OSError: If the kernel refuses a step.
         RuntimeError: If *preload* has left something that would be outside of the sandbox.
     """
-    warm_up()
+    separate = begin(plan.namespaces)
     _check_what_is_left(descriptors)
     _join(cgroup)
     _settle(plan, folder)
     apply_bounds(0, None, plan.rlimits)
-    separate = bool(plan.namespaces) and _separate(plan.namespaces)
     if plan.tasks is not None:
         _bound_tasks(plan, separate=separate, counted=bool(cgroup))
     if plan.memory is not None:
@@ -94,25 +89,6 @@ def _settle(plan: SandboxPlan, folder: str) -> None:
     os.umask(0o077)
 
 
-def _separate(flags: int) -> bool:
-    """Have namespaces of its own; return whether the kernel allows that."""
-    user, group = os.getuid(), os.getgid()
-    try:
-        new_namespaces(flags & (NEW_USER | NEW_NETWORK))
-    except OSError:  # they come on top of the rest
-        return False
-    if flags & NEW_USER:
-        # The same numbers inside as outside.
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{user} {user} 1"),
-            ("gid_map", f"{group} {group} 1"),
-        ):
-            with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
-                file.write(text)
-    return True
-
-
 def _bound_tasks(plan: SandboxPlan, *, separate: bool, counted: bool) -> None:
     """Bound the number of threads, if the kernel counts those of this worker apart."""
     if separate and plan.tasks is not None:
@@ -136,8 +112,6 @@ def _bound_memory(more: int) -> None:
 
 def _become(plan: SandboxPlan) -> None:
     """Become the user of the plan, or a root that may do no more than others."""
-    if plan.drop:
-        forbid_capabilities()
     if plan.user is not None:
         os.setgroups([])
         os.setresgid(plan.user[1], plan.user[1], plan.user[1])
