@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -70,9 +69,9 @@ def compute() -> None:
         pass
 
 
-def sleep() -> None:
-    heartbeat("asleep")
-    time.sleep(600)
+def wait() -> None:
+    heartbeat("waits")
+    threading.Event().wait()
 
 
 def items() -> Iterator[int]:
@@ -167,11 +166,11 @@ async def test_workers_in_a_sandbox_do_all_that_workers_do(
         assert await pool.broadcast(abs, -3) == {0: 3}
         assert await pool.submit(pause) == "asyncio"
         await pool.submit(shout)
-        job = pool.options(timeout=0.3, cancel_grace=0.1).submit(sleep)
+        job = pool.options(timeout=0.3, cancel_grace=0.1).submit(wait)
         async for details in job.progress():
-            assert details == "asleep"
+            assert details == "waits"
             break
-        assert "sleep" in await job.stack()
+        assert "wait" in await job.stack()
         with pytest.raises(JobTimeoutError):
             await job
         profile = await pool.profile(0.05)

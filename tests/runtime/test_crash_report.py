@@ -60,7 +60,7 @@ class Kernel:
 class DeadWorker:
     """One that has taken so many of the bytes that were put for it; its page and outbox, too."""
 
-    loading = killed = broke_protocol = False
+    loading = killed = broke_protocol = lacked_memory = False
     status = -signal.SIGKILL
     detail = traceback = silence = late_stacks = ""
     slot = generation = pid = 1
@@ -189,6 +189,19 @@ async def test_what_the_supervisor_does_is_a_member_and_a_text(
     found = follow_up(2, [command], is_last=is_last)
     assert found == expected
     assert replace(CRASH, **found._asdict()).next_step_text == text
+
+
+async def test_a_worker_whose_own_cgroup_was_full_lacked_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        postmortem, "OomKills", lambda: Kernel(3)
+    )  # counts another cgroup
+    dead = DeadWorker()
+    dead.lacked_memory = True
+    coroner, slot = CrashReporter(start_timeout=30.0), Slot(0, ready_at=1.0)
+    worker = cast("WorkerHandle", dead)
+    assert coroner.kind_of(worker, slot, 1.0) is CrashKind.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(

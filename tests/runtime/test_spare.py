@@ -36,7 +36,7 @@ class Launcher:
     """The launcher's end of a template's channel; its processes are only numbers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def start(theirs: socket.socket) -> subprocess.Popen[bytes]:
+        def start(theirs: socket.socket, env: object) -> subprocess.Popen[bytes]:
             self._channel = theirs.dup()
             self._channel.setblocking(False)
             return subprocess.Popen(["true"])

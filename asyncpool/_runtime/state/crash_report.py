@@ -57,12 +57,13 @@ class CrashReporter:
     def kind_of(self, handle: WorkerHandle, slot: Slot, now: float) -> CrashKind:
         """Return the kind of an end that nobody asked for."""
         # Claimed first: whatever the kind is, this may be the death that the kernel counted.
-        lacked_memory = self._was_killed(handle) and self._claim(now)
+        lacked_memory = self._was_killed(handle) and (
+            self._claim(now) or handle.lacked_memory
+        )
         if handle.broke_protocol:
             return CrashKind.PROTOCOL
         if slot.ready_at is None:
             return CrashKind.FAILED_START
-        lacked_memory |= handle.connections.lacked_memory
         if slot.oversized or lacked_memory:
             return CrashKind.OUT_OF_MEMORY
         if slot.hung and handle.killed:

@@ -136,6 +136,11 @@ class WorkerHandle:
         return stderr.tail if stderr is not None else ()
 
     @property
+    def lacked_memory(self) -> bool:
+        """Whether the kernel has killed it, or a child of it, since its own cgroup was full."""
+        return self.connections.lacked_memory
+
+    @property
     def failed(self) -> bool:
         """Whether its exit status shows an error, and not a signal that the pool has sent."""
         if not self.status:
