@@ -6,7 +6,7 @@ import concurrent.futures
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ParamSpec, SupportsFloat, TypeVar
 
@@ -57,6 +57,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         max_tasks_per_child: How many calls a worker makes at the most before another one
             takes its place; ``None`` for any number.
         worker_output: Where the lines that calls print go; see :class:`Pool`.
+        worker_env: Environment variables of workers; see :class:`Pool`.
 
     Raises:
         ValueError: If a number is too low.
@@ -74,6 +75,9 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         *,
         max_tasks_per_child: int | None = None,
         worker_output: OutputMode = "log",
+        worker_env: Mapping[str, str]
+        | Callable[[int], Mapping[str, str]]
+        | None = None,
     ) -> None:
         options = executor_options(locals())  # by the names of the signature
         # dask reads this name to learn how many calls to submit at a time.
@@ -91,6 +95,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
             initargs=options.initargs,
             launcher=options.mp_context,
             worker_output=options.worker_output,
+            worker_env=options.worker_env,
             max_message_size=None,
         )
         self._engine: Engine | None = None

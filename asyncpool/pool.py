@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import TracebackType
@@ -84,6 +84,12 @@ class Pool(Caller, Supervised, Profiled):
             function raised; that is for each attempt, each item of a map, and the whole of a
             stream.  A hook that fails fails the job with a :exc:`HookError`.  It cannot suppress
             an exception of the job.
+        worker_env: Environment variables of workers, beside those of this process: a mapping, or a
+            function of the slot (``current_job().slot``) that returns one, such as
+            ``lambda slot: {"CUDA_VISIBLE_DEVICES": str(slot)}``.  They are set before workers
+            import anything of yours.  A mapping holds for the launcher too, and for *preload*
+            there.  With a function each worker imports *preload* and the script for itself, as
+            with ``"spawn"``.  The pool calls it in this process at each start of a worker.
         start_timeout: Seconds that a worker has to become ready.
         ready: What :meth:`start` and ``async with`` wait for: ``"any"`` means one ready
             worker, ``"all"`` the least number of workers.  With ``"all"`` the start also
@@ -179,6 +185,9 @@ class Pool(Caller, Supervised, Profiled):
         initializer: Callable[..., object] | None = None,
         initargs: Iterable[Any] = (),
         around: Callable[[CurrentJob], AbstractContextManager[Any]] | str | None = None,
+        worker_env: Mapping[str, str]
+        | Callable[[int], Mapping[str, str]]
+        | None = None,
         start_timeout: float = 30.0,
         ready: Literal["any", "all"] = "any",
         restart_policy: RestartPolicy | None = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, SupportsIndex
 
 from asyncpool._core.base.validation import ArgumentType, check_type, or_none
+from asyncpool._core.policies.worker_env import GivenEnv
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
 from asyncpool._runtime.options.checks import Check, anything, checked
 from asyncpool._runtime.options.worker_options import LauncherKind, OutputMode
@@ -61,8 +62,9 @@ EXECUTOR_CHECKS: dict[str, Check] = {
     "initializer": _initializer,
     "max_tasks_per_child": _max_tasks,
     "mp_context": _mp_context,
-    "initargs": anything,  # the executor's pool checks these two
+    "initargs": anything,  # the executor's pool checks these
     "worker_output": anything,
+    "worker_env": anything,
 }
 
 
@@ -80,6 +82,7 @@ class ExecutorOptions:
     initargs: Iterable[Any]
     max_tasks_per_child: int | None
     worker_output: OutputMode
+    worker_env: GivenEnv | None
 
 
 def executor_options(given: Mapping[str, Any]) -> ExecutorOptions:

@@ -19,7 +19,7 @@ from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
 from asyncpool._system.descriptors import HANDED
-from asyncpool._worker.api.context import load_details_by
+from asyncpool._worker.api.context import know_slot, load_details_by
 from asyncpool._worker.api.state import on_retire, open_state
 from asyncpool._worker.channel.frames_io import SMALL, decoder, receive, send
 from asyncpool._worker.channel.large_buffers import LargeBuffers
@@ -37,7 +37,11 @@ from asyncpool._worker.job.tracebacks import announce, print_error
 from asyncpool._worker.logs.forwarding import LogForwarding
 from asyncpool._worker.process import script, titles
 from asyncpool._worker.process.identity import assume
-from asyncpool._worker.process.os_setup import adopt_orphans, apply_bounds
+from asyncpool._worker.process.os_setup import (
+    adopt_orphans,
+    apply_bounds,
+    set_environment,
+)
 from asyncpool._worker.process_exit import leave
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -129,6 +133,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         config = WorkerConfig.unpack(control.receive_config().payload)
         identity = control.identity
         if identity is not None:
+            set_environment(identity.environment)  # before any import
+            know_slot(identity.rank)
             assume(identity)
             slot = identity.number - 1
             pool = identity.name.removesuffix(f"-worker-{slot}")
@@ -285,7 +291,8 @@ def _shut_in(config: WorkerConfig, parts: WorkerParts) -> None:
     assert identity is not None
     handed = [fd for fd in HANDED if fd is not None]
     channels = (parts.jobs.fileno(), parts.control.fileno())
-    enter(config.sandbox, identity.folder, identity.cgroup, (*channels, page, *handed))
+    plan = config.sandbox._replace(env=(*config.sandbox.env, *identity.environment))
+    enter(plan, identity.folder, identity.cgroup, (*channels, page, *handed))
 
 
 def _serve(

@@ -34,6 +34,7 @@ class Crew:
         self.lifecycle = SlotLifecycle(
             workers=1,
             count=1,
+            most=1,
             limits=WorkerLimits(),
             policy=RestartPolicy(),
             start_timeout=20.0,

@@ -40,6 +40,7 @@ def lives_of(
     lifecycle = SlotLifecycle(
         workers=workers,
         count=workers,
+        most=workers,
         limits=WorkerLimits(),
         policy=policy,
         start_timeout=20.0,

@@ -34,6 +34,7 @@ from asyncpool._core.slots.commands import (
     TellRestart,
     Terminate,
 )
+from asyncpool._core.slots.ranks import rank_of
 from asyncpool._core.slots.slots import UP, Slot, SlotEvent, StopStage
 from asyncpool.enums import SlotState
 
@@ -57,6 +58,7 @@ class SlotLifecycle:
     Args:
         workers: How many slots get a worker at first.
         count: How many slots there are.
+        most: How many workers there may be, without surge.
         limits: When workers are due for recycling.
         policy: When a dead worker is replaced.
         start_timeout: Seconds that a worker has to become ready.
@@ -67,6 +69,7 @@ class SlotLifecycle:
 
     Attributes:
         slots: The slots.
+        most: As above; it may change.
         broken: Why the pool is broken, if it is: no worker can be started, and
             there is none.
         gave_up: Whether the pool has given up for good, and tries no more starts.
@@ -79,6 +82,7 @@ class SlotLifecycle:
         *,
         workers: int,
         count: int,
+        most: int,
         limits: WorkerLimits,
         policy: RestartPolicy,
         start_timeout: float,
@@ -88,6 +92,7 @@ class SlotLifecycle:
     ) -> None:
         self._concurrency = concurrency
         self.slots: list[Slot] = []
+        self.most = most
         self.ensure_slots(workers, SlotState.VACANT)
         self.ensure_slots(count, SlotState.UNUSED)
         self.broken: str | None = None
@@ -109,7 +114,9 @@ class SlotLifecycle:
     def ensure_slots(self, count: int, state: SlotState = SlotState.UNUSED) -> None:
         """Have at least *count* slots; new ones begin in *state*."""
         for index in range(len(self.slots), count):
-            self.slots.append(Slot(index, state, concurrency=self._concurrency))
+            self.slots.append(
+                Slot(index, state, rank=index, concurrency=self._concurrency)
+            )
 
     def unused_slot(self) -> Slot:
         """Return a slot that is not needed now; make one if there is none."""
@@ -121,11 +128,27 @@ class SlotLifecycle:
 
     # A worker starts.
 
-    def spawn(self, slot: Slot, now: float, *, new: bool = False) -> Command:
-        """Start a worker in an empty slot; *new* says that it is one more than there were."""
+    def spawn(
+        self,
+        slot: Slot,
+        now: float,
+        *,
+        new: bool = False,
+        replaces: int | None = None,
+    ) -> Command:
+        """Start a worker in an empty slot.
+
+        Args:
+            slot: The slot.
+            now: The time.
+            new: Whether it is one more worker than there were.
+            replaces: The slot whose worker it replaces as soon as it is ready.
+        """
         self.restarts += not new
         slot.apply(SlotEvent.SPAWN)
         slot.renew()
+        slot.replaces = replaces
+        slot.rank = rank_of(slot, self.slots, self.most)
         self._announced.pop(slot.index, None)
         slot.recycle_limits = self._limits.recycle_limits(slot.index, slot.generation)
         if self._limits.exact:

@@ -104,6 +104,7 @@ class Slot:
 
     Attributes:
         index: Its number in the pool, from 0.
+        rank: The number that its worker knows itself by; see ``ranks.py``.
         state: See :data:`TRANSITIONS`.
         generation: Which worker of the slot it is, or was last, counting from 1.
         in_flight: The jobs that its worker has in flight.
@@ -150,6 +151,7 @@ class Slot:
 
     index: int
     state: SlotState = SlotState.VACANT
+    rank: int = 0
     generation: int = 0
     in_flight: InFlight = field(default_factory=InFlight)
     concurrency: int = 1

@@ -311,8 +311,7 @@ class Replacements:
         for slot in due:
             if self.budget.can_replace:
                 spare = self._lifecycle.unused_slot()
-                commands.append(self._lifecycle.spawn(spare, now))
-                spare.replaces = slot.index
+                commands.append(self._lifecycle.spawn(spare, now, replaces=slot.index))
             elif self.budget.can_miss:
                 commands += self._leaving.begin(slot, slot.replace_reason or "", now)
         return commands

@@ -47,7 +47,7 @@ class Resizing:
     def limit(self, least: int, most: int, now: float) -> list[Command]:
         """Keep the size between *least* and *most* from now on."""
         self._lifecycle.ensure_slots(self._budget.slots_for(most))
-        self._lifecycle.ledger.workers = most
+        self._lifecycle.ledger.workers = self._lifecycle.most = most
         size = self._sizing.size
         self._sizing.limit(least, most, now)
         return self._report(size)

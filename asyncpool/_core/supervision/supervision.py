@@ -93,6 +93,7 @@ class Supervision:
         self._lifecycle = SlotLifecycle(
             workers=least,
             count=most + max_surge,
+            most=most,
             limits=limits,
             policy=policy,
             start_timeout=start_timeout,

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # A soft limit of the kernel, or a pair: the soft and the hard limit.
 KernelLimit = int | tuple[int, int]
 
+# Environment variables, each with its value.
+Variables = tuple[tuple[str, str], ...]
+
 MAX_TEXT = 16_384
 
 # The most bytes of the reason that a worker gives for its end.
@@ -140,6 +143,8 @@ class Identity(Record):
         argv: The command line of the service.
         folder: The private folder of a worker in a sandbox.
         cgroup: The folder of its cgroup, if it has one.
+        rank: The number by which jobs know the worker; see ``_core/slots/ranks.py``.
+        environment: The variables that the worker alone has.
     """
 
     name: str
@@ -150,6 +155,8 @@ class Identity(Record):
     argv: tuple[str, ...]
     folder: str = ""
     cgroup: str = ""
+    rank: int = 0
+    environment: Variables = ()
 
     def pack(self) -> bytes:
         """Return the payload of an ``IDENTITY`` frame."""
@@ -194,6 +201,16 @@ class LauncherConfig(Record):
     def unpack(cls, payload: bytes) -> LauncherConfig:
         """Read the payload of a ``CONFIG`` frame; it must come from the pool."""
         return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
+
+
+def pack_environment(variables: Variables) -> bytes:
+    """Return the payload of a ``LAUNCH`` frame."""
+    return json.dumps(variables).encode() if variables else b""
+
+
+def unpack_environment(payload: bytes) -> dict[str, str]:
+    """Read the payload of a ``LAUNCH`` frame; it must come from the pool."""
+    return dict(json.loads(payload)) if payload else {}
 
 
 def pack_pid(pid: int, *, held: bool) -> bytes:

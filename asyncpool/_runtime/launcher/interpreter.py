@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from asyncpool._core.wire.messages import Variables
+
 # The new process needs the asyncpool of this process, even if another one is installed.  So its
 # directory comes first while asyncpool is imported, and last before anything else is imported.
 _BOOTSTRAP = (
@@ -19,7 +21,7 @@ _ROOT = str(Path(__file__).parents[3])
 
 
 def start_launcher(
-    theirs: socket.socket, env: tuple[tuple[str, str], ...] | None
+    theirs: socket.socket, env: Variables | None
 ) -> subprocess.Popen[bytes]:
     """Start the launcher's process.
 

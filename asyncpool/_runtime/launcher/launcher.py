@@ -18,7 +18,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from asyncpool._core.main import main_module
-from asyncpool._core.wire.messages import LauncherConfig
+from asyncpool._core.wire.messages import LauncherConfig, Variables
 from asyncpool._runtime.base.machine import module_path, umask_and_ignored, usable_cores
 from asyncpool._runtime.base.script import main_script
 from asyncpool._runtime.launcher.interpreter import worker_command
@@ -54,6 +54,9 @@ class Launcher:
         fork: Whether workers are forked, or are fresh interpreters.
         preload: Modules that the launcher imports before it forks.
         confinement: The sandbox of the workers, if they have one.
+        variables: Environment variables that the launcher and all workers have, beside those of
+            this process.
+        imports: Whether the launcher may import the script for its workers.
     """
 
     def __init__(
@@ -63,27 +66,38 @@ class Launcher:
         fork: bool,
         preload: tuple[str, ...],
         confinement: Confinement | None = None,
+        variables: Variables = (),
+        imports: bool = True,
     ) -> None:
         self._loop = loop
         # If the pool has not sent anything of the script yet, it may never do so.
-        script = main_script() if fork and main_module.is_in_use() else None
+        imports = imports and fork
+        script = main_script() if imports and main_module.is_in_use() else None
         command = worker_command()
         self._config = LauncherConfig(module_path(), fork, preload, command, script)
         if confinement is not None:
-            first = fork and confinement.script_first
+            first = imports and confinement.script_first
             self._config = self._config._replace(
                 namespaces=confinement.plan.namespaces,
                 env=confinement.plan.env,
                 script=confinement.script if first else None,
             )
+        elif variables:
+            both = {**os.environ, **dict(variables)}
+            self._config = self._config._replace(env=tuple(both.items()))
         self._process: LauncherProcess | None = None
         self._others: list[LauncherProcess] = []
         self._later: asyncio.TimerHandle | None = None
-        if fork and script is None and confinement is None:
+        if imports and script is None and confinement is None:
             main_module.listen(self._on_use)
 
-    async def launch(self, fds: list[int]) -> Process:
+    async def launch(self, fds: list[int], variables: Variables = ()) -> Process:
         """Start a worker on *fds* and return its process.
+
+        Args:
+            fds: Its descriptors.
+            variables: Environment variables that it alone has.  Only a fresh interpreter starts
+                with them.  A forked worker sets them when it learns who it is.
 
         Raises:
             LaunchError: If it cannot be started.
@@ -95,12 +109,12 @@ class Launcher:
         if self._process is None or self._process.lost:
             self._process = self._find(self._config)
         try:
-            return await self._process.launch(fds)
+            return await self._process.launch(fds, variables)
         except ScriptError:
             # The launcher cannot import the script, or cannot fork after that.  So the
             # workers import it.
             self._config = self._config._replace(script=None)
-            return await self.launch(fds)
+            return await self.launch(fds, variables)
 
     def on_start_timeout(self) -> None:
         """Kill the launcher, since a start took too long; but not one that serves other pools.

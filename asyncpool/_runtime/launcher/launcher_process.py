@@ -22,6 +22,8 @@ from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import (
     Failure,
     LauncherConfig,
+    Variables,
+    pack_environment,
     unpack_exit,
     unpack_pid,
 )
@@ -138,12 +140,12 @@ class LauncherProcess:
         if not self._unsent:
             self._loop.remove_writer(self._socket.fileno())
 
-    async def launch(self, fds: list[int]) -> Process:
+    async def launch(self, fds: list[int], variables: Variables = ()) -> Process:
         """Start a worker on *fds*; see :meth:`Launcher.launch`."""
         async with self._room:
             try:
                 await shielded(self.ready)
-                process = self._take_spare(fds) or await self._request(fds)
+                process = self._take_spare(fds) or await self._request(fds, variables)
             except LaunchError:
                 if self._useless:
                     self.abort()
@@ -191,12 +193,16 @@ class LauncherProcess:
                 self._socket.send(header(FrameKind.SPARE, 0))
                 self._spare_asked = True
 
-    async def _request(self, fds: list[int]) -> Process:
+    async def _request(self, fds: list[int], variables: Variables) -> Process:
         self._next_request += 1
         number = self._next_request
         answer: asyncio.Future[Process] = self._loop.create_future()
+        payload = pack_environment(variables)
+        data = header(FrameKind.LAUNCH, len(payload), number) + payload
         try:
-            socket.send_fds(self._socket, [header(FrameKind.LAUNCH, 0, number)], fds)
+            # The rest cannot wait: other requests may follow.
+            if socket.send_fds(self._socket, [data], fds) < len(data):
+                raise OSError("its socket is full")  # noqa: TRY301 - as if it did not listen
         except OSError as error:
             self._useless = True
             raise LaunchError(f"the launcher does not listen: {error}") from error

@@ -13,6 +13,7 @@ from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.formats import Format, format_of
 from asyncpool._core.control.control_protocol import is_name
 from asyncpool._core.policies.job_limits import JobLimits
+from asyncpool._core.policies.worker_env import GivenEnv, WorkerEnv
 from asyncpool._core.wire.page import MAX_LANES
 from asyncpool._runtime.base.arguments import check_int, least_and_most
 from asyncpool._runtime.base.machine import usable_cpus
@@ -109,6 +110,10 @@ def _sandbox(name: str, value: object) -> Sandbox | None:
     return value
 
 
+def _worker_env(_: str, value: GivenEnv | None) -> WorkerEnv | None:
+    return None if value is None else WorkerEnv(value)
+
+
 POOL_CHECKS: dict[str, Check] = {
     "workers": _workers,
     "max_surge": at_least(0),
@@ -122,6 +127,7 @@ POOL_CHECKS: dict[str, Check] = {
     "concurrency": _concurrency,
     "initializer": function,
     "initargs": items("a tuple of arguments"),
+    "worker_env": _worker_env,
     "control": _control,
     "codec": _codec,
     "functions": _functions,
@@ -155,6 +161,7 @@ class PoolOptions(WorkerOptions):
     initializer: Callable[..., object] | None
     initargs: tuple[Any, ...]
     around: Callable[..., object] | str | None
+    worker_env: WorkerEnv | None
     propagate: Iterable[ContextVar[Any] | str]
     control: str | None
     codec: Format | None
@@ -164,6 +171,11 @@ class PoolOptions(WorkerOptions):
     job_limits: JobLimits
 
     def __post_init__(self) -> None:
+        if self.sandbox is not None and self.worker_env and self.worker_env.common:
+            raise ValueError(
+                "worker_env is a mapping, and the sandbox says the whole environment: name the "
+                "variables in Sandbox(env=...)"
+            )
         if not self.max_surge and not self.max_unavailable:
             raise ValueError("max_surge and max_unavailable cannot both be 0")
         for name in ("functions", "errors"):

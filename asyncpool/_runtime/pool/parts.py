@@ -92,8 +92,8 @@ def assemble(config: SupervisorConfig, hub: PoolHub) -> Parts:
 def _first_config(config: SupervisorConfig) -> WorkerConfig:
     """Return the configuration of workers that are started before any broadcast."""
     levels, disabled = explicit_levels()
-    # A worker that is a fresh interpreter has nothing that the launcher has imported.
-    later = () if config.fork else config.preload
+    # The others find what the launcher has imported.
+    later = () if config.launcher_imports else config.preload
     return config.worker._replace(levels=levels, disabled=disabled, preload=later)
 
 

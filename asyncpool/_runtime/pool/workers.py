@@ -45,10 +45,14 @@ class Workers:
         # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()
         self.segments = Segments(loop, config.max_shared_memory, parts.threads)
-        ahead = config.preload if config.fork else ()
-        sandbox = config.confinement
+        env, sandbox = config.worker_env, config.confinement
         self._launcher = Launcher(
-            loop, fork=config.fork, preload=ahead, confinement=sandbox
+            loop,
+            fork=config.fork,
+            preload=config.preload if config.launcher_imports else (),
+            confinement=sandbox,
+            variables=() if env is None else env.common,
+            imports=config.launcher_imports,
         )
         self._places = None if sandbox is None else Places(sandbox, parts.threads)
         self._worker_logs = WorkerLogs(loop, config.name)
@@ -67,11 +71,14 @@ class Workers:
             serving=parts.serving,
             worker_logs=self._worker_logs,
             places=self._places,
+            worker_env=env,
+            forked=config.fork,
         )
 
     def start(self, slot: int, generation: int) -> None:
         """Start a worker in *slot*."""
-        handle = WorkerHandle(self._state.loop, slot, generation, self._setup)
+        rank = self._state.core.slots[slot].rank
+        handle = WorkerHandle(self._state.loop, slot, generation, rank, self._setup)
         self._state.handles[slot] = handle
         self._broadcasts.on_spawn(slot)
         self.tasks.create_task(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from asyncpool._core.codec.data_functions import check_name
 from asyncpool._core.codec.data_only import DataOnly
+from asyncpool._core.policies.worker_env import WorkerEnv
 from asyncpool._core.slots.lifecycle import STOP_GRACE
 from asyncpool._core.wire.frames import MAX_PAYLOAD
 from asyncpool._core.wire.messages import WorkerConfig
@@ -53,6 +54,7 @@ class SupervisorConfig(WorkerOptions):
         handover: What each worker calls first, with the descriptors that go with it.
         data: What a pool that is data only adds to its functions.
         confinement: The sandbox of the workers, if they have one.
+        worker_env: The environment variables of the workers, if they have others.
     """
 
     workers: tuple[int, int]
@@ -68,11 +70,21 @@ class SupervisorConfig(WorkerOptions):
     handover: Handover | None = None
     data: DataOnly | None = None
     confinement: Confinement | None = None
+    worker_env: WorkerEnv | None = None
 
     @property
     def fork(self) -> bool:
         """Whether workers are forked from a launcher that has imported *preload*."""
         return self.launcher == "forkserver"
+
+    @property
+    def launcher_imports(self) -> bool:
+        """Whether workers find what the launcher has imported, *preload* and the script.
+
+        A fresh interpreter finds nothing.  And a worker with environment variables of its own
+        has to set them before any import.
+        """
+        return self.fork and not (self.worker_env and self.worker_env.varies)
 
     @property
     def wait_for_all(self) -> bool:
@@ -133,6 +145,7 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
         handover=handover,
         data=data,
         confinement=confinement,
+        worker_env=options.worker_env,
     )
 
 

@@ -124,7 +124,7 @@ class WorkerConnections:
         setup = self._setup
         for fd in setup.handed:
             control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
-        identity = identity_of(setup.pool, worker.slot)
+        identity = identity_of(setup.pool, worker.slot, worker.rank, worker.environment)
         if setup.places is not None:
             self._place = setup.places.open()
             identity = confined(identity, self._place)

@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 import anyio
 
+from asyncpool._core.wire.messages import Variables
 from asyncpool._runtime.launcher.launcher_process import LaunchError
 from asyncpool._runtime.launcher.process import Process
 from asyncpool._runtime.worker.connections import WorkerConnections
+from asyncpool._runtime.worker.environment import environment_of
 from asyncpool._runtime.worker.incoming import IncomingFrames
 from asyncpool._runtime.worker.setup import WorkerSetup
 from asyncpool._system.signals import STACKS
@@ -48,6 +50,8 @@ class WorkerHandle:
     Attributes:
         slot: The slot.
         generation: Which worker of the slot it is, counting from 1.
+        rank: The number by which its jobs know it; see ``_core/slots/ranks.py``.
+        environment: The environment variables that it alone has.
         process: Its process; ``None`` until there is one.
         connections: The channels, the page and the pipes between it and the pool.
         page: What the worker has noted.
@@ -73,10 +77,13 @@ class WorkerHandle:
         loop: asyncio.AbstractEventLoop,
         slot: int,
         generation: int,
+        rank: int,
         s: WorkerSetup,
     ) -> None:
         self.slot = slot
         self.generation = generation
+        self.rank = rank
+        self.environment: Variables = ()
         self.process: Process | None = None
         self.status: int | None = None
         self.detail = self.traceback = self.silence = self.late_stacks = ""
@@ -233,12 +240,16 @@ class WorkerHandle:
     # Its start.
 
     async def _start(self) -> None:
+        setup = self._setup
+        self.environment = environment_of(
+            setup.worker_env, self.rank, forked=setup.forked
+        )
         self._launching = anyio.CancelScope()
         if self.killed:
             self._launching.cancel()
         with contextlib.ExitStack() as theirs, self._launching:
             fds = self.connections.open(self, theirs)
-            self.process = await self._setup.launcher.launch(fds)
+            self.process = await setup.launcher.launch(fds, self.environment)
         if self.process is None:
             raise LaunchError("the launcher did not answer in time")
         self.connections.label_output(self)

@@ -6,15 +6,17 @@ import multiprocessing
 import os
 import sys
 
-from asyncpool._core.wire.messages import Identity
+from asyncpool._core.wire.messages import Identity, Variables
 from asyncpool._runtime.sandbox.places import Place
 
 # Processes that have this key let each other in, so workers in a sandbox have another one.
 _OTHER_KEY = os.urandom(32)
 
 
-def identity_of(pool: str, slot: int) -> Identity:
-    """Return the identity of a worker that is started now.
+def identity_of(
+    pool: str, slot: int, rank: int = 0, environment: Variables = ()
+) -> Identity:
+    """Return the identity of a worker that is started now; see :class:`Identity`.
 
     Its key must not be on a command line or in an environment, where others could see it.
     """
@@ -27,6 +29,8 @@ def identity_of(pool: str, slot: int) -> Identity:
         authkey=bytes(this.authkey),
         start_method=multiprocessing.get_start_method(allow_none=True),
         argv=tuple(text for text in arguments if isinstance(text, str)),
+        rank=rank,
+        environment=environment,
     )
 
 

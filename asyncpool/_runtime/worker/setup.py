@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from asyncpool._core.policies.worker_env import WorkerEnv
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.launcher.launcher import Launcher
@@ -34,3 +35,5 @@ class WorkerSetup:
     serving: Serving | None
     worker_logs: WorkerLogs
     places: Places | None
+    worker_env: WorkerEnv | None
+    forked: bool

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 JOB_LOGGER = "asyncpool.job"
 
 _load_details: Callable[[bytes], Any] = pickle.loads
+_slot = 0
 
 
 class CurrentJob(Record):
@@ -32,6 +33,12 @@ class CurrentJob(Record):
             ``None`` for no limit.
         packed_details: The bytes of :attr:`last_details`.
         function: The name of its function, such as ``"shop.images.resize"``.
+        slot: The number of this worker, from 0 to one less than the number of workers.  No two
+            workers that take jobs have the same one.  A worker that follows a dead one has its
+            number.  So has one that replaces another: with *max_surge*, which is 1 by default,
+            the two have the same number while the old one finishes its jobs.  Where that must
+            not be, use ``Pool(max_surge=0, max_unavailable=1)``.  Logs and events say the slot of
+            a replacement, which may be another one.
     """
 
     id: int
@@ -39,6 +46,7 @@ class CurrentJob(Record):
     deadline: float | None = None
     packed_details: bytes = b""
     function: str = ""
+    slot: int = 0
 
     @property
     def last_details(self) -> Any:
@@ -78,6 +86,12 @@ def load_details_by(load: Callable[[bytes], Any]) -> None:
     _load_details = load
 
 
+def know_slot(number: int) -> None:
+    """Record the number by which jobs know this worker."""
+    global _slot  # noqa: PLW0603 - there is one worker in a process
+    _slot = number
+
+
 def current_job() -> CurrentJob:
     """Return the job that this code runs in.
 
@@ -93,7 +107,7 @@ def current_job() -> CurrentJob:
     else:
         name = function if type(function) is str else function_name(function)  # type: ignore[arg-type]
     end = context.end(began)
-    return CurrentJob(number, attempt, end, context.details, name)
+    return CurrentJob(number, attempt, end, context.details, name, _slot)
 
 
 def name_function(function: Callable[..., Any]) -> None:

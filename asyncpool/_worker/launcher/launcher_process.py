@@ -29,6 +29,7 @@ from asyncpool._core.wire.messages import (
     LauncherConfig,
     pack_exit,
     pack_pid,
+    unpack_environment,
 )
 from asyncpool._system.descriptors import receive_fds
 from asyncpool._worker.launcher.reaper import Reaper
@@ -47,7 +48,7 @@ from asyncpool._worker.process.warm_up import warm_up
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
     from typing import NoReturn
 
 # Job channel, control channel, page, stdout, stderr.
@@ -220,7 +221,7 @@ class LauncherProcess:
             self._refuse(frame, "the launcher may open no more descriptors")
         else:
             try:
-                pid = self._fork(lambda: fds)
+                pid = self._fork(lambda: fds, unpack_environment(frame.payload))
                 self._report_start(FrameKind.LAUNCHED, pid, frame.job)
             except OSError as error:
                 self._refuse(frame, str(error))
@@ -251,15 +252,24 @@ class LauncherProcess:
 
             beginning.rehearse(config.namespaces)
 
-    def _fork(self, await_fds: Callable[[], list[int]]) -> int:
-        """Fork a process that is a worker when it has its descriptors."""
+    def _fork(
+        self,
+        await_fds: Callable[[], list[int]],
+        variables: Mapping[str, str] | None = None,
+    ) -> int:
+        """Fork a process that is a worker when it has its descriptors.
+
+        With *variables* in its environment, if it becomes a fresh interpreter.
+        """
         # A SIGTERM meant for the new worker must not run the launcher's handler in it;
         # it waits until the worker has let go of that.
         with _undisturbed():
             pid = os.fork()
             if pid == 0:
                 self._let_go()
-                raise _Forked(partial(_become_worker, self._config, await_fds))
+                raise _Forked(
+                    partial(_become_worker, self._config, await_fds, variables or {})
+                )
             self._reaper.add(pid)
         return pid
 
@@ -304,14 +314,16 @@ class LauncherProcess:
 
 
 def _become_worker(
-    config: LauncherConfig | None, await_fds: Callable[[], list[int]]
+    config: LauncherConfig | None,
+    await_fds: Callable[[], list[int]],
+    variables: Mapping[str, str],
 ) -> list[int]:
     """Return a worker's descriptors when they are there, in a process that is one then."""
     try:
         job, control, page, out, err = await_fds()
         take_stdio(out, err)
         if config is not None and not config.fork:
-            _exec(config, job, control, page)
+            _exec(config, variables, job, control, page)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
@@ -322,11 +334,13 @@ def _become_worker(
     return [job, control, page]
 
 
-def _exec(config: LauncherConfig, *fds: int) -> NoReturn:
+def _exec(config: LauncherConfig, variables: Mapping[str, str], *fds: int) -> NoReturn:
     for fd in fds:
         os.set_inheritable(fd, True)
-    os.execv(  # noqa: S606 - no shell is wanted
-        config.command[0], [*config.command, *map(str, fds)]
+    os.execve(  # noqa: S606 - no shell is wanted
+        config.command[0],
+        [*config.command, *map(str, fds)],
+        {**os.environ, **variables},
     )
 
 

@@ -10,12 +10,13 @@ import contextlib
 import os
 import signal
 import sys
+import time
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncpool._core.wire.messages import KernelLimit
+    from asyncpool._core.wire.messages import KernelLimit, Variables
 
 
 _PR_SET_PDEATHSIG = 1
@@ -109,6 +110,13 @@ def reset_signals() -> None:
         _signal.signal(number, _signal.SIG_DFL)
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def set_environment(variables: Variables) -> None:
+    """Set the environment variables that this process alone has."""
+    os.environ.update(variables)
+    if "TZ" in dict(variables):
+        time.tzset()  # the launcher has read the other one
 
 
 def apply_bounds(
