@@ -99,6 +99,9 @@ class Pool(Caller, Supervised, Profiled):
         restart_policy: When a dead worker is replaced, and when the pool gives up.
         worker_limits: When the pool replaces workers by fresh ones, and what the kernel allows
             them.
+        fresh: Whether each job has a new worker, which ends after it, so that nothing that a job
+            leaves behind in its process is there for the next one.  New workers are forked ahead
+            of need; see ``docs/state.md``.
         max_surge: How many workers there may be beyond their number while some are replaced.
         max_unavailable: How many workers may be missing meanwhile.  With ``max_surge=0,
             max_unavailable=1`` a worker ends before its replacement is started, which helps
@@ -192,6 +195,7 @@ class Pool(Caller, Supervised, Profiled):
         ready: Literal["any", "all"] = "any",
         restart_policy: RestartPolicy | None = None,
         worker_limits: WorkerLimits | None = None,
+        fresh: bool = False,
         max_surge: int = 1,
         max_unavailable: int = 0,
         ping_timeout: float | None = 30.0,

@@ -73,6 +73,11 @@ class MapBackend(Protocol):
         ...
 
     @property
+    def fresh(self) -> bool:
+        """Whether each job has a new worker."""
+        ...
+
+    @property
     def max_payload(self) -> int:
         """The most bytes of a result."""
         ...
@@ -129,6 +134,11 @@ class BatchRunner:
         self._named = travels_by_name(task.function)
         self._name = function_name(task.function)
         alone = self._packed is None or not _may_share(task.options)
+        if backend.fresh and chunksize not in {None, 1}:
+            raise ValueError(
+                f"chunksize is {chunksize}, and in a pool with fresh=True each item has a worker "
+                "of its own"
+            )
         if backend.counts_jobs and chunksize is None:
             chunksize = 1  # max_jobs counts each item, unless the user asks for chunks
         self.pace = Pace(

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from asyncpool._core.base.validation import (
     INT,
+    SWITCH,
     TEXT,
     ArgumentType,
     check_type,
@@ -83,6 +84,12 @@ def one_of(choices: tuple[str, ...]) -> Check:
 def function(name: str, value: T) -> T:
     """Check an option that workers or the pool call, if it is given."""
     check_callable(name, value)
+    return value
+
+
+def switch(name: str, value: bool) -> bool:  # noqa: FBT001 - it checks one
+    """Check an option that is on or off."""
+    check_type(name, value, SWITCH)
     return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asyncpool._core.base.validation import check_type, or_none, several
@@ -27,6 +27,7 @@ from asyncpool._runtime.options.checks import (
     name_or_number,
     path,
     seconds,
+    switch,
 )
 from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
 from asyncpool.sandbox import Sandbox
@@ -128,6 +129,7 @@ POOL_CHECKS: dict[str, Check] = {
     "initializer": function,
     "initargs": items("a tuple of arguments"),
     "worker_env": _worker_env,
+    "fresh": switch,
     "control": _control,
     "codec": _codec,
     "functions": _functions,
@@ -147,7 +149,7 @@ class PoolOptions(WorkerOptions):
         job_limits: The limits of jobs for which no others are set.
 
     Raises:
-        ValueError: If no worker could ever be replaced, or an option needs *codec*.
+        ValueError: If no worker could ever be replaced, or two options do not go together.
     """
 
     workers: tuple[int, int]
@@ -162,6 +164,7 @@ class PoolOptions(WorkerOptions):
     initargs: tuple[Any, ...]
     around: Callable[..., object] | str | None
     worker_env: WorkerEnv | None
+    fresh: bool
     propagate: Iterable[ContextVar[Any] | str]
     control: str | None
     codec: Format | None
@@ -176,6 +179,8 @@ class PoolOptions(WorkerOptions):
                 "worker_env is a mapping, and the sandbox says the whole environment: name the "
                 "variables in Sandbox(env=...)"
             )
+        if self.fresh:
+            self._check_fresh()
         if not self.max_surge and not self.max_unavailable:
             raise ValueError("max_surge and max_unavailable cannot both be 0")
         for name in ("functions", "errors"):
@@ -183,6 +188,19 @@ class PoolOptions(WorkerOptions):
                 raise ValueError(
                     f"{name} is for pools with a codec, and this one has none"
                 )
+
+    def _check_fresh(self) -> None:
+        if self.concurrency > 1:
+            raise ValueError(
+                f"fresh gives each job a worker of its own, and concurrency is {self.concurrency}"
+            )
+        if self.worker_limits.max_jobs not in {None, 1}:
+            raise ValueError(
+                "fresh gives each job a worker of its own, and max_jobs of worker_limits is "
+                f"{self.worker_limits.max_jobs}"
+            )
+        limits = replace(self.worker_limits, max_jobs=1, exact=True)
+        object.__setattr__(self, "worker_limits", limits)
 
     @property
     def data(self) -> DataOnly | None:

@@ -168,6 +168,11 @@ class Supervisor:
         return self._state.config.worker_limits.exact
 
     @property
+    def fresh(self) -> bool:
+        """Whether each job has a new worker."""
+        return self._state.config.fresh
+
+    @property
     def max_payload(self) -> int:
         """The most bytes that an outcome may have."""
         return self._state.config.worker.max_payload

@@ -55,6 +55,7 @@ class SupervisorConfig(WorkerOptions):
         data: What a pool that is data only adds to its functions.
         confinement: The sandbox of the workers, if they have one.
         worker_env: The environment variables of the workers, if they have others.
+        fresh: Whether each job has a new worker.
     """
 
     workers: tuple[int, int]
@@ -71,6 +72,7 @@ class SupervisorConfig(WorkerOptions):
     data: DataOnly | None = None
     confinement: Confinement | None = None
     worker_env: WorkerEnv | None = None
+    fresh: bool = False
 
     @property
     def fork(self) -> bool:
@@ -146,6 +148,7 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
         data=data,
         confinement=confinement,
         worker_env=options.worker_env,
+        fresh=options.fresh,
     )
 
 
