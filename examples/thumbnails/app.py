@@ -9,7 +9,7 @@ pool, and says in terms of HTTP what has become of them.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -30,7 +30,12 @@ WORKERS: int | None = config("WORKERS", cast=int, default=None)  # as many as CP
 MAX_QUEUED = config("MAX_QUEUED", cast=int, default=32)  # images that may wait
 MAX_MEMORY = config("MAX_MEMORY", cast=int, default=512 << 20)  # bytes, each worker
 MAX_UPLOAD = config("MAX_UPLOAD", cast=int, default=20 << 20)  # bytes
+STRICT = config("STRICT", cast=bool, default=True)  # no start without the sandbox
 TIMEOUT = config("TIMEOUT", cast=float, default=10.0)  # seconds, to upload and to work
+
+# Decoders need nothing but the bytes that they get.  A hostile image that takes over its worker
+# has no files, no network, no programs, and not the environment of the service.
+SANDBOX = replace(asyncpool.Sandbox.parser(), strict=STRICT)
 
 SIZES = {"small": 64, "medium": 256, "large": 1024}
 
@@ -53,7 +58,11 @@ async def lifespan(_: Starlette) -> AsyncIterator[dict[str, asyncpool.Pool]]:
     async with asyncpool.Pool(
         WORKERS,
         name="thumbnails",
-        preload=["thumbnails.images"],  # imported once, and not by every worker
+        preload=["thumbnails.images"],  # imported once, before the sandbox
+        sandbox=SANDBOX,
+        codec="json",  # nor is anything unpickled that such a worker sends
+        functions=[make_thumbnail],
+        errors=[BadImageError],
         worker_limits=asyncpool.WorkerLimits(kill_memory=MAX_MEMORY),
         max_queued=MAX_QUEUED,
         on_cancel="kill",  # C code does not listen, and has nothing to clean up here

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from asyncpool import Pool, Sandbox
@@ -15,5 +17,11 @@ def _refusal() -> str:
         return str(error)
     return ""
 
+
+# Whether all of a sandbox can be had here.
+SANDBOXED = not _refusal()
+
+# Where it cannot, the example that runs in this process does without the rest.
+os.environ.setdefault("THUMBNAILS_STRICT", str(SANDBOXED))
 
 needs_sandbox = pytest.mark.skipif(bool(_refusal()), reason=_refusal())

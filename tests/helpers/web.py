@@ -10,19 +10,31 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.sandboxes import SANDBOXED
 
-__all__ = ["EXAMPLES", "Service", "run_service"]
+__all__ = ["EXAMPLES", "INTERPRETER", "Service", "run_service"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+class Example(NamedTuple):
+    """One of the examples, and the prefix of its settings."""
+
+    app: str
+    prefix: str
+
+
+THUMBNAILS = Example("thumbnails.app:app", "THUMBNAILS_")
+INTERPRETER = Example("code_interpreter.app:app", "INTERPRETER_")
+
+
 class Service:
-    """The thumbnails of the examples, served by uvicorn."""
+    """One of the examples, served by uvicorn."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, log: Path, client: httpx.AsyncClient
@@ -71,16 +83,22 @@ class Service:
 
 @asynccontextmanager
 async def run_service(
-    folder: Path, *, loop: str, **settings: object
+    folder: Path,
+    example: Example = THUMBNAILS,
+    /,
+    *,
+    loop: str,
+    **settings: object,
 ) -> AsyncIterator[Service]:
     """Start the service with these *settings*, on a free port; stop it in the end."""
     log = folder / "service.log"
-    names = {f"THUMBNAILS_{k.upper()}": str(v) for k, v in settings.items()}
+    names = {"THUMBNAILS_STRICT": str(SANDBOXED)}
+    names |= {example.prefix + k.upper(): str(v) for k, v in settings.items()}
     with log.open("w") as output:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-W", "always", "-m", "uvicorn"),
             *("--app-dir", str(EXAMPLES), "--port", "0", "--loop", loop),
-            "thumbnails.app:app",
+            example.app,
             env={**os.environ, **names},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,

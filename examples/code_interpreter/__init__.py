@@ -1,0 +1,1 @@
+"""A web service that runs generated code in sandboxes."""
