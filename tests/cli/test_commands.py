@@ -230,6 +230,8 @@ def test_the_doctor_for_machines(folder: Path) -> None:
     found = json.loads(run_command(folder, "doctor", "--json").out)
     assert found["ok"] is True
     assert {finding["state"] for finding in found["self_test"]} == {"ok"}
+    names = {item["name"] for item in found["containment"]}
+    assert {"unpickling", "Sandbox.parser()"} <= names
     assert "a worker that is killed" in {item["name"] for item in found["self_test"]}
 
 
@@ -241,7 +243,7 @@ def test_the_doctor_ends_with_1_if_a_part_of_the_self_test_fails(
 import sys
 from asyncpool._cli import main
 from asyncpool._cli.doctor import doctor_command
-from asyncpool._cli.doctor.checks import Finding
+from asyncpool._cli.doctor.finding import Finding
 async def self_test(): return [Finding("a call", "bad", "it did not return")]
 doctor_command.self_test = self_test
 sys.argv = ["asyncpool", "doctor", *{more!r}]

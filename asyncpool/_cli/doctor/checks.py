@@ -19,11 +19,11 @@ import sqlite3
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from asyncpool import __version__, heartbeat
+from asyncpool._cli.doctor.finding import Finding
 from asyncpool._cli.doctor.namesake import CURE, find_namesake
 from asyncpool._cli.doctor.system_calls import TRIALS, Trial, UnavailableError
 from asyncpool._runtime.base.machine import (
@@ -41,25 +41,6 @@ from asyncpool.pool import Pool
 
 _TEST_WITHIN = 20.0  # s, for each part of the test
 _LARGE = 8 << 20  # bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check.
-
-    Attributes:
-        name: What was checked.
-        state: ``"ok"``, ``"note"`` if pools work without it, ``"bad"`` if they do not.
-        detail: What was found, or what is lost.
-    """
-
-    name: str
-    state: Literal["ok", "note", "bad"]
-    detail: str
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the finding as a JSON object."""
-        return asdict(self)
 
 
 def examine() -> list[Finding]:
@@ -104,12 +85,6 @@ def _facts() -> Iterator[Finding]:
         importlib.util.find_spec("msgspec") is not None,
         "installed, for Pool(codec='msgspec')",
         "not installed; Pool(codec='json') needs nothing (asyncpool-supervised[msgspec])",
-    )
-    yield Finding(
-        "unpickling",
-        "ok",
-        "the service unpickles results, exceptions, items of streams and maps, and details of "
-        "heartbeats that workers send; with Pool(codec=...) nothing.  Clusters unpickle messages",
     )
     yield Finding("SQLite", "ok", f"{sqlite3.sqlite_version}, for journals")
     free = shutil.disk_usage(Path.cwd()).free

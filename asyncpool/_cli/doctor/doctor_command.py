@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from asyncpool._cli.doctor.checks import Finding, examine, self_test
+from asyncpool._cli.doctor.checks import examine, self_test
+from asyncpool._cli.doctor.containment import containment
+from asyncpool._cli.doctor.finding import Finding
 from asyncpool._cli.map.progress import WorkerLines
 from asyncpool._cli.parameters import Exit
 
@@ -25,7 +27,7 @@ def doctor_command(*, as_json: bool) -> None:
 
     The exit code is 1 if anything that pools need is missing or fails.
     """
-    facts = examine()
+    facts, kept = examine(), containment()
     # What the dying workers of the test print is no news.
     with WorkerLines.on(Console(quiet=True)):
         tests = asyncio.run(self_test())
@@ -36,13 +38,15 @@ def doctor_command(*, as_json: bool) -> None:
                 {
                     "ok": not bad,
                     "platform": [finding.as_dict() for finding in facts],
+                    "containment": [finding.as_dict() for finding in kept],
                     "self_test": [finding.as_dict() for finding in tests],
                 }
             )
         )
     else:
         console = Console(highlight=False)
-        for title, findings in (("platform", facts), ("self-test", tests)):
+        parts = {"platform": facts, "containment": kept, "self-test": tests}
+        for title, findings in parts.items():
             console.print(_table(title, findings))
     sys.exit(Exit.FAILED if bad else Exit.OK)
 
