@@ -76,7 +76,7 @@ class Crash:
             the kernel does not count the processes that it kills for lack of memory, it says
             that this may be the cause.
         stderr_tail: The last 40 lines that the worker wrote to its stderr.  If the interpreter
-            reported a fatal error, the first 25 lines of that report too.
+            reported a fatal error, the first 25 lines of that report and the 10 before it too.
         next_step: What the supervisor does about it; :attr:`next_step_text` says that in words.
         next_start: Seconds until the pool starts the next process for that: another worker, a
             probe or another replacement.  0.0 is at once; ``None`` if no start is planned.

@@ -42,7 +42,7 @@ def test_the_trace_of_a_killed_master_can_be_read(folder: Path) -> None:
     with Server(folder, *ONE) as server:
         server.whole()
         until(lambda: '"serving"' in path.read_text(), "the worker serves")
-        server.end(signal.SIGKILL)
+        server.kill()
     traced = read_trace(path, killed=True)
     assert not traced.whole
     [serving] = [each for each in traced.slices if each.name == "serving"]

@@ -9,10 +9,11 @@ import re
 import signal
 import socket
 import subprocess
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,14 @@ class Prometheus:
 
     def value(self, expression: str) -> float | None:
         """Return the only value of *expression*, or ``None`` if it has none yet."""
-        with suppress(OSError):  # it may not listen yet
-            for found in self.ask("query", query=expression)["result"]:
+        try:
+            answer = self.ask("query", query=expression)
+        except urllib.error.HTTPError as error:  # it may not be ready yet
+            error.close()
+        except OSError:  # or not listen yet
+            pass
+        else:
+            for found in answer["result"]:
                 return float(found["value"][1])
         return None
 

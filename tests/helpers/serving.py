@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import psutil
 
 from tests.helpers.command import Done, command_environment
 from tests.helpers.patience import PATIENCE
@@ -203,3 +206,10 @@ class Server:
         if number:
             self.signal(number)
         return self.process.wait(PATIENCE)
+
+    def kill(self) -> None:
+        """Kill the master, and wait until its workers have noticed and are gone."""
+        workers = psutil.Process(self.process.pid).children(recursive=True)
+        assert self.end(signal.SIGKILL) == -signal.SIGKILL
+        _, alive = psutil.wait_procs(workers, PATIENCE)
+        assert not alive

@@ -2,8 +2,8 @@
 
 It keeps the last lines.  Since Python 3.14 ``faulthandler`` prints the C stack after
 the Python stacks, and the C stack alone may have as many lines.  But the error itself
-is the first line of all.  So the pool also keeps the first lines from a fatal error of
-the interpreter on.
+is the first line of all, and what the program itself said stands above it.  So the pool
+also keeps the first lines from a fatal error of the interpreter on, and some before it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,34 @@ from asyncpool._core.base.text import printable
 FATAL = b"Fatal Python error"
 
 _LAST = 40
-# Room for the error, the stack of a worker's control thread, and the beginning of the
-# job's.
-_FIRST = 25
+# What the program said last, before the error.
+_BEFORE = 10
+# Room for that, the error, the stack of a worker's control thread, and the beginning of
+# the job's.
+_FIRST = _BEFORE + 25
 # In characters; each has four bytes at the most.
 _WIDTH = 500
 
 
 class StderrTail:
-    """The last lines of a stream, and the first ones of a fatal error."""
+    """The last lines of a stream, and those around the beginning of a fatal error."""
 
     def __init__(self) -> None:
         self._last: deque[bytes] = deque(maxlen=_LAST)
+        self._in_error = False
         self._first: list[bytes] = []
-        self._since = 0  # how many lines have come from the fatal error on
+        self._since = 0  # how many lines have come, from the first one of those on
 
     def extend(self, lines: Iterable[bytes]) -> None:
         """Add more *lines*."""
         for line in lines:
             kept = line[: 4 * _WIDTH]
-            self._last.append(kept)
             if kept.startswith(FATAL):
-                self._first, self._since = [], 0
-            elif not self._since:
+                self._first = list(self._last)[-_BEFORE:]
+                self._since = len(self._first)
+                self._in_error = True
+            self._last.append(kept)
+            if not self._in_error:
                 continue
             self._since += 1
             if len(self._first) < _FIRST:
@@ -52,7 +57,7 @@ class StderrTail:
         found = [*self._first[:before_last], *self._last]
         left_out = before_last - len(self._first)
         if left_out > 0:
-            found.insert(_FIRST, b"(%d lines are left out here)" % left_out)
+            found.insert(len(self._first), b"(%d lines are left out here)" % left_out)
         return tuple(printable(text(line)[:_WIDTH]) for line in found)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 # Characters: of a text that may be anything, and of a stack.
 _MOST_TEXT = 500
 _MOST_STACK = 20_000
-_MOST_LINES = 70
+_MOST_LINES = 80
 _PLAIN = ("slot", "generation", "pid", "exit_code", "uptime", "job_id", "attempt")
 _TEXTS = ("kind", "signal", "detail", "function", "next_step")
 
