@@ -141,11 +141,15 @@ class Frame(Record):
 _frame = functools.partial(tuple.__new__, Frame)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
 
 
+# Takes the fields of a header, in their order.
+pack_header = _HEADER.pack
+
+
 def header(
     kind: FrameKind, size: int, job: int = 0, attempt: int = 0, tag: int = 0
 ) -> bytes:
     """Return the header of a frame whose payload has *size* bytes."""
-    return _HEADER.pack(VERSION, kind, attempt, tag, job, size)
+    return pack_header(VERSION, kind, attempt, tag, job, size)
 
 
 class FrameDecoder:

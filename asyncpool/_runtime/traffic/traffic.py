@@ -120,12 +120,12 @@ class Traffic:
             except AsyncPoolError:
                 self._count_refusal(function, options)
                 raise
-            functions = self._functions
+            functions, registry = self._functions, state.registry
             if options.codec is not None:
                 functions = self.functions.of(options)
             known = functions.find(function, options.name, options.via)
             job: Job[Any] = _JOBS[options.via](
-                state.registry.next_id(), known, options, self.job_control, state.loop
+                registry.next_id(), known, options, self.job_control, state.loop
             )
             if _MANAGERS in _modules:
                 # A manager drops an object that has no proxy left, and the worker has none yet.
@@ -142,7 +142,7 @@ class Traffic:
                 return self._refuse(job, error)
             if len(payload) > self._max_payload:
                 return self._refuse(job, too_large(len(payload), self._max_payload))
-            state.registry.enter(job)
+            registry.enter(job)
             if options.limits.timed and not self.timers.wait(job):
                 return job
             job._payload = payload
