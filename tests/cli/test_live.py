@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from asyncpool._cli.live import status_command
-from asyncpool._cli.live.history import History
+from asyncpool._cli.live.last_minute import LastMinute
 from asyncpool._cli.live.live_view import live_view
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.control.client import ControlClient
@@ -109,7 +109,7 @@ def test_a_pool_is_watched(
 ) -> None:
     """Until it ends; what a terminal showed last is what is left."""
 
-    class Meanwhile(History):
+    class Meanwhile(LastMinute):
         """Has a worker die behind the second line, and the program behind its crash."""
 
         def add(self, line: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ def test_a_pool_is_watched(
             if self.crashes:
                 process.kill()
 
-    monkeypatch.setattr(status_command, "History", Meanwhile)
+    monkeypatch.setattr(status_command, "LastMinute", Meanwhile)
     with program(tmp_path) as process:
         victim = busy_slot()["pid"]
         words = ["shop", "--watch", "--every", "0.1"]
@@ -254,6 +254,7 @@ CRASH = {
     "detail": "",
 }
 SLOT = {
+    "generation": 1,
     "slot": 0,
     "pid": 77,
     "state": "busy",
@@ -286,29 +287,23 @@ STATUS = {
 }
 
 
-def shown_of(history: History) -> list[str]:
+def shown_of(minute: LastMinute) -> list[str]:
     console = Console(width=120, file=io.StringIO(), color_system=None)
     with console.capture() as shown:
-        console.print(live_view(STATUS, history))
+        console.print(live_view(STATUS, minute))
     return [line.rstrip() for line in shown.get().splitlines()]
 
 
 def test_a_pool_as_a_terminal_shows_it() -> None:
-    history = History()
+    minute = LastMinute()
     row = [9, "shop.resize", 0, 0, 0.0, 0.001, 0.002, "ok", 1]
     event = {"type": "Crashed", "at": 0.0, "crash": CRASH}
     for at, used in ((1.0, 30.0), (2.0, 30.5)):
+        functions = [{"function": "shop.resize", "jobs": {"ok": 40 * at}}]
         slots = [{**SLOT, "cpu": used}]
-        history.add(
-            {
-                "at": at,
-                "status": {**STATUS, "slots": slots},
-                "events": [event],
-                "jobs": [row],
-                "ended": 40,
-            }
-        )
-    lines = shown_of(history)
+        status = {**STATUS, "slots": slots, "functions": functions}
+        minute.add({"at": at, "status": status, "events": [event], "jobs": [row]})
+    lines = shown_of(minute)
     assert lines[:2] == [
         "shop  pid 76  running  pool  --control /run/x",
         (

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from asyncpool._cli.live.history import History, sparkline
+from asyncpool._cli.live.last_minute import LastMinute, sparkline
 from asyncpool._cli.live.status_view import status_view
 from asyncpool._core.base.text import printable
 
@@ -19,10 +19,10 @@ _WIDTH = 60
 _ROUND = 999.5
 
 
-def live_view(status: dict[str, Any], history: History) -> RenderableType:
+def live_view(status: dict[str, Any], minute: LastMinute) -> RenderableType:
     """Return a pool or server with what happened to it in the last minute."""
     return Group(
-        status_view(status, history.cpu), _curves(status, history), _crashes(history)
+        status_view(status, minute.cpu), _curves(status, minute), _crashes(minute)
     )
 
 
@@ -36,9 +36,9 @@ def brief(seconds: float | None) -> str:
     return f"{seconds:.3g} s" if seconds < _ROUND else f"{seconds:,.0f} s"
 
 
-def _curves(status: dict[str, Any], history: History) -> RenderableType:
+def _curves(status: dict[str, Any], minute: LastMinute) -> RenderableType:
     """Return the last minute, one line for each curve."""
-    moments = list(history.moments)
+    moments = list(minute.moments)
     if not moments:
         return Text()
     is_pool = status.get("kind") == "pool"
@@ -57,9 +57,9 @@ def _curves(status: dict[str, Any], history: History) -> RenderableType:
     return table
 
 
-def _crashes(history: History) -> RenderableType:
+def _crashes(minute: LastMinute) -> RenderableType:
     lines: list[RenderableType] = []
-    for at, crash in reversed(history.crashes):
+    for at, crash in reversed(minute.crashes):
         when = time.strftime("%H:%M:%S", time.localtime(at))
         how = crash["signal"] or (
             "no process" if crash["exit_code"] is None else f"exit {crash['exit_code']}"

@@ -12,7 +12,7 @@ import click
 from rich.console import Console, Group
 from rich.live import Live
 
-from asyncpool._cli.live.history import History
+from asyncpool._cli.live.last_minute import LastMinute
 from asyncpool._cli.live.live_view import live_view
 from asyncpool._cli.live.reaching import PATIENCE, connected, living, silent, which
 from asyncpool._cli.live.status_view import status_view
@@ -143,11 +143,11 @@ def _watch_one(shown: _Shown, live: Live, every: float) -> None:
     """Show one that tells of itself, with what happened in the last minute."""
     [(name, client)] = shown.clients.items()
     request = Request("watch", every=min(max(every, SHORTEST), LONGEST), jobs=MAX_JOBS)
-    history = History()
+    minute = LastMinute()
     try:
         for line in client.watch(request):
-            history.add(line)
-            live.update(live_view(line["status"], history), refresh=True)
+            minute.add(line)
+            live.update(live_view(line["status"], minute), refresh=True)
     except ConnectionError:
         pass  # it has ended
     except (OSError, ProtocolError) as error:

@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from asyncpool._core.history.snapshots import Snapshot, point_between, snapshot_of
+
 # Seconds.
 SPAN = 60.0
 
@@ -35,7 +37,7 @@ class Moment:
     slowest: float | None
 
 
-class History:
+class LastMinute:
     """Notes line after line.
 
     Attributes:
@@ -48,30 +50,26 @@ class History:
         self.moments: deque[Moment] = deque()
         self.crashes: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST_CRASHES)
         self.cpu: dict[int, float] = {}
-        self._before: dict[str, Any] | None = None
+        self._before: Snapshot | None = None
 
     def add(self, line: dict[str, Any]) -> None:
         """Note a line of a watch."""
-        at, before = line["at"], self._before
-        self._before = line
+        now, before = snapshot_of(line["at"], line["status"]), self._before
+        self._before = now
         for event in line["events"]:
             if event["type"] == "Crashed":
                 self.crashes.append((event["at"], event["crash"]))
-        if before is None or at <= before["at"]:
+        if before is None or now.at <= before.at:
             return
-        passed = at - before["at"]
+        point = point_between(before, now)
+        rate = sum(point[name] for name in now.counts)
         took = sorted(row[_WAIT] + row[_RUN] for row in line["jobs"])
         self.moments.append(
-            Moment(
-                at,
-                _count(line, before) / passed,
-                quantile(took, 0.5),
-                quantile(took, 0.99),
-            )
+            Moment(now.at, rate, quantile(took, 0.5), quantile(took, 0.99))
         )
-        while self.moments and self.moments[0].at < at - SPAN:
+        while self.moments and self.moments[0].at < now.at - SPAN:
             self.moments.popleft()
-        self.cpu = _cpu(line["status"], before["status"], passed)
+        self.cpu = {slot: 100 * share for slot, share in point["cpu"].items()}
 
 
 def quantile(ordered: list[float], share: float) -> float | None:
@@ -92,23 +90,3 @@ def sparkline(values: list[float | None], width: int) -> str:
 def _bar(value: float, top: float) -> str:
     share = value / top if top > 0 else 0.0
     return _BARS[min(len(_BARS) - 1, int(share * len(_BARS)))]
-
-
-def _count(line: dict[str, Any], before: dict[str, Any]) -> int:
-    """Return how many jobs have ended, or how many connections a server got."""
-    status = line["status"]
-    if status.get("kind") == "pool":
-        return int(line["ended"])
-    return max(0, int(status["handed"]) - int(before["status"]["handed"]))
-
-
-def _cpu(
-    status: dict[str, Any], before: dict[str, Any], passed: float
-) -> dict[int, float]:
-    """Return the CPU use of the workers that were there before, too."""
-    used = {slot["pid"]: slot.get("cpu", 0.0) for slot in before["slots"]}
-    return {
-        slot["slot"]: 100 * max(0.0, slot.get("cpu", 0.0) - used[slot["pid"]]) / passed
-        for slot in status["slots"]
-        if slot["pid"] is not None and slot["pid"] in used
-    }
