@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._cli.live.last_minute import LastMinute, quantile, sparkline
-from asyncpool._cli.live.live_view import brief
+from asyncpool._cli.live.status_view import brief
 from asyncpool.stats import SlotStats
 from tests.helpers.told_lines import (
     BEGIN,

@@ -28,10 +28,13 @@ from asyncpool._cli.serve.log_formats import TextFormat
 from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._core.base.pool_messages import ERROR_LINE, WORKER_CRASHED
+from asyncpool._observe.control.plain import plain
+from asyncpool.cluster import RequestStats
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.events import Crash
 from tests.helpers.inside import config_of
 from tests.helpers.patience import patience
+from tests.helpers.told_lines import cluster_status, durations
 
 PLAN = ServingPlan(
     target="app:app",
@@ -520,6 +523,7 @@ def test_a_status_as_it_is_shown() -> None:
     }
     lines = shown_of(status)
     assert shown_of(status | {"lost": 0}) == lines
+    assert shown_of(status | {"requests": plain(RequestStats())}) == lines
     lost = "1 crashes   12 lost for want of descriptors"
     assert any(lost in line for line in shown_of(status | {"lost": 12}))
     assert lines[1] == (
@@ -532,3 +536,13 @@ def test_a_status_as_it_is_shown() -> None:
         "   0           1   77  ready    1,000  20,000  1:02:05   50 MB",
         "   1           1    -  backoff  1,000  20,000  1:02:05     0 B",
     ]
+
+
+def test_responses_are_shown_where_workers_count_them() -> None:
+    took = {"2xx": durations(3000, 100), "5xx": durations(0, 0, 1)}
+    requests = RequestStats(responses=took, open=3, cut=2, refused=1)
+    lines = shown_of(cluster_status() | {"requests": plain(requests)})
+    assert lines[2] == (
+        "responses   2xx 3,100 (777 µs, 99%: 1.73 ms)  5xx 1 (3.07 ms, 99%: 4.08 ms)"
+        "   3 open, 1 refused, 2 cut off"
+    )

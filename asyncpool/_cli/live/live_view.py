@@ -10,13 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncpool._cli.live.last_minute import LastMinute, sparkline
-from asyncpool._cli.live.status_view import status_view
+from asyncpool._cli.live.status_view import brief, status_view
 from asyncpool._core.base.text import printable
 
 _WIDTH = 60
-
-# What is shown as 1000 with three digits.
-_ROUND = 999.5
 
 
 def live_view(status: dict[str, Any], minute: LastMinute) -> RenderableType:
@@ -24,16 +21,6 @@ def live_view(status: dict[str, Any], minute: LastMinute) -> RenderableType:
     return Group(
         status_view(status, minute.cpu), _curves(status, minute), _crashes(minute)
     )
-
-
-def brief(seconds: float | None) -> str:
-    """Return a duration in three digits and a unit."""
-    if seconds is None:
-        return "-"
-    for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
-        if seconds < size * _ROUND:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < _ROUND else f"{seconds:,.0f} s"
 
 
 def _curves(status: dict[str, Any], minute: LastMinute) -> RenderableType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,6 +11,10 @@ from rich.text import Text
 
 from asyncpool._cli.live.pool_view import STYLES, pool_view
 from asyncpool._cli.map.progress import duration, size_text
+from asyncpool._core.history.function_rows import histogram_of
+
+# What is shown as 1000 with three digits.
+_ROUND = 999.5
 
 
 def status_view(
@@ -25,6 +30,16 @@ def status_view(
     if status.get("kind") == "pool":
         return pool_view(status, cpu or {})
     return _server_view(status)
+
+
+def brief(seconds: float | None) -> str:
+    """Return a duration in three digits and a unit."""
+    if seconds is None:
+        return "-"
+    for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
+        if seconds < size * _ROUND:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < _ROUND else f"{seconds:,.0f} s"
 
 
 def _server_view(status: dict[str, Any]) -> RenderableType:
@@ -49,7 +64,24 @@ def _server_view(status: dict[str, Any]) -> RenderableType:
         (f"{lost:,} lost for want of descriptors   " if lost else "", "red"),
         size_text(sum(slot["memory"] for slot in slots)),
     )
-    return Group(head, figures, _table(slots))
+    return Group(head, figures, *_requests(status.get("requests", {})), _table(slots))
+
+
+def _requests(told: dict[str, Any]) -> Iterator[Text]:
+    """Yield a line about the requests, if the workers count them."""
+    responses: dict[str, Any] = told.get("responses", {})
+    if not responses:
+        return
+    line = Text("responses ")
+    for status, durations in sorted(responses.items()):
+        took = histogram_of(durations)
+        style = "yellow" if status == "5xx" else ""
+        times = f"{brief(took.quantile(0.5))}, 99%: {brief(took.quantile(0.99))}"
+        line.append(f"  {status} {took.count:,}", style)
+        line.append(f" ({times})", "dim")
+    line.append(f"   {told['open']:,} open, {told['refused']:,} refused, ")
+    line.append(f"{told['cut']:,} cut off", "yellow" if told["cut"] else "")
+    yield line
 
 
 def _table(slots: list[dict[str, Any]]) -> Table:

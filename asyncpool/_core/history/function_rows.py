@@ -28,6 +28,13 @@ def function_rows(
     return sorted(rows, key=lambda row: (not row["recent"], -row["busy"], row["name"]))
 
 
+def histogram_of(told: Figures) -> Histogram:
+    """Return the histogram that a line tells of."""
+    return Histogram(
+        bounds=tuple(told["bounds"]), counts=tuple(told["counts"]), total=told["total"]
+    )
+
+
 def _key(figures: Figures) -> tuple[str, str]:
     return figures["function"], figures["via"]
 
@@ -39,7 +46,7 @@ def _row(now: Figures, before: Figures | None, seconds: float) -> dict[str, Any]
     # An idle function shows what its jobs took when there were some.
     recent = any(jobs.values()) or run.count > 0
     if not recent:
-        run, wait = _histogram(now["run"]), _histogram(now["wait"])
+        run, wait = histogram_of(now["run"]), histogram_of(now["wait"])
     return {
         "name": now["function"],
         "via": now["via"],
@@ -60,12 +67,6 @@ def _row(now: Figures, before: Figures | None, seconds: float) -> dict[str, Any]
 
 def _grown(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
     return {name: max(0, count - before.get(name, 0)) for name, count in now.items()}
-
-
-def _histogram(told: Figures) -> Histogram:
-    return Histogram(
-        bounds=tuple(told["bounds"]), counts=tuple(told["counts"]), total=told["total"]
-    )
 
 
 def _between(now: Figures, before: Figures | None) -> Histogram:
