@@ -50,8 +50,9 @@ def pytest_sessionstart() -> None:
         # A shell gives that to what it runs in the background, and it is inherited,
         # also by scripts that are to be interrupted.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup, likewise
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for number in (signal.SIGQUIT, signal.SIGHUP):  # likewise, the latter by nohup
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     mark_descendants()
     warm_up()
 

@@ -34,7 +34,7 @@ def test_its_texts_are_cut() -> None:
     row = crash_row(event["at"], event["crash"])
     assert row["signal"] == ""
     assert len(row["stack"]) == 20_000
-    assert len(row["stderr"]) == 70
+    assert len(row["stderr"]) == 80
     assert {len(line) for line in row["stderr"]} == {500}
 
 

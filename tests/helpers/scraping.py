@@ -41,13 +41,17 @@ class Figures:
 
     def get(self, name: str, **labels: str) -> float:
         """Return the only figure of this name, with (at least) these labels."""
-        [found] = [
+        [found] = self.all(name, **labels)
+        return found
+
+    def all(self, name: str, **labels: str) -> list[float]:
+        """Return all figures of this name, with (at least) these labels."""
+        return [
             sample.value
             for sample in self._samples
             if sample.name == f"asyncpool_{name}"
             and labels.items() <= sample.labels.items()
         ]
-        return found
 
 
 class Page:

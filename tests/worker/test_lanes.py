@@ -372,6 +372,18 @@ def test_a_stack_is_that_of_the_job_that_was_asked_for(road: Road) -> None:
     road.run()
 
 
+def test_a_stack_of_one_that_computes_is_that_of_its_thread(road: Road) -> None:
+    async def compute() -> None:
+        road.lanes.write_stack(1, 1)
+
+    road.go(1, compute())
+    road.turn()
+    heading, call = road.page.stack(1, 1).splitlines()
+    assert heading == "Main thread (most recent call first):"
+    assert call.endswith(" in compute")
+    road.run()
+
+
 # Whose code runs.
 
 

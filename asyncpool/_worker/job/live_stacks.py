@@ -63,6 +63,13 @@ def live_stacks(
     return text.encode(errors="replace")[:_LONGEST]
 
 
+def computing(interrupts: Interrupts) -> str:
+    """Return the stack of the job that computes now; empty if none does."""
+    frame = sys._current_frames().get(interrupts.main)  # noqa: SLF001 - public
+    lines = _outside(_lines(frame))
+    return f"Main thread {_ORDER}\n{lines}" if lines else ""
+
+
 def _threads(frames: dict[int, FrameType]) -> list[str]:
     """Return the stacks of threads that somebody else than the worker has begun."""
     found: list[str] = []

@@ -30,6 +30,7 @@ from asyncpool._worker.job.coroutines import (
 )
 from asyncpool._worker.job.execute import pack_failure
 from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool._worker.job.live_stacks import computing
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -281,12 +282,17 @@ class Lanes:
             self.loop.call_soon_threadsafe(self._end, sequence)
 
     def write_stack(self, job: int, attempt: int) -> None:
-        """Write where that job waits.  If it computes, the dump of its thread shows that."""
+        """Write where that job is.
+
+        The dump of all threads shows one that computes, too.  But if several jobs end at once,
+        the pool shows the dump with the first of them only.
+        """
         lane = self.by_job.get((job, attempt))
         if lane is None:
             return
-        text = tell_waiting(lane.shown).encode(errors="replace")
-        note = BEGUN.pack(job, attempt) + text[: LANE_STACK_SIZE - BEGUN.size]
+        text = tell_waiting(lane.shown) or computing(self._interrupts)
+        told = text.encode(errors="replace")[: LANE_STACK_SIZE - BEGUN.size]
+        note = BEGUN.pack(job, attempt) + told
         start = self._layout.stack(lane.index)
         self._page[start : start + LANE_STACK_SIZE] = note.ljust(LANE_STACK_SIZE, b"\0")
 
