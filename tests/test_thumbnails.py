@@ -200,7 +200,11 @@ class TestOverHttp:
         async with run_service(tmp_path, loop=loop, **settings) as service:
             running = await send_away(service, ENDLESS)
             (pid,) = await pids(service)
-            await service.until(lambda health: health["busy"] == 1)
+            # Until it decodes: a job that has not begun to can be ended without its worker.
+            began = used_by(pid)
+            await service.until(
+                lambda health: health["busy"] == 1 and used_by(pid) > began + 0.2
+            )
             waiting = await send_away(service, GOOD)
             await service.until(lambda health: health["queued"] == 1)
             waiting.close()
@@ -383,6 +387,11 @@ async def converse(service: Service, rest: bytes) -> tuple[int, bytes]:
     writer.close()
     await writer.wait_closed()
     return int(head.split()[1]), body
+
+
+def used_by(pid: int) -> float:
+    """Return the seconds of CPU time that a worker has used."""
+    return psutil.Process(pid).cpu_times().user
 
 
 async def send_away(
