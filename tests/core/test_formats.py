@@ -12,6 +12,7 @@ import pytest
 
 from asyncpool._core.codec import formats
 from asyncpool._core.codec.formats import MismatchError, PluggedFormat, format_of
+from asyncpool._core.codec.plain_data import NotDataError
 from tests.helpers.data_jobs import Order, Reversed
 
 
@@ -62,6 +63,19 @@ def test_an_annotation_that_says_all_is_used(kind: Any) -> None:
 )
 def test_an_annotation_with_a_hole_is_none(kind: Any) -> None:
     assert not format_of("msgspec").is_closed(kind)
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "\ude00\ud83d", "\N{GRINNING FACE}"])
+def test_json_writes_half_a_surrogate_pair(text: str) -> None:
+    how = format_of("json")
+    assert how.read(how.write([text, {text: 1}]), None) == [text, {text: 1}]
+
+
+def test_json_does_not_join_two_halves_in_silence() -> None:
+    halves = "\ud83d" + "\ude00"
+    for value in (halves, {halves: 1, "\N{GRINNING FACE}": 2}):
+        with pytest.raises(NotDataError, match="both halves of a surrogate pair"):
+            format_of("json").write(value)
 
 
 def test_a_value_of_another_type_is_a_mismatch_with_its_path() -> None:

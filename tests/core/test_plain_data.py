@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from enum import IntEnum
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from asyncpool._core.codec.formats import format_of
 from asyncpool._core.codec.plain_data import (
+    MalformedError,
     NotDataError,
     Untag,
     Walk,
@@ -71,3 +73,20 @@ def test_a_copy_is_made_in_pieces() -> None:
     copy = private(memoryview(data), lambda: pauses.append(None))
     assert copy == data
     assert len(pauses) == 4
+
+
+def alike(count: int) -> list[int]:
+    """Return ints of one hash."""
+    return [number * sys.hash_info.modulus for number in range(count)]
+
+
+@pytest.mark.parametrize("name", ["set", "frozenset", "dict"])
+def test_keys_that_were_chosen_for_their_hash_are_not_collected(name: str) -> None:
+    def told(keys: list[int]) -> list[Any]:
+        return [[key, None] for key in keys] if name == "dict" else [*keys]
+
+    honest = [*alike(100), *range(1, 5000)]
+    found = Untag([])(name, told(honest))
+    assert found == (dict.fromkeys(honest) if name == "dict" else set(honest))
+    with pytest.raises(MalformedError, match="of the keys have the same hash"):
+        Untag([])(name, told([*alike(101), *range(1, 5000)]))

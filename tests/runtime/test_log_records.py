@@ -191,6 +191,18 @@ async def test_fields_cannot_pose_as_anything_else() -> None:
     assert logging.Formatter("%(message)s").format(record) == "posing"
 
 
+async def test_a_worker_does_not_speak_for_the_service() -> None:
+    kept, logs = Kept(), worker_logs()
+    worker = Worker(logs)
+    with handled_by(kept, "asyncpool"):
+        worker.notes.add(entry("a worker died")._replace(name="asyncpool").pack())
+        async with patience():
+            await logs.finish()
+    assert [(it.name, it.msg) for it in kept.records] == [
+        ("asyncpool.job", "a worker died")
+    ]
+
+
 async def test_what_is_given_by_our_names_has_others() -> None:
     kept, logs = Kept(), worker_logs()
     worker = Worker(logs)

@@ -83,6 +83,10 @@ class Format:
         raise NotImplementedError
 
 
+# What JSON writes for a character beyond U+FFFF begins with it, and for half a surrogate pair.
+_SURROGATES = "\\ud"
+
+
 def _refuse(text: str) -> NoReturn:
     raise MalformedError(f"{text} is no JSON")
 
@@ -103,7 +107,12 @@ class JsonFormat(Format):
         return {f"${name}": content}
 
     def write(self, value: Any) -> bytes:
-        return self._encode(value).encode("ascii")
+        text = self._encode(value)
+        if _SURROGATES in text and self._decode(text) != value:
+            raise NotDataError(
+                "a text with both halves of a surrogate pair is no plain data: JSON joins them"
+            )
+        return text.encode("ascii")
 
     def reader(self, kind: Any) -> Callable[[bytes], Any]:  # noqa: ARG002 - has no types
         decode = self._decode

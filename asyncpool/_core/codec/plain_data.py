@@ -16,6 +16,7 @@ import math
 import re
 import sys
 from binascii import a2b_base64, b2a_base64
+from collections import Counter
 from io import BytesIO
 from itertools import chain
 
@@ -66,6 +67,9 @@ _PIECE = 262_144
 # The types of arrays: booleans, numbers, times, and texts of fixed length.
 _DTYPE = re.compile(r"[<>|=][biufcmMSU][1-9][0-9]{0,6}(\[[0-9]{0,6}[A-Za-zμ]{1,7}\])?")
 _DIMENSIONS = 32
+
+# How many keys of a set or dict may have one hash.  Those of honest messages have two, as -1 and -2.
+_MOST_ALIKE = 100
 
 
 class NotDataError(TypeError):
@@ -339,13 +343,14 @@ class Untag:
         return tuple(self._sequence(content))
 
     def _set(self, content: Any) -> Any:
-        return set(self._sequence(content))
+        return set(_hashed_apart(self._sequence(content)))
 
     def _frozenset(self, content: Any) -> Any:
-        return frozenset(self._sequence(content))
+        return frozenset(_hashed_apart(self._sequence(content)))
 
     def _dict(self, content: Any) -> Any:
-        return {key: value for key, value in self._sequence(content)}  # noqa: C416 - checks the pairs
+        _hashed_apart([key for key, _ in self._sequence(content)])
+        return {key: value for key, value in content}  # noqa: C416 - checks the pairs
 
     def _bytes(self, content: Any) -> Any:
         return a2b_base64(content, strict_mode=True)
@@ -394,6 +399,17 @@ class Untag:
         array = numpy.ndarray(shape, real, data, order=order)
         # What is in bytes cannot be written to.
         return array if beside and not self._copy else array.copy("A")
+
+
+def _hashed_apart(keys: list[Any]) -> list[Any]:
+    """Return *keys* if not too many of them have one hash.
+
+    To collect n keys of one hash takes n * n steps.  Python makes the hashes of texts differ, but
+    the hash of an int is known to whoever sends it.
+    """
+    if len(keys) > _MOST_ALIKE and max(Counter(map(hash, keys)).values()) > _MOST_ALIKE:
+        raise MalformedError("too many of the keys have the same hash")
+    return keys
 
 
 def _numpy() -> Any:

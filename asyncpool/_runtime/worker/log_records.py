@@ -22,6 +22,9 @@ from asyncpool.errors import ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")
 
+# The logger of current_job().
+_OF_JOBS = "asyncpool.job"
+
 _TURN = 0.00025  # s
 _AHEAD = 64
 
@@ -164,6 +167,10 @@ def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
 
 
 def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
+    if entry.name == _LOGGER.name:
+        # What is under this name was said by the service.  A pool in a worker says it too, and
+        # so may a worker that lies.
+        entry = entry._replace(name=_OF_JOBS)
     root = logging.getLogger()
     found: object = root
     if entry.name != root.name:
