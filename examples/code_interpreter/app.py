@@ -23,7 +23,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 import asyncpool
 from code_interpreter import cells
-from code_interpreter.sessions import FullError, GoneError, Session, Sessions
+from code_interpreter.sessions import (
+    BusyError,
+    FullError,
+    GoneError,
+    Session,
+    Sessions,
+)
 
 config = Config(env_prefix="INTERPRETER_")  # from the environment
 MOST = config("SESSIONS", cast=int, default=100)  # at once
@@ -83,22 +89,27 @@ async def end(request: Request) -> Response:
 
 async def run(request: Request) -> Response:
     """Run the cell that is the body of the request."""
-    session, source = found(request), (await body_of(request, MAX_SOURCE)).decode()
-    return Response(await answer(session, source), media_type="application/json")
+    session = found(request)
+    with session.turn():
+        source = (await body_of(request, MAX_SOURCE)).decode()
+        result = await answer(session, source)
+    return Response(result, media_type="application/json")
 
 
 async def put_file(request: Request) -> Response:
     """Put a file into the folder of the session."""
-    session, data = found(request), await body_of(request, cells.MAX_FILE)
-    name = request.path_params["name"]
-    await session.call(TIMEOUT, cells.write_file, name, data)
+    session, name = found(request), request.path_params["name"]
+    with session.turn():
+        data = await body_of(request, cells.MAX_FILE)
+        await session.call(TIMEOUT, cells.write_file, name, data)
     return Response(status_code=204)
 
 
 async def get_file(request: Request) -> Response:
     """Return a file of the folder, never as something that a browser would run."""
-    name = request.path_params["name"]
-    data = await found(request).call(TIMEOUT, cells.read_file, name)
+    session, name = found(request), request.path_params["name"]
+    with session.turn():
+        data = await session.call(TIMEOUT, cells.read_file, name)
     if data is None:
         raise HTTPException(404, "there is no such file, or it is too large")
     headers = {"Content-Disposition": "attachment", "X-Content-Type-Options": "nosniff"}
@@ -114,13 +125,18 @@ async def converse(socket: WebSocket) -> None:
         await socket.close(1013, "there are too many sessions")
         return
     try:
-        while True:
-            source = await socket.receive_text()
+        while (message := await socket.receive())["type"] != "websocket.disconnect":
+            source: str | None = message.get("text")
+            if source is None:
+                await socket.close(1003, "a cell is text")
+                return
             if len(source) > MAX_SOURCE:
                 await socket.close(1009, "the cell is too long")
                 return
             try:
-                await socket.send_text(await answer(session, source))
+                with session.turn():
+                    result = await answer(session, source)
+                await socket.send_text(result)
             except GoneError as error:
                 await socket.send_json({"error": str(error), "gone": True})
                 await socket.close(1011)
@@ -145,7 +161,11 @@ async def answer(session: Session, source: str) -> str:
         return json.dumps({**result, "pictures": pictures})
     except asyncpool.JobTimeoutError:
         error = f"the cell was not done within {TIMEOUT:g} s"
-    except (asyncpool.JobRaisedError, asyncpool.JobNotPicklableError) as failure:
+    except (
+        asyncpool.JobRaisedError,
+        asyncpool.JobNotPicklableError,
+        asyncpool.RemoteError,
+    ) as failure:
         error = f"the cell has no result that can be sent: {failure}"
     except (LookupError, TypeError, ValueError, RecursionError) as failure:
         error = f"the cell has broken its session: {failure}"
@@ -185,6 +205,7 @@ async def explain(_: Request, error: Exception) -> Response:
 PROBLEMS: dict[type[Exception], tuple[int, str]] = {
     GoneError: (410, ""),
     FullError: (503, "there are too many sessions"),
+    BusyError: (429, "too many requests of this session are open"),
     TimeoutError: (504, "this was not done in time"),
     UnicodeDecodeError: (400, "a cell is text in UTF-8"),
     asyncpool.RemoteError: (422, ""),

@@ -13,6 +13,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from asyncpool import JobCancelled
+
 # Characters of output, rows of a table, pictures of a cell, and bytes of a file.
 MAX_OUTPUT = 64 * 1024
 MAX_ROWS = 100
@@ -54,21 +56,24 @@ def run_cell(source: str) -> dict[str, Any]:
         ``output``, what it has printed; ``error``, its traceback, or ``None``; ``value``, its last
         expression as text; ``table``, that as columns and rows; and ``pictures``, as PNG.
     """
-    output, error, value = Output(), None, None
+    output = Output()
+    found: dict[str, Any] = {
+        "error": None,
+        "value": None,
+        "table": None,
+        "pictures": [],
+    }
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
-            value = _run(source)
-        # JobCancelled is neither: it says that the time is over.
-        except (Exception, SystemExit) as failure:  # noqa: BLE001 - cells raise what they like
-            error = _short(_shown(failure))
-    _names["_"] = value
-    return {
-        "output": output.text(),
-        "error": error,
-        "value": None if value is None else _short(repr(value)),
-        "table": _table(value),
-        "pictures": _pictures(),
-    }
+            value = _names["_"] = _run(source)
+            if value is not None:
+                found["value"], found["table"] = _short(repr(value)), _table(value)
+            found["pictures"] = _pictures()
+        except JobCancelled:  # its time is over
+            raise
+        except BaseException as failure:  # noqa: BLE001 - cells raise what they like
+            found["error"] = _short(_shown(failure))
+    return {"output": output.text(), **found}
 
 
 def write_file(name: str, data: bytes) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -13,6 +14,9 @@ R = TypeVar("R")
 # Seconds to wait for a worker.  One is forked in some milliseconds.
 _START = 10.0
 
+# Calls of one session at once: the service keeps what they bring until their turn comes.
+_MOST_CALLS = 4
+
 
 class GoneError(Exception):
     """There is no such session, or it has ended."""
@@ -20,6 +24,10 @@ class GoneError(Exception):
 
 class FullError(Exception):
     """There are as many sessions as there may be."""
+
+
+class BusyError(Exception):
+    """As many calls of the session are open as there may be."""
 
 
 class Session:
@@ -40,6 +48,22 @@ class Session:
         self.over = asyncio.Event()
         self.worker: asyncio.Future[asyncpool.WorkerSession] = loop.create_future()
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Count a call from before its input is read until it is answered.
+
+        Raises:
+            BusyError: If there are too many.
+        """
+        if self.calls >= _MOST_CALLS:
+            raise BusyError
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+            self.used_at = asyncio.get_running_loop().time()
+
     async def call(self, seconds: float, function: Callable[..., R], *args: Any) -> R:
         """Call *function* in the worker of the session, after the calls before it.
 
@@ -53,8 +77,8 @@ class Session:
                 goes on.
             GoneError: If the session has ended by this call or before it.
         """
-        loop = asyncio.get_running_loop()
-        self.calls += 1
+        if self.over.is_set():
+            raise GoneError("the session has ended")
         try:
             worker = (await self.worker).options(timeout=seconds, cancel_grace=0.5)
             return await worker.submit(function, *args)
@@ -64,9 +88,6 @@ class Session:
         except asyncpool.WorkerGoneError as error:
             self.over.set()
             raise GoneError("the session has ended") from error
-        finally:
-            self.calls -= 1
-            self.used_at = loop.time()
 
 
 class Sessions:
@@ -128,6 +149,7 @@ class Sessions:
             if not session.worker.done():
                 session.worker.set_exception(error)
         finally:
+            session.over.set()
             del self._open[session.id]
 
     async def _until_over(self, session: Session) -> None:
