@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from asyncpool._worker.sandbox.trampolines import TRAMPOLINES
+
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,6 +22,7 @@ _HARMLESS = frozenset(
         "/dev/full",
         "/dev/random",
         "/dev/urandom",
+        TRAMPOLINES,
         "anon_inode:[eventfd]",
         "anon_inode:[eventpoll]",
         "anon_inode:[pidfd]",
@@ -37,12 +40,13 @@ def strays(known: Iterable[int]) -> list[str]:
     files = {_identity(fd) for fd in known}
     return [
         f"{fd} ({where})"
-        for fd, where in _open()
+        for fd, where in open_descriptors()
         if fd >= _STREAMS and where not in _HARMLESS and _identity(fd) not in files
     ]
 
 
-def _open() -> Iterator[tuple[int, str]]:
+def open_descriptors() -> Iterator[tuple[int, str]]:
+    """Yield what is open, and where it leads to."""
     for name in os.listdir(_LISTING):  # noqa: PTH208 - see _worker/__init__.py
         try:
             where = os.readlink(f"{_LISTING}/{name}")  # noqa: PTH115

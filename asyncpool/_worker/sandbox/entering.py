@@ -20,8 +20,9 @@ from asyncpool._system.confinement import (
 from asyncpool._worker.process.os_setup import apply_bounds
 from asyncpool._worker.process.preloading import threads_left
 from asyncpool._worker.sandbox.beginning import begin
-from asyncpool._worker.sandbox.descriptors import strays
+from asyncpool._worker.sandbox.descriptors import open_descriptors, strays
 from asyncpool._worker.sandbox.imports import ReachableModules
+from asyncpool._worker.sandbox.trampolines import take_own
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def enter(
         RuntimeError: If *preload* has left something that would be outside of the sandbox.
     """
     separate = begin(plan.namespaces)
+    take_own(open_descriptors())
     _check_what_is_left(descriptors)
     _join(cgroup)
     _settle(plan, folder)

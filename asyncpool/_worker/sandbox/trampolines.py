@@ -1,0 +1,37 @@
+"""Code that ctypes has in a file in memory, which a worker shares with whom it was forked from.
+
+libffi 3.5, where it is built so, maps the code of callbacks from a memfd, which it opens as
+ctypes is imported.  If the launcher has imported ctypes, all of its workers have that descriptor:
+what one of them wrote there would run in the launcher and in the others.
+"""
+
+from __future__ import annotations
+
+import os
+from fcntl import fcntl
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+TRAMPOLINES = "/memfd:libffi (deleted)"
+
+_ADD_SEALS = 1033
+_NO_CHANGE = 0x2 | 0x4 | 0x8  # F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
+
+
+def take_own(descriptors: Iterable[tuple[int, str]]) -> None:
+    """Put a copy that nobody can write to in the place of each such descriptor.
+
+    libffi goes on using the number of its descriptor.
+
+    Args:
+        descriptors: What is open, and where it leads to.
+    """
+    for fd, where in descriptors:
+        if where == TRAMPOLINES:
+            own = os.memfd_create("libffi", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.write(own, os.pread(fd, os.fstat(fd).st_size, 0))
+            fcntl(own, _ADD_SEALS, _NO_CHANGE)
+            os.dup2(own, fd, inheritable=False)
+            os.close(own)

@@ -1,0 +1,43 @@
+"""The code of callbacks that a worker would share with its launcher."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from asyncpool._worker.sandbox.descriptors import open_descriptors, strays
+from asyncpool._worker.sandbox.trampolines import take_own
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="there are no memfds"
+)
+
+
+def test_a_worker_has_a_copy_that_nobody_can_change() -> None:
+    shared = os.memfd_create("libffi")
+    try:
+        os.write(shared, b"code")
+        launchers = os.dup(shared)
+        try:
+            take_own((fd, where) for fd, where in open_descriptors() if fd == shared)
+            assert os.pread(shared, 100, 0) == b"code"
+            assert not os.path.sameopenfile(shared, launchers)
+            with pytest.raises(PermissionError):
+                os.pwrite(shared, b"evil", 0)
+            with pytest.raises(PermissionError):
+                os.ftruncate(shared, 0)
+            assert not os.get_inheritable(shared)
+            assert os.pread(launchers, 100, 0) == b"code"
+        finally:
+            os.close(launchers)
+        assert not [name for name in strays(()) if "libffi" in name]
+    finally:
+        os.close(shared)
+
+
+def test_other_files_stay_as_they_are(tmp_path: Path) -> None:
+    with (tmp_path / "libffi").open("wb+", buffering=0) as file:
+        take_own([(file.fileno(), str(tmp_path / "libffi"))])
+        assert file.write(b"mine") == 4
