@@ -55,8 +55,11 @@ async def test_a_job_that_waits_in_a_call() -> None:
         stacks = await pool.stacks()
         visitor.release()
         assert await job == "go"
-    assert functions(text)[-1] == "wait_at"
-    assert stacks == {0: text}
+    # It may have moved on meanwhile, from the call by which it says that it is there.
+    for found in (text, stacks[0]):
+        assert found.startswith("Job 1, attempt 1 (most recent call first):\n")
+        assert functions(found)[-1] == "wait_at"
+    assert len(stacks) == 1
 
 
 async def test_an_async_job_is_where_it_waits() -> None:
