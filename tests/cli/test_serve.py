@@ -112,7 +112,9 @@ def test_a_whole_life(folder: Path) -> None:
         assert shown.code == 0
         # A worker tells of its responses once a second, and at its end.
         head, figures, responses, titles, *rows = shown.out.splitlines()
-        assert re.match(r"responses   2xx [12] \(.+, 99%: .+\)   0 open, 0 refused", responses)
+        assert re.match(
+            r"responses   2xx [12] \(.+, 99%: .+\)   0 open, 0 refused", responses
+        )
         assert head.startswith(f"app  pid {server.process.pid}  running  handoff  tcp:")
         assert figures.startswith("3 of 3 workers ready   0 connections open, 2 in all")
         assert titles.split() == [
