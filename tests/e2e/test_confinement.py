@@ -34,6 +34,12 @@ ME = "tests.e2e.test_confinement"
 PARSER = Sandbox.parser()
 
 
+def listen_unbound() -> int:
+    with socket.socket() as sock:
+        sock.listen()  # at a free port of all addresses
+        return int(sock.getsockname()[1])
+
+
 def read(path: str) -> str:
     return Path(path).read_text()
 
@@ -261,9 +267,12 @@ async def test_tcp_goes_to_the_ports_that_were_named() -> None:
                 await pool.submit(connect, other.getsockname()[1])
             with pytest.raises(PermissionError):
                 await pool.submit(send, port)
+            with pytest.raises(PermissionError):
+                await pool.submit(listen_unbound)
         async with Pool(1, preload=[ME], sandbox=Sandbox(network=True)) as pool:
             await pool.submit(connect, other.getsockname()[1])
             await pool.submit(send, port)
+            assert await pool.submit(listen_unbound) > 0
 
 
 async def test_programs_run_where_they_are_allowed() -> None:

@@ -30,6 +30,7 @@ LACKS = {
     errno.ENOPROTOOPT,
     errno.EPROTONOSUPPORT,
     errno.ENOENT,
+    errno.ENOTTY,
 }
 
 
@@ -102,6 +103,8 @@ def was_stopped(attempt: Attempt, error: str | BaseException) -> bool:
             return error.errno == errno.EPERM
         if attempt.stopped_by.startswith("Landlock"):
             return landlock
+        if attempt.name == "list the attributes of its file":
+            return error.errno == errno.ENOTSUP
         if attempt.name == "read what only root may read, as root":
             return landlock
         return error.errno == (

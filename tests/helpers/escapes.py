@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import resource
@@ -249,6 +250,40 @@ def change_times(target: Target) -> None:
 @_way("files", "give its file an attribute", "seccomp")
 def attribute(target: Target) -> None:
     os.setxattr(_file(target), "user.asyncpool", b"mine")
+
+
+@_way("files", "list the attributes of its file", "seccomp")
+def list_attributes(target: Target) -> list[str]:
+    return os.listxattr(_file(target))
+
+
+@_way("files", "watch its folder (inotify)", "seccomp")
+def watch(target: Target) -> None:
+    with _closing(int(_libc.inotify_init1(os.O_CLOEXEC))) as fd:
+        _call("inotify_add_watch", fd, target.folder.encode(), 0x100)  # IN_CREATE
+
+
+@_way("files", "be told of changes in a folder (F_NOTIFY)", "seccomp")
+def notices(target: Target) -> None:
+    with _closing(os.open(".", os.O_RDONLY)) as fd:
+        fcntl.fcntl(fd, fcntl.F_NOTIFY, 0)
+
+
+@_way("files", "stop others who open a file, by a lease", "seccomp")
+def lease(target: Target) -> None:
+    path = f"lease-{os.getpid()}"
+    Path(path).touch()
+    with _closing(os.open(path, os.O_RDONLY)) as fd:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+
+
+@_way("files", "change the flags of a file that it may read", "seccomp")
+def flags(target: Target) -> None:
+    path = f"flags-{os.getpid()}"
+    Path(path).touch()
+    with _closing(os.open(path, os.O_RDONLY)) as fd:
+        # FS_IOC_SETFLAGS, FS_NODUMP_FL
+        fcntl.ioctl(fd, 0x40086602, struct.pack("=Q", 0x40))
 
 
 @_way("files", "open it by a handle, past all folders", "seccomp", root=True)

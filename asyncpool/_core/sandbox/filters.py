@@ -29,7 +29,7 @@ KILL = 0x80000000  # SECCOMP_RET_KILL_PROCESS
 _ERROR = 0x00050000  # SECCOMP_RET_ERRNO
 
 # Linux's numbers, which the module errno of another system would not have.
-EPERM, ENOSYS = 1, 38
+EPERM, ENOSYS, ENOTSUP = 1, 38, 95
 
 # struct seccomp_data: the number, the machine, the instruction pointer, six arguments.
 _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16

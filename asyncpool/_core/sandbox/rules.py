@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncpool._core.sandbox.filters import (
     ENOSYS,
+    ENOTSUP,
     Rule,
     containing,
     never,
@@ -20,10 +21,17 @@ OTHER_PROCESSES = (
 # Parts of the kernel that no job needs, and in which most of its holes were found.
 KERNEL = (
     "add_key request_key keyctl io_uring_setup io_uring_enter io_uring_register userfaultfd "
-    "bpf perf_event_open fanotify_init fanotify_mark init_module finit_module delete_module "
-    "kexec_load kexec_file_load modify_ldt iopl ioperm uselib ustat lookup_dcookie nfsservctl "
+    "bpf perf_event_open init_module finit_module delete_module kexec_load "
+    "kexec_file_load modify_ldt iopl ioperm uselib ustat lookup_dcookie nfsservctl "
     "syslog acct quotactl quotactl_fd memfd_create memfd_secret"
 )
+
+# Who works with a file elsewhere, which a watch of a folder tells also where nothing may be read.
+WATCHES = "inotify_add_watch fanotify_init fanotify_mark"
+
+# Attributes of a file, which its path is enough to read.  Programs such as ls expect this error
+# from file systems that keep none.
+ATTRIBUTES = "getxattr lgetxattr getxattrat listxattr llistxattr listxattrat"
 
 # How the machine, its clock and its tree of files are changed.
 MACHINE = (
@@ -51,12 +59,32 @@ OF_ONE_PROCESS = (
     "prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr"
 )
 
+LISTEN = "listen accept accept4"
+
 # Before its third version Landlock did not know of this.
 TRUNCATE = "truncate"
 
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _QUERY = 0xFFFFFFFF  # of personality()
-_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
+
+# Keys pressed on a terminal, as it were.
+_OF_TERMINALS = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD
+
+# These change a file, and a descriptor for reading is enough for its owner.
+_OF_OWNERS = (
+    0x40086602,  # FS_IOC_SETFLAGS, and of programs of 32 bits
+    0x40046602,
+    0x40087602,  # FS_IOC_SETVERSION, likewise
+    0x40047602,
+    0x40086604,  # EXT4_IOC_SETVERSION
+    0x401C5820,  # FS_IOC_FSSETXATTR
+    0x40806685,  # FS_IOC_ENABLE_VERITY
+    0x800C6613,  # FS_IOC_SET_ENCRYPTION_POLICY
+    0x40047211,  # FAT_IOCTL_SET_ATTRIBUTES
+)
+
+# A lease stops whoever else opens the file, for 45 s; a descriptor for reading is enough.
+_F_SETLEASE, _F_NOTIFY = 1024, 1026
 
 # New namespaces: mounts, cgroups, host names, IPC, users, processes, network.
 _NEW_NAMESPACES = 0x7E020000
@@ -71,15 +99,18 @@ _MSG_FASTOPEN = 0x20000000
 
 def base_rules() -> list[Rule]:
     """Return what every sandbox refuses."""
-    words = f"{OTHER_PROCESSES} {KERNEL} {MACHINE} {SHARED} {TRUNCATE}".split()
+    words = (
+        f"{OTHER_PROCESSES} {KERNEL} {MACHINE} {WATCHES} {SHARED} {TRUNCATE}".split()
+    )
     return [
         *map(Rule, words),
+        *(Rule(call, (), ENOTSUP) for call in ATTRIBUTES.split()),
         # Of this process, not of another one of the same user.
         *(Rule(call, (only(0, 0),)) for call in OF_ONE_PROCESS.split()),
         Rule("setpriority", (only(0, _PRIO_PROCESS), only(1, 0))),
         Rule("ioprio_set", (only(0, _IOPRIO_WHO_PROCESS), only(1, 0))),
-        # Keys pressed on a terminal, as it were.
-        Rule("ioctl", (never(1, _TIOCSTI, _TIOCLINUX, _TIOCSETD),)),
+        Rule("ioctl", (never(1, *_OF_TERMINALS, *_OF_OWNERS),)),
+        Rule("fcntl", (never(1, _F_SETLEASE, _F_NOTIFY),)),
         Rule("personality", (only(0, 0, _QUERY),)),
         # Its flags are in memory, where the filter does not look: libraries then use clone().
         Rule("clone3", (), ENOSYS),
@@ -121,6 +152,8 @@ def network_rules(*, reach: str) -> list[Rule]:
         # checks none of them.  Nor does it see a connection that a message opens.
         return [
             pair,
+            # To listen without a bind() takes a free port, at all addresses.
+            *map(Rule, LISTEN.split()),
             Rule(
                 "socket",
                 (
@@ -135,5 +168,5 @@ def network_rules(*, reach: str) -> list[Rule]:
         ]
     return [
         pair,
-        *map(Rule, ("socket", "connect", "bind", "listen", "accept", "accept4")),
+        *map(Rule, f"socket connect bind {LISTEN}".split()),
     ]
