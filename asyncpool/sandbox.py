@@ -64,10 +64,11 @@ class Sandbox:
             none, and run no program; ``None`` for any number.
         memory: How many bytes of address space a worker may add to what it has when the sandbox
             begins; ``None`` for any amount.  Beyond that it gets a :exc:`MemoryError`.
-        cpu_seconds: How many seconds of CPU time a worker may use in its life.  Then the kernel
-            kills it.  ``None`` for any time.
+        cpu_seconds: How many seconds of CPU time a worker may use in its life, rounded up to
+            whole ones.  Then the kernel kills it.  ``None`` for any time.
         cpus: How many CPUs a worker may keep busy; needs a delegated cgroup.  ``None`` for any.
-        user: The user whose process a worker becomes, by name or number; needs root.
+        user: The user whose process a worker becomes, by name or number; needs root.  Neither
+            root nor the service's own: that is a :exc:`ValueError` of the pool.
 
     Args: Where it cannot be had
         strict: Whether the pool refuses to start where the kernel cannot enforce a setting.
@@ -93,6 +94,9 @@ class Sandbox:
 
     def __post_init__(self) -> None:
         check_types(self, _TYPES)
+        for name in ("processes", "memory", "cpu_seconds", "cpus", "user"):
+            if isinstance(value := getattr(self, name), bool):  # it is an int too
+                raise TypeError(f"{name} must be {_TYPES[name][1]}, not {value}")
         for name in ("read", "write"):
             paths = several(
                 name, getattr(self, name), "paths", single=(str, os.PathLike)

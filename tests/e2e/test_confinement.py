@@ -308,6 +308,9 @@ async def test_root_makes_workers_of_another_user() -> None:
         assert await pool.submit(write, "here") == f"{folder}/here"
         with pytest.raises(PermissionError):
             await pool.submit(read, "/etc/passwd")
+        # Siblings are the same user, and would be owners of each other's files.
+        with pytest.raises(PermissionError):
+            await pool.submit(os.chmod, folder, 0)
     assert not Path(folder).parent.exists()
 
 

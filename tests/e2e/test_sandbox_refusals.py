@@ -45,6 +45,22 @@ ONCE = RestartPolicy(max_failed_starts=1)
             "Sandbox(workdir=...): /etc/passwd is no folder here",
         ),
         (
+            {"write": ["/no/such"], "workdir": "/no/such"},
+            {},
+            "Sandbox(workdir=...): /no/such is no folder here",
+        ),
+        *(
+            (
+                {"user": user},
+                {},
+                (
+                    f"Sandbox(user={user!r}): that is root, whose files would be the worker's "
+                    "own: name a user who owns nothing, or leave it out"
+                ),
+            )
+            for user in ("root", 0)
+        ),
+        (
             {"user": "nobody-here"},
             {},
             "Sandbox(user='nobody-here'): there is no such user",
@@ -69,6 +85,8 @@ def test_what_cannot_be_is_refused_by_the_constructor(
 def test_only_root_can_have_workers_of_another_user() -> None:
     with pytest.raises(ValueError, match="only root can have workers of another user"):
         Pool(sandbox=Sandbox(user="nobody"))
+    with pytest.raises(ValueError, match="that is the user of the service itself"):
+        Pool(sandbox=Sandbox(user=os.geteuid()))
 
 
 def test_a_sandbox_is_a_sandbox() -> None:

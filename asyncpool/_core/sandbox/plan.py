@@ -158,11 +158,8 @@ def make_plan(
 def _rules(settings: Settings) -> list[Rule]:
     ports = settings.ports
     reach = "all" if ports is None else "ports" if ports else "none"
-    rules = base_rules()
-    if settings.user is None:  # else none of the files is its own
-        rules += owner_rules()
-    rules += process_rules(forks=settings.processes != 0)
-    return rules + network_rules(reach=reach)
+    forks = process_rules(forks=settings.processes != 0)
+    return base_rules() + owner_rules() + forks + network_rules(reach=reach)
 
 
 def _paths(settings: Settings, library: tuple[str, ...]) -> tuple[tuple[str, int], ...]:

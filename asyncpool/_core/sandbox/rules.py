@@ -47,7 +47,7 @@ SHARED = (
     "mq_unlink"
 )
 
-# Landlock leaves these to whoever owns a file, and the service may own all files of its user.
+# Landlock leaves these to whoever owns a file: the service, or with `user` also each sibling.
 OWNER = (
     "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat "
     "utimensat setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr "

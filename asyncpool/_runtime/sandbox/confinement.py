@@ -56,10 +56,11 @@ def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
         ValueError: If a path or the user is not there, or the limits contradict each other.
     """
     settings = settings_of(sandbox, _user_of(sandbox.user))
-    _check_paths("read", settings.read)
-    _check_paths("write", settings.write)
+    # First, since it may be among the others too.
     if settings.workdir is not None and not Path(settings.workdir).is_dir():
         raise ValueError(f"Sandbox(workdir=...): {settings.workdir} is no folder here")
+    _check_paths("read", settings.read)
+    _check_paths("write", settings.write)
     check_rlimits(settings, limits.rlimits)
     machine = this_machine()
     lacks = missing(settings, machine)
@@ -94,7 +95,8 @@ def _user_of(user: str | int | None) -> tuple[int, int] | None:
     """Return the numbers of a user and of his group.
 
     Raises:
-        ValueError: If there is no such user, or this process may not become another one.
+        ValueError: If there is no such user, if that is root or this process's own, or if this
+            process may not become another one.
     """
     if user is None:
         return None
@@ -106,6 +108,12 @@ def _user_of(user: str | int | None) -> tuple[int, int] | None:
         numbers = user, user
     else:
         numbers = entry.pw_uid, entry.pw_gid
+    if numbers[0] in {0, os.geteuid()}:
+        whose = "root" if numbers[0] == 0 else "the user of the service itself"
+        raise ValueError(
+            f"Sandbox(user={user!r}): that is {whose}, whose files would be the worker's own: "
+            "name a user who owns nothing, or leave it out"
+        )
     if os.geteuid() != 0:
         raise ValueError(
             f"Sandbox(user={user!r}): only root can have workers of another user; run the "
