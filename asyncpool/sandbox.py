@@ -46,7 +46,8 @@ class Sandbox:
 
     Args: Files
         read: Files and folders that workers may read, with all that is below.
-        write: Files and folders in which they may also write, create and delete.
+        write: Files and folders in which they may also write, create and delete.  No other path
+            may be below one of these: a job could replace it by a link.
         workdir: The folder that they work in; one of *read* or *write*, or below.  By default
             each worker has a private folder, which the pool removes with the worker.  It is also
             its ``HOME`` and its ``TMPDIR``.
@@ -61,7 +62,8 @@ class Sandbox:
 
     Args: Limits
         processes: How many processes a worker may have beside itself.  With 0 it can start
-            none, and run no program; ``None`` for any number.
+            none, and run no program; ``None`` for any number.  The kernel counts threads too, so
+            with a number above 0 it is that many and 256, processes and threads together.
         memory: How many bytes of address space a worker may add to what it has when the sandbox
             begins; ``None`` for any amount.  Beyond that it gets a :exc:`MemoryError`.
         cpu_seconds: How many seconds of CPU time a worker may use in its life, rounded up to
@@ -168,5 +170,5 @@ def _absolute(name: str, path: object) -> str:
     text = os.fspath(path)
     if not isinstance(text, str) or not text:
         raise TypeError(f"{name} takes paths as text, not {path!r}")
-    # Where a link leads is decided when a worker begins.
+    # Where a link leads is decided when the pool is made.
     return os.path.abspath(text)  # noqa: PTH100

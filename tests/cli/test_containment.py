@@ -26,6 +26,7 @@ def test_a_machine_that_can_all() -> None:
     assert {name for name, (state, _) in found.items() if state != "ok"} == {
         "Sandbox(user=...)"
     }
+    assert "256 more than named" in found["Sandbox(processes=1)"][1]
     assert found["Sandbox(memory=...)"][1].startswith("by its cgroup")
     assert said(NEW._replace(root=True))["Sandbox(user=...)"][0] == "ok"
 

@@ -79,6 +79,16 @@ from asyncpool.sandbox import settings_of
             "write names '/': that is no sandbox, name the folders",
         ),
         (
+            {"read": ["/a/b"], "write": ["/a"]},
+            ValueError,
+            "'/a/b' is below '/a' of write, so a job could replace it by a link before",
+        ),
+        (
+            {"write": ["/a", "/a/b/c"]},
+            ValueError,
+            "'/a/b/c' is below '/a' of write, so a job could replace it by a link before",
+        ),
+        (
             {"workdir": "/a", "read": ["/b"]},
             ValueError,
             "workdir='/a' is in no folder of read or write",
@@ -102,6 +112,11 @@ def test_settings_are_kept_in_one_shape() -> None:
     assert dataclasses.replace(sandbox, memory=1 << 30).read == ("/a",)
     assert Sandbox(read=["here"]).read == (f"{Path.cwd()}/here",)
     assert Sandbox(network=()).network is False
+
+
+def test_folders_beside_and_above_a_writable_one_may_be_read() -> None:
+    sandbox = Sandbox(read=["/a", "/a/bc", "/a/b"], write=["/a/b"], workdir="/a/b/c")
+    assert sandbox.read == ("/a", "/a/bc", "/a/b")
 
 
 def test_the_presets_are_sandboxes_like_others() -> None:

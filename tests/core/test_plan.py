@@ -73,6 +73,12 @@ def test_settings_become_rights_and_limits() -> None:
     assert plan.namespaces == NEW_USER, "no way out of a namespace of the network"
 
 
+def test_descriptors_are_bounded_unless_somebody_else_bounds_them() -> None:
+    settings = settings_of(Sandbox(), None)
+    assert make_plan(settings, HERE, LIBRARY).descriptors == 1024
+    assert make_plan(settings, HERE, LIBRARY, {"RLIMIT_NOFILE": 9}).descriptors is None
+
+
 def test_an_open_network_is_not_looked_at() -> None:
     plan = plan_of(Sandbox(network=True, processes=None))
     assert (plan.network, plan.ports, plan.namespaces) == (0, (), NEW_USER)

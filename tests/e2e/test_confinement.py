@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -289,6 +290,30 @@ async def test_memory_beyond_the_limit_is_an_error_of_the_job() -> None:
         with pytest.raises(MemoryError):
             await pool.submit(take, 100 << 20)
         assert await pool.submit(take, 10 << 20) == 10 << 20
+
+
+async def test_descriptors_are_bounded_for_good() -> None:
+    async with Pool(1, preload=[ME], sandbox=PARSER) as pool:
+        soft, hard = await pool.submit(resource.getrlimit, resource.RLIMIT_NOFILE)
+        assert 0 < soft <= hard <= 1024
+        with pytest.raises(ValueError, match="not allowed to raise maximum limit"):
+            await pool.submit(
+                resource.setrlimit, resource.RLIMIT_NOFILE, (hard, hard + 1)
+            )
+
+
+async def test_a_path_leads_where_it_led_before_the_first_job(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("1")
+    (tmp_path / "two").write_text("2")
+    link = tmp_path / "link"
+    link.symlink_to("one")
+    pool = Pool(1, preload=[ME], sandbox=Sandbox(read=[link]))
+    link.unlink()
+    link.symlink_to("two")
+    async with pool:
+        assert await pool.submit(read, str(tmp_path / "one")) == "1"
+        with pytest.raises(PermissionError):
+            await pool.submit(read, str(link))
 
 
 async def test_a_worker_has_its_seconds_of_cpu_and_no_more() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,22 @@ def test_what_cannot_be_is_refused_by_the_constructor(
     sandbox = Sandbox(**settings)
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         Pool(sandbox=sandbox, **others)
+
+
+def test_links_are_followed_before_paths_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "out" / "in").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "out" / "in")
+    sandbox = Sandbox(read=[tmp_path / "link"], write=[tmp_path / "out"])
+    text = f"'{tmp_path}/out/in' is below '{tmp_path}/out' of write"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        Pool(sandbox=sandbox)
+
+
+def test_the_folder_of_private_folders_is_not_for_workers() -> None:
+    folder = os.path.realpath(tempfile.gettempdir())
+    text = f"Sandbox(write=...): {folder} holds the private folders of workers"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        Pool(sandbox=Sandbox(write=[folder]))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may become any user")

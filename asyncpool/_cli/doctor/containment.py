@@ -29,7 +29,9 @@ def _findings(machine: Machine) -> Iterator[Finding]:
     yield _enforced("Sandbox.generated_code()", Sandbox.generated_code(), machine, kept)
     if machine.system != "Linux":
         return
-    one = "the kernel counts the processes of each worker"
+    one = (
+        "processes and threads of each worker are counted together, 256 more than named"
+    )
     yield _enforced("Sandbox(processes=1)", Sandbox(processes=1), machine, one)
     yield _enforced("Sandbox(cpus=1)", Sandbox(cpus=1), machine, "by its cgroup")
     yield _memory(machine)

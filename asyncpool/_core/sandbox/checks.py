@@ -73,6 +73,14 @@ def check_together(settings: Settings) -> None:
         )
     if "/" in settings.write:
         raise ValueError("write names '/': that is no sandbox, name the folders")
+    for path in (*settings.read, *settings.write):
+        for folder in settings.write:
+            if path != folder and is_within(path, [folder]):
+                raise ValueError(
+                    f"{path!r} is below {folder!r} of write, so a job could replace it by a link "
+                    "before the next worker begins: leave it out, workers have it already, or move "
+                    "it elsewhere"
+                )
     if settings.memory is not None and settings.memory < _LEAST_MEMORY:
         least, given = in_units(_LEAST_MEMORY), in_units(settings.memory)
         raise ValueError(f"memory must be at least {least}, not {given}")

@@ -14,6 +14,10 @@ from asyncpool._core.sandbox.rules import (
     process_rules,
 )
 
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Container
+
 # The soft and the hard limit of a resource, by its name.
 Rlimit = tuple[str, tuple[int, int]]
 
@@ -22,6 +26,9 @@ NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000
 
 # The kernel counts threads, not processes: libraries have these, and a bomb is stopped by them.
 _THREADS = 256
+
+# Each pair of sockets holds some 400 KiB of the kernel's memory, which RLIMIT_AS does not count.
+_DESCRIPTORS = 1024
 
 # What any program may need, and that tells nothing.
 _DEVICES = (
@@ -94,6 +101,7 @@ class SandboxPlan(Record):
         tasks: How many threads it may have in all its processes, if the kernel counts those of a
             user namespace apart.
         memory: How many bytes of memory the worker may add to what it has.
+        descriptors: How many descriptors it may have at most; ``None`` leaves the limit as it is.
         namespaces: The namespaces that it makes.
         user: The numbers of the user and the group that it becomes.
         drop: Whether it drops the capabilities of root.
@@ -111,6 +119,7 @@ class SandboxPlan(Record):
     rlimits: tuple[Rlimit, ...] = ()
     tasks: int | None = None
     memory: int | None = None
+    descriptors: int | None = None
     namespaces: int = 0
     user: tuple[int, int] | None = None
     drop: bool = False
@@ -120,7 +129,10 @@ class SandboxPlan(Record):
 
 
 def make_plan(
-    settings: Settings, machine: Machine, library: tuple[str, ...]
+    settings: Settings,
+    machine: Machine,
+    library: tuple[str, ...],
+    rlimits: Container[str] = (),
 ) -> SandboxPlan:
     """Return what workers do; what this machine cannot enforce is left out.
 
@@ -128,6 +140,7 @@ def make_plan(
         settings: The settings.
         machine: What this machine can enforce.
         library: The folders of what workers may import.
+        rlimits: The names of the kernel's limits that ``worker_limits`` sets.
     """
     if machine.system != "Linux":
         return SandboxPlan(env=settings.env, workdir=settings.workdir)
@@ -146,6 +159,7 @@ def make_plan(
         rlimits=_rlimits(settings),
         tasks=most_tasks(settings) if machine.counts_processes else None,
         memory=settings.memory,
+        descriptors=None if "RLIMIT_NOFILE" in rlimits else _DESCRIPTORS,
         namespaces=_namespaces(settings, machine),
         user=settings.user,
         drop=machine.root,

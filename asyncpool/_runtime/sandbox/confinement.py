@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._core.sandbox.checks import check_rlimits, is_within
+from asyncpool._core.sandbox.checks import check_rlimits, check_together, is_within
 from asyncpool._core.sandbox.plan import (
     SandboxPlan,
     Settings,
@@ -61,6 +62,8 @@ def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
         raise ValueError(f"Sandbox(workdir=...): {settings.workdir} is no folder here")
     _check_paths("read", settings.read)
     _check_paths("write", settings.write)
+    settings = _resolved(settings)
+    check_together(settings)
     check_rlimits(settings, limits.rlimits)
     machine = this_machine()
     lacks = missing(settings, machine)
@@ -69,7 +72,7 @@ def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
     script = _script()
     readable = library() if settings.imports else least_library()
     return Confinement(
-        make_plan(settings, machine, readable),
+        make_plan(settings, machine, readable, limits.rlimits),
         lacks,
         _cgroup_limits(settings, machine.limits),
         script=script,
@@ -80,6 +83,28 @@ def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
 def _script() -> tuple[str, str, tuple[str, ...]] | None:
     script = main_script()
     return None if script is None else (*script[:2], script[1:2])
+
+
+def _resolved(settings: Settings) -> Settings:
+    """Return the settings with paths that go through no link, before any job can change one.
+
+    Raises:
+        ValueError: If workers could replace the folder of the private folders by a link.
+    """
+    write = tuple(map(os.path.realpath, settings.write))
+    private = os.path.realpath(tempfile.gettempdir())
+    for path in write:
+        if is_within(private, [path]):
+            raise ValueError(
+                f"Sandbox(write=...): {path} holds the private folders of workers, which one "
+                "worker could then replace for the next: name a folder below, or set TMPDIR"
+            )
+    workdir = settings.workdir
+    return settings._replace(
+        read=tuple(map(os.path.realpath, settings.read)),
+        write=write,
+        workdir=None if workdir is None else os.path.realpath(workdir),
+    )
 
 
 def _check_paths(setting: str, paths: Iterable[str]) -> None:

@@ -54,6 +54,8 @@ def enter(
     apply_bounds(0, None, plan.rlimits)
     if plan.tasks is not None:
         _bound_tasks(plan, separate=separate, counted=bool(cgroup))
+    if plan.descriptors is not None:
+        _bound_descriptors(plan.descriptors)
     if plan.memory is not None:
         _bound_memory(plan.memory)
     _become(plan)
@@ -101,6 +103,14 @@ def _bound_tasks(plan: SandboxPlan, *, separate: bool, counted: bool) -> None:
             "allow them (kernel.apparmor_restrict_unprivileged_userns=0, for one), delegate a "
             "cgroup to the service, or set processes=0 or None"
         )
+
+
+def _bound_descriptors(most: int) -> None:
+    soft, hard = (
+        most if limit == resource.RLIM_INFINITY else min(limit, most)
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _bound_memory(more: int) -> None:
