@@ -686,7 +686,8 @@ async def test_a_worker_whose_loop_is_blocked_is_replaced(
             assert (crash.slot, crash.pid, crash.kind) == (slot, pid, "hung")
             assert crash.detail == "no answer to pings for 1 s"
             assert "in block" in crash.stack
-            [record] = caplog.records
+            # On a busy machine asyncio says that its own turns took long.
+            [record] = [one for one in caplog.records if one.name == "asyncpool"]
             assert record.getMessage().endswith(
                 "was killed by SIGKILL (hung): no answer to pings for 1 s; restarting at once"
             )

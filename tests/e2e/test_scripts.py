@@ -685,13 +685,13 @@ def test_a_name_that_the_import_does_not_define_is_missed(tmp_path: Path) -> Non
         if __name__ == "__main__":
             asyncio.run(main())
     """
-    if sys.version_info >= (3, 15):  # pickle passes on what the module says
-        expected = "the script SCRIPT, imported in a worker, has no 'work'\n"
-    else:
-        expected = (
-            "Can't get attribute 'work' on <module '__mp_main__' from 'SCRIPT'>\n"
-        )
-    assert run_script(tmp_path, source) == expected
+    # From 3.15 on, and in late versions of 3.14, pickle passes on what the module says.
+    told = "the script SCRIPT, imported in a worker, has no 'work'\n"
+    pickles = "Can't get attribute 'work' on <module '__mp_main__' from 'SCRIPT'>\n"
+    expected = {
+        (3, 14): {told, pickles},
+    }.get(sys.version_info[:2], {told if sys.version_info >= (3, 15) else pickles})
+    assert run_script(tmp_path, source) in expected
 
 
 @pytest.mark.parametrize("given", ["var", "'__main__:var'"])
