@@ -105,10 +105,11 @@ async def kill_worker(pool: Pool) -> None:
 
 
 async def end_of(pid: int) -> None:
-    """Wait until the process *pid* is gone, or about to be."""
+    """Wait until the process *pid* is gone, or has no more than its status to give."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        while process.status() != "zombie":  # noqa: ASYNC110 - nobody tells
+        # Its first thread may be a zombie while the others still have its sockets.
+        while process.status() != "zombie" or process.num_threads() > 1:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 
 
