@@ -279,6 +279,7 @@ STATUS = {
     "queued": 17,
     "oldest_queued": 0.25,
     "completed": 1000,
+    "functions": [{"jobs": {"ok": 990, "raised": 7}}, {"jobs": {"raised": 3}}],
     "failed": 2,
     "cancelled": 1,
     "timeouts": 3,
@@ -288,7 +289,7 @@ STATUS = {
 
 
 def shown_of(minute: LastMinute) -> list[str]:
-    console = Console(width=120, file=io.StringIO(), color_system=None)
+    console = Console(width=130, file=io.StringIO(), color_system=None)
     with console.capture() as shown:
         console.print(live_view(STATUS, minute))
     return [line.rstrip() for line in shown.get().splitlines()]
@@ -307,8 +308,8 @@ def test_a_pool_as_a_terminal_shows_it() -> None:
     assert lines[:2] == [
         "shop  pid 76  running  pool  --control /run/x",
         (
-            "1 of 2 workers ready   17 queued, the oldest for 0.25 s   1,003 jobs have ended, "
-            "2 failed, 3 late   4 crashes   100 MB"
+            "1 of 2 workers ready   17 queued, the oldest for 0.25 s   1,003 jobs ended: "
+            "10 raised, 2 failed, 3 late   4 crashes   100 MB"
         ),
     ]
     assert lines[3].split()[:7] == [

@@ -35,10 +35,11 @@ def pool_view(status: dict[str, Any], cpu: dict[int, float]) -> RenderableType:
     if status["queued"]:
         queue += f", the oldest for {status['oldest_queued']:.3g} s"
     ended = status["completed"] + status["failed"] + status["cancelled"]
+    raised = sum(row["jobs"].get("raised", 0) for row in status["functions"])
     figures = Text.assemble(
         f"{status['idle'] + status['busy']} of {status['workers']} workers ready   ",
         (queue, "yellow" if status["queued"] else ""),
-        f"   {ended:,} jobs have ended, {status['failed']:,} failed, ",
+        f"   {ended:,} jobs ended: {raised:,} raised, {status['failed']:,} failed, ",
         f"{status['timeouts']:,} late   ",
         (f"{status['crashes']:,} crashes", "yellow" if status["crashes"] else ""),
         f"   {size_text(sum(slot['memory'] for slot in slots))}",

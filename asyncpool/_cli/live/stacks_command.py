@@ -32,8 +32,10 @@ def stacks_command(
     if job is not None and slot is not None:
         raise click.UsageError("--job names a slot already: leave --slot out")
     with connected(name, control) as client:
-        stacks = asked(client, "stacks", job=job, slot=slot)["stacks"]
+        # Before the stacks: a worker that is stopped keeps them back for two seconds, in which
+        # the others go on to other jobs.
         status = status_of(client)
+        stacks = asked(client, "stacks", job=job, slot=slot)["stacks"]
     if as_json:
         click.echo(json.dumps({"stacks": stacks}))
         return
