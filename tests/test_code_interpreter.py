@@ -142,6 +142,9 @@ async def test_cells_find_what_those_before_have_left(tmp_path: Path) -> None:
         (picture,) = drawn["pictures"]
         assert base64.b64decode(picture).startswith(b"\x89PNG")
         assert (await one.cell("None"))["pictures"] == []
+        half = await one.cell("p.plot([1, 2])\n1 / 0")
+        assert (half["value"], len(half["pictures"])) == (None, 1)
+        assert (await one.cell("None"))["pictures"] == []
         await _exchange_files(one, other)
         assert (await service.health())["sessions"] == 2
         assert (await one.http.delete(one.path)).status_code == 204

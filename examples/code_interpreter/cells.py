@@ -56,24 +56,20 @@ def run_cell(source: str) -> dict[str, Any]:
         ``output``, what it has printed; ``error``, its traceback, or ``None``; ``value``, its last
         expression as text; ``table``, that as columns and rows; and ``pictures``, as PNG.
     """
-    output = Output()
-    found: dict[str, Any] = {
-        "error": None,
-        "value": None,
-        "table": None,
-        "pictures": [],
-    }
+    output, value = Output(), None
+    found: dict[str, Any] = {"error": None, "value": None, "table": None}
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
-            value = _names["_"] = _run(source)
+            value = _run(source)
             if value is not None:
                 found["value"], found["table"] = _short(repr(value)), _table(value)
-            found["pictures"] = _pictures()
         except JobCancelled:  # its time is over
             raise
         except BaseException as failure:  # noqa: BLE001 - cells raise what they like
             found["error"] = _short(_shown(failure))
-    return {"output": output.text(), **found}
+    _names["_"] = value
+    # Also of a cell that has failed: they would come with the next one.
+    return {"output": output.text(), **found, "pictures": _pictures()}
 
 
 def write_file(name: str, data: bytes) -> None:

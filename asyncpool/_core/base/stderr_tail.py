@@ -31,7 +31,6 @@ class StderrTail:
 
     def __init__(self) -> None:
         self._last: deque[bytes] = deque(maxlen=_LAST)
-        self._in_error = False
         self._first: list[bytes] = []
         self._since = 0  # how many lines have come, from the first one of those on
 
@@ -39,12 +38,12 @@ class StderrTail:
         """Add more *lines*."""
         for line in lines:
             kept = line[: 4 * _WIDTH]
-            if kept.startswith(FATAL):
+            is_fatal = kept.startswith(FATAL)
+            if is_fatal:
                 self._first = list(self._last)[-_BEFORE:]
                 self._since = len(self._first)
-                self._in_error = True
             self._last.append(kept)
-            if not self._in_error:
+            if not (is_fatal or self._since):
                 continue
             self._since += 1
             if len(self._first) < _FIRST:

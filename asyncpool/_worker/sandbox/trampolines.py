@@ -7,17 +7,14 @@ what one of them wrote there would run in the launcher and in the others.
 
 from __future__ import annotations
 
+import fcntl
 import os
-from fcntl import fcntl
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TRAMPOLINES = "/memfd:libffi (deleted)"
-
-_ADD_SEALS = 1033
-_NO_CHANGE = 0x2 | 0x4 | 0x8  # F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
 
 
 def take_own(descriptors: Iterable[tuple[int, str]]) -> None:
@@ -32,6 +29,7 @@ def take_own(descriptors: Iterable[tuple[int, str]]) -> None:
         if where == TRAMPOLINES:
             own = os.memfd_create("libffi", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.write(own, os.pread(fd, os.fstat(fd).st_size, 0))
-            fcntl(own, _ADD_SEALS, _NO_CHANGE)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+            fcntl.fcntl(own, fcntl.F_ADD_SEALS, seals)
             os.dup2(own, fd, inheritable=False)
             os.close(own)
