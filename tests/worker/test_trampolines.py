@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,26 +16,34 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_worker_has_a_copy_that_nobody_can_change() -> None:
-    shared = os.memfd_create("libffi")
+@pytest.fixture(params=["library", "memfd"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
+    if request.param == "memfd":
+        fd = os.memfd_create("libffi")
+        os.write(fd, b"code")
+    else:
+        library = tmp_path / "libffi.so.8.5.0"
+        library.write_bytes(b"code")
+        fd = os.open(library, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def test_a_worker_has_a_copy_that_nobody_can_change(shared: int) -> None:
+    launchers = os.dup(shared)
     try:
-        os.write(shared, b"code")
-        launchers = os.dup(shared)
-        try:
-            take_own((fd, where) for fd, where in open_descriptors() if fd == shared)
-            assert os.pread(shared, 100, 0) == b"code"
-            assert not os.path.sameopenfile(shared, launchers)
-            with pytest.raises(PermissionError):
-                os.pwrite(shared, b"evil", 0)
-            with pytest.raises(PermissionError):
-                os.ftruncate(shared, 0)
-            assert not os.get_inheritable(shared)
-            assert os.pread(launchers, 100, 0) == b"code"
-        finally:
-            os.close(launchers)
-        assert not [name for name in strays(()) if "libffi" in name]
+        take_own((fd, where) for fd, where in open_descriptors() if fd == shared)
+        assert os.pread(shared, 100, 0) == b"code"
+        assert not os.path.sameopenfile(shared, launchers)
+        with pytest.raises(PermissionError):
+            os.pwrite(shared, b"evil", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(shared, 0)
+        assert not os.get_inheritable(shared)
+        assert os.pread(launchers, 100, 0) == b"code"
     finally:
-        os.close(shared)
+        os.close(launchers)
+    assert not [name for name in strays(()) if name.startswith(f"{shared} (")]
 
 
 def test_other_files_stay_as_they_are(tmp_path: Path) -> None:

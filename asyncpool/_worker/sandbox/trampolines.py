@@ -1,8 +1,9 @@
-"""Code that ctypes has in a file in memory, which a worker shares with whom it was forked from.
+"""Code that ctypes has in a file, which a worker shares with whom it was forked from.
 
-libffi 3.5, where it is built so, maps the code of callbacks from a memfd, which it opens as
-ctypes is imported.  If the launcher has imported ctypes, all of its workers have that descriptor:
-what one of them wrote there would run in the launcher and in the others.
+libffi 3.5, where it is built so, maps the code of callbacks from a file that it opens as ctypes
+is imported: its own library, or a memfd if it cannot find that, as where a blank is in its path.
+If the launcher has imported ctypes, all of its workers have that descriptor: what one of them
+wrote into the memfd would run in the launcher and in the others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def take_own(descriptors: Iterable[tuple[int, str]]) -> None:
         descriptors: What is open, and where it leads to.
     """
     for fd, where in descriptors:
-        if where == TRAMPOLINES:
+        if where == TRAMPOLINES or os.path.basename(where).startswith("libffi.so."):  # noqa: PTH119
             own = os.memfd_create("libffi", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.write(own, os.pread(fd, os.fstat(fd).st_size, 0))
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
