@@ -93,6 +93,13 @@ def test_what_is_no_exception_breaks_the_protocol(fields: Any) -> None:
         load_failure(ERRORS, b"\x01\x00" + json.dumps(fields).encode())
 
 
+def test_arguments_may_be_missing() -> None:
+    fields = {name: value for name, value in GOOD.items() if name != "args"}
+    error = load_failure(ERRORS, b"\x01\x00" + json.dumps(fields).encode())
+    assert isinstance(error, RemoteError)
+    assert error.args_sent is None
+
+
 def test_only_classes_of_exceptions_are_registered() -> None:
     with pytest.raises(TypeError, match="errors takes classes of exceptions, not 3"):
         registered([3])  # type: ignore[list-item]

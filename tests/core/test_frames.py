@@ -301,6 +301,17 @@ def test_pending_counts_what_waits_for_the_rest() -> None:
     assert decoder.pending == 0
 
 
+def test_no_call_returns_more_than_it_may_and_the_rest_waits() -> None:
+    decoder = FrameDecoder(max_payload=LIMIT, most=2)
+    sent = [Frame(FrameKind.VALUE, number, 1, 0, b"12345") for number in range(5)]
+    data = b"".join(map(encode, sent))
+    assert (decoder.feed(data[:-1]), decoder.more) == (sent[:2], True)
+    assert (decoder.feed(b""), decoder.more) == (sent[2:4], True)
+    assert (decoder.feed(b""), decoder.more) == ([], False)  # it was but a part
+    assert (decoder.feed(data[-1:]), decoder.more) == (sent[4:], False)
+    assert decoder.pending == 0
+
+
 # Long payloads, which are received where they stay.
 
 MOST = 1 << 20  # of what is put together

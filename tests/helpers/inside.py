@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -600,3 +601,34 @@ def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
 
     monkeypatch.setattr(confinement, "_cgroup_limits", lambda *_: {"none": 0})
     monkeypatch.setattr(places, "delegated_folder", lambda: parent)
+
+
+@contextmanager
+def no_pickles_in_logs() -> Iterator[None]:
+    """Leave the pickles in the log of a chunk as they are: they are as good as code."""
+    from asyncpool._core.map import chunks
+
+    before = chunks._LOADERS
+    chunks._LOADERS = {**before, chunks._VALUE: bytes, chunks._ERROR: bytes}
+    try:
+        yield
+    finally:
+        chunks._LOADERS = before
+
+
+async def begins_frame(channel: Channel) -> None:
+    """Wait until a part of a frame has come, and no more."""
+    while not channel._decoder.pending:  # noqa: ASYNC110 - nobody tells of a part
+        await asyncio.sleep(0)
+
+
+def ask_frame_watch(channel: Channel) -> None:
+    """Have a channel look whether the peer has gone on with its frame."""
+    channel._frame_watch._ask(0.0)
+
+
+def unfinished_for_long(channel: Channel) -> None:
+    """Have the peer be silent for twice as long as it may be, in the middle of a frame."""
+    for _ in range(2):
+        channel._frame_watch._alarm.cancel()
+        channel._frame_watch._ask(0.0)

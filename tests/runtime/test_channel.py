@@ -8,6 +8,8 @@ import mmap
 import pytest
 
 from asyncpool._core.wire.frames import HEADER_SIZE, VERSION, Frame, FrameKind, header
+from asyncpool._runtime.channel.channel import MOST_FRAMES
+from tests.helpers.inside import ask_frame_watch, unfinished_for_long
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.runtime.line import LIMIT, Line, cut, encode
@@ -181,6 +183,104 @@ async def test_what_is_paused_is_read_when_it_goes_on() -> None:
             await line.write(encode(3, b"three"))
             line.channel.drain()  # of a peer that is gone, all is read even so
         assert [frame.job for frame in line.frames] == [1, 2, 3]
+
+
+def flood(count: int) -> bytes:
+    return b"".join(encode(number, b"") for number in range(count))
+
+
+def told(line: Line) -> list[int]:
+    return [frame.job for frame in line.frames]
+
+
+async def test_a_flood_is_passed_on_in_parts_and_the_loop_turns_between() -> None:
+    with Line() as line:
+        count = 2 * MOST_FRAMES + 1
+        turns: list[int] = []
+        line.peer.send(flood(count) + encode(count, b"whole")[:-1])
+        line.channel.read()
+        assert told(line) == [*range(MOST_FRAMES)]
+        asyncio.get_running_loop().call_soon(lambda: turns.append(len(line.frames)))
+        async with patience():
+            await line.heard(count)
+            await line.write(b"e")
+            await line.heard(count + 1)
+        assert max(map(len, line.batches)) == MOST_FRAMES
+        assert turns[0] < count
+        assert told(line) == [*range(count + 1)]
+
+
+async def test_a_flood_that_is_paused_goes_on_where_it_was() -> None:
+    with Line() as line:
+        count = 3 * MOST_FRAMES
+        line.peer.send(flood(count))
+        line.channel.read()
+        line.channel.pause()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert told(line) == [*range(MOST_FRAMES)]
+        line.channel.read()  # reads all the same, since it is asked to
+        assert told(line) == [*range(2 * MOST_FRAMES)]
+        line.channel.resume()
+        async with patience():
+            await line.heard(count)
+            await line.write(encode(count, b""))
+            await line.heard(count + 1)
+        assert told(line) == [*range(count + 1)]
+
+
+async def test_draining_passes_on_all_of_a_flood_and_its_offence() -> None:
+    with Line() as line:
+        count = 3 * MOST_FRAMES
+        line.peer.send(flood(count) + b"\xff" * HEADER_SIZE)
+        line.peer.close()
+        line.channel.read()
+        line.channel.drain()
+        assert told(line) == [*range(count)]
+        [error] = line.ends
+        assert "version 255" in str(error)
+
+
+async def test_nothing_comes_from_a_peer_that_is_ignored() -> None:
+    with Line() as line:
+        line.peer.send(flood(3 * MOST_FRAMES))
+        line.channel.read()
+        line.channel.ignore()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        line.channel.drain()
+        assert len(line.frames) == MOST_FRAMES
+        assert line.ends == []
+
+
+async def test_who_falls_silent_in_the_middle_of_a_frame_has_erred() -> None:
+    with Line() as line:
+        await line.write(encode(1, b"half")[:-2])
+        line.channel.read()
+        unfinished_for_long(line.channel)
+        [error] = line.ends
+        assert (
+            str(error)
+            == "it began a frame, sent 26 bytes of it, and then nothing for 60 s"
+        )
+
+
+async def test_who_goes_on_or_is_paused_has_not() -> None:
+    with Line() as line:
+        await line.write(encode(1, b"half")[:-2])
+        line.channel.read()
+        line.channel.pause()
+        unfinished_for_long(line.channel)
+        line.channel.resume()
+        ask_frame_watch(line.channel)
+        await line.write(encode(1, b"half")[-2:-1])
+        ask_frame_watch(line.channel)  # reads it
+        ask_frame_watch(line.channel)
+        await line.write(encode(1, b"half")[-1:])
+        ask_frame_watch(line.channel)
+        ask_frame_watch(line.channel)
+        assert line.ends == []
+        assert told(line) == [1]
 
 
 async def test_a_channel_that_has_ended_is_not_resumed() -> None:

@@ -74,7 +74,9 @@ class Channel:
 class Harbour:
     """A cargo, and all that it has to do with."""
 
-    def __init__(self, bound: int = 1 << 30, limit: int = LIMIT) -> None:
+    def __init__(
+        self, bound: int = 1 << 30, limit: int = LIMIT, *, untrusted: bool = False
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.threads = Threads(loop)
         self.segments = Segments(loop, bound, self.threads)
@@ -85,6 +87,7 @@ class Harbour:
             segments=self.segments,
             threads=self.threads,
             max_payload=limit,
+            untrusted=untrusted,
         )
         self.cargo.connect(
             self.jobs,  # type: ignore[arg-type] # fakes
@@ -530,6 +533,33 @@ async def test_who_asks_for_more_than_it_uses_offends(
     text = "it asked for 100000 bytes when it was not allowed to"
     assert harbour.hear(want(100_000)) == ([], text)
     await harbour.settled()
+
+
+async def test_who_is_not_trusted_gets_no_segment_and_no_second_answer(
+    make: Callable[..., Harbour],
+) -> None:
+    """Else it could change an outcome after the caller has it."""
+    harbour = make(untrusted=True)
+    assert harbour.hear(want(100_000)) == ([], None)
+    assert harbour.tasks == []
+    assert harbour.control.frames == [Frame(FrameKind.GRANT, 0, 0, 0, b"")]
+    # It sends the outcome in frames, and may then ask for the next one.
+    [outcome], trouble = harbour.hear(area(bytes(100_000)), value())
+    assert (len(outcome.payload.buffers[0]), trouble) == (100_000, None)
+    text = "it asked for 9 bytes when it was not allowed to"
+    assert harbour.hear(want(9), want(9)) == ([], text)
+    assert harbour.segments.total == 0
+
+
+async def test_who_was_refused_a_segment_may_not_ask_on_and_on(
+    make: Callable[..., Harbour],
+) -> None:
+    """Else the answers, which it need not read, would fill the memory of this process."""
+    harbour = make(bound=0)
+    assert harbour.hear(want(9)) == ([], None)
+    await harbour.settled()
+    text = "it asked for 9 bytes when it was not allowed to"
+    assert harbour.hear(want(9)) == ([], text)
 
 
 async def test_a_dead_worker_gets_no_segment(make: Callable[..., Harbour]) -> None:

@@ -145,7 +145,7 @@ def _error_of(found: Any, errors: Errors) -> BaseException:
 
 
 def _rebuilt(fields: dict[str, Any], errors: Errors) -> BaseException | None:
-    cls, args = errors.get(fields["type"]), fields["args"]
+    cls, args = errors.get(fields["type"]), fields.get("args")
     if cls is None or args is None:
         return None
     try:

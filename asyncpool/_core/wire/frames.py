@@ -166,9 +166,13 @@ class FrameDecoder:
             as soon as it has the header, before it keeps any of the payload.
         allocate: A function that makes room for a long payload, without touching
             it.
+        most: How many frames one call of :meth:`feed` may return.  If there is *more*, feed
+            it nothing, ``b""``.
 
     Attributes:
         error: What is wrong with the stream after the frames that were returned.
+        more: Whether bytes wait that may hold more whole frames.
+        rest: What has come and is in no frame yet, except for a long payload.
         target: Where to read the rest of a long payload, and no more than that.
     """
 
@@ -177,21 +181,24 @@ class FrameDecoder:
         *,
         max_payload: int,
         allocate: Callable[[int], bytearray | mmap] = bytearray,
+        most: int = MAX_PAYLOAD,
     ) -> None:
-        self._rest = bytearray()
+        self.rest = bytearray()
         self._max_payload = max_payload
         self._allocate = allocate
+        self._turn = range(most)
         self._long: Frame | None = None
         self.target: memoryview | None = None
         # How many bytes are needed before there is anything to parse.
         self._need = HEADER_SIZE
+        self.more = False
         self.error: ProtocolError | None = None
 
     @property
     def pending(self) -> int:
         """How many received bytes do not form a whole frame yet."""
         if self._long is None or self.target is None:
-            return len(self._rest)
+            return len(self.rest)
         return HEADER_SIZE + len(self._long.payload) - len(self.target)
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
@@ -203,15 +210,15 @@ class FrameDecoder:
                 before that are returned first, however the stream was cut.
         """
         self._check()
-        if not self._rest:
+        if not self.rest:
             frames, end = self._split(bytes(data))
-            self._rest += data[end:]
+            self.rest += data[end:]
         else:
-            self._rest += data
-            if len(self._rest) < self._need:
+            self.rest += data
+            if len(self.rest) < self._need:
                 return []
-            frames, end = self._split(bytes(self._rest))
-            del self._rest[:end]
+            frames, end = self._split(bytes(self.rest))
+            del self.rest[:end]
         if not frames:
             self._check()
         return frames
@@ -236,7 +243,10 @@ class FrameDecoder:
         frames: list[Frame] = []
         unpack, limit, size = _HEADER.unpack_from, self._max_payload, len(data)
         start, body = 0, HEADER_SIZE
-        while body <= size:
+        self.more = False
+        for _ in self._turn:
+            if body > size:
+                break
             version, code, attempt, tag, job, length = unpack(data, start)
             kind = _KINDS.get(code)
             if version != VERSION or kind is None or length > limit:
@@ -253,6 +263,8 @@ class FrameDecoder:
                 return frames, start
             frames.append(_frame((kind, job, attempt, tag, data[body:end])))
             start, body = end, end + HEADER_SIZE
+        else:
+            self.more = body <= size
         self._need = HEADER_SIZE
         return frames, start
 

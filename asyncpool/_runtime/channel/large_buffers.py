@@ -28,6 +28,10 @@ from asyncpool.errors import ProtocolError
 # 25 us.  To hand the copy to another thread takes longer.
 _AT_ONCE = 1 << 20
 
+# How many parts of an outcome may be small; a worker of this version sends none.
+_SMALL_ONES = 16
+_TOO_MANY = "it sent an outcome in more parts than an outcome can have"
+
 
 # The frames whose large buffers come ahead of them.
 _WHOLE = frozenset((FrameKind.VALUE, FrameKind.ERROR, FrameKind.ITEM))
@@ -60,6 +64,8 @@ class LargeBuffers:
         segments: The pool's segments.
         threads: The pool's threads, which copy into segments.
         max_payload: The most bytes that an outcome may have.
+        untrusted: Whether nothing that a worker can still write into may reach a caller.  Then
+            outcomes come on the job channel, into memory of this process alone.
 
     Attributes:
         closed: Whether the worker is gone.
@@ -72,11 +78,13 @@ class LargeBuffers:
         segments: Segments,
         threads: Threads,
         max_payload: int,
+        untrusted: bool = False,
     ) -> None:
         self._spawn = spawn
         self._segments = segments
         self._threads = threads
         self._max_payload = max_payload
+        self._untrusted = untrusted
         self._jobs: Channel | None = None
         self._control: Channel | None = None
         self._areas: list[memoryview] = []
@@ -200,12 +208,12 @@ class LargeBuffers:
                 area = memoryview(bytearray(data) if type(data) is bytes else data)
                 self._areas.append(area)
             case FrameKind.LENT:
-                self._expect(0, len(frame.payload) // 8)
+                if len(frame.payload) // 8 > self._max_payload // LARGE + _SMALL_ONES:
+                    raise ProtocolError(_TOO_MANY)
                 sizes = unpack_numbers(frame.payload)
                 self._expect(sum(sizes), len(sizes))
                 segment = self._segments.find(self, frame.number, Use.GRANTED)
                 view = self._segments.view(segment, lay_out(sizes)[1])
-                self._wanting = False
                 self._areas += cut(view, sizes)
             case FrameKind.WANT:
                 self._want(frame.job)
@@ -213,14 +221,13 @@ class LargeBuffers:
                 self._segments.free(self._segments.find(self, frame.number, Use.WORKER))
             case FrameKind.LOST:
                 uses = Use.WORKER, Use.GRANTED
-                segment = self._segments.find(self, frame.number, *uses)
-                self._wanting = self._wanting and segment.use is not Use.GRANTED
-                self._segments.forget(segment)
+                self._segments.forget(self._segments.find(self, frame.number, *uses))
             case _:
                 raise ProtocolError(f"it sent {frame.kind.name} on its job channel")
 
     def _complete(self, frame: Frame) -> Frame:
         self._expected = 0
+        self._wanting = False
         if not self._areas:
             return frame
         areas, self._areas = self._areas, []
@@ -239,16 +246,20 @@ class LargeBuffers:
                 f"an outcome of {self._expected} bytes exceeds the limit of "
                 f"{self._max_payload}"
             )
-        # Each buffer beside the pickle is large: a small one would be inside the pickle.
-        if len(self._areas) + parts > self._max_payload // LARGE + 1:
-            raise ProtocolError(
-                "it sent an outcome in more parts than an outcome can have"
-            )
+        # Each buffer beside the pickle is large: a small one would be inside the pickle.  16,384
+        # parts of a byte took Python's garbage collector 10 ms, in this process.
+        if len(self._areas) + parts > self._expected // LARGE + _SMALL_ONES:
+            raise ProtocolError(_TOO_MANY)
 
     def _want(self, size: int) -> None:
+        # One for each outcome: a worker that asked on and on, and did not read the answers, would
+        # fill the memory of this process with them.
         if self._wanting or not 0 < size <= 2 * self._max_payload:
             raise ProtocolError(f"it asked for {size} bytes when it was not allowed to")
         self._wanting = True
+        if self._untrusted:
+            self._grant(None)
+            return
         segment = self._segments.take(self, size)
         if segment is not None:
             self._grant(segment)
@@ -265,9 +276,7 @@ class LargeBuffers:
     def _grant(self, segment: Segment | None) -> None:
         assert self._control is not None
         number = 0
-        if segment is None:
-            self._wanting = False
-        else:
+        if segment is not None:
             number, segment.use = segment.number, Use.GRANTED
         self._control.put(header(FrameKind.GRANT, 0, tag=number))
         self._control.flush()

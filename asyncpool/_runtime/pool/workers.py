@@ -63,6 +63,7 @@ class Workers:
             handed=() if config.handover is None else config.handover.fds,
             buffer=memoryview(bytearray(READ_SIZE)),
             max_payload=config.worker.max_payload,
+            untrusted=config.untrusted,
             concurrency=config.worker.concurrency,
             output=config.worker_output,
             tasks=self.tasks,

@@ -89,6 +89,14 @@ class SupervisorConfig(WorkerOptions):
         return self.fork and not (self.worker_env and self.worker_env.varies)
 
     @property
+    def untrusted(self) -> bool:
+        """Whether results may not come in memory that workers can still write into.
+
+        In a pool with a codec they may: what makes the values copies that memory.
+        """
+        return self.confinement is not None and self.data is None
+
+    @property
     def wait_for_all(self) -> bool:
         """Whether the start waits until all workers are ready."""
         return self.ready == "all"

@@ -111,6 +111,16 @@ def _overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
     return Failed(error, raised=job._exceeded != "deadline")
 
 
+def _delivery_of(job: Job[Any], handle: WorkerHandle, slot: Slot) -> Delivery:
+    delivery = delivery_of(job, handle)
+    # Who lies may have wiped his page to get his job run again, so the job at its turn, which
+    # he had before that, has begun.
+    his = job._frame_end <= handle.taken_in_trust
+    if delivery is Delivery.SENT and his and slot.in_flight.runs(job.id):
+        return Delivery.STARTED
+    return delivery
+
+
 class Loss(NamedTuple):
     """What the death of a worker means for one of its jobs.
 
@@ -229,7 +239,7 @@ class JobRegistry:
         """Return what becomes of the jobs that a dead worker had in flight."""
         jobs = [self.jobs[n] for n in slot.in_flight.jobs if n in self.jobs]
         losses: list[Loss] = []
-        found = [(job, delivery_of(job, handle)) for job in jobs]
+        found = [(job, _delivery_of(job, handle, slot)) for job in jobs]
         waits = (job.id for job, delivery in found if delivery is not Delivery.STARTED)
         about_to_begin = next(waits, None)
         if handle.outbox.loading or about_to_begin not in slot.in_flight.running:
@@ -253,6 +263,8 @@ class JobRegistry:
                 counts = True  # even if it had not begun: its time is over
             if begun and isinstance(job, ChunkJob):
                 job.found = handle.page.log(job.id, job.attempt)
+                if job.found is None and handle.broke_protocol:
+                    job.found = [LOST] * CHUNK_SIZE
             if again and isinstance(job, StreamJob):
                 job.begin_again()
             attempt = job.attempt if begun else 0

@@ -61,6 +61,7 @@ class WorkerConnections:
             segments=setup.segments,
             threads=setup.threads,
             max_payload=setup.max_payload,
+            untrusted=setup.untrusted,
         )
         self.outbox = Outbox(self.large_buffers)
         self.requests = ControlRequests()
@@ -177,6 +178,12 @@ class WorkerConnections:
         for channel in (self.jobs, self.control):
             if channel is not None:
                 channel.drain()
+
+    def ignore(self) -> None:
+        """Read nothing more of what the worker sends, since it is not trusted any longer."""
+        for channel in (self.jobs, self.control):
+            if channel is not None:
+                channel.ignore()
 
     def shut_link(self) -> None:
         """Send nothing more to a worker that serves."""

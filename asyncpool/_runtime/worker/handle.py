@@ -64,6 +64,7 @@ class WorkerHandle:
         silence: What has been missing for how long, if it counts as hung.
         late_stacks: Its stacks, if it was killed since it had not ended in time.
         broke_protocol: Whether it has sent something that the protocol does not allow.
+        taken_in_trust: How many bytes of jobs it had taken before it did that; -1 if it has not.
         ignored: Whether it is to end, so that its requests and answers no longer count.
         killed: Whether the pool has sent it SIGKILL.
         started_at: When its start began, by :func:`time.monotonic`.
@@ -88,6 +89,7 @@ class WorkerHandle:
         self.status: int | None = None
         self.detail = self.traceback = self.silence = self.late_stacks = ""
         self.broke_protocol = False
+        self.taken_in_trust = -1
         self.began_at = loop.time()
         self.started_at = self.since = monotonic()
         self._loop = loop
@@ -294,7 +296,10 @@ class WorkerHandle:
     def distrust(self, detail: str) -> None:
         """Trust the worker no more, since it has done what *detail* says: it will be killed."""
         self.detail = detail
+        if not self.broke_protocol:
+            self.taken_in_trust = self.outbox.taken
         self.broke_protocol = True
         self.ignored = True
         self.connections.shut_link()
+        self.connections.ignore()
         self._trouble.set()

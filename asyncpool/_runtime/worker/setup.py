@@ -27,6 +27,7 @@ class WorkerSetup:
     handed: Collection[int]
     buffer: memoryview
     max_payload: int
+    untrusted: bool
     concurrency: int
     output: OutputMode
     tasks: asyncio.TaskGroup

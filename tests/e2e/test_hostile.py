@@ -1,0 +1,196 @@
+"""Workers that hostile input has taken over: whatever they send, they hurt only themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool import (
+    Crash,
+    JobNotPicklableError,
+    Pool,
+    RemoteError,
+    Sandbox,
+    WorkerCrashedError,
+)
+from asyncpool.enums import CrashKind
+from tests.helpers import data_jobs, hostile, jobs
+from tests.helpers.gate import Gate
+from tests.helpers.guards import open_fds
+from tests.helpers.inside import begins_frame, jobs_channel_of, unfinished_for_long
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.sandboxes import needs_sandbox
+
+pytestmark = BOTH_LOOPS
+
+ROOT = Path(__file__).parents[2]
+
+# What the job of a hostile worker may come to.
+FAILED = WorkerCrashedError, JobNotPicklableError, RemoteError
+
+# A hundred lies, and more, take their time: each costs a worker.
+PARTS = 8
+
+
+class Neighbourhood:
+    """A data-only pool of two workers, one of which has a job that waits.
+
+    Attributes:
+        pool: The pool.
+        crashes: What became of its workers.
+        victim: The job that waits, in a worker of its own.
+    """
+
+    def __init__(self, pool: Pool, crashes: list[Crash], victim: Any) -> None:
+        self.pool = pool
+        self.crashes = crashes
+        self.victim = victim
+
+    async def suffer(self, name: str, *, kind: CrashKind | None, path: str = "") -> str:
+        """Have a worker do what *name* says; return what the pool says of it."""
+        self.crashes.clear()
+        with pytest.raises(FAILED) as caught:
+            await self.pool.submit(hostile.attack, name, self.victim.id, path)
+        # The next job is done, by whichever worker, before anybody looks at the crash.
+        assert await self.pool.submit(data_jobs.echo, (name,)) == (name,)
+        assert not self.victim.done(), name
+        assert [crash.kind for crash in self.crashes] == [kind], name
+        crash = self.crashes[0]
+        assert crash.signal == "SIGKILL" or kind is CrashKind.CRASH, name
+        if isinstance(caught.value, WorkerCrashedError):
+            assert caught.value.kind == kind, name
+        return crash.detail or ""
+
+
+@asynccontextmanager
+async def neighbourhood(**options: Any) -> AsyncIterator[Neighbourhood]:
+    crashes: list[Crash] = []
+    options = {
+        "codec": "msgspec",
+        "preload": ["tests.helpers.hostile"],
+        "ready": "all",
+        **options,
+    }
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(2, on_crash=crashes.append, **options) as pool,
+    ):
+        victim = pool.submit(jobs.wait_at, gate.path, "victim")
+        visitor = await gate.visitor("victim")
+        worker = victim.worker_pid
+        yield Neighbourhood(pool, crashes, victim)
+        assert victim.worker_pid == worker
+        visitor.release("unharmed")
+        assert await victim == "unharmed"
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+async def test_who_lies_is_killed_and_nobody_else_is_harmed(part: int) -> None:
+    async with neighbourhood() as there:
+        for name, (_, detail) in list(hostile.LIES.items())[part::PARTS]:
+            told = await there.suffer(name, kind=CrashKind.PROTOCOL)
+            assert told, name
+            assert detail in told, name
+
+
+@pytest.mark.parametrize("part", range(2))
+async def test_who_floods_is_killed_and_nobody_else_is_harmed(part: int) -> None:
+    async with neighbourhood() as there:
+        for name, (_, detail) in list(hostile.FLOODS.items())[part::2]:
+            told = await there.suffer(name, kind=CrashKind.PROTOCOL)
+            assert detail in told, name
+
+
+async def test_no_descriptor_that_a_worker_sends_stays_here() -> None:
+    async with neighbourhood() as there:
+        await there.suffer("descriptors", kind=CrashKind.PROTOCOL)
+        before = open_fds()
+        for _ in range(3):
+            await there.suffer("descriptors", kind=CrashKind.PROTOCOL)
+        assert len(open_fds()) <= len(before)
+
+
+async def test_no_pickle_is_read_in_a_pool_with_a_codec(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    async with neighbourhood() as there:
+        for name in hostile.PICKLES:
+            log = name == "in the log of a chunk"
+            kind = CrashKind.CRASH if log else CrashKind.PROTOCOL
+            await there.suffer(name, kind=kind, path=str(made))
+            assert not made.exists(), name
+        with pytest.raises((WorkerCrashedError, JobNotPicklableError)):
+            async for _ in there.pool.stream(hostile.attack_stream, str(made)):
+                pass
+        assert not made.exists()
+
+
+async def test_without_a_codec_the_same_pickle_runs_here(tmp_path: Path) -> None:
+    """It shows that the test above can fail."""
+    made = tmp_path / "made"
+    async with patience(), Pool(1) as pool:
+        fd: Any = pool.submit(hostile.attack, "as a value", 0, str(made))
+        os.close(await fd)
+    assert made.exists()
+
+
+@pytest.mark.parametrize("name", hostile.CUT_SHORT)
+async def test_who_begins_a_frame_and_falls_silent_is_killed(name: str) -> None:
+    crashes: list[Crash] = []
+    async with patience(), Pool(1, on_crash=crashes.append) as pool:
+        job = pool.submit(hostile.attack, name)
+        await begins_frame(jobs_channel_of(pool))
+        unfinished_for_long(jobs_channel_of(pool))
+        with pytest.raises(WorkerCrashedError) as caught:
+            await job
+        assert caught.value.kind is CrashKind.PROTOCOL
+        assert await pool.submit(data_jobs.echo, 1) == 1
+    [crash] = crashes
+    size = 11 if name == "half a header" else 24
+    told = f"it began a frame, sent {size} bytes of it, and then nothing for 60 s"
+    assert told in (crash.detail or "")
+
+
+async def test_outcomes_noted_for_jobs_of_other_workers_count_for_nothing() -> None:
+    async with neighbourhood(concurrency=2) as there:
+        with pytest.raises(WorkerCrashedError):
+            await there.pool.submit(hostile.forge_from_lane, there.victim.id)
+        assert not there.victim.done()
+
+
+async def test_nobody_takes_away_the_memory_that_buffers_come_in() -> None:
+    """Else the service would be killed by SIGBUS at its next look."""
+    async with neighbourhood() as there:
+        block = bytes(300_000)
+        for _ in range(2):
+            said = await there.pool.submit(hostile.sink, block)
+            assert said in {"sealed: 300000", "nothing to try: 300000"}
+
+
+@needs_sandbox
+async def test_a_worker_in_a_sandbox_changes_no_result_that_was_delivered() -> None:
+    async with patience(), Pool(1, sandbox=Sandbox(read=[ROOT])) as pool:
+        found = [await pool.submit(hostile.give, 300_000) for _ in range(2)]
+        assert await pool.submit(hostile.overwrite) == 0
+        assert all((each == ord("A")).all() for each in found)
+
+
+async def test_without_a_sandbox_it_does() -> None:
+    """It shows that the test above can fail."""
+    async with patience(), Pool(1) as pool:
+        found = await pool.submit(hostile.give, 300_000)
+        assert await pool.submit(hostile.overwrite) == 1
+        assert (found == ord("Z")).all()
+
+
+async def test_with_a_codec_results_are_copies() -> None:
+    async with patience(), Pool(1, codec="msgspec") as pool:
+        found = await pool.submit(hostile.give, 300_000)
+        assert await pool.submit(hostile.overwrite) == 1
+        assert (found == ord("A")).all()
