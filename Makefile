@@ -26,7 +26,7 @@ PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
 .DELETE_ON_ERROR:
 # Two installations at once into one environment would break it.
 .NOTPARALLEL:
-.PHONY: help demo test lint types docs soak unit coverage mutants format test-all bench torture bytecode clean
+.PHONY: help demo test lint types docs soak fuzz unit coverage mutants format test-all bench torture bytecode clean
 
 help: ## Print the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=\"options of the program\"]"
@@ -57,6 +57,11 @@ docs: $(VENV)/.installed-docs ## The site, into build/site; a dead link or an un
 
 soak: $(VENV)/.installed-test bytecode ## Pools under random faults; SOAK="--seed 7 --minutes 10"
 	$(PY) -m tests.soak $(SOAK)
+
+# atheris is not there for every Python; without it Hypothesis makes the inputs.
+fuzz: $(VENV)/.installed-test bytecode ## Anything for the decoders of what workers send; ARGS="--seconds 3600"
+	-@$(PY) -m pip install --quiet --disable-pip-version-check --only-binary :all: "atheris>=3" 2>/dev/null
+	$(PY) -m tests.fuzz $(ARGS)
 
 unit: $(VENV)/.installed-test bytecode ## The tests alone; ARGS="-n0 -k takeover"
 	$(PY) -m pytest -q $(AT_ONCE) $(ARGS)

@@ -1,0 +1,214 @@
+"""The decoders that are fuzzed: each takes any bytes, and raises nothing but what it may.
+
+The first byte of an input says which decoder it is for, so that one process fuzzes all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
+
+from asyncpool._core.codec.codec_messages import load_value
+from asyncpool._core.codec.data_functions import Place
+from asyncpool._core.codec.failures import load_failure
+from asyncpool._core.codec.formats import format_of
+from asyncpool._core.control.control_protocol import MAX_REPLY, Request, unpack_reply
+from asyncpool._core.figures.request_figures import RequestFigures
+from asyncpool._core.map.chunks import (
+    CHUNK_SIZE,
+    LOG_HEAD,
+    OPEN,
+    note,
+    read_log,
+)
+from asyncpool._core.pickling.out_of_band import ReceivedPickle
+from asyncpool._core.profile.profile_messages import MAX_CHUNK, SampleChunk
+from asyncpool._core.wire import heartbeat_records, stacks
+from asyncpool._core.wire.frames import (
+    HEADER_SIZE,
+    VERSION,
+    Frame,
+    FrameDecoder,
+    FrameKind,
+    header,
+)
+from asyncpool._core.wire.log_records import LogEntry
+from asyncpool._core.wire.messages import (
+    Failure,
+    pack_numbers,
+    unpack_exit,
+    unpack_numbers,
+    unpack_pid,
+)
+from asyncpool._core.wire.page import LOG_SIZE
+from asyncpool.errors import JobNotPicklableError, ProtocolError
+from tests.helpers.inside import no_pickles_in_logs
+
+__all__ = ["NAMES", "SEEDS", "run"]
+
+_LIMIT = 4096
+_FORMATS = [format_of("json"), format_of("msgspec")]
+_ERRORS: dict[str, type[BaseException]] = {
+    "ValueError": ValueError,
+    "E": UnicodeDecodeError,
+}
+_PLACES = [Place(), Place(bytes, bytes), Place(list[int])]
+
+
+def _decode(parts: list[bytes], most: int) -> tuple[list[Frame], str]:
+    decoder = FrameDecoder(max_payload=_LIMIT, most=most)
+    found: list[Frame] = []
+    try:
+        for part in (*parts, b""):
+            frames = decoder.feed(part)
+            assert len(frames) <= most
+            found += frames
+            while decoder.more:
+                found += decoder.feed(b"")
+            assert decoder.error or decoder.pending <= HEADER_SIZE + _LIMIT
+    except ProtocolError as error:
+        return found, str(error)
+    return found, ""
+
+
+def frames(data: bytes) -> None:
+    """A stream gives the same frames, however it is cut, and however many come at once."""
+    size, most, stream = (
+        (data[:1] or b"\1")[0] or 1,
+        (data[1:2] or b"\1")[0] or 1,
+        data[2:],
+    )
+    whole = _decode([stream], most=1 << 30)
+    parts = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert _decode(parts, most) == whole
+    for frame in whole[0]:
+        assert len(frame.payload) <= _LIMIT
+
+
+def numbers(data: bytes) -> None:
+    with suppress(ProtocolError):
+        assert pack_numbers(unpack_numbers(data)) == data
+
+
+def reports(data: bytes) -> None:
+    for unpack in (unpack_exit, unpack_pid, Failure.unpack):
+        with suppress(ProtocolError):
+            unpack(data)
+
+
+def log_records(data: bytes) -> None:
+    with suppress(ProtocolError):
+        LogEntry.unpack(data)
+
+
+def samples(data: bytes) -> None:
+    with suppress(ProtocolError):
+        SampleChunk.unpack(data[:MAX_CHUNK])
+
+
+def heartbeats(data: bytes) -> None:
+    heartbeat_records.unpack(data)
+    for beat in heartbeat_records.read(data.ljust(5000, b"\0")):
+        assert len(beat.details) <= heartbeat_records.MAX_DETAILS
+
+
+def chunk_log(data: bytes) -> None:
+    memory = data.ljust(LOG_SIZE, b"\0")[:LOG_SIZE]
+    with no_pickles_in_logs():
+        found = read_log(memory, 0, 1, 1)
+    assert found is None or len(found) <= CHUNK_SIZE
+
+
+def stack_texts(data: bytes) -> None:
+    assert len(stacks.tidy(data.decode(errors="replace"))) <= 2 * len(data) + 100
+
+
+def figures(data: bytes) -> None:
+    with suppress(ProtocolError):
+        RequestFigures.unpack(unpack_numbers(data), RequestFigures())
+
+
+def control_requests(data: bytes) -> None:
+    with suppress(ProtocolError, ValueError):
+        Request.unpack(data)
+    with suppress(ProtocolError, ValueError):
+        unpack_reply(data[:MAX_REPLY])
+
+
+def data_values(data: bytes) -> None:
+    """A message of a data-only pool: a value or an error, with buffers beside it."""
+    head, rest = data[:2].ljust(2, b"\0"), data[2:]
+    how, place = _FORMATS[head[0] % 2], _PLACES[head[0] // 2 % len(_PLACES)]
+    cut = head[1] % (len(rest) + 1)
+    payload: bytes | ReceivedPickle = rest
+    if head[0] & 64:
+        payload = ReceivedPickle(rest[cut:], [memoryview(rest[:cut])])
+    with suppress(ProtocolError, JobNotPicklableError):
+        load_value(how, place, payload)
+
+
+def data_errors(data: bytes) -> None:
+    with suppress(ProtocolError, JobNotPicklableError):
+        assert isinstance(load_failure(_ERRORS, data), BaseException)
+
+
+_TARGETS: list[Callable[[bytes], None]] = [
+    frames,
+    numbers,
+    reports,
+    log_records,
+    samples,
+    heartbeats,
+    chunk_log,
+    stack_texts,
+    figures,
+    control_requests,
+    data_values,
+    data_errors,
+]
+NAMES = [target.__name__ for target in _TARGETS]
+
+
+def run(data: bytes) -> None:
+    """Feed one decoder with *data*.
+
+    Raises:
+        Exception: If it has a bug.
+    """
+    if data:
+        _TARGETS[data[0] % len(_TARGETS)](data[1:])
+
+
+def _seed(name: str, data: bytes) -> bytes:
+    return bytes((NAMES.index(name),)) + data
+
+
+def _log(entries: bytes) -> bytes:
+    return LOG_HEAD.pack(4, 0, 1, 1, 0, 0, 0) + entries
+
+
+_FAILURE = b'\1\0{"type": "ValueError", "text": "no", "traceback": "T", "notes": ["n"], "args": [1]}'
+_BEAT = heartbeat_records.Beat(1, 1, 1, 2.5, b"abc").pack()
+SEEDS = [
+    *(
+        _seed("frames", bytes((size, 2)) + header(kind, 3, 1, 1, 7) + b"abc")
+        for size, kind in itertools.product((1, 25), (FrameKind.VALUE, FrameKind.AREA))
+    ),
+    _seed("frames", b"\x20\x01" + bytes((VERSION, 8)) * 40),
+    _seed("numbers", pack_numbers((1, 2, 3))),
+    _seed("reports", Failure("initializer", "it failed", "Traceback").pack()),
+    _seed("heartbeats", _BEAT.ljust(2048, b"\0") + _BEAT),
+    _seed("log_records", b'["a",30,"WARNING","text"]'),
+    _seed("samples", b'[["f","g"],[[3,0,1]],[0,0,0],""]'),
+    _seed("chunk_log", _log(note(7) + note("seven") + note(b"7") + note(7.5))),
+    _seed("chunk_log", LOG_HEAD.pack(0, 0, 1, 1, OPEN, 0, 1) + bytes(8)),
+    _seed(
+        "stack_texts", b'Thread 0x1 (most recent call first):\n  File "a.py", line 1'
+    ),
+    _seed("figures", pack_numbers(range(20))),
+    _seed("control_requests", b'{"version": 1, "action": "status"}\n'),
+    _seed("data_values", b'\0\0\1\1{"$tuple": [1, 2], "a": [null, 1.5]}'),
+    _seed("data_values", b"\1\0\2\1\x92\x01\xa1a"),
+    _seed("data_errors", _FAILURE),
+]
