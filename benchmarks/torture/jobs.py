@@ -3,9 +3,11 @@
 Standard library only: what a worker imports is part of what a peer is measured by.
 """
 
+import contextlib
 import hashlib
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -112,6 +114,52 @@ def make_grenade() -> Grenade:
 
 def raise_awkward() -> NoReturn:
     raise AwkwardError("this", "that")
+
+
+class Evil:
+    """Unpickled, it makes a file: as well it could do anything."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.open, (self.path, os.O_CREAT | os.O_WRONLY)
+
+
+def make_evil(path: str) -> Evil:
+    return Evil(path)
+
+
+def _lines_home() -> list[int]:
+    """Return the pipes and sockets that this worker has, but the standard ones."""
+    found = []
+    for number in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):
+            mode = os.fstat(number).st_mode
+            if number > 2 and (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)):
+                os.set_blocking(number, False)
+                found.append(number)
+    return found
+
+
+def send_garbage(marker: str) -> None:
+    """Write 24 bytes to whoever listens, and nothing more."""
+    sign(marker)
+    for number in _lines_home():
+        with contextlib.suppress(OSError):
+            os.write(number, b"\xff" * 24)
+    time.sleep(60)
+
+
+def send_flood(marker: str) -> None:
+    """Write for a second to whoever listens, as fast as they read."""
+    sign(marker)
+    lines, until = _lines_home(), time.monotonic() + 1
+    while time.monotonic() < until:
+        for number in lines:
+            with contextlib.suppress(OSError):
+                os.write(number, bytes(range(256)) * 256)
+    time.sleep(60)
 
 
 def interrupt() -> NoReturn:

@@ -14,7 +14,7 @@ MARKS = {"good": "✓", "bad": "✗", "not applicable": "-"}
 HOW_TO_READ = """\
 # The torture table
 
-This page shows how asyncpool and other libraries (its *peers*) handle 20 faults.
+This page shows how asyncpool and other libraries (its *peers*) handle {faults} faults.
 `python -m benchmarks.torture --markdown docs/torture.md` wrote it. Each cell of the
 table is one run in a process of its own, in an event loop, with two workers. A peer has
 its default settings, and also uses what it offers against the fault (such as
@@ -72,7 +72,9 @@ def as_markdown(cells: Sequence[CellResult], timeout: float) -> str:
     about += [f"{name} {value}" for name, value in versions(peers).items()]
     return "\n".join(
         [
-            HOW_TO_READ.format(timeout=timeout, share=0.25 * timeout),
+            HOW_TO_READ.format(
+                faults=len(FAULTS), timeout=timeout, share=0.25 * timeout
+            ),
             *head,
             *rows,
             "",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.torture import outcomes
 from benchmarks.torture.faults.cancels import STOPPED
+from benchmarks.torture.faults.hostile import UNTOUCHED
 from benchmarks.torture.faults.maps import AT_REST
 from benchmarks.torture.faults.starts import TOLD
 from benchmarks.torture.outcomes import ERROR, OK
@@ -51,6 +52,7 @@ FINE = OneOf((OK,))
 CULPRIT = OneOf((ERROR,))
 TRAVELLER = {"culprit": CULPRIT, "bystander": FINE, "later": FINE}
 CANCELLED = {"job": OneOf((STOPPED,)), "bystander": FINE, "later": FINE}
+LIAR = {"culprit": CULPRIT, "bystander": FINE, "queued": FINE, "later": FINE}
 ORPHANS = {"alive after 3 s": AtMost(0, "processes")}
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
@@ -82,6 +84,9 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "orphans": AtMost(0, "processes"),
         "tracebacks": AtMost(0, "on stderr"),
     },
+    "garbage": LIAR,
+    "flood-of-bytes": LIAR,
+    "evil-result": {"service": OneOf((UNTOUCHED,)), "later": FINE},
     "map": {
         "first": FINE,
         "drawn": AtMost(20_000, "items"),

@@ -73,5 +73,14 @@ FAULTS = {
         "supervisor killed by SIGKILL, workers computing", "endings:busy", "kill"
     ),
     "ctrl-c": Fault("Ctrl-C with two long jobs", "endings:asleep", "interrupt"),
+    "garbage": Fault(
+        "worker that writes garbage into all its pipes and sockets", "hostile:garbage"
+    ),
+    "flood-of-bytes": Fault(
+        "worker that floods all its pipes and sockets", "hostile:flood"
+    ),
+    "evil-result": Fault(
+        "result that runs code where it is unpickled", "hostile:evil_result"
+    ),
     "map": Fault("map over 200 000 items, one result taken", "maps:eagerness"),
 }

@@ -21,6 +21,9 @@ class Peer(ABC):
     takes_initializer = True
     has_map = True
 
+    def distrust(self) -> None:  # noqa: B027 - few have anything
+        """Use what the peer offers against workers that are hostile, from the next open on."""
+
     @abstractmethod
     def open(
         self, workers: int, initializer: Initializer | None = None

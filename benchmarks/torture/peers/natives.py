@@ -14,6 +14,10 @@ class AsyncPool(Peer):
     """Ours."""
 
     pool: Any
+    codec: Any = "pickle"
+
+    def distrust(self) -> None:
+        self.codec = "json"
 
     @property
     def has_map(self) -> bool:  # type: ignore[override] # follows the package
@@ -27,7 +31,8 @@ class AsyncPool(Peer):
     ) -> AsyncIterator[None]:
         import asyncpool
 
-        async with asyncpool.Pool(workers, initializer=initializer) as self.pool:
+        opened = asyncpool.Pool(workers, initializer=initializer, codec=self.codec)
+        async with opened as self.pool:
             yield
 
     async def call(self, fn: Callable[..., Any], *args: Any) -> Any:
