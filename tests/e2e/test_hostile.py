@@ -78,7 +78,7 @@ async def neighbourhood(**options: Any) -> AsyncIterator[Neighbourhood]:
         **options,
     }
     async with (
-        patience(),
+        patience(6),
         Gate() as gate,
         Pool(2, on_crash=crashes.append, **options) as pool,
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+from contextlib import ExitStack
 
 import pytest
 
@@ -251,6 +252,20 @@ async def test_nothing_comes_from_a_peer_that_is_ignored() -> None:
         line.channel.drain()
         assert len(line.frames) == MOST_FRAMES
         assert line.ends == []
+
+
+async def test_a_channel_that_was_closed_leaves_alone_who_has_its_descriptor_now() -> None:
+    with Line() as closed, ExitStack() as lines:
+        number = closed.ours.fileno()
+        closed.channel.close()
+        line = lines.enter_context(Line())
+        while line.ours.fileno() != number:  # there may be lower ones that are free
+            line = lines.enter_context(Line())
+        closed.channel.ignore()
+        closed.channel.close()
+        async with patience():
+            await line.write(encode(1, b"heard"))
+            await line.heard(1)
 
 
 async def test_who_falls_silent_in_the_middle_of_a_frame_has_erred() -> None:

@@ -198,6 +198,8 @@ class Channel:
 
     def ignore(self) -> None:
         """Read nothing more, and pass on nothing more; the peer is not trusted any longer."""
+        if self._ended:
+            return  # another channel may have the number of this one's descriptor by now
         self._ended = True
         self._frame_watch.stop()
         self._loop.remove_reader(self._fd)
