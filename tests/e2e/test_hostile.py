@@ -22,7 +22,13 @@ from asyncpool.enums import CrashKind
 from tests.helpers import data_jobs, hostile, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.guards import open_fds
-from tests.helpers.inside import begins_frame, jobs_channel_of, unfinished_for_long
+from tests.helpers.inside import (
+    begins_frame,
+    block_until_answers,
+    handle_of,
+    jobs_channel_of,
+    unfinished_for_long,
+)
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.sandboxes import needs_sandbox
@@ -155,6 +161,19 @@ async def test_who_begins_a_frame_and_falls_silent_is_killed(name: str) -> None:
     size = 11 if name == "half a header" else 24
     told = f"it began a frame, sent {size} bytes of it, and then nothing for 60 s"
     assert told in (crash.detail or "")
+
+
+async def test_nothing_that_a_liar_has_sent_counts_once_the_lie_is_known() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.submit(jobs.wait_at, gate.path, "job")
+        visitor = await gate.visitor("job")
+        visitor.release("sent in time")
+        block_until_answers(pool, 1)
+        handle_of(pool).distrust("it lied")
+        with pytest.raises(WorkerCrashedError) as caught:
+            await job
+        assert caught.value.kind is CrashKind.PROTOCOL
+        assert await pool.submit(data_jobs.echo, (1,)) == (1,)
 
 
 async def test_outcomes_noted_for_jobs_of_other_workers_count_for_nothing() -> None:

@@ -254,7 +254,9 @@ async def test_nothing_comes_from_a_peer_that_is_ignored() -> None:
         assert line.ends == []
 
 
-async def test_a_channel_that_was_closed_leaves_alone_who_has_its_descriptor_now() -> None:
+async def test_a_channel_that_was_closed_leaves_alone_who_has_its_descriptor_now() -> (
+    None
+):
     with Line() as closed, ExitStack() as lines:
         number = closed.ours.fileno()
         closed.channel.close()
