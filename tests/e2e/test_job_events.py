@@ -121,8 +121,10 @@ async def test_how_jobs_end_that_do_not_return() -> None:
     assert (never.run, never.slot, never.attempts) == (0.0, None, 0)
 
 
-async def test_the_attempts_of_a_job_are_told() -> None:
-    pool = Pool(1)
+# With two, the other worker gets the job in the very turn in which the first one is gone.
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_attempts_of_a_job_are_told(workers: int) -> None:
+    pool = Pool(workers, ready="all")
     events = pool.job_events()
     async with patience(), Gate() as gate, pool:
         view = pool.options(max_attempts=2)

@@ -102,9 +102,13 @@ async def test_the_span_of_a_job_that_raises_has_the_error() -> None:
     assert "return one / other" in str(told["exception.stacktrace"])
 
 
-async def test_a_job_whose_worker_was_killed_has_a_span_of_each_attempt() -> None:
+# With two, the other worker gets the job in the very turn in which the first one is gone.
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_job_whose_worker_was_killed_has_a_span_of_each_attempt(
+    workers: int,
+) -> None:
     spans = Spans()
-    async with patience(), Gate() as gate, Pool(1) as pool:
+    async with patience(), Gate() as gate, Pool(workers, ready="all") as pool:
         instrument(pool, tracer_provider=spans.provider)
         with spans.tracer.start_as_current_span("request"):
             job = pool.options(max_attempts=2).submit(

@@ -396,6 +396,19 @@ async def test_death_between_calls_ends_the_session() -> None:
         await assert_serves(pool)
 
 
+async def test_death_before_a_call_has_begun_ends_the_session() -> None:
+    async with patience(), Pool(1) as pool:
+        async with pool.worker() as worker:
+            os.kill(worker.pid, signal.SIGSTOP)
+            call = worker.submit(jobs.pid)
+            os.kill(worker.pid, signal.SIGKILL)
+            error = await gone_of(lambda: call)
+            assert error.crash is not None
+            assert (error.pid, error.crash.job_id) == (worker.pid, None)
+        await assert_serves(pool)
+        assert pool.stats().takeovers == 0, "no other worker gets the call"
+
+
 async def test_a_call_that_must_be_killed_for_its_time_ends_the_session() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         async with pool.worker() as worker:

@@ -9,7 +9,14 @@ import signal
 import pytest
 
 import asyncpool
-from asyncpool import Crash, JobRaisedError, Pool, RestartPolicy, WorkerCrashedError
+from asyncpool import (
+    Crash,
+    JobRaisedError,
+    Pool,
+    PoolBrokenError,
+    RestartPolicy,
+    WorkerCrashedError,
+)
 from asyncpool._core.policies.attempts import CrashKindText
 from asyncpool.events import TakenOver
 from tests.helpers import faults, jobs
@@ -175,3 +182,21 @@ async def test_a_job_that_no_worker_began_loses_no_attempt() -> None:
             assert job.attempt == 1
     lost = [event.attempt async for event in by_events(events, TakenOver)]
     assert lost == [0, 0, 0]
+
+
+async def test_nobody_takes_over_from_the_last_worker_of_a_broken_pool() -> None:
+    once = RestartPolicy.limited(1, period=60)
+    async with patience(), Pool(1, restart_policy=once) as pool:
+        events = pool.events()
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(os._exit, 3)
+        pid = await pool.submit(jobs.pid)
+        os.kill(pid, signal.SIGSTOP)
+        job = pool.submit(jobs.attempt)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(PoolBrokenError) as caught:
+            await job
+        stats = pool.stats()
+    assert caught.value.crashes[-1].pid == pid
+    assert (stats.takeovers, stats.failed) == (0, 2)
+    assert not [event async for event in by_events(events, TakenOver)]

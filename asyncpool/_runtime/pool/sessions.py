@@ -291,15 +291,6 @@ class Sessions:
             self._state.core.jobs.drop(job.id, self._state.loop.time())
         )
 
-    def is_over(self, job: Job[Any]) -> bool:
-        """Return whether *job* is a call of a session that is over."""
-        session_worker = (
-            None
-            if job._options.bound is None
-            else self._session_workers.get(job._options.bound.session)
-        )
-        return session_worker is not None and session_worker.gone
-
     # How sessions end.
 
     def worker_crashed(self, crash: Crash) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 from asyncpool import events
 from asyncpool._core.figures.exit_causes import CRASH, exit_cause
+from asyncpool._core.slots import commands as cmd
 from asyncpool._runtime.base.callbacks import Reporter
 from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.state.crash_report import (
@@ -94,6 +96,9 @@ class WorkerExit:
             self._on_exit(crash, reason)
             if was_ready:  # told in the next turn, and before what follows from it
                 self._log_exit(crash, handle, losses, reason, killed_for)
+        # Told before the commands, since with them an idle worker gets such a job at once, and
+        # that is its next attempt.
+        self._take_over(losses, commands, crash)
         # The next worker starts before a log handler, a callback or a future hears of this end:
         # those take half a millisecond and more.
         self._state.performer.perform(commands)
@@ -103,7 +108,8 @@ class WorkerExit:
         else:
             handle.connections.release_report()
         for loss in losses:
-            self._settle(loss, crash)
+            if not loss.again:
+                self._fail(loss, crash)
         registry.leases.worker_gone(handle.slot)
         if not planned and not was_ready:
             self._replacement.start_failed(crash)
@@ -168,21 +174,50 @@ class WorkerExit:
         """
         await self._reporter.finish()
 
-    def _settle(self, loss: Loss, crash: events.Crash) -> None:
-        job = loss.job
-        if not loss.counts or job.done():
-            return  # it had not begun, and is queued again; or it was pinned to this worker
-        if loss.error is None:
-            job._crashes += (seen_by(job, crash),)
-        if loss.again:
-            if self._sessions.is_over(job):
-                return  # it fails when the session ends
-            self._state.registry.figures.takeovers += 1
+    def _take_over(
+        self, losses: list[Loss], commands: list[cmd.Command], crash: events.Crash
+    ) -> None:
+        """Count and tell which jobs wait for another worker, or get one with *commands*."""
+        registry, hub = self._state.registry, self._state.hub
+        taken = {
+            loss.job.id: loss
+            for loss in losses
+            # One that does not count had not begun, and is only queued again.
+            if loss.again and loss.counts and not loss.job.done()
+        }
+        for number in _given_up(commands):
+            taken.pop(number, None)
+        for number, loss in taken.items():
+            job = loss.job
+            self._note(loss, crash)
+            registry.figures.takeovers += 1
             job._function.figures.takeovers += 1
-            self._state.hub.publish(events.TakenOver(job.id, loss.attempt))
-            if self._state.hub.watched:
-                error = loss.error or crash_error(job, loss.delivery)
-                self._state.registry.watch.again(job, error)
-        else:
+            hub.publish(events.TakenOver(number, loss.attempt))
+            if hub.watched:
+                registry.watch.again(job, loss.error or crash_error(job, loss.delivery))
+
+    def _fail(self, loss: Loss, crash: events.Crash) -> None:
+        """Fail a job that is not tried again, unless its end came with the commands."""
+        job = loss.job
+        if not job.done():
+            self._note(loss, crash)
             error = loss.error or crash_error(job, loss.delivery)
             self._state.registry.fail(job, error)
+
+    def _note(self, loss: Loss, crash: events.Crash) -> None:
+        if loss.error is None:
+            loss.job._crashes += (seen_by(loss.job, crash),)
+
+
+def _given_up(commands: list[cmd.Command]) -> Iterator[int]:
+    """Yield the jobs that *commands* end: they can have no other worker."""
+    for command in commands:
+        match command:
+            case (
+                cmd.DropPinnedJobs(numbers)
+                | cmd.FailJobs(numbers)
+                | cmd.EndSession(_, numbers)
+            ):
+                yield from numbers
+            case _:
+                pass
