@@ -151,7 +151,8 @@ class Pool(Caller, Supervised, Profiled):
             too.  Buffers beyond that are sent instead, some ten times slower.  0 for none.
 
     Args: Logs
-        name: What logs call the pool; ``"pool-1"``, ``"pool-2"`` and so on by default.
+        name: What logs, metrics and commands call the pool; ``"pool-1"``, ``"pool-2"`` and so on
+            by default.
         worker_output: Where the lines that workers print go.  ``"log"`` sends them to the logger
             ``asyncpool.worker``, or to this process's own streams if logging is not
             configured.  ``"inherit"`` always sends them to the streams.  With either, the records
@@ -163,6 +164,8 @@ class Pool(Caller, Supervised, Profiled):
             folder that only this user can enter.  Each process of this user may then see what the
             pool does, kill its workers, and change their number.  A text is the name that
             commands find it by, instead of *name*; a path, with a slash, is where the socket is.
+            Such a name has 1 to 64 of A-Z, a-z, 0-9, ``.``, ``-``, ``_`` and ``:``, and begins
+            with neither ``.`` nor ``-``.
             ``None`` means what the environment variable ``ASYNCPOOL_CONTROL`` says: ``1`` or
             ``0``, which is the default.
 

@@ -53,16 +53,35 @@ async def serve(*_: Worker) -> None: ...
             {"control": "my shop"},
             ValueError,
             (
-                "control takes True, a path with a slash in it, or a name of at most 64 letters, "
-                "digits, '.', '-', '_' and ':', not 'my shop'"
+                "control takes True, a path with a slash in it, or a name, which is 1 to 64 of "
+                "A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither '.' nor '-', "
+                "not 'my shop'"
             ),
         ),
         (
             {"control": ""},
             ValueError,
             (
-                "control takes True, a path with a slash in it, or a name of at most 64 letters, "
-                "digits, '.', '-', '_' and ':', not ''"
+                "control takes True, a path with a slash in it, or a name, which is 1 to 64 of "
+                "A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither '.' nor '-', "
+                "not ''"
+            ),
+        ),
+        (
+            {"control": True, "name": "shop/images"},
+            ValueError,
+            (
+                "with control=True commands find the pool by its name, which is 1 to 64 of "
+                "A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither '.' nor '-', "
+                "not 'shop/images': give it such a name, or give one to control"
+            ),
+        ),
+        (
+            {"name": "shop\udc80"},
+            ValueError,
+            (
+                "name must be text that can be written as UTF-8, not 'shop\\udc80': it is in "
+                "logs and metrics"
             ),
         ),
         (

@@ -518,7 +518,7 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
         (["app"], "'app' is not MODULE:NAME, such as app:app"),
         (["app:app", "--bind", "8000"], "'8000' has no port; write 127.0.0.1:8000"),
         (["app:app", "--bind", "systemd:"], "'systemd:': systemd has passed no sock"),
-        (["app:app", "--name", "a/b"], "--name: 'a/b' is no name: letters, digits"),
+        (["app:app", "--name", "a/b"], "--name: 'a/b' is no name, which is 1 to 64"),
         (["app:app", "--option", "x"], "--option: 'x' is not NAME=VALUE"),
         (
             ["app:app", "--within", "5"],

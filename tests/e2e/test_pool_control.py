@@ -328,6 +328,27 @@ async def test_where_no_socket_can_be_it_works_without(
     )
 
 
+async def test_a_name_is_never_a_path(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ASYNCPOOL_CONTROL", "1")
+    monkeypatch.chdir(runtime)
+    (runtime / "shop").mkdir()
+    async with patience(), Pool(1, name="shop/images") as pool:
+        assert await pool.submit(jobs.square, 3) == 9
+        assert live_names() == []
+    assert not list((runtime / "shop").iterdir())
+    (told,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert told.getMessage() == (
+        "pool shop/images: there is no control socket, so commands cannot reach it: "
+        "'shop/images' is no name that commands find, which is 1 to 64 of A-Z, a-z, 0-9, "
+        "'.', '-', '_' and ':', the first of them neither '.' nor '-'; "
+        "Pool(control='/path') has it elsewhere"
+    )
+    async with patience(), Pool(1, name="shop/images", control="images"):
+        assert live_names() == ["images"]
+
+
 async def test_a_start_that_fails_leaves_no_socket(runtime: Path) -> None:
     async with patience():
         pool = Pool(1, control=True, name="shop", trace=runtime / "no" / "file.json")

@@ -17,7 +17,7 @@ from asyncpool._cli.serve.life_options import life_options
 from asyncpool._cli.serve.serve_log import ServeLog
 from asyncpool._cli.serve.server_options import read_options, server_options
 from asyncpool._cli.serve.serving import Serving, ServingPlan
-from asyncpool._core.control.control_protocol import MAX_WORKERS, is_name
+from asyncpool._core.control.control_protocol import MAX_WORKERS, NAMES, is_name
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._runtime.base.machine import raise_descriptor_limit
@@ -210,7 +210,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
             f"{module} is a file, and a module's name is wanted: {name}:{attribute}"
         )
     if name is not None and not is_name(name):
-        raise CommandError(f"--name: {name!r} is no name: letters, digits and -_.: are")
+        raise CommandError(f"--name: {name!r} is no name, which is {NAMES}")
     if reload_on_change and cluster["preload"]:
         raise CommandError(
             "what is preloaded is not loaded anew: --reload-on-change or not"

@@ -43,6 +43,12 @@ LONGEST_PROFILE = 600.0
 
 _MAX_FUNCTION = 1000
 _MAX_NAME = 64
+
+# What a name is by which commands find a program, in words.
+NAMES = (
+    f"1 to {_MAX_NAME} of A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither "
+    "'.' nor '-'"
+)
 _IN_NAMES = frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpool._core.base import pool_messages as say
-from asyncpool._runtime.control.paths import path_of
+from asyncpool._runtime.control.paths import path_of, path_of_name
 from asyncpool._runtime.control.server import Answer, ControlSocket
 from asyncpool._runtime.control.watching import Watch
 
@@ -103,12 +103,13 @@ def open_control(
 def _made(
     owner: ControlOwner, control: str | None, answer: Answer, watch: Watch
 ) -> ControlSocket:
-    name = control or owner.name
+    # Who asked for no path gets none, whatever the name is.
+    name, place = (control, path_of) if control else (owner.name, path_of_name)
     is_fixed = control is not None and (owner.keeps_name or "/" in control)
     tails = iter(("",)) if is_fixed else _tails()
     tail: str | None = next(tails)
     while True:
-        path = path_of(f"{name}{tail}", make=True)
+        path = place(f"{name}{tail}", make=True)
         try:
             return ControlSocket(path, answer, watch=watch)
         except OSError as error:

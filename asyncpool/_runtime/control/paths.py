@@ -1,4 +1,4 @@
-"""Where the control sockets of a user's clusters are, and who may use them.
+"""Where the control sockets of a user's pools and clusters are, and who may use them.
 
 They are in a folder that no other user can enter: ``$XDG_RUNTIME_DIR/asyncpool``, or
 ``/tmp/asyncpool-UID``.  In ``/tmp`` somebody else may have taken that name before.  So it is
@@ -16,7 +16,7 @@ import struct
 import sys
 from pathlib import Path
 
-from asyncpool._core.control.control_protocol import is_name
+from asyncpool._core.control.control_protocol import NAMES, is_name
 
 _SUFFIX = ".sock"
 _TMP = Path("/tmp")  # noqa: S108 - the folder in it is checked
@@ -81,7 +81,7 @@ def _is_ours(runtime: str) -> bool:
 
 
 def path_of(name: str, *, make: bool = False) -> str:
-    """Return the path of the control socket of a cluster.
+    """Return the path of the control socket of a pool or cluster.
 
     Args:
         name: Its name, or a path if there is a slash in it.
@@ -91,18 +91,18 @@ def path_of(name: str, *, make: bool = False) -> str:
         ValueError: If *name* is neither.
         OSError: If the folder of names cannot be created, or could be another user's.
     """
-    if "/" in name:
-        return name
+    return name if "/" in name else path_of_name(name, make=make)
+
+
+def path_of_name(name: str, *, make: bool = False) -> str:
+    """Do the same as :func:`path_of` for what must be a name, and is no path."""
     if not is_name(name):
-        raise ValueError(
-            f"{name!r} is no name of a cluster, which has letters, digits, '.', '-', "
-            "'_' and ':', at most 64"
-        )
+        raise ValueError(f"{name!r} is no name that commands find, which is {NAMES}")
     return str(private_folder(make=make) / f"{name}{_SUFFIX}")
 
 
 def live_names() -> list[str]:
-    """Return the names of this user's clusters that answer, sorted.
+    """Return the names of this user's pools and clusters that answer, sorted.
 
     Raises:
         PermissionError: If the folder of names could be somebody else's.
@@ -149,7 +149,7 @@ def peer_pid(sock: socket.socket) -> int | None:
 
 def _answers(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # Non-blocking, since a busy cluster would make this wait; it counts as alive.
+        # Non-blocking, since a busy program would make this wait; it counts as alive.
         probe.setblocking(False)
         try:
             probe.connect(path)

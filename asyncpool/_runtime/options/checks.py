@@ -135,6 +135,20 @@ def name_or_number(kind: str) -> Check:
 
     def check(name: str, value: str | None) -> str:
         check_type(name, value, or_none(TEXT))
+        if value and not _is_unicode(value):
+            raise ValueError(
+                f"{name} must be text that can be written as UTF-8, not {value!r}: it is in "
+                "logs and metrics"
+            )
         return value or f"{kind}-{next(numbers)}"
 
     return check
+
+
+def _is_unicode(text: str) -> bool:
+    """Tell whether there is no half of a surrogate pair in *text*."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

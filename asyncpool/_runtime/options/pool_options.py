@@ -11,7 +11,7 @@ from typing import Any
 from asyncpool._core.base.validation import check_type, or_none, several
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.formats import Format, format_of
-from asyncpool._core.control.control_protocol import is_name
+from asyncpool._core.control.control_protocol import NAMES, is_name
 from asyncpool._core.policies.job_limits import JobLimits
 from asyncpool._core.policies.worker_env import GivenEnv, WorkerEnv
 from asyncpool._core.wire.page import MAX_LANES
@@ -81,8 +81,8 @@ def _control(name: str, value: object) -> str | None:
     assert isinstance(value, str)
     if "/" not in value and not is_name(value):
         raise ValueError(
-            f"{name} takes True, a path with a slash in it, or a name of at most 64 "
-            f"letters, digits, '.', '-', '_' and ':', not {value!r}"
+            f"{name} takes True, a path with a slash in it, or a name, which is {NAMES}, "
+            f"not {value!r}"
         )
     return value
 
@@ -218,7 +218,14 @@ def pool_options(given: Mapping[str, Any]) -> PoolOptions:
         ValueError: If one is out of range, or two do not go together.
         UnsupportedPlatformError: If this machine lacks what one needs.
     """
-    return PoolOptions(
+    options = PoolOptions(
         **checked(POOL_CHECKS, given),
         job_limits=JobLimits(**{name: given[name] for name in JOB_LIMITS}),
     )
+    # If only the environment asks for it, there is a warning later, and no control socket.
+    if given["control"] is True and not is_name(options.name):
+        raise ValueError(
+            f"with control=True commands find the pool by its name, which is {NAMES}, not "
+            f"{options.name!r}: give it such a name, or give one to control"
+        )
+    return options
