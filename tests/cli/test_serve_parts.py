@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 from rich.console import Console
 
-from asyncpool import Cluster, WorkerLimits
+from asyncpool import Cluster, PoolBrokenError, WorkerLimits
 from asyncpool._cli.live.status_view import status_view
 from asyncpool._cli.serve import file_changes, serve_command, serving
 from asyncpool._cli.serve.file_changes import Changes
@@ -28,6 +28,7 @@ from asyncpool._cli.serve.log_formats import TextFormat
 from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._core.base.pool_messages import ERROR_LINE, WORKER_CRASHED
+from asyncpool._core.cluster.server_messages import CHANGE_AWAITED, NOT_LOADED
 from asyncpool._observe.control.plain import plain
 from asyncpool.cluster import RequestStats
 from asyncpool.enums import CrashKind, NextStep
@@ -114,6 +115,18 @@ class ByHand(Changes):
             self._news.notify_all()
 
 
+def pass_on(stream: io.StringIO) -> None:
+    """Log again what the command has printed, so that ``pytest.mark.logs`` looks at it."""
+    names = {"level": "levelname", "message": "msg", "logger": "name"}
+    for line in stream.getvalue().splitlines():
+        fields = {names.get(key, key): it for key, it in json.loads(line).items()}
+        del fields["time"]
+        if "message_id" in fields:
+            level = logging.getLevelNamesMapping()[fields["levelname"]]
+            record = logging.makeLogRecord({**fields, "levelno": level})
+            logging.getLogger("asyncpool").handle(record)
+
+
 class Told:
     """An operation that does what the test says; they are kept, oldest first."""
 
@@ -123,7 +136,8 @@ class Told:
     def __init__(self, cluster: dict[str, Any], **options: Any) -> None:
         self.crashed = cluster["on_crash"]
         self.ready = options["on_ready"]
-        self.broken = self.control_path = None
+        self.broken: PoolBrokenError | None = None
+        self.control_path = None
         self.ending, self.reloading = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> int:
@@ -163,12 +177,16 @@ async def watched(
     monkeypatch.setattr(file_changes, "Changes", ByHand)
     Told.made, Told.news, ByHand.made = [], asyncio.Condition(), []
     plan = dataclasses.replace(PLAN, watch=True)
-    task = asyncio.create_task(Serving(plan, ServeLog()).run())
+    log = ServeLog(json=True)
+    log.setStream(stream := io.StringIO())
+    task = asyncio.create_task(Serving(plan, log).run())
     yield task
+    pass_on(stream)
     task.cancel()
     await asyncio.wait({task})
 
 
+@pytest.mark.logs("serving", "code-changed")
 @pytest.mark.asyncio
 async def test_a_change_during_the_start_is_not_lost(
     watched: asyncio.Task[int],
@@ -192,6 +210,7 @@ async def test_a_change_during_the_start_is_not_lost(
         assert await watched == 0
 
 
+@pytest.mark.logs("not-loaded", "change-awaited", "server-gave-up")
 @pytest.mark.asyncio
 async def test_a_change_before_a_start_has_failed_is_not_lost(
     watched: asyncio.Task[int],
@@ -207,6 +226,9 @@ async def test_a_change_before_a_start_has_failed_is_not_lost(
         for _ in range(10):
             await asyncio.sleep(0)
         assert not second.reloading.is_set()
+        second.broken = PoolBrokenError(
+            reason="3 starts failed", crashes=(crash(),), retry_after=None
+        )
         second.stop()
         assert await watched == 0
 
@@ -266,7 +288,7 @@ def test_nobody_reads_what_is_printed() -> None:
 
     log = ServeLog()
     log.setStream(Gone())
-    log.tell("hello")  # must not raise
+    log.tell(CHANGE_AWAITED, {})  # must not raise
 
 
 class Timeless(TextFormat):
@@ -323,7 +345,7 @@ def crash(**file_changes: Any) -> Crash:
     crash = Crash(**{**known, **file_changes})
     WORKER_CRASHED.log(
         logging.getLogger("asyncpool"),
-        {"pool": "app"},
+        dict.fromkeys(WORKER_CRASHED.keys.split()),
         title="app",
         crash=crash,
         then=crash.next_step_text,
@@ -338,6 +360,21 @@ def test_what_a_worker_logs_names_it() -> None:
         logging.getLogger("shop").handle(record)
 
     assert printed(tell) == "WARNING shop [7]: sold 3\n    out\n"
+
+
+@pytest.mark.logs("repeated", "log-unread")
+def test_what_is_left_out_is_told_as_json() -> None:
+    log = ServeLog(json=True)
+    log.setStream(stream := io.StringIO())
+    with log.on(logging.INFO):
+        for _ in range(7):
+            logging.getLogger("asyncio").warning("socket.send() raised exception.")
+    stream.write(log._gap(12))
+    pass_on(stream)
+    repeated, unread = (json.loads(line) for line in stream.getvalue().splitlines()[5:])
+    assert (repeated["logger"], repeated["count"]) == ("asyncio", 2)
+    assert repeated["repeated"] is None
+    assert (unread["logger"], unread["records"]) == ("asyncpool", 12)
 
 
 def test_a_warning_that_comes_again_and_again_is_counted() -> None:
@@ -379,7 +416,7 @@ def test_records_as_json() -> None:
         except KeyError:
             logging.getLogger("shop").exception("sold\nout", extra={"order": 5})
         logging.getLogger("shop").info("by", extra={"pid": 7, "path": Path("/x")})
-        log.tell("asyncpool: gone", logging.ERROR)
+        log.tell(NOT_LOADED, {"target": "app:app", "reason": "gone"}, lines="\n  x")
 
     found = in_json(tell)
     times = [entry.pop("time") for entry in found if "mine" not in entry]
@@ -406,7 +443,14 @@ def test_records_as_json() -> None:
         printed | {"message": "{no json}"},
         {"level": "ERROR", "logger": "shop", "message": "sold\nout", "order": 5},
         shop | {"message": "by", "pid": 7, "path": "/x"},
-        {"level": "ERROR", "logger": "asyncpool", "message": "gone"},
+        {
+            "level": "ERROR",
+            "logger": "asyncpool",
+            "message": "app:app cannot be served: gone\n  x",
+            "message_id": "not-loaded",
+            "target": "app:app",
+            "reason": "gone",
+        },
     ]
 
 

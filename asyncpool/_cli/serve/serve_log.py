@@ -16,7 +16,9 @@ from typing import Any, TextIO, cast
 
 from asyncpool._cli.serve.log_formats import JsonFormat, TextFormat, is_printed
 from asyncpool._cli.serve.log_stream import LogStream
+from asyncpool._core.base.log_message import LogMessage
 from asyncpool._core.base.text import printable_lines
+from asyncpool._core.cluster.server_messages import LOG_UNREAD, REPEATED
 from asyncpool.enums import CrashKind
 from asyncpool.events import Crash
 
@@ -41,13 +43,23 @@ class ServeLog(logging.StreamHandler[TextIO]):
         self._repeats = Repeats()
         self.setFormatter(JsonFormat() if json else TextFormat())
 
-    def tell(self, text: str, level: int = logging.INFO) -> None:
-        """Print a text for people as it is; in JSON it is a record like others."""
+    def tell(
+        self, message: LogMessage, extra: Mapping[str, object], /, **words: object
+    ) -> None:
+        """Print a message for people as it is, at any level; in JSON it is a record like others.
+
+        Args:
+            message: What to print.
+            extra: The attributes of the record.
+            words: What only the text needs.
+        """
+        record = _record(message, extra, **words)
         if self._json:
-            super().emit(_record(text.removeprefix("asyncpool: "), level))
+            super().emit(record)
         else:
             with contextlib.suppress(OSError):  # nobody may read it any more
-                self.stream.write(f"{printable_lines(text)}\n")
+                text = printable_lines(f"asyncpool: {record.getMessage()}")
+                self.stream.write(f"{text}\n")
 
     def start_over(self) -> None:
         """Note that workers are started."""
@@ -72,8 +84,7 @@ class ServeLog(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def _gap(self, count: int) -> str:
-        record = _record(f"nobody read the log: {count} records are left out here")
-        return f"{self.format(record)}\n"
+        return f"{self.format(_record(LOG_UNREAD, {'records': count}))}\n"
 
     def _is_admitted(self, record: logging.LogRecord) -> bool:
         """Tell whether to print a record, given the earlier ones."""
@@ -81,14 +92,21 @@ class ServeLog(logging.StreamHandler[TextIO]):
         self._tell_repeats(self._repeats.over(now))
         if record.levelno < logging.WARNING or record.exc_info or record.exc_text:
             return True
-        kind = record.name, record.levelno, record.levelname, record.getMessage()
+        kind = (
+            record.name,
+            record.levelno,
+            record.levelname,
+            record.getMessage(),
+            getattr(record, "message_id", None),
+        )
         return self._repeats.admits(kind, now)
 
     def _tell_repeats(self, over: list[tuple[Any, int]]) -> None:
-        for (name, level, level_name, message), count in over:
-            fields = {"name": name, "levelno": level, "levelname": level_name}
-            text = f"{count} times more: {message}"
-            super().emit(logging.makeLogRecord({**fields, "msg": text}))
+        for (name, level, level_name, message, repeated), count in over:
+            extra = {"count": count, "repeated": repeated}
+            record = _record(REPEATED, extra, message=message)
+            record.name, record.levelno, record.levelname = name, level, level_name
+            super().emit(record)
 
     @contextmanager
     def on(self, level: int) -> Generator[None]:
@@ -117,10 +135,21 @@ class ServeLog(logging.StreamHandler[TextIO]):
             chatty.setLevel(before[1])
 
 
-def _record(text: str, level: int = logging.WARNING) -> logging.LogRecord:
-    name = logging.getLevelName(level)
-    fields = {"name": "asyncpool", "levelno": level, "levelname": name, "msg": text}
-    return logging.makeLogRecord(fields)
+def _record(
+    message: LogMessage, extra: Mapping[str, object], /, **words: object
+) -> logging.LogRecord:
+    """Return a record that has come through no logger."""
+    return logging.makeLogRecord(
+        {
+            "name": "asyncpool",
+            "levelno": message.level,
+            "levelname": logging.getLevelName(message.level),
+            "msg": message.text,
+            "args": {**extra, **words},
+            "message_id": message.id,
+            **extra,
+        }
+    )
 
 
 def cannot_be_loaded(crash: Crash) -> bool:

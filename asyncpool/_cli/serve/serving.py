@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
 from asyncpool._core.base.tracebacks import users_own
+from asyncpool._core.cluster import server_messages as say
 from asyncpool.cluster import Cluster, asgi, wsgi
 from asyncpool.cluster._run import GAVE_UP, Operation
 from asyncpool.events import Crash
@@ -121,9 +121,7 @@ class Serving:
                     watching.cancel()
                 if not self._failures:
                     return code
-                self._log.tell(
-                    "asyncpool: waiting for a change of the code (Ctrl-C ends)"
-                )
+                self._log.tell(say.CHANGE_AWAITED, {})
                 await changes.after(known)
 
     async def _serve(self) -> int:
@@ -168,9 +166,9 @@ class Serving:
         if operation.broken is not None:
             last = operation.broken.crashes[-1:]
             self._log.tell(
-                f"asyncpool: {plan.target}: given up: {operation.broken.reason}"
-                + "".join(f"; last: {crash}" for crash in last),
-                logging.ERROR,
+                say.SERVER_GAVE_UP,
+                {"target": plan.target, "reason": operation.broken.reason},
+                last="".join(f"; last: {crash}" for crash in last),
             )
         return code
 
@@ -181,7 +179,7 @@ class Serving:
             await self._up.wait()
             assert self._operation is not None
             known = changes.count
-            self._log.tell(f"asyncpool: {changes.names} changed: reloading")
+            self._log.tell(say.CODE_CHANGED, {"files": changes.names})
             self._operation.reload_soon(f"changes of {changes.names}")
 
     def _ready(self) -> None:
@@ -189,9 +187,9 @@ class Serving:
         assert self._operation is not None
         self._up.set()
         self._log.started()
-        seconds = time.monotonic() - self._began
-        lines = [f"asyncpool: serving {self._plan.target} after {seconds:.1f} s"]
-        for address in self._cluster.stats().addresses:
+        addresses = self._cluster.stats().addresses
+        lines = [""]
+        for address in addresses:
             shown = address
             if self._plan.interface != "serve":
                 secure = "s" if "ssl_certfile" in self._plan.options else ""
@@ -205,7 +203,12 @@ class Serving:
             which = self._operation.which
             lines.append(f"  asyncpool status | reload | stop {which}")
         lines.append("  Ctrl-C drains and ends, a second one ends at once")
-        self._log.tell("\n".join(lines))
+        extra = {
+            "target": self._plan.target,
+            "addresses": ", ".join(addresses),
+            "seconds": round(time.monotonic() - self._began, 3),
+        }
+        self._log.tell(say.SERVING, extra, lines="\n".join(lines))
 
     def _crashed(self, crash: Crash) -> None:
         """End at once if the code cannot be loaded: to try again would not help."""
@@ -223,7 +226,7 @@ class Serving:
         module = target.partition(":")[0]
         own = {f"'{module}'", f"'{module.partition('.')[0]}'"}
         named = any(name in detail for name in own)
-        lines = [f"asyncpool: {target} cannot be served: {detail}"]
+        lines = [""]
         if detail.startswith("ModuleNotFoundError: ") and named:
             lines.append(
                 "  Modules are found in the current folder, in PYTHONPATH, in what is "
@@ -233,4 +236,5 @@ class Serving:
             lines.append(f"  What is it called in {module}?  Write {module}:NAME.")
         elif traceback := users_own(crash.stack):
             lines.append(traceback)
-        self._log.tell("\n".join(lines), logging.ERROR)
+        extra = {"target": target, "reason": detail}
+        self._log.tell(say.NOT_LOADED, extra, lines="\n".join(lines))

@@ -141,3 +141,37 @@ LOOKS_LIKE_FACTORY = LogMessage(
     "if that is right",
     "function",
 )
+
+# The command ``asyncpool serve``, to which no level applies.
+
+SERVING = LogMessage(
+    "serving",
+    INFO,
+    "serving %(target)s after %(seconds).1f s%(lines)s",
+    "target addresses seconds",
+)
+CODE_CHANGED = LogMessage("code-changed", INFO, "%(files)s changed: reloading", "files")
+CHANGE_AWAITED = LogMessage(
+    "change-awaited", INFO, "waiting for a change of the code (Ctrl-C ends)"
+)
+NOT_LOADED = LogMessage(
+    "not-loaded",
+    ERROR,
+    "%(target)s cannot be served: %(reason)s%(lines)s",
+    "target reason",
+)
+SERVER_GAVE_UP = LogMessage(
+    "server-gave-up",
+    ERROR,
+    "%(target)s: given up: %(reason)s%(last)s",
+    "target reason",
+)
+LOG_UNREAD = LogMessage(
+    "log-unread",
+    WARNING,
+    "nobody read the log: %(records)d records are left out here",
+    "records",
+)
+REPEATED = LogMessage(
+    "repeated", WARNING, "%(count)d times more: %(message)s", "count repeated"
+)
