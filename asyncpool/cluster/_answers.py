@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from asyncpool._core.base import pool_messages as say
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._observe.control.plain import plain
 from asyncpool._observe.control.watch import Watching
@@ -14,6 +16,8 @@ from asyncpool._runtime.state.life_log import outcome_of, trouble_of
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Event, RollResult
+
+_LOGGER = logging.getLogger("asyncpool")
 
 
 class Asked(Protocol):
@@ -117,9 +121,14 @@ class ClusterAnswers:
             return await self._reload()
         if request.action == "kill":
             self._cluster.kill(slot)
-            return {"text": f"the worker in slot {slot} was killed"}
-        self._cluster.retire(slot)
-        return {"text": f"the worker in slot {slot} is being replaced"}
+            text = f"the worker in slot {slot} was killed"
+        else:
+            self._cluster.retire(slot)
+            text = f"the worker in slot {slot} is being replaced"
+        # The operation has a record of a reload, a resize and a stop.
+        name = self._cluster.name
+        say.COMMANDED.log(_LOGGER, {"pool": name}, title=f"cluster {name}", done=text)
+        return {"text": text}
 
     async def _reload(self) -> dict[str, Any]:
         result = await self._orders.reload_for_client()

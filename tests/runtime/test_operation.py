@@ -369,7 +369,9 @@ async def test_a_client_watches() -> None:
     ]
 
 
-async def test_a_client_ends_workers() -> None:
+@pytest.mark.logs("commanded")
+async def test_a_client_ends_workers(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "asyncpool")
     async with operating() as running:
         killed = await running.ask("kill", slot=1)
         assert killed == {"text": "the worker in slot 1 was killed"}
@@ -378,6 +380,11 @@ async def test_a_client_ends_workers() -> None:
         running.cluster.reloaded.set()
         assert await running.ask("recycle") == RELOADED
         await running.cluster.asked_for("kill 1", "retire 0", "reload")
+    assert told(caplog)[:3] == [
+        "cluster app: by a command: the worker in slot 1 was killed",
+        "cluster app: by a command: the worker in slot 0 is being replaced",
+        "cluster app: asked to reload by a command",
+    ]
 
 
 async def test_a_client_asks_for_the_stacks_of_a_slot() -> None:

@@ -260,9 +260,7 @@ NAME_TAKEN = LogMessage(
     "%(title)s: another one has this name: commands find it as %(which)s",
     "pool which",
 )
-COMMANDED = LogMessage(
-    "commanded", INFO, "pool %(pool)s: by a command: %(done)s", "pool"
-)
+COMMANDED = LogMessage("commanded", INFO, "%(title)s: by a command: %(done)s", "pool")
 CONTROL_NOT_ACCEPTED = LogMessage(
     "control-not-accepted",
     WARNING,

@@ -162,7 +162,8 @@ class PoolAnswers:
 
     def _tell(self, text: str) -> None:
         """Have the log say what a command has done, which nobody else would know."""
-        say.COMMANDED.log(_LOGGER, {"pool": self._pool}, done=text)
+        title = f"pool {self._pool}"
+        say.COMMANDED.log(_LOGGER, {"pool": self._pool}, title=title, done=text)
 
     def _status(self) -> dict[str, Any]:
         return {
