@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from asyncpool._cli.page.report import report_page
 from tests.helpers.command import Done, numbers, run_command, write_module
 
 WORK = """
@@ -56,9 +57,22 @@ def test_a_run_leaves_a_report(tmp_path: Path) -> None:
 
 def test_an_older_report_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    path.write_text("older")
+    path.write_text(report_page("older", {}))
     assert run(tmp_path, "--report", "report.html").code == 1
     assert shown(path)["functions"]
+
+
+def test_a_file_that_is_no_report_stays(tmp_path: Path) -> None:
+    path = tmp_path / "index.html"
+    path.write_text("<!doctype html>\n<p>mine\n")
+    done = run(tmp_path, "--report", "index.html")
+    assert done.code == 2
+    assert done.err.endswith(
+        "Error: index.html is no report of a run, and this run would write over it: name another "
+        "one by --report, or move it away.\n"
+    )
+    assert path.read_text() == "<!doctype html>\n<p>mine\n"
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_report_that_cannot_be_written_is_told_of_and_the_results_stay(

@@ -34,8 +34,11 @@ def test_a_trace_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "precious.json").write_text('{"mine": 1}\n')
     args = ["map", "work:double", "in.jsonl", "-o", "out.jsonl", "-w", "1", "--trace"]
     done = run_command(tmp_path, *args, "precious.json")
-    assert done.code == 3
-    assert "cannot write precious.json: there is a file that is no trace" in done.err
+    assert done.code == 2
+    assert done.err.endswith(
+        "Error: precious.json is no trace, and this run would write over it: name another one "
+        "by --trace, or move it away.\n"
+    )
     assert (tmp_path / "precious.json").read_text() == '{"mine": 1}\n'
     for path, text in (
         ("nowhere/t.json", "There is no folder"),

@@ -18,12 +18,13 @@ from asyncpool._cli.finding import TargetError
 from asyncpool._cli.map.inputs import Format, Input, InputError, open_input
 from asyncpool._cli.map.journal import START, Journal, Position, RunIdentity
 from asyncpool._cli.map.journal_file import JournalError
-from asyncpool._cli.map.outputs import FAILURE, Outputs, usable
+from asyncpool._cli.map.outputs import FAILURE, Outputs, is_foreign, usable
 from asyncpool._cli.map.plan import Loop, Plan, make_pool
 from asyncpool._cli.map.progress import Progress, WorkerLines
 from asyncpool._cli.map.recording import write_report
 from asyncpool._cli.map.run import Files, Interrupted, Run
 from asyncpool._cli.map.summary import Ended
+from asyncpool._cli.page.report import BEGIN
 from asyncpool._cli.parameters import (
     CommandError,
     Exit,
@@ -34,6 +35,7 @@ from asyncpool._cli.parameters import (
     say,
 )
 from asyncpool._cli.targets import FunctionRaisedError, Work
+from asyncpool._core.trace.trace_lines import HEAD
 from asyncpool._core.wire.page import MAX_LANES
 from asyncpool.errors import JobTimeoutError, PoolBrokenError
 
@@ -172,14 +174,15 @@ def _tell(problem: str, code: int) -> None:
     "--trace",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Write to this file what each worker did when; https://ui.perfetto.dev shows it.",
+    help="Write to this file what each worker did when; https://ui.perfetto.dev shows it.  "
+    "An older trace is replaced.",
 )
 @click.option(
     "--report",
     type=click.Path(dir_okay=False),
     metavar="FILE",
     help="Write to this file, when the run has ended, a page with its figures, some of its "
-    "jobs, and its crashes, for a browser.",
+    "jobs, and its crashes, for a browser.  An older report is replaced.",
 )
 @click.option(
     "--json",
@@ -278,20 +281,16 @@ def _check_paths(asked: Asked) -> None:
                 f"{role} and {seen[place]} are the same file: {path}"
             )
         seen[place] = role
-    _check_failures(asked.failures)
-
-
-def _check_failures(path: str) -> None:
-    """Refuse a file of failures that no run has written: a run without failures removes it."""
-    place = Path(path)
-    if not place.is_file():
-        return
-    with suppress(OSError), place.open("rb") as file:  # what opens it to write says so
-        begin = file.read(len(FAILURE))
-        if begin and not FAILURE.startswith(begin):
+    # A run without failures removes their file.
+    for role, path, begin, what in (
+        ("--failed", asked.failures, FAILURE, "file of failures"),
+        ("--trace", asked.trace, HEAD.encode(), "trace"),
+        ("--report", asked.report, BEGIN.encode(), "report of a run"),
+    ):
+        if path is not None and is_foreign(path, begin):
             raise click.UsageError(
-                f"{path} is no file of failures, and this run would write over it: name "
-                "another one by --failed, or move it away."
+                f"{path} is no {what}, and this run would write over it: name another one "
+                f"by {role}, or move it away."
             )
 
 

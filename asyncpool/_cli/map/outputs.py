@@ -7,7 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +203,16 @@ def usable(position: Position, output: str, failed: str) -> Position:
                 "to begin anew"
             )
     return position
+
+
+def is_foreign(path: str, begin: bytes) -> bool:
+    """Tell whether there is a file that no run has written: those of runs begin with *begin*."""
+    place = Path(path)
+    if not place.is_file():
+        return False
+    with suppress(OSError), place.open("rb") as file:  # what opens it to write says so
+        return not begin.startswith(file.read(len(begin)))
+    return False
 
 
 def describe(error: BaseException) -> dict[str, Any]:

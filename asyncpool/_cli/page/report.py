@@ -10,6 +10,9 @@ from typing import Any
 
 from asyncpool._cli.page.files import SCRIPTS, read_file
 
+# What a report begins with, by which a later run knows that it may replace it.
+BEGIN = "<!doctype html>\n<!-- a report of asyncpool -->\n"
+
 _CSP = '<meta http-equiv="Content-Security-Policy" content="{policy}">'
 
 
@@ -32,7 +35,8 @@ def report_page(title: str, history: Mapping[str, Any]) -> str:
     body = body.partition("<!-- end of files -->")[2]
     return "".join(
         (
-            head,
+            BEGIN,
+            head.partition("\n")[2],
             _CSP.format(policy=policy),
             f"\n<style>{style}</style>",
             f'\n<script type="application/json" id="report">{shown}</script>',
