@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -128,6 +129,37 @@ def test_a_pool_is_watched(
     assert "jobs/s" in out
     assert "p99" in out
     assert "crash, SIGKILL in __main__.wait" in out
+
+
+def test_who_reads_a_pipe_sees_each_look_at_once(tmp_path: Path) -> None:
+    with program(tmp_path) as process:
+        words = ("status", "shop", "--watch", "--every", "0.1")
+        with subprocess.Popen(
+            [sys.executable, "-m", "asyncpool", *words],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as watching:
+            assert watching.stdout is not None
+            title = f"shop  pid {process.pid}  running  pool\n"
+            lines: list[str] = []
+            while lines.count(title) < 3:
+                lines.append(watching.stdout.readline())
+                assert lines[-1], "it has ended"
+            process.kill()
+            _, err = watching.communicate(timeout=PATIENCE)
+    assert (lines[0], lines[-2:]) == (title, ["\n", title])
+    assert any(line.startswith("jobs/s") for line in lines)
+    assert (watching.returncode, err) == (0, "")
+
+
+def test_nobody_is_asked_all_the_time(tmp_path: Path) -> None:
+    done = run_command(tmp_path, "status", "--watch", "--every", "0.01")
+    assert done.code == 2
+    assert done.err.endswith(
+        "Error: Invalid value for '--every': 0.01 is too often: 0.1 s is the least\n"
+    )
 
 
 def test_stacks_are_shown(tmp_path: Path) -> None:

@@ -772,7 +772,7 @@ def test_it_is_watched(folder: Path) -> None:
         with subprocess.Popen(
             [
                 *(sys.executable, "-m", "asyncpool", "status", "--control", "c"),
-                *("--watch", "--json", "--every", "0.01"),
+                *("--watch", "--json", "--every", "0.1"),
             ],
             cwd=folder,
             env=server.env,

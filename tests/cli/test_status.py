@@ -129,7 +129,7 @@ def test_who_ends_while_it_is_watched_does_not_end_the_others(
     clusters: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clusters |= {"blue": [None, ENDED], "green": [None, None, None, ENDED]}
-    assert status("--watch", "--every", "0.001") == 0
+    assert status("--watch", "--every", "0.1") == 0
     assert names(capsys) == (["blue", "green", "green", "green"], [])
 
 
@@ -144,7 +144,7 @@ def test_who_cannot_be_watched_any_more_is_left_out(
     error: Exception, told: str, clusters: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clusters |= {"blue": [None, error], "green": [None, None, ENDED]}
-    assert status("--watch", "--every", "0.001") == 1
+    assert status("--watch", "--every", "0.1") == 1
     assert names(capsys) == (["blue", "green", "green"], [f"asyncpool: blue {told}"])
 
 

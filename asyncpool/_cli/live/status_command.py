@@ -6,10 +6,11 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Callable, Generator
 from typing import Any
 
 import click
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
 from asyncpool._cli.live.last_minute import LastMinute
@@ -27,17 +28,25 @@ from asyncpool._runtime.control.client import ControlClient
 from asyncpool.errors import ProtocolError
 
 
+def _interval(text: str) -> float:
+    """Return the seconds between two looks; the type of an option."""
+    number = seconds(text)
+    if number < SHORTEST:
+        raise click.BadParameter(f"{text} is too often: {SHORTEST:g} s is the least")
+    return number
+
+
 @click.command("status", short_help="Show pools and servers that run.")
 @which
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each.")
 @click.option("--watch", is_flag=True, help="Show it until Ctrl-C, or until they end.")
 @click.option(
     "--every",
-    type=seconds,
+    type=_interval,
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often, with --watch.",
+    help=f"How often, with --watch; {SHORTEST:g} or more.",
 )
 def status_command(
     *,
@@ -50,6 +59,7 @@ def status_command(
     """Show the pools and servers of this user: workers, queue or connections, memory.
 
     With --watch and one of them there are curves of the last minute, and the last crashes.
+    Into a file or a pipe it prints all of that each time, one below the other.
     One that does not answer is told of, and the others are shown; the exit code is 1.
     """
     names = [name] if name is not None or control is not None else living()
@@ -129,17 +139,35 @@ def _watch(shown: _Shown, every: float, *, as_json: bool) -> None:
             sys.stdout.flush()
             time.sleep(every)
         return
-    console = Console(highlight=False)
-    with Live(console=console, auto_refresh=False, screen=False) as live:
+    with _screen() as show:
         if len(shown.clients) == 1:
-            _watch_one(shown, live, every)
+            _watch_one(shown, show, every)
             return
         while statuses := shown.statuses():
-            live.update(Group(*map(status_view, statuses)), refresh=True)
+            show(Group(*map(status_view, statuses)))
             time.sleep(every)
 
 
-def _watch_one(shown: _Shown, live: Live, every: float) -> None:
+@contextlib.contextmanager
+def _screen() -> Generator[Callable[[RenderableType], None]]:
+    """Yield what shows a view: in place of the one before at a terminal, else below it."""
+    console = Console(highlight=False)
+    if sys.stdout.isatty():
+        with Live(console=console, auto_refresh=False, screen=False) as live:
+            yield lambda view: live.update(view, refresh=True)
+        return
+
+    def show(view: RenderableType) -> None:
+        with console.capture() as capture:
+            console.print(view, soft_wrap=True)
+        click.echo(capture.get())  # with an empty line, and at once
+
+    yield show
+
+
+def _watch_one(
+    shown: _Shown, show: Callable[[RenderableType], None], every: float
+) -> None:
     """Show one that tells of itself, with what happened in the last minute."""
     [(name, client)] = shown.clients.items()
     request = Request("watch", every=min(max(every, SHORTEST), LONGEST), jobs=MAX_JOBS)
@@ -147,7 +175,7 @@ def _watch_one(shown: _Shown, live: Live, every: float) -> None:
     try:
         for line in client.watch(request):
             minute.add(line)
-            live.update(live_view(line["status"], minute), refresh=True)
+            show(live_view(line["status"], minute))
     except ConnectionError:
         pass  # it has ended
     except (OSError, ProtocolError) as error:
