@@ -105,6 +105,11 @@ class ClusterAnswers:
                 return await self._end_worker(request)
             case "resize" | "stop":
                 return await self._order(request)
+            case "profile":
+                raise ProtocolError(
+                    "a profile is of the jobs of a pool, and a server has none: 'asyncpool "
+                    "stacks' shows where its workers are now"
+                )
             case _:
                 raise ProtocolError(f"a server has no action {request.action!r}")
 

@@ -244,6 +244,16 @@ def test_who_is_at_a_terminal_types_the_name(
         assert last == "3 workers now, 2 before"
 
 
+@pytest.mark.parametrize("words", [["shop"], ["shop", "0"], ["3", "shop"], ["4097"]])
+def test_how_many_workers_comes_last(words: list[str], tmp_path: Path) -> None:
+    done = run_command(tmp_path, "resize", *words)
+    assert done.code == 2
+    assert done.err.endswith(
+        f"Error: Invalid value for 'WORKERS': {words[-1]!r} is no number of workers, 1 to 4096; "
+        "it comes last: asyncpool resize shop 8\n"
+    )
+
+
 def test_all_workers_are_replaced(tmp_path: Path) -> None:
     """But for the job that waits for ever, whose worker is killed first."""
     with program(tmp_path):

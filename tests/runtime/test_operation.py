@@ -392,7 +392,8 @@ async def test_a_client_asks_for_the_stacks_of_a_slot() -> None:
         assert await running.ask("stacks", slot=1) == {"stacks": {"1": "one\n"}}
         with pytest.raises(ProtocolError, match=r"^a server has no jobs: name a slot"):
             await running.ask("stacks", job=1)
-        with pytest.raises(ProtocolError, match=r"^a server has no action 'profile'$"):
+        text = "^a profile is of the jobs of a pool, and a server has none: 'asyncpool stacks'"
+        with pytest.raises(ProtocolError, match=text):
             await running.ask("profile")
 
 

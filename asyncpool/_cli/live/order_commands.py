@@ -17,6 +17,17 @@ _yes = click.option(
 _slot = click.IntRange(0, 1 << 16)
 
 
+def _workers(text: str) -> int:
+    """Return a number of workers; the type of an argument, before which there may be a name."""
+    number = int(text) if text.isdecimal() else 0
+    if not 1 <= number <= MAX_WORKERS:
+        raise click.BadParameter(
+            f"{text!r} is no number of workers, 1 to {MAX_WORKERS}; it comes last: "
+            "asyncpool resize shop 8"
+        )
+    return number
+
+
 @click.command("kill", short_help="Kill a worker, which is replaced.")
 @which
 @click.option("--slot", type=_slot, required=True, help="Whose worker; see status.")
@@ -59,7 +70,7 @@ def recycle_command(
 
 @click.command("resize", short_help="Change the number of workers.")
 @which
-@click.argument("workers", type=click.IntRange(1, MAX_WORKERS))
+@click.argument("workers", type=_workers)
 @_yes
 def resize_command(
     *, name: str | None, control: str | None, workers: int, yes: bool
