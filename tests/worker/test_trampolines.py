@@ -32,7 +32,11 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
 def test_a_worker_has_a_copy_that_nobody_can_change(shared: int) -> None:
     launchers = os.dup(shared)
     try:
-        take_own((fd, where) for fd, where in open_descriptors() if fd == shared)
+        before = [(fd, where) for fd, where in open_descriptors() if fd == shared]
+        after = take_own(before)
+        assert after == [
+            (fd, where) for fd, where in open_descriptors() if fd == shared
+        ]
         assert os.pread(shared, 100, 0) == b"code"
         assert not os.path.sameopenfile(shared, launchers)
         with pytest.raises(PermissionError):
@@ -43,10 +47,13 @@ def test_a_worker_has_a_copy_that_nobody_can_change(shared: int) -> None:
         assert os.pread(launchers, 100, 0) == b"code"
     finally:
         os.close(launchers)
-    assert not [name for name in strays(()) if name.startswith(f"{shared} (")]
+    assert strays(after, ()) == []
 
 
 def test_other_files_stay_as_they_are(tmp_path: Path) -> None:
     with (tmp_path / "libffi").open("wb+", buffering=0) as file:
-        take_own([(file.fileno(), str(tmp_path / "libffi"))])
+        found = [(file.fileno(), str(tmp_path / "libffi"))]
+        assert take_own(found) == found
+        assert strays(found, ()) == [f"{file.fileno()} ({tmp_path / 'libffi'})"]
+        assert strays(found, [file.fileno()]) == []
         assert file.write(b"mine") == 4

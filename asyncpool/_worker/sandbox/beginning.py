@@ -16,7 +16,7 @@ from asyncpool._system.confinement import (
 )
 from asyncpool._worker.process.preloading import threads_left
 from asyncpool._worker.process.warm_up import warm_up
-from asyncpool._worker.sandbox.descriptors import strays
+from asyncpool._worker.sandbox.descriptors import open_descriptors, strays
 
 
 class _Begun:
@@ -29,7 +29,7 @@ class _Begun:
 def rehearse(namespaces: int) -> None:
     """Do in a spare process what need not wait; see ``_worker/launcher/rehearsal.py``."""
     threads_left()
-    strays(())  # what they find counts later
+    strays(open_descriptors(), ())  # what they find counts later
     landlock_version()
     begin(namespaces)
 

@@ -32,15 +32,19 @@ _HARMLESS = frozenset(
 )
 
 
-def strays(known: Iterable[int]) -> list[str]:
-    """Return what open descriptors lead to beside the standard streams and *known*.
+def strays(found: Iterable[tuple[int, str]], known: Iterable[int]) -> list[str]:
+    """Return what is in *found* beside the standard streams and *known*.
 
     A second descriptor of the same file counts as known.
+
+    Args:
+        found: What is open, and where it leads to.
+        known: What may be open.
     """
     files = {_identity(fd) for fd in known}
     return [
         f"{fd} ({where})"
-        for fd, where in open_descriptors()
+        for fd, where in found
         if fd >= _STREAMS and where not in _HARMLESS and _identity(fd) not in files
     ]
 

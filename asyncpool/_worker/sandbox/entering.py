@@ -47,8 +47,7 @@ def enter(
         RuntimeError: If *preload* has left something that would be outside of the sandbox.
     """
     separate = begin(plan.namespaces)
-    take_own(open_descriptors())
-    _check_what_is_left(descriptors)
+    _check_what_is_left(take_own(open_descriptors()), descriptors)
     _join(cgroup)
     _settle(plan, folder)
     apply_bounds(0, None, plan.rlimits)
@@ -63,15 +62,17 @@ def enter(
     sys.meta_path.insert(0, ReachableModules())
 
 
-def _check_what_is_left(descriptors: Iterable[int]) -> None:
+def _check_what_is_left(
+    found: Iterable[tuple[int, str]], descriptors: Iterable[int]
+) -> None:
     if names := threads_left():
         raise RuntimeError(
             f"preload left threads behind, which would be outside of the sandbox: "
             f"{', '.join(names)}; start them in the initializer, or name another preload"
         )
-    if found := strays(descriptors):
+    if left := strays(found, descriptors):
         raise RuntimeError(
-            f"preload left descriptors open, which jobs would have: {', '.join(found)}; "
+            f"preload left descriptors open, which jobs would have: {', '.join(left)}; "
             "close them after the import, or name another preload"
         )
 

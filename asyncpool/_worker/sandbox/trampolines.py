@@ -18,19 +18,32 @@ if TYPE_CHECKING:
 TRAMPOLINES = "/memfd:libffi (deleted)"
 
 
-def take_own(descriptors: Iterable[tuple[int, str]]) -> None:
+def take_own(descriptors: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
     """Put a copy that nobody can write to in the place of each such descriptor.
 
     libffi goes on using the number of its descriptor.
 
     Args:
         descriptors: What is open, and where it leads to.
+
+    Returns:
+        What is open now, and where it leads to.
     """
+    found: list[tuple[int, str]] = []
     for fd, where in descriptors:
-        if where == TRAMPOLINES or os.path.basename(where).startswith("libffi.so."):  # noqa: PTH119
-            own = os.memfd_create("libffi", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.write(own, os.pread(fd, os.fstat(fd).st_size, 0))
-            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-            fcntl.fcntl(own, fcntl.F_ADD_SEALS, seals)
-            os.dup2(own, fd, inheritable=False)
-            os.close(own)
+        is_shared = where == TRAMPOLINES or os.path.basename(where).startswith(  # noqa: PTH119
+            "libffi.so."
+        )
+        if is_shared:
+            _replace(fd)
+        found.append((fd, TRAMPOLINES if is_shared else where))
+    return found
+
+
+def _replace(fd: int) -> None:
+    own = os.memfd_create("libffi", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(own, os.pread(fd, os.fstat(fd).st_size, 0))
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(own, fcntl.F_ADD_SEALS, seals)
+    os.dup2(own, fd, inheritable=False)
+    os.close(own)
