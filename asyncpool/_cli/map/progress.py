@@ -18,9 +18,9 @@ from rich.text import Text
 
 from asyncpool._cli.map.inputs import Input
 from asyncpool._cli.map.run import Run
+from asyncpool._core.base.names import JOB_LOGGER
 from asyncpool._core.base.text import printable_lines
 from asyncpool._runtime.base.machine import private_memory
-from asyncpool._worker.api.context import JOB_LOGGER
 from asyncpool.stats import PoolStats
 
 _EVERY = 0.2  # s

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # A longer name is cut.
 MAX_NAME = 200
 
+# The logger of warnings about jobs, and that of ``current_job().logger``.
+JOB_LOGGER = "asyncpool.job"
+
 # The options of a job that are hardly ever the name of a function's own argument.
 OPTIONS = frozenset(
     (

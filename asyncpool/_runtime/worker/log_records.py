@@ -15,15 +15,13 @@ from time import perf_counter
 from typing import Protocol
 
 from asyncpool._core.base import pool_messages as say
+from asyncpool._core.base.names import JOB_LOGGER
 from asyncpool._core.base.text import printable, printable_lines
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool.errors import ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")
-
-# The logger of current_job().
-_OF_JOBS = "asyncpool.job"
 
 _TURN = 0.00025  # s
 _AHEAD = 64
@@ -170,7 +168,7 @@ def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
     if entry.name == _LOGGER.name:
         # What is under this name was said by the service.  A pool in a worker says it too, and
         # so may a worker that lies.
-        entry = entry._replace(name=_OF_JOBS)
+        entry = entry._replace(name=JOB_LOGGER)
     root = logging.getLogger()
     found: object = root
     if entry.name != root.name:

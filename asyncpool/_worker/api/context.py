@@ -6,7 +6,7 @@ import importlib
 import pickle
 from contextvars import ContextVar
 
-from asyncpool._core.base.names import function_name
+from asyncpool._core.base.names import JOB_LOGGER, function_name
 from asyncpool._core.base.records import Record
 from asyncpool._core.pickling.variables import unpack_variables
 from asyncpool._core.wire.context import JobContext
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
     from typing import Any
-
-JOB_LOGGER = "asyncpool.job"
 
 _load_details: Callable[[bytes], Any] = pickle.loads
 _slot = 0

@@ -11,8 +11,9 @@ from itertools import islice
 from time import perf_counter
 
 from asyncpool._core.base import pool_messages as say
+from asyncpool._core.base.names import JOB_LOGGER
 from asyncpool._core.wire.stacks import COROUTINE
-from asyncpool._worker.api.context import JOB_LOGGER, NO_JOB, running
+from asyncpool._worker.api.context import NO_JOB, running
 from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool.errors import JobCancelled
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 
+from asyncpool._core.base.names import JOB_LOGGER
 from asyncpool._core.wire.log_records import LogEntry, plain_fields
-from asyncpool._worker.api.context import JOB_LOGGER, running
+from asyncpool._worker.api.context import running
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
