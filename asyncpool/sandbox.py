@@ -96,9 +96,6 @@ class Sandbox:
 
     def __post_init__(self) -> None:
         check_types(self, _TYPES)
-        for name in ("processes", "memory", "cpu_seconds", "cpus", "user"):
-            if isinstance(value := getattr(self, name), bool):  # it is an int too
-                raise TypeError(f"{name} must be {_TYPES[name][1]}, not {value}")
         for name in ("read", "write"):
             paths = several(
                 name, getattr(self, name), "paths", single=(str, os.PathLike)

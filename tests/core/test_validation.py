@@ -27,6 +27,12 @@ FOUND = "of.a.module:attribute"
     ("check", "kind", "text"),
     [
         (lambda: check_type("n", "2", INT), TypeError, "n must be an int, not '2'"),
+        (lambda: check_type("n", True, INT), TypeError, "n must be an int, not True"),
+        (
+            lambda: check_type("n", False, or_none(SECONDS)),
+            TypeError,
+            "n must be a number of seconds or None, not False",
+        ),
         (lambda: check_type("n", None, TEXT), TypeError, "n must be a str, not None"),
         (
             lambda: check_type("n", 1, SWITCH),

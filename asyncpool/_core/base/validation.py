@@ -32,10 +32,11 @@ def check_type(name: str, value: object, expected: ArgumentType) -> None:
     """Check an argument.
 
     Raises:
-        TypeError: If it has another type.
+        TypeError: If it has another type, or is a bool in place of a number.
     """
     types, words = expected
-    if not isinstance(value, types):
+    is_no_number = isinstance(value, bool) and int in types and bool not in types
+    if is_no_number or not isinstance(value, types):
         raise TypeError(f"{name} must be {words}, not {value!r}")
 
 
