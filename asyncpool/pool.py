@@ -351,7 +351,8 @@ class Pool(Caller, Supervised, Profiled):
 
         As with :meth:`add_listener` it must be quick: it is called three times for each job.
         That of :class:`~asyncpool.events.JobQueued` comes from within :meth:`submit`, in the
-        caller's context.
+        caller's context.  It may submit jobs, which no worker gets before the next turn of the
+        loop.
 
         Raises:
             TypeError: If *listener* cannot be called.

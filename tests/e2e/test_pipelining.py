@@ -25,6 +25,8 @@ from asyncpool import (
 from asyncpool._core.base.run_times import LEAST
 from asyncpool._core.policies.attempts import MAX_FREE_RETURNS
 from asyncpool._runtime.traffic import stall_watch as rounds
+from asyncpool.enums import CrashKind
+from asyncpool.events import Crashed, Event, JobEvent, JobQueued, TakenOver
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (
@@ -110,6 +112,29 @@ async def test_on_crash_may_submit_while_the_jobs_of_the_dead_find_a_new_place()
         assert await asyncio.gather(*others) == list(range(1, 20))
         assert await asyncio.gather(*late) == list(range(100, 105))
     assert [crash.job_id for crash in crashes] == [culprit.id]
+
+
+@pytest.mark.parametrize("kind", [Crashed, TakenOver, JobQueued])
+async def test_listeners_may_submit_too(kind: type[Event | JobEvent]) -> None:
+    late: list[Job[int]] = []
+    heard: list[Event | JobEvent] = []
+
+    def submit_more(event: Event | JobEvent) -> None:
+        if isinstance(event, kind) and not heard:
+            heard.append(event)
+            late.extend(pool.submit(jobs.perhaps_die, n) for n in range(100, 105))
+
+    async with patience(), Pool(2, ready="all") as pool:
+        await learn(pool, jobs.perhaps_die, 1)
+        twice = pool.options(max_attempts=2)
+        culprit = twice.submit(jobs.perhaps_die, 0, how="kill")
+        pool.add_job_listener(submit_more)
+        with pytest.raises(WorkerCrashedError) as caught:
+            await culprit
+        assert await asyncio.gather(*late) == list(range(100, 105))
+        stats = pool.stats()
+    assert len(caught.value.crashes) == 2
+    assert stats.crash_kinds == {CrashKind.CRASH: 2}
 
 
 async def test_an_outcome_of_another_attempt_settles_nothing() -> None:

@@ -57,6 +57,11 @@ class LargeObjects:
         self._state.core.jobs.announce(job.id)
         self._packer.add(job, call)
 
+    def put_off(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+        """Queue a job in the next turn of the loop; it counts as queued from now on."""
+        self._state.core.jobs.announce(job.id)
+        self._state.loop.call_soon(self.packed, job, payload)
+
     def go_on(self) -> None:
         """Pickle the next jobs, now that a job has left the queue."""
         self._packer.go_on()

@@ -145,6 +145,11 @@ class Traffic:
             registry.enter(job)
             if options.limits.timed and not self.timers.wait(job):
                 return job
+            if before:
+                # A listener has called this, say, while a decision is carried out: a worker
+                # would get this job before one that it was assigned sooner.
+                self._large.put_off(job, payload)
+                return job
             job._payload = payload
             if (
                 type(payload) is bytes
