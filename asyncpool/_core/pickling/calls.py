@@ -13,6 +13,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
+from sys import modules
 
 from asyncpool._core.main.by_value import GlobalError
 from asyncpool._core.main.by_value_loading import pickler_of_results
@@ -57,7 +58,8 @@ def dumps(value: object) -> bytes:
         Exception: Any that the value's own methods raise, or the serializer.
     """
     try:
-        if reducers.possible():
+        # The same as reducers.possible(), whose call would cost 35 ns for each job.
+        if reducers.ARRAYS in modules or reducers.CONNECTIONS in modules:
             data = _dumps_with(pickle.Pickler, value)
         else:
             data = pickle.dumps(value, 5)

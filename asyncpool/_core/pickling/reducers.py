@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_ARRAYS = "numpy"
-_CONNECTIONS = "multiprocessing.connection"
+ARRAYS = "numpy"
+CONNECTIONS = "multiprocessing.connection"
 
 _DISPATCH_TABLE = vars(pickle.Pickler)["dispatch_table"]
 
 
 def possible() -> bool:
     """Tell whether there may be such objects, which is not so before their modules are imported."""
-    return _ARRAYS in sys.modules or _CONNECTIONS in sys.modules
+    return ARRAYS in sys.modules or CONNECTIONS in sys.modules
 
 
 def teach(pickler: Any, others: Reducers | None = None) -> None:
@@ -51,8 +51,8 @@ def teach(pickler: Any, others: Reducers | None = None) -> None:
     known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
     table: Reducers = {TextIOWrapper: _reduce_file} if TextIOWrapper in known else {}
     for name, cls, reduce in (
-        (_ARRAYS, "ndarray", reduce_array),
-        (_CONNECTIONS, "Connection", _refuse),
+        (ARRAYS, "ndarray", reduce_array),
+        (CONNECTIONS, "Connection", _refuse),
     ):
         # A module that is still being imported may not have the name yet.
         found = getattr(sys.modules.get(name), cls, None)

@@ -15,6 +15,7 @@ from threading import get_ident
 from time import monotonic
 from typing import Any
 
+from asyncpool._core.base.run_times import LEAST
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
@@ -380,13 +381,19 @@ class Traffic:
                 registry.leases.give_back(frame.job)
             else:
                 function, run = job._function, frame.number
-                function.profile.note(run)
+                profile = function.profile
+                if run > LEAST or profile.cost != LEAST:  # else it changes nothing
+                    profile.note(run)
                 function.figures.ran(run, at - job._queued_at - run / 1e6)
                 if self._state.hub.watched:
                     registry.watch.ran(job, handle.slot, run / 1e6, at)
                 job._slot = job.worker_pid = None
                 payload = frame.payload
-                if function.serializer.is_heavy(payload) and job._exceeded is None:
+                # Most are small, and the call would cost each of them 50 ns.
+                light = type(payload) is bytes and len(payload) <= HEAVY
+                if light or job._exceeded is not None:
+                    to_settle.append((job, frame))
+                elif function.serializer.is_heavy(payload):
                     self.timers.end(job)
                     self._large.unpack(job, frame, handle)
                 else:
