@@ -24,17 +24,19 @@ def main() -> None:
             )
             sys.exit(_USAGE)
         from asyncpool._cli.app import command  # noqa: PLC0415 - click may be missing
+
+        command(prog_name="asyncpool")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _NEEDED:
+        package, _, _ = (error.name or "").partition(".")
+        if package not in _NEEDED:
             raise
         _tell(
-            f"the command line needs {error.name}, which is not installed: "
+            f"the command line needs {package}, which is not installed: "
             "pip install 'asyncpool-supervised[cli]'"
         )
         sys.exit(_USAGE)
     except KeyboardInterrupt:  # while all that is imported
         sys.exit(_INTERRUPTED)
-    command(prog_name="asyncpool")
 
 
 def _tell(problem: str) -> None:

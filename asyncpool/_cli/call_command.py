@@ -14,7 +14,6 @@ import click
 from asyncpool._cli.finding import TargetError
 from asyncpool._cli.map.outputs import describe
 from asyncpool._cli.map.plan import Loop, Plan, make_pool, options
-from asyncpool._cli.map.progress import WorkerLines
 from asyncpool._cli.map.run import Interrupted, interrupts
 from asyncpool._cli.parameters import (
     CommandError,
@@ -25,6 +24,7 @@ from asyncpool._cli.parameters import (
     say,
 )
 from asyncpool._cli.targets import FunctionRaisedError, Work, call_once, trouble
+from asyncpool._cli.worker_lines import WorkerLines
 from asyncpool._core.base.names import function_name
 from asyncpool._core.base.text import printable_lines
 from asyncpool.errors import (

@@ -10,13 +10,15 @@ import re
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
-from rich.console import Console
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._runtime.base.machine import check_loop
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -157,6 +159,8 @@ def pool_options(function: F) -> F:
 
 def error_console() -> Console:
     """Return the console for everything that is not a result."""
+    from rich.console import Console  # noqa: PLC0415 - many commands do without
+
     return Console(file=sys.stderr, highlight=False)
 
 

@@ -349,6 +349,20 @@ main()
     assert (done.code, done.out, done.err) == (130, "", "")
 
 
+def test_a_command_that_asks_a_pool_imports_none(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "from asyncpool._cli import main\n"
+        "try: main()\n"
+        "finally: print(sorted({'asyncio', 'asyncpool.pool', 'rich'} & {*sys.modules}))"
+    )
+    done = run_code(folder, code, "stop", "nobody")
+    assert (done.code, done.out) == (1, "[]\n")
+    assert "there is no pool or server named nobody" in done.err
+    done = run_code(folder, code, "call", "math:factorial", "3")
+    assert (done.code, done.out) == (0, "6\n['asyncio', 'asyncpool.pool', 'rich']\n")
+
+
 def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -365,6 +379,12 @@ def test_without_its_extra_it_says_what_to_install(folder: Path) -> None:
         "asyncpool: the command line needs click, which is not installed: "
         "pip install 'asyncpool-supervised[cli]'\n"
     )
+
+
+def test_a_command_says_too_what_to_install(folder: Path) -> None:
+    done = run_without(folder, "rich", "call", "math:factorial", "3")
+    assert done.code == 2
+    assert "needs rich, which is not installed" in done.err
 
 
 def test_progress_is_drawn_at_a_terminal(folder: Path) -> None:

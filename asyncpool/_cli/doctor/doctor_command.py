@@ -14,8 +14,8 @@ from rich.text import Text
 from asyncpool._cli.doctor.checks import examine, self_test
 from asyncpool._cli.doctor.containment import containment
 from asyncpool._cli.doctor.finding import Finding
-from asyncpool._cli.map.progress import WorkerLines
 from asyncpool._cli.parameters import Exit
+from asyncpool._cli.worker_lines import WorkerLines
 
 _MARKS = {"ok": ("✓", "green"), "note": ("-", "yellow"), "bad": ("✗", "red")}
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from asyncpool._cli.map.progress import duration, size_text
+from asyncpool._cli.units import duration, size_text
 
 STYLES = {"running": "green", "closing": "yellow", "broken": "red"}
 

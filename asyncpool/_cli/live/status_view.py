@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncpool._cli.live.pool_view import STYLES, pool_view
-from asyncpool._cli.map.progress import duration, size_text
+from asyncpool._cli.units import duration, size_text
 from asyncpool._core.history.function_rows import histogram_of
 
 # What is shown as 1000 with three digits.

@@ -20,8 +20,7 @@ from asyncpool._cli.map.journal import START, Journal, Position, RunIdentity
 from asyncpool._cli.map.journal_file import JournalError
 from asyncpool._cli.map.outputs import FAILURE, Outputs, is_foreign, usable
 from asyncpool._cli.map.plan import Loop, Plan, make_pool
-from asyncpool._cli.map.progress import Progress, WorkerLines
-from asyncpool._cli.map.recording import write_report
+from asyncpool._cli.map.progress import Progress
 from asyncpool._cli.map.run import Files, Interrupted, Run
 from asyncpool._cli.map.summary import Ended
 from asyncpool._cli.page.report import BEGIN
@@ -35,6 +34,7 @@ from asyncpool._cli.parameters import (
     say,
 )
 from asyncpool._cli.targets import FunctionRaisedError, Work
+from asyncpool._cli.worker_lines import WorkerLines
 from asyncpool._core.trace.trace_lines import HEAD
 from asyncpool._core.wire.page import MAX_LANES
 from asyncpool.errors import JobTimeoutError, PoolBrokenError
@@ -228,6 +228,8 @@ def _run(asked: Asked) -> int:
         began = time.monotonic()
         code, problem = _carry_out(asked, run, source)
         if asked.report is not None and run.recorded is not None:
+            from asyncpool._cli.map.recording import write_report  # noqa: PLC0415 - most have none
+
             unwritten = write_report(asked.report, asked.target, run.recorded)
             if unwritten and not problem:
                 code, problem = Exit.UNFINISHED, unwritten

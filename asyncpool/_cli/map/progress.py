@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.live import Live
@@ -18,13 +15,11 @@ from rich.text import Text
 
 from asyncpool._cli.map.inputs import Input
 from asyncpool._cli.map.run import Run
-from asyncpool._core.base.names import JOB_LOGGER
-from asyncpool._core.base.text import printable_lines
+from asyncpool._cli.units import duration, size_text
 from asyncpool._runtime.base.machine import private_memory
 from asyncpool.stats import PoolStats
 
 _EVERY = 0.2  # s
-_ROUND = 1000  # what fits into three digits
 _RATE_OVER = 10.0  # s, of the newest past
 
 
@@ -117,70 +112,7 @@ class Progress:
         return (tally.done - tally.found - count) / (now - then)
 
 
-class WorkerLines(logging.Handler):
-    """Prints what workers print, and what is logged, above the live line."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
-        with suppress(OSError):  # nobody may read it
-            self._console.print(
-                Text(printable_lines(self.format(record))),
-                soft_wrap=True,
-                highlight=False,
-            )
-
-    @classmethod
-    @contextmanager
-    def on(cls, console: Console) -> Generator[None]:
-        """Print them while the context lasts."""
-        handler = cls(console)
-        root = logging.getLogger()
-        # The deaths of workers are in the files, and in the errors.
-        pools = logging.getLogger("asyncpool")
-        lines = logging.getLogger("asyncpool.worker")
-        jobs = logging.getLogger(JOB_LOGGER)
-        before = pools.propagate, lines.level
-        root.addHandler(handler)
-        lines.addHandler(handler)
-        jobs.addHandler(handler)
-        pools.propagate = False
-        pools.addHandler(nothing := logging.NullHandler())
-        lines.setLevel(logging.DEBUG)
-        try:
-            yield
-        finally:
-            root.removeHandler(handler)
-            lines.removeHandler(handler)
-            jobs.removeHandler(handler)
-            pools.removeHandler(nothing)
-            pools.propagate, level = before
-            lines.setLevel(level)
-
-
 def memory_of(stats: PoolStats) -> int:
     """Return the bytes that this process and the workers have to themselves."""
     pids = [os.getpid(), *(slot.pid for slot in stats.slots if slot.pid is not None)]
     return sum(map(private_memory, pids))
-
-
-def size_text(size: float) -> str:
-    """Return bytes as a short text."""
-    for unit in ("B", "KB", "MB"):
-        if size < _ROUND:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GB"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as a short text."""
-    whole = round(seconds)
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02}:{rest:02}"
-    return f"{minutes}:{rest:02}"

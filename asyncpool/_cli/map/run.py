@@ -14,7 +14,6 @@ from asyncpool._cli.map.journal import Done, Journal
 from asyncpool._cli.map.journal_file import JournalError
 from asyncpool._cli.map.outputs import Outputs, failure_line
 from asyncpool._cli.map.plan import Plan, options
-from asyncpool._cli.map.recording import Recording
 from asyncpool._cli.map.source import Drawn, ReadAhead, draw
 from asyncpool._cli.map.window import Window
 from asyncpool._cli.map.writer import Writer
@@ -130,6 +129,8 @@ class Run:
             await self._unless_stopped(self._pool.start())
             recording = None
             if self._plan.report is not None:
+                from asyncpool._cli.map.recording import Recording  # noqa: PLC0415 - most have none
+
                 recording = Recording(self._pool, self._plan.concurrency)
             try:
                 await self._unless_stopped(self._check_target())

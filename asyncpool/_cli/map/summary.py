@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from asyncpool._cli.map.progress import duration
 from asyncpool._cli.map.run import Tally
 from asyncpool._cli.parameters import Exit
+from asyncpool._cli.units import duration
 from asyncpool.stats import PoolStats
 
 
