@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -15,6 +16,10 @@ from hypothesis.strategies import booleans
 from tests.helpers.guards import Snapshot, mark_descendants
 from tests.helpers.log_table import provoked
 from tests.helpers.loops import loop_factories, skips, warm_up
+
+# pytest rewrites the assertions of all tests, which takes each process that runs them 10 s:
+# they are to keep that, also where Python is told to write nothing.  What tests start is not.
+sys.dont_write_bytecode = False
 
 # These assert too, and are to say as much as a test when it fails.
 pytest.register_assert_rewrite("tests.helpers.pools", "tests.helpers.scripts")
