@@ -5,22 +5,22 @@ from __future__ import annotations
 import atexit
 import os
 import random
-import re
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, NoReturn
 
 import asyncpool
 from asyncpool._system.signals import INTERRUPT
+
+TYPE_CHECKING = False  # see asyncpool/_core/base/records.py
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 __all__: list[str] = []
 
@@ -126,6 +126,8 @@ def wait_behind(gate: str, name: str) -> None:
 
 def keep_thread_pool() -> int:
     """Leave a thread pool behind, as a module may that has one; its threads are idle."""
+    from concurrent.futures import ThreadPoolExecutor
+
     executor = ThreadPoolExecutor(1)
     asyncpool.worker_state().executor = executor
     return executor.submit(pow, 2, 3).result()
@@ -253,6 +255,8 @@ def hold_the_gil(gate: str, word: str) -> None:
 
 
 def backtrack(gate: str, word: str) -> None:
+    import re
+
     with arrive(gate, word):
         re.match(r"(a+)+$", "a" * 64 + "b")
 
@@ -286,6 +290,8 @@ _HOLD = "import sys, time; sys.path[:0] = {path!r}; from tests.helpers import jo
 
 def start_program(gate: str, word: str, *, new_session: bool) -> int:
     """Start a program that waits at the gate, and leave it there."""
+    import subprocess
+
     code = _HOLD.format(path=sys.path) + f"jobs.wait_at({gate!r}, {word!r})"
     return subprocess.Popen(
         [sys.executable, "-c", code], start_new_session=new_session
@@ -455,6 +461,8 @@ def stray_descriptors() -> list[str]:
 
 def surroundings() -> dict[str, object]:
     """Return what a process inherits, or arranges for itself before its first job."""
+    import re
+
     handlers = {
         number.name: repr(signal.getsignal(number)).split(" at ")[0]
         for number in signal.Signals
