@@ -34,10 +34,11 @@ from tests.helpers.serving import until
 
 # Two workers; a job of the first line that comes waits for ever.
 PROGRAM = """
-import asyncio, sys, time
+import asyncio, os, sys, time
 from asyncpool import Pool
 
 def wait():
+    open("begun", "x").close()
     time.sleep(3600)
 
 def double(number):
@@ -46,7 +47,7 @@ def double(number):
 async def main():
     async with Pool(2, control=True, ready="all", name="shop") as pool:
         job = pool.submit(wait)
-        while not pool.stats().busy:
+        while not os.path.exists("begun"):
             await asyncio.sleep(0)
         print("here", flush=True)
         while True:

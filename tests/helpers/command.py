@@ -14,11 +14,14 @@ import sys
 import termios
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.helpers.patience import PATIENCE
+from tests.helpers.prepared import Prepared
 
 __all__ = [
     "ROOT",
@@ -28,6 +31,7 @@ __all__ = [
     "in_terminal",
     "lines",
     "numbers",
+    "prepared",
     "run_code",
     "run_command",
     "run_without",
@@ -109,9 +113,28 @@ def finish_command(process: subprocess.Popen[str], stdin: str = "") -> Done:
     return Done(process.returncode, out, err)
 
 
+_prepared: list[Prepared] = []
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Have :func:`run_command` fork a process that has imported the command line."""
+    _prepared.append(Prepared(command_environment()))
+    try:
+        yield
+    finally:
+        _prepared.pop().close()
+
+
 def run_command(folder: Path, *args: str, stdin: str = "") -> Done:
     """Run ``asyncpool`` in *folder* to its end."""
-    return finish_command(start_command(folder, *args), stdin)
+    if not _prepared:
+        return finish_command(start_command(folder, *args), stdin)
+    code, out, err = _prepared[-1].run(
+        folder, args, stdin=stdin, env=command_environment(), patience=PATIENCE
+    )
+    assert "Traceback" not in err.replace('"Traceback', ""), err
+    return Done(code, out, err)
 
 
 def run_without(folder: Path, package: str, *args: str) -> Done:
