@@ -882,7 +882,7 @@ def test_the_machine_exercises_what_it_is_for() -> None:
     run_state_machine_as_test(
         CountedMachine,
         settings=settings(
-            max_examples=850, stateful_step_count=60, derandomize=True, database=None
+            max_examples=400, stateful_step_count=60, derandomize=True, database=None
         ),
     )
     seen = CountedMachine.seen
