@@ -20,7 +20,7 @@ from PIL import Image
 
 import asyncpool
 from tests.helpers.images import image, opened, progressive_jpeg, vast_png
-from tests.helpers.loops import LOOP_NAMES, loop_factories
+from tests.helpers.loops import EACH_LOOP, loop_factories
 from tests.helpers.patience import patience
 from tests.helpers.web import Service, run_service
 from thumbnails.app import app
@@ -40,7 +40,7 @@ GREEDY = progressive_jpeg(6000, rounds=200)
 ENOUGH = 160 << 20  # bytes: between the two
 
 
-@pytest.fixture(params=LOOP_NAMES)
+@pytest.fixture(params=EACH_LOOP)
 def loop(request: pytest.FixtureRequest) -> str:
     """The event loop that serves."""
     if request.param not in loop_factories():

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.helpers.loops import LOOP_NAMES, loop_factories
+from tests.helpers.loops import EACH_LOOP, loop_factories
 from tests.helpers.patience import PATIENCE
 from tests.helpers.served import (
     CLIENTS,
@@ -22,7 +22,7 @@ from tests.helpers.served import (
 pytestmark = pytest.mark.asyncio
 
 
-@pytest.fixture(params=LOOP_NAMES)
+@pytest.fixture(params=EACH_LOOP)
 def loop(request: pytest.FixtureRequest) -> str:
     """The event loop that serves."""
     if request.param not in loop_factories():

@@ -16,7 +16,7 @@ import pytest
 
 from tests.helpers.gate import short_folder
 from tests.helpers.guards import marked_processes
-from tests.helpers.loops import LOOP_NAMES, loop_factories
+from tests.helpers.loops import EACH_LOOP, loop_factories
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, start_script
 
@@ -64,7 +64,7 @@ SERVICE = """
 
 BUSY = ("sleep", "compute", "hold_the_gil", "backtrack", "refuse_to_end", "daemonize")
 
-loops = pytest.mark.parametrize("loop", LOOP_NAMES)
+loops = pytest.mark.parametrize("loop", EACH_LOOP)
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,25 @@ from collections.abc import Callable
 
 import pytest
 
-__all__ = ["BOTH_LOOPS", "LOOP_NAMES", "loop_factories", "skips", "warm_up"]
+__all__ = [
+    "BOTH_LOOPS",
+    "EACH_LOOP",
+    "LOOP_NAMES",
+    "loop_factories",
+    "skips",
+    "warm_up",
+]
 
 LOOP_NAMES = ("asyncio", "uvloop")
 
 # A module's ``pytestmark``: its tests are for each loop that is installed.
 BOTH_LOOPS = pytest.mark.asyncio(loop_factories=LOOP_NAMES)
+
+# As parameters of tests or fixtures: their tests are for each loop, of workers or of programs.
+EACH_LOOP = [
+    pytest.param(name, marks=pytest.mark.each_loop(name), id=name)
+    for name in LOOP_NAMES
+]
 
 
 def skips(item: pytest.Item) -> bool:
@@ -27,15 +40,25 @@ def skips(item: pytest.Item) -> bool:
     """
     halves = {"": 0, "other": 1}
     asked = os.environ.get("ASYNCPOOL_LOOPS", "")
-    marker = item.get_closest_marker("asyncio")
-    if asked not in halves or marker is None or "loop_factories" not in marker.kwargs:
-        return False
-    if len(loop_factories()) < len(LOOP_NAMES):
+    if asked not in halves or len(loop_factories()) < len(LOOP_NAMES):
         return False
     name, _, cell = item.name.partition("[")
-    loop, _, case = cell.removesuffix("]").partition("-")
-    turn = zlib.crc32(f"{name} {case}".encode()) + halves[asked]
-    return loop in LOOP_NAMES and loop != LOOP_NAMES[turn % len(LOOP_NAMES)]
+    parts = cell.removesuffix("]").split("-")
+    loop = _loop_of(item, parts)
+    if loop is None:
+        return False
+    parts.remove(loop)
+    turn = zlib.crc32(f"{name} {'-'.join(parts)}".encode()) + halves[asked]
+    return loop != LOOP_NAMES[turn % len(LOOP_NAMES)]
+
+
+def _loop_of(item: pytest.Item, parts: list[str]) -> str | None:
+    """Return the loop that a test is for, if the test is for each, from its parameters."""
+    both = item.get_closest_marker("asyncio")
+    if both and "loop_factories" in both.kwargs and parts[0] in LOOP_NAMES:
+        return parts[0]
+    each = item.get_closest_marker("each_loop")
+    return None if each is None else str(each.args[0])
 
 
 def loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

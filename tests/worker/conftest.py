@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.gate import short_folder
+from tests.helpers.loops import EACH_LOOP
 from tests.worker import serves
 from tests.worker.by_hand import Door, Worker
 from tests.worker.master import Master
@@ -58,7 +59,7 @@ def start() -> Iterator[Callable[..., Master]]:
         master.close()
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=EACH_LOOP)
 def master(start: Callable[..., Master], request: pytest.FixtureRequest) -> Master:
     """One with a worker that obeys."""
     found = start(loop=request.param)

@@ -22,6 +22,7 @@ from asyncpool._core.wire.messages import Failure
 from asyncpool.cluster import asgi
 from asyncpool.cluster._servers import asgi as _asgi
 from tests.helpers import web_app
+from tests.helpers.loops import LOOP_NAMES
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tls import client_context, write_certificate
 from tests.worker.master import Master
@@ -38,10 +39,13 @@ UPGRADE = (
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 
-KINDS = list(itertools.product(["asyncio", "uvloop"], ["h11", "httptools"]))
+KINDS = [
+    pytest.param((loop, http), marks=pytest.mark.each_loop(loop), id=f"{loop}-{http}")
+    for loop, http in itertools.product(LOOP_NAMES, ["h11", "httptools"])
+]
 
 
-@pytest.fixture(params=KINDS, ids="-".join)
+@pytest.fixture(params=KINDS)
 def serve(start: Start, request: pytest.FixtureRequest) -> Start:
     """Start workers that serve the application, with each loop and parser."""
     loop, http = request.param
