@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncpool._core.base.run_times import Profile
-from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue
+from asyncpool._core.dispatch.queue import OLDEST_EVERY, Entry, JobQueue
 from tests.core.list_queue import PRIORITIES, ListQueue
 
 PROFILE = Profile()
@@ -279,10 +279,68 @@ def test_all_jobs_are_forgotten_and_the_usual_line_stays_where_it_is() -> None:
     queue.requeue({6: PROFILE})
     assert queue.clear() == [6, 3, 2, 4, 1, 5]
     assert (len(queue), queue.others, queue.clear()) == (0, 0, [])
+    assert not queue._priorities
     queue.add(7, PROFILE, 2)
     queue.add(8, PROFILE)
     assert queue.usual is usual
+    assert [*usual] == [8]
     assert leave(queue) == [8, 7]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "passed", "returned", "rank"),
+    [
+        ([(5, 0), (4, 0)], 0, [], (2, 0, 5)),
+        ([(5, 0), (6, 3)], 0, [], (2, 0, 5)),
+        ([(5, 0), (6, -3), (7, -3)], 0, [], (2, -3, 6)),
+        ([(6, 3), (5, 3), (7, 9)], 0, [], (2, 3, 6)),
+        ([(5, 0), (6, -3)], 1, [], (2, -3, 6)),
+        ([(5, 0), (6, -3)], 2, [], (1, 0, 5)),
+        ([(5, 0), (6, -3)], 2, [9, 8], (0, 0, 9)),
+        ([], 0, [9], (0, 0, 9)),
+    ],
+)
+def test_the_rank_of_a_queue_is_that_of_its_head(
+    jobs: list[tuple[int, int]],
+    passed: int,
+    returned: list[int],
+    rank: tuple[int, int, int],
+) -> None:
+    queue = queue_of(*jobs, patience=3)
+    for job in range(100, 100 + passed):
+        queue.passes(job)
+    queue.requeue(dict.fromkeys(returned, PROFILE))
+    assert queue.rank() == rank
+    assert queue.head()[0] == rank[-1]
+
+
+def test_jobs_of_another_queue_pass_those_that_are_older_than_they_are() -> None:
+    queue = queue_of((5, 0), patience=3)
+    for job in (1, 2, 6):
+        queue.passed_by(job)
+    assert queue.leads(-1), "only 6 has passed it"
+    queue.passed_by(7)
+    assert not queue.leads(-1)
+
+
+def test_nobody_is_passed_in_an_empty_queue() -> None:
+    queue = JobQueue(2)
+    queue.passed_by(1)
+    assert queue.leads(0)
+
+
+def test_every_job_is_told_with_its_profile_and_its_priority() -> None:
+    queue = JobQueue()
+    profiles = [Profile() for _ in range(4)]
+    for job, priority in enumerate((3, 0, -3)):
+        queue.add(job, profiles[job], priority)
+    queue.requeue({3: profiles[3]})
+    entries = [
+        Entry(job, profiles[job], priority)
+        for job, priority in ((3, None), (1, 0), (0, 3), (2, -3))
+    ]
+    assert [*queue.entries()] == entries
+    assert [queue.entry(entry.job) for entry in entries] == entries
 
 
 @pytest.mark.parametrize("spread", [1, 5, 10**9])
@@ -298,3 +356,12 @@ def test_priorities_that_nobody_has_any_more_are_forgotten(spread: int) -> None:
     assert most < 2 * 22 + 20
     assert leave(queue) == [99, *sorted(range(20), key=kept.__getitem__)]
     assert not queue._lines
+
+
+def test_the_most_urgent_stays_the_first_while_closed_lines_are_forgotten() -> None:
+    queue = queue_of((3, 3), (2, 2), (1, 1))
+    for job in range(10, 50):
+        queue.add(job, PROFILE, job)
+        queue.remove(job)
+        assert queue.head() == (1, PROFILE)
+    assert leave(queue) == [1, 2, 3]
