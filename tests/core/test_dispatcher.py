@@ -924,3 +924,70 @@ def test_a_job_with_a_key_does_not_pass_those_without_one() -> None:
     # But a more urgent one may go ahead, as any other.
     assert dispatcher.submit(4, Profile()) is None
     assert dispatcher.submit_keyed(5, KeyedProfile(known(10), 7), -1) == 0
+
+
+def test_a_job_with_a_key_leaves_room_for_those_without_one() -> None:
+    dispatcher, [in_flight] = idle_pool(1)
+    dispatcher.assign_buckets({0: 0})
+    assert dispatcher.submit_keyed(1, KeyedProfile(known(10), 7), 0) == 0
+    assert dispatcher.submit(2, known(10)) == 0
+    assert list(in_flight.jobs) == [1, 2]
+
+
+def test_a_job_with_a_key_that_goes_ahead_has_passed_those_that_wait() -> None:
+    dispatcher, in_flight = Dispatcher(oldest_every=3), InFlight()
+    dispatcher.refill(0, in_flight)
+    dispatcher.assign_buckets({0: 0})
+    assert dispatcher.submit(1, known(10)) == 0
+    assert dispatcher.submit(2, Profile()) is None
+    key = KeyedProfile(known(10), 7)
+    assert [dispatcher.submit_keyed(job, key, -1) for job in (3, 4, 5)] == [0, 0, None]
+
+
+def test_jobs_with_keys_that_come_back_go_to_their_worker_and_others_to_any() -> None:
+    dispatcher, _ = idle_pool(2)
+    dispatcher.assign_buckets({0: 0})
+    keyed = {job: KeyedProfile(Profile(), 7) for job in (1, 3)}
+    placed = dispatcher.requeue({1: keyed[1], 2: Profile(), 3: keyed[3]})
+    assert placed == [(0, 1), (1, 2)]
+    assert dispatcher.waiting == dispatcher.waiting_for(0) == 1
+    assert dispatcher.waiting_for(1) == 0
+
+
+def test_a_job_with_a_key_that_comes_back_waits_if_nobody_has_its_bucket() -> None:
+    dispatcher, _ = idle_pool(1)
+    assert dispatcher.requeue({1: KeyedProfile(Profile(), 7)}) == []
+    assert (dispatcher.waiting, dispatcher.idle) == (1, 1)
+    assert dispatcher.assign_buckets({0: 0}) == [(0, 1)]
+    assert dispatcher.assign_buckets({0: 0}) == []
+
+
+def test_who_waits_for_its_own_worker_is_not_served_by_another() -> None:
+    dispatcher, _ = idle_pool(2)
+    dispatcher.assign_buckets({0: 0})
+    for job in (1, 2):
+        dispatcher.submit_keyed(job, KeyedProfile(Profile(), 7), 0)
+    dispatcher.wanted = 5
+    assert (dispatcher.waiting, dispatcher.unserved) == (1, 5), "worker 1 is idle"
+    assert dispatcher.submit(3, Profile()) == 1
+    assert dispatcher.unserved == 6, "a new worker might be theirs"
+
+
+def test_the_worker_that_is_next_is_the_first_of_the_idle_ones() -> None:
+    dispatcher, _ = idle_pool(3)
+    assert dispatcher.idle_slots() == [2, 1, 0]
+    assert dispatcher.submit(1, Profile()) == 2
+    assert dispatcher.idle_slots() == [1, 0]
+
+
+def test_whether_a_worker_is_there_for_a_job_that_comes() -> None:
+    dispatcher, _ = idle_pool(2)
+    dispatcher.assign_buckets({0: 0})
+    assert dispatcher.has_idle_worker_for(None)
+    assert dispatcher.has_idle_worker_for(7)
+    dispatcher.announce(1)
+    assert dispatcher.preparing == 1
+    assert dispatcher.has_idle_worker_for(None)
+    dispatcher.submit_keyed(2, KeyedProfile(Profile(), 7), 0)
+    assert not dispatcher.has_idle_worker_for(None), "the other one is for job 1"
+    assert not dispatcher.has_idle_worker_for(7)
