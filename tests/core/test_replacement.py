@@ -17,6 +17,7 @@ from asyncpool._core.slots.commands import (
     Kill,
     LeaveEmpty,
     ParkSlot,
+    Resized,
     Retiring,
     Revoke,
     RollEnded,
@@ -550,3 +551,114 @@ def test_too_much_memory_is_a_crash() -> None:
     assert slot.oversized
     assert not slot.exit_planned
     assert core.workers.oversized(0, "fat", 1.0) == []
+
+
+# Who is not replaced, and what becomes of those that are.
+
+
+def test_a_worker_that_is_being_started_or_leaves_is_not_replaced() -> None:
+    core = pool(2)
+    gone(core, 0, 1.0)
+    assert core.slots[0].state is SlotState.STARTING
+    assert wear_out(core, 0, 1.1) == []
+    assert retire(core, 0, 1.1) == []
+    core.jobs.submit(1, short())
+    retire(core, 1, 1.2)
+    assert core.slots[1].draining
+    assert wear_out(core, 1, 1.3) == []
+    assert [slot.replace_reason for slot in core.slots[:2]] == [None, None]
+
+
+def test_the_first_reason_counts() -> None:
+    core = pool(1)
+    wear_out(core, 0, 1.0)
+    assert core.replacements.replace(core.slots[0], "max_jobs", 1.1) == []
+    assert core.workers.ready(1, 1.2) == [Retiring(0, "max_memory"), Stop(0)]
+
+
+def test_a_worker_that_is_let_go_is_missed_at_once() -> None:
+    core = pool(1)
+    commands = core.replacements.release(core.slots[0], "session", 1.0)
+    assert commands == [Retiring(0, "session"), Stop(0), Spawn(1, 1)]
+
+
+def test_a_new_size_is_kept_at_once() -> None:
+    core = pool(1)
+    assert core.replacements.resize(2, 2, 1.0) == [Resized(2), Spawn(1, 1)]
+    assert core.replacements.sizing.size == 2
+
+
+def test_a_replacement_that_comes_ends_the_row_of_those_that_failed() -> None:
+    core = pool(1)
+    wear_out(core, 0, 1.0)
+    gone(core, 1, 2.0)
+    assert core.on_timer(2.5) == [Spawn(1, 2)]
+    core.workers.ready(1, 3.0)
+    gone(core, 0, 3.1)
+    wear_out(core, 1, 4.0)
+    assert gone(core, 0, 5.0) == [KeepWorker(0, 0.5)]
+
+
+def test_who_leaves_is_not_due_for_its_age() -> None:
+    core = pool(1, limits=WorkerLimits(max_age=50.0, jitter=0.0, drain_timeout=None))
+    core.jobs.submit(1, short())
+    retire(core, 0, 1.0)
+    core.workers.ready(1, 2.0)
+    assert core.next_deadline() == 52.0, "the other one's"
+
+
+def test_a_pool_that_ends_grants_nothing_and_says_so_once() -> None:
+    core = pool(2)
+    core.jobs.submit(1, short())
+    wear_out(core, 0, 1.0)
+    assert core.replacements.stop("the pool was closed") == []
+    assert core.slots[2].replaces is None
+    assert core.slots[0].replace_reason is None
+    assert core.workers.ready(2, 1.1) == [], "it stays beside the other one"
+    assert wear_out(core, 1, 1.2) == []
+    assert core.replacements.stopped
+    assert core.replacements.stop("the pool was closed") == []
+
+
+def test_a_worker_that_leaves_while_the_pool_ends_still_has_its_deadline() -> None:
+    core = pool(1, limits=WorkerLimits(drain_timeout=5.0))
+    core.jobs.submit(1, short())
+    retire(core, 0, 1.0)
+    core.replacements.stop("the pool was closed")
+    assert core.replacements.next_deadline() == 6.0
+
+
+# A worker that fails, and finishes what it has.
+
+
+def fail(core: Supervision, slot: int, delay: float | None) -> list[Command]:
+    return core.replacements.fail_after_drain(core.slots[slot], "ill", 1.0, delay)
+
+
+@pytest.mark.parametrize(
+    ("delay", "commands"),
+    [
+        (0.0, [Retiring(0, "ill"), Stop(0), Spawn(1, 1)]),
+        (0.5, [Retiring(0, "ill"), Stop(0), TellRestart(1, 0.5)]),
+        (None, [Stop(0)]),
+    ],
+)
+def test_who_fails_has_a_successor_before_it_has_finished(
+    delay: float | None, commands: list[Command]
+) -> None:
+    core = pool(1)
+    assert fail(core, 0, delay) == commands
+    assert not core.slots[0].exit_planned, "it is a crash"
+
+
+def test_the_replacement_of_who_fails_is_its_successor() -> None:
+    core = pool(1)
+    wear_out(core, 0, 0.5)
+    assert fail(core, 0, 0.0) == [Retiring(0, "ill"), Stop(0)]
+    assert core.slots[1].replaces is None
+
+
+def test_who_fails_and_is_one_too_many_has_no_successor() -> None:
+    core = pool(2)
+    core.replacements.sizing.limit(1, 1, 0.9)
+    assert fail(core, 0, 0.0) == [Retiring(0, "ill"), Stop(0)]
