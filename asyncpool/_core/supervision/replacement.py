@@ -152,7 +152,6 @@ class Replacements:
         The roll also tries a start in each parked slot at once.  It is over when these
         slots have workers, too.
         """
-        self._most_failures = self._lifecycle.ledger.failures
         self._failed_since_roll = False
         self._started_before = {
             (slot.index, slot.generation)
