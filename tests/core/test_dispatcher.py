@@ -964,6 +964,7 @@ def test_a_job_with_a_key_that_comes_back_waits_if_nobody_has_its_bucket() -> No
 
 def test_who_waits_for_its_own_worker_is_not_served_by_another() -> None:
     dispatcher, _ = idle_pool(2)
+    assert dispatcher.unserved == 0
     dispatcher.assign_buckets({0: 0})
     for job in (1, 2):
         dispatcher.submit_keyed(job, KeyedProfile(Profile(), 7), 0)
