@@ -14,7 +14,7 @@ class AsyncPool(Peer):
     """Ours."""
 
     pool: Any
-    codec: Any = "pickle"
+    codec: Any = None
 
     def distrust(self) -> None:
         self.codec = "json"
