@@ -320,7 +320,8 @@ async def test_a_worker_has_its_seconds_of_cpu_and_no_more() -> None:
     async with Pool(1, preload=[ME], sandbox=Sandbox(cpu_seconds=0.1)) as pool:
         with pytest.raises(WorkerCrashedError) as caught:
             await pool.submit(compute)
-        assert caught.value.signal == "SIGXCPU"
+        # The kernel may find both limits passed at once, where the machine was stopped meanwhile.
+        assert caught.value.signal in {"SIGXCPU", "SIGKILL"}
         assert await pool.submit(abs, -1) == 1
 
 
