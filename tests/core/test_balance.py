@@ -54,7 +54,7 @@ def test_a_worker_is_idle_beside_one_that_others_wait_in() -> None:
     seen = {"nobody is idle": core.balance.unbalanced}
     core.workers.ready(1, 0.0)
     seen["one is"] = core.balance.unbalanced
-    core.termination.recall(2, 0)
+    core.termination.revoke(2, 0)
     seen["it is asked for"] = core.balance.unbalanced
     core.jobs.revoked(0, (), 1.0)
     core.jobs.outcome(0, 1)

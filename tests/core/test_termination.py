@@ -117,11 +117,11 @@ def test_nobody_waits_behind_a_job_that_is_to_end() -> None:
 
 def test_a_job_that_is_late_fails_when_it_is_given_back() -> None:
     core = busy(1, 2, 3)
-    assert core.termination.recall(2, 0) == [Revoke(0, (2,))]
-    assert core.termination.recalled(2, 0)
-    assert core.termination.recall(2, 0) == [], "it is asked once"
+    assert core.termination.revoke(2, 0) == [Revoke(0, (2,))]
+    assert core.termination.is_revoked(2, 0)
+    assert core.termination.revoke(2, 0) == [], "it is asked once"
     assert core.jobs.revoked(0, (2,), 1.0) == [Unassign((2,)), FailJobs((2,), "late")]
-    assert not core.termination.recalled(2, 0)
+    assert not core.termination.is_revoked(2, 0)
     core.jobs.outcome(0, 1)
     core.jobs.outcome(0, 3)
     assert core.slots[0].in_flight.jobs == {}
@@ -129,9 +129,9 @@ def test_a_job_that_is_late_fails_when_it_is_given_back() -> None:
 
 def test_a_job_that_was_late_and_has_begun_goes_on() -> None:
     core = busy(1, 2)
-    core.termination.recall(2, 0)
+    core.termination.revoke(2, 0)
     assert core.jobs.revoked(0, (), 1.0) == []
-    assert not core.termination.recalled(2, 0)
+    assert not core.termination.is_revoked(2, 0)
     core.jobs.outcome(0, 1)
     core.jobs.outcome(0, 2)
 
@@ -140,18 +140,18 @@ def test_a_late_job_that_has_begun_is_in_time_though_others_are_still_asked_for(
     None
 ):
     core = busy(1, 2, 3)
-    core.termination.recall(2, 0)
-    core.termination.recall(3, 0)
+    core.termination.revoke(2, 0)
+    core.termination.revoke(3, 0)
     assert core.jobs.revoked(0, (), 1.0) == []
-    assert not core.termination.recalled(2, 0)
-    assert core.termination.recalled(3, 0)
+    assert not core.termination.is_revoked(2, 0)
+    assert core.termination.is_revoked(3, 0)
 
 
 def test_a_job_that_is_asked_back_for_another_reason_fails_if_it_is_late() -> None:
     core = busy(1, 2, 3)
     core.termination.check_for_stalls()
     assert core.termination.check_for_stalls() == [Revoke(0, (2, 3))]
-    assert core.termination.recall(3, 0) == []
+    assert core.termination.revoke(3, 0) == []
     assert core.jobs.revoked(0, (2, 3), 1.0) == [
         Unassign((2, 3)),
         FailJobs((3,), "late"),
@@ -161,10 +161,10 @@ def test_a_job_that_is_asked_back_for_another_reason_fails_if_it_is_late() -> No
 def test_who_is_not_there_any_more_is_not_asked_for_what_is_late() -> None:
     core = busy(1, 2)
     core.jobs.outcome(0, 1)
-    assert core.termination.recall(1, 0) == []
+    assert core.termination.revoke(1, 0) == []
     core.close(Finish.NONE, 5.0, 1.0)
-    assert core.termination.recall(2, 0) == []
-    assert not core.termination.recalled(2, 0)
+    assert core.termination.revoke(2, 0) == []
+    assert not core.termination.is_revoked(2, 0)
 
 
 def test_a_cancelled_job_is_unanswered_until_its_worker_gives_it_back_or_goes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict
@@ -109,7 +110,7 @@ class JobLimits:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0 seconds, not {value}")
-        if self.deadline is not None and self.deadline != self.deadline:
+        if self.deadline is not None and math.isnan(self.deadline):
             raise ValueError("deadline must be a point on the loop's clock, not nan")
         if self.on_cancel not in _WAYS:
             raise ValueError(
@@ -195,7 +196,7 @@ class JobOptions:
     Attributes:
         attempts: How often workers may start it.
         limits: How long it may take.
-        priority: How urgent it is: a lower number is more urgent.
+        priority: The job with the lower number begins first.
         key: The hash of its key, if it has one.  Jobs with the same key prefer the
             same worker.
         lease: A lease keeper, and the lease in an outside system that it keeps

@@ -69,7 +69,7 @@ class Termination:
             return self._make_end(slot, job, press, now)
         return self._ask_back(slot, job)
 
-    def recall(self, job: int, index: int) -> list[Command]:
+    def revoke(self, job: int, index: int) -> list[Command]:
         """Ask the worker in slot *index* to give back *job*, which has not begun in time.
 
         If the worker gives it back, the job fails.  If the worker has begun it, it goes
@@ -81,7 +81,7 @@ class Termination:
         slot.job_endings.of(job).late = True
         return self._ask_back(slot, job)
 
-    def recalled(self, job: int, index: int) -> bool:
+    def is_revoked(self, job: int, index: int) -> bool:
         """Tell whether the pool has asked for *job* in this way, and has no answer yet."""
         return self._lifecycle.slots[index].job_endings.is_late(job)
 

@@ -135,10 +135,10 @@ class JobTimers:
         and then the job is in time.
         """
         core, handle = self._state.core, self._state.handles[slot]
-        if handle.outbox.loading or core.termination.recalled(job.id, slot):
+        if handle.outbox.loading or core.termination.is_revoked(job.id, slot):
             return True
         if not handle.page.begun(job.id, job.attempt):
-            self._state.performer.perform(core.termination.recall(job.id, slot))
+            self._state.performer.perform(core.termination.revoke(job.id, slot))
         return False
 
     def _judge(self, job: Job[Any], slot: int, now: float) -> None:
