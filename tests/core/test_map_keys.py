@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.codec.formats import MsgspecFormat, format_of
-from asyncpool._core.codec.map_keys import SMALL, KeyGuard
+from asyncpool._core.codec.map_keys import KeyGuard
 from asyncpool._core.codec.plain_data import MalformedError, Untag
 
 msgspec = pytest.importorskip("msgspec")

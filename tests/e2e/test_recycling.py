@@ -162,11 +162,18 @@ async def test_jobs_that_retire_their_workers_one_after_the_other_lose_nothing()
     None
 ):
     async with patience(), Pool(2) as pool:
-        work = [pool.submit(jobs.retire_at) for _ in range(20)]
-        work += [pool.submit(jobs.pid) for _ in range(200)]
-        numbers = await asyncio.gather(*work)
-        assert len({*numbers[:20]}) == 20, "each was the last of its worker"
-        assert not {*numbers[:20]} & {*numbers[20:]}
+        ended: list[asyncio.Future[int]] = []
+        last = [pool.submit(jobs.retire_at) for _ in range(20)]
+        others = [pool.submit(jobs.pid) for _ in range(200)]
+        for job in (*last, *others):
+            job.add_done_callback(ended.append)
+        await asyncio.gather(*last, *others)
+        retired: set[int] = set()
+        for done in ended:
+            assert done.result() not in retired, "each was the last of its worker"
+            if done in last:
+                retired.add(done.result())
+        assert len(retired) == 20
         stats = pool.stats()
     assert (stats.crashes, stats.completed) == (0, 220)
 
