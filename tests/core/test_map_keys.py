@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from asyncpool._core.codec.codec_messages import loader
+from asyncpool._core.codec.data_functions import Plan
 from asyncpool._core.codec.formats import MsgspecFormat, format_of
-from asyncpool._core.codec.map_keys import KeyGuard
+from asyncpool._core.codec.map_keys import KeyCheck
 from asyncpool._core.codec.plain_data import MalformedError, Untag
+from asyncpool.errors import ProtocolError
 
 msgspec = pytest.importorskip("msgspec")
 
 OTHERS = "a large map has keys that are no text or int"
 
 
-def guard() -> KeyGuard:
-    return KeyGuard(msgspec, msgspec.msgpack.Decoder().decode)
+def read(data: bytes) -> Any:
+    return KeyCheck(msgspec).before(msgspec.msgpack.Decoder().decode)(data)
 
 
 def pack(value: Any) -> bytes:
@@ -42,11 +45,11 @@ def chosen(count: int) -> dict[tuple[int, int], int]:
 )
 def test_arrays_are_no_keys_of_a_large_map(wrap: Any) -> None:
     with pytest.raises(MalformedError, match=OTHERS):
-        guard().read(pack(wrap(chosen(3000))))
+        read(pack(wrap(chosen(3000))))
 
 
 def test_in_a_small_message_they_cost_too_little_to_look() -> None:
-    assert guard().read(pack(chosen(300))) == chosen(300)
+    assert read(pack(chosen(300))) == chosen(300)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +67,28 @@ def test_a_format_reads_no_large_map_with_such_keys(
         format_of("msgspec").read(data, untag)
 
 
+def answer() -> dict[str, Any]:
+    return {}
+
+
 def test_nor_does_it_where_a_type_leaves_a_part_open() -> None:
     form = format_of("msgspec")
-    with pytest.raises(MalformedError, match=OTHERS):
-        form.reader(dict[str, Any])(pack({"a": chosen(3000)}))
+    load = loader(form, Plan(answer, form).result, "the result")
+    with pytest.raises(ProtocolError, match=OTHERS):
+        load(form.untagged + pack({"a": chosen(3000)}))
     big = {f"k{number}": [number] for number in range(3000)}
-    assert form.reader(dict[str, Any])(pack(big)) == big
+    assert load(form.untagged + pack(big)) == big
+
+
+def test_a_key_hides_no_value_behind_another_one() -> None:
+    key = pack("a")
+    for twice in (
+        b"\x82" + key + pack(chosen(3000)) + key + pack(1),
+        b"\xde\x00\x02" + key + pack(chosen(3000)) + key + pack(1),
+        b"\xdf\x00\x00\x00\x02" + key + pack(chosen(3000)) + key + pack(1),
+    ):
+        with pytest.raises(MalformedError, match="a large map has a key twice"):
+            read(twice)
 
 
 def test_keys_that_a_type_names_are_read() -> None:
@@ -84,7 +103,7 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
     with pytest.raises(
         MalformedError, match="more than 32 large containers are nested"
     ):
-        guard().read(pack(value))
+        read(pack(value))
 
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text()
@@ -101,4 +120,4 @@ def test_all_plain_data_comes_out_as_it_was(
     value: Any, more: bytes, times: int
 ) -> None:
     whole = [{f"k{number}": value for number in range(times)}, more]
-    assert guard().read(pack(whole)) == whole
+    assert read(pack(whole)) == whole

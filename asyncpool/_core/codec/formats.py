@@ -6,7 +6,7 @@ import json
 from functools import cache, cached_property
 
 from asyncpool._core.codec.codec import Codec
-from asyncpool._core.codec.map_keys import SMALL, KeyGuard
+from asyncpool._core.codec.map_keys import KeyCheck
 from asyncpool._core.codec.plain_data import MalformedError, NotDataError, Untag
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -162,8 +162,10 @@ class MsgspecFormat(Format):
         self._msgspec = msgspec
         self._ext = msgspec.msgpack.Ext
         self._encode = msgspec.msgpack.Encoder().encode
-        decode = msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode
-        self._decode: Callable[[bytes], Any] = KeyGuard(msgspec, decode).read
+        self._keys = KeyCheck(msgspec)
+        self._decode: Callable[[bytes], Any] = self._keys.before(
+            msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode
+        )
         self._decoders: dict[Any, Callable[[Any], Any]] = {}
 
     def tag(self, name: str, content: Any) -> Any:
@@ -179,11 +181,10 @@ class MsgspecFormat(Format):
         def hook(number: int, content: memoryview) -> Any:
             if not 0 <= number < len(_EXTENSIONS):
                 _refuse_extension(number, content)
-            return untag(_EXTENSIONS[number], guard.read(content))
+            return untag(_EXTENSIONS[number], decode(content))
 
-        decode = self._msgspec.msgpack.Decoder(ext_hook=hook).decode
-        guard = KeyGuard(self._msgspec, decode)
-        return guard.read(data)
+        decode = self._keys.before(self._msgspec.msgpack.Decoder(ext_hook=hook).decode)
+        return decode(data)
 
     def reader(self, kind: Any) -> Callable[[bytes], Any]:
         if kind is None:
@@ -191,21 +192,8 @@ class MsgspecFormat(Format):
         decode = self._decoders.get(kind)
         if decode is None:
             decode = self._msgspec.msgpack.Decoder(kind).decode
-            if self._has_any(kind):
-                decode = self._looked_through(decode)
             self._decoders[kind] = decode
         return decode
-
-    def _looked_through(self, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-        """Return a *decode* for a type that leaves parts open, whose maps may have any keys."""
-        look = KeyGuard(self._msgspec, self._msgspec.msgpack.Decoder().decode).read
-
-        def decode_looked_through(data: bytes) -> Any:
-            if len(data) > SMALL:
-                look(data)
-            return decode(data)
-
-        return decode_looked_through
 
     def read_typed(self, data: Any, kind: Any) -> Any:
         try:
@@ -222,7 +210,7 @@ class MsgspecFormat(Format):
     def is_closed(self, kind: Any) -> bool:
         inspect = self._msgspec.inspect
         try:
-            parts = _parts(inspect.type_info(kind), inspect)
+            info = inspect.type_info(kind)
             self._msgspec.msgpack.Decoder(kind)
         except Exception:  # noqa: BLE001 - msgspec does not know it, or a user's class raises
             return False
@@ -232,38 +220,31 @@ class MsgspecFormat(Format):
             inspect.RawType,
             inspect.ExtType,
         )
-        return not any(isinstance(part, open_ones) for part in parts)
-
-    def _has_any(self, kind: Any) -> bool:
-        """Tell whether *kind* leaves a part open, and names no keys but texts and ints."""
-        inspect = self._msgspec.inspect
-        parts = _parts(inspect.type_info(kind), inspect)
-        keys = [part.key_type for part in parts if isinstance(part, inspect.DictType)]
-        named = (inspect.StrType, inspect.IntType, inspect.AnyType)
-        return any(isinstance(part, inspect.AnyType) for part in parts) and all(
-            isinstance(key, named) for key in keys
-        )
+        return _all_known(info, inspect.Type, inspect.Field, open_ones, set())
 
 
 def _refuse_extension(number: int, _: object) -> NoReturn:
     raise MalformedError(f"there is no extension {number}")
 
 
-def _parts(info: Any, inspect: Any) -> list[Any]:
-    """Return *info*, and all types and fields of which that type consists, each once."""
-    found, seen = [info], {id(info)}
-    for one in found:  # which grows meanwhile
-        for name in one.__struct_fields__:
-            value = getattr(one, name)
-            for part in value if isinstance(value, tuple) else (value,):
-                is_new = (
-                    isinstance(part, inspect.Type | inspect.Field)
-                    and id(part) not in seen
-                )
-                if is_new:
-                    seen.add(id(part))
-                    found.append(part)
-    return found
+def _all_known(
+    info: Any, kind: type, field: type, open_ones: tuple[type, ...], seen: set[int]
+) -> bool:
+    """Tell whether no part of a type that msgspec describes is one of *open_ones*."""
+    if isinstance(info, open_ones):
+        return False
+    if id(info) in seen:
+        return True
+    seen.add(id(info))
+    parts: list[Any] = []
+    for name in info.__struct_fields__:
+        value = getattr(info, name)
+        parts += value if isinstance(value, tuple) else (value,)
+    return all(
+        _all_known(part, kind, field, open_ones, seen)
+        for part in parts
+        if isinstance(part, kind | field)
+    )
 
 
 class PluggedFormat(Format):
