@@ -250,14 +250,17 @@ class Channel:
         except ProtocolError as error:
             self._end(error)
             return 0
+        self._pass_on(frames)
+        return size if decoder.error is None else 0
+
+    def _pass_on(self, frames: list[Frame]) -> None:
+        decoder = self._decoder
         if frames:
             self._on_frames(frames)
         if decoder.error is not None:
             self._end(decoder.error)
-            return 0
-        if decoder.rest or decoder.target is not None:
+        elif decoder.rest or decoder.target is not None:
             self._wait_for_rest()
-        return size
 
     # What has arrived, and is no frame yet, or one too many for this turn.
 
@@ -285,20 +288,14 @@ class Channel:
 
     def _pass_on_more(self) -> None:
         """Pass on what came in an earlier read, but no more than one turn may take."""
-        decoder = self._decoder
-        if not decoder.more:
+        if not self._decoder.more:
             return
         try:
-            frames = decoder.feed(b"")
+            frames = self._decoder.feed(b"")
         except ProtocolError as error:
             self._end(error)
             return
-        if frames:
-            self._on_frames(frames)
-        if decoder.error is not None:
-            self._end(decoder.error)
-        elif decoder.pending:
-            self._wait_for_rest()
+        self._pass_on(frames)
 
     def _pass_on_all(self) -> None:
         while self._decoder.more and not self._ended:
