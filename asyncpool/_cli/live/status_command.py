@@ -170,7 +170,7 @@ def _watch_one(
 ) -> None:
     """Show one that tells of itself, with what happened in the last minute."""
     [(name, client)] = shown.clients.items()
-    request = Request("watch", every=min(max(every, SHORTEST), LONGEST), jobs=MAX_JOBS)
+    request = Request("watch", every=min(every, LONGEST), jobs=MAX_JOBS)
     minute = LastMinute()
     try:
         for line in client.watch(request):
