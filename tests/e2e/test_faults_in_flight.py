@@ -25,7 +25,7 @@ from asyncpool import (
     WorkerOutOfMemoryError,
 )
 from tests.helpers import faults
-from tests.helpers.ahead import expect, never_look
+from tests.helpers.ahead import expect, never_revoke
 from tests.helpers.faults import DEATHS, FAULTS, HANGS, Fault
 from tests.helpers.inside import crashes_of, in_hand
 from tests.helpers.loops import BOTH_LOOPS
@@ -50,7 +50,7 @@ some_deaths = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def nobody_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have those behind still be there when it happens, however long that takes."""
-    never_look(monkeypatch)
+    never_revoke(monkeypatch)
 
 
 @dataclass

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from asyncpool import Pool
+from asyncpool._core.supervision.termination import Termination
 from asyncpool._runtime.traffic import stall_watch as rounds
 from tests.helpers.inside import profile_of
 from tests.helpers.pools import idle
 
-__all__ = ["expect", "never_look"]
+__all__ = ["expect", "never_look", "never_revoke"]
 
 
 async def expect(pool: Pool, function: Callable[..., Any], cost: float) -> None:
@@ -23,6 +24,11 @@ async def expect(pool: Pool, function: Callable[..., Any], cost: float) -> None:
 
 
 def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no rounds, so that what waits behind a long job stays there."""
+    """Have no rounds: once a worker is left alone, nothing but the test has it read again."""
     monkeypatch.setattr(rounds, "EVERY", 3600.0)
     monkeypatch.setattr(rounds, "REST", 3600.0)
+
+
+def never_revoke(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the pool ask no worker for jobs that wait behind a long one there."""
+    monkeypatch.setattr(Termination, "check_for_stalls", lambda _: [])
