@@ -14,7 +14,7 @@ from asyncpool.enums import JobOutcome
 
 def test_nothing_is_told_of_functions_of_which_no_job_has_ended() -> None:
     totals = FunctionTotals()
-    totals.of("shop.resize", "submit").ran(5, 0.1)
+    totals.of("shop.resize", "submit").ran(5, 100_000)
     assert totals.stats() == ()
 
 
@@ -38,8 +38,8 @@ def test_jobs_are_counted_by_function_way_and_outcome() -> None:
 def test_run_and_wait_are_apart() -> None:
     totals = FunctionTotals()
     figures = totals.of("shop.resize", "submit")
-    figures.ran(1500, 0.25)
-    figures.ran(1500, -0.001)  # its clock is another one
+    figures.ran(1500, 250_000)
+    figures.ran(1500, -1000)  # its clock is another one
     figures.ok += 2
     [stats] = totals.stats()
     assert (stats.run.bounds, stats.run.counts) == ((0.002048,), (2,))

@@ -27,20 +27,21 @@ class Durations:
 
     Attributes:
         counts: How many there were, by the binary digits of their microseconds.
-        total: Their sum, in seconds.
+        total: Their sum, in microseconds, in which workers tell their run times.
     """
 
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
         self.counts: list[int] = [0] * BUCKETS
-        self.total: float = 0.0
+        self.total: float = 0
 
     def note(self, seconds: float) -> None:
         """Count one more; what is below 0, since clocks differ, counts as 0."""
         if seconds > 0:
-            self.counts[int(seconds * 1e6).bit_length()] += 1
-            self.total += seconds
+            microseconds = seconds * 1e6
+            self.counts[int(microseconds).bit_length()] += 1
+            self.total += microseconds
         else:
             self.counts[0] += 1
 
@@ -54,7 +55,7 @@ class Durations:
         return Histogram(
             bounds=tuple((1 << digits) / 1e6 for digits in among),
             counts=tuple(counts[digits] for digits in among),
-            total=self.total,
+            total=self.total / 1e6,
         )
 
     def add(self, other: Durations) -> None:
@@ -71,7 +72,7 @@ class Durations:
         """Return numbers that :meth:`unpack` reads; there are few of them if most counts are 0."""
         used = [digits for digits, count in enumerate(self.counts) if count]
         among = self.counts[used[0] : used[-1] + 1] if used else []
-        return [round(self.total * 1e6), used[0] if used else 0, len(among), *among]
+        return [round(self.total), used[0] if used else 0, len(among), *among]
 
     def unpack(self, numbers: Sequence[int], at: int) -> int:
         """Take over what was packed, from *numbers* at *at* on; return where its end is.
@@ -86,6 +87,6 @@ class Durations:
         end = begin + size
         if first + size > BUCKETS or end > len(numbers):
             raise ProtocolError("durations cannot be read")
-        self.total = total / 1e6
+        self.total = total
         self.counts[first : first + size] = numbers[begin:end]
         return end

@@ -55,19 +55,20 @@ class FunctionFigures:
         self.takeovers: int = 0
         self.items: int = 0
 
-    def ran(self, microseconds: int, waited: float) -> None:
+    def ran(self, microseconds: int, waited: int) -> None:
         """Count an attempt that has come to an outcome.
 
         Args:
             microseconds: How long it ran.
-            waited: Seconds that it waited before, in the queue and in its worker.
+            waited: How many microseconds it waited before, in the queue and in its worker.
+                What is below 0, since clocks differ, counts as 0.
         """
         # Durations.note twice would cost twice as much, for each job.
         run, wait = self.run, self.wait
         run.counts[microseconds.bit_length()] += 1
-        run.total += microseconds / 1e6
+        run.total += microseconds
         if waited > 0:
-            wait.counts[int(waited * 1e6).bit_length()] += 1
+            wait.counts[waited.bit_length()] += 1
             wait.total += waited
         else:
             wait.counts[0] += 1

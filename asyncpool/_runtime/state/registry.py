@@ -163,7 +163,7 @@ class JobRegistry:
     """
 
     def __init__(self, watch: JobWatch) -> None:
-        self.watch = watch
+        self.watch, self._hub = watch, watch.hub
         self.jobs: dict[int, Job[Any]] = {}
         self.leases = Leases()
         self.deadlines = Deadlines()
@@ -185,7 +185,7 @@ class JobRegistry:
             self.timed += 1
         if self.leases.coming is not None:
             self.leases.enter(job)
-        if self.watch.hub.watched:
+        if self._hub.watched:
             self.watch.queued(job)
 
     def withdraw(self) -> None:
@@ -213,7 +213,7 @@ class JobRegistry:
             self._leave(job)
             self.completed += 1
             job._function.figures.ok += 1
-            if self.watch.hub.watched:
+            if self._hub.watched:
                 self.watch.ended(job, JobOutcome.OK)
             job.set_result(loaded)
             return False
@@ -229,7 +229,7 @@ class JobRegistry:
             self._return(job)
             if isinstance(job, StreamJob):
                 job.begin_again()
-            if self.watch.hub.watched:
+            if self._hub.watched:
                 self.watch.again(job, error)
             return True
         self._complete(job, error)
@@ -291,7 +291,7 @@ class JobRegistry:
         job.attempt -= 1
         job.worker_pid = job._slot = None
         self._return(job)
-        if self.watch.hub.watched:
+        if self._hub.watched:
             self.watch.given_back(job)
 
     def fail(self, job: Job[Any], error: BaseException) -> None:
@@ -364,7 +364,7 @@ class JobRegistry:
     ) -> None:
         job._function.figures.ended(outcome)
         self.figures.timeouts += outcome is JobOutcome.TIMEOUT
-        if self.watch.hub.watched:
+        if self._hub.watched:
             self.watch.ended(job, outcome, error)
 
     def _leave(self, job: Job[Any]) -> None:

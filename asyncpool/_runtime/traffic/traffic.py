@@ -366,6 +366,7 @@ class Traffic:
     ) -> list[tuple[Job[Any], Frame]]:
         """Take jobs off their worker; return those that still have to be settled."""
         core, registry = self._state.core, self._state.registry
+        slot, watched = handle.slot, self._state.hub.watched
         to_settle: list[tuple[Job[Any], Frame]] = []
         for frame in frames:
             job = registry.jobs.get(frame.job)
@@ -373,7 +374,7 @@ class Traffic:
                 handle.distrust(f"it sent attempt {frame.attempt} of {job!r}")
                 break
             try:
-                core.jobs.outcome(handle.slot, frame.job)
+                core.jobs.outcome(slot, frame.job)
             except ProtocolError as error:
                 handle.distrust(str(error))
                 break
@@ -384,9 +385,9 @@ class Traffic:
                 profile = function.profile
                 if run > LEAST or profile.cost != LEAST:  # else it changes nothing
                     profile.note(run)
-                function.figures.ran(run, at - job._queued_at - run / 1e6)
-                if self._state.hub.watched:
-                    registry.watch.ran(job, handle.slot, run / 1e6, at)
+                function.figures.ran(run, int((at - job._queued_at) * 1e6) - run)
+                if watched:
+                    registry.watch.ran(job, slot, run / 1e6, at)
                 job._slot = job.worker_pid = None
                 payload = frame.payload
                 # Most are bytes, for which the call would cost 50 ns and say the same.

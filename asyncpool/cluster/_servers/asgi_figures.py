@@ -58,10 +58,10 @@ def counted(app: Any, figures: RequestFigures) -> Any:
             if status == 0:
                 status = message.get("status", 0)
             elif status != _OVER and not message.get("more_body"):
-                took = monotonic() - began
+                took = (monotonic() - began) * 1e6
                 # As Durations.note() does, whose call would take as long again.
                 durations = by_status.get(status, others)
-                durations.counts[int(took * 1e6).bit_length()] += 1
+                durations.counts[int(took).bit_length()] += 1
                 durations.total += took
                 status = _OVER
             return send(message)
