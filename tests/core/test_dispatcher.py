@@ -875,6 +875,57 @@ def test_neither_starves_while_more_urgent_ones_come_to_the_other_line(
     assert len(begun) - 1 == OLDEST_EVERY
 
 
+def test_an_old_job_that_is_less_urgent_is_not_passed_for_ever_by_usual_ones() -> None:
+    dispatcher = Dispatcher(oldest_every=3)
+    in_flight = InFlight()
+    dispatcher.assign_buckets({0: 0})
+    assert dispatcher.refill(0, in_flight) == []
+    assert dispatcher.submit(0, Profile()) == 0
+    assert dispatcher.submit(1, Profile(), priority=1) is None
+    for job in range(2, 7):
+        assert dispatcher.submit_keyed(job, KeyedProfile(Profile(), 7), 0) is None
+    begun = [0]
+    while dispatcher.waiting:
+        in_flight.complete(begun[-1])
+        begun += dispatcher.refill(0, in_flight)
+    assert begun == [0, 2, 3, 1, 4, 5, 6]
+
+
+def test_an_idle_worker_that_is_served_jobs_of_its_own_is_busy() -> None:
+    dispatcher, [_] = idle_pool(1)
+    dispatcher.assign_buckets({0: 0})
+    keyed = KeyedProfile(Profile(), 7)
+    assert dispatcher.requeue({1: keyed, 2: keyed}) == [(0, 1)]
+    assert dispatcher.idle == 0
+    assert dispatcher.submit(3, known(10)) is None
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_worker_with_room_takes_nobody_past_a_job_of_its_own(
+    concurrency: int,
+) -> None:
+    dispatcher, in_flight = Dispatcher(), InFlight(concurrency)
+    dispatcher.assign_buckets({0: 0})
+    assert dispatcher.refill(0, in_flight) == []
+    assert dispatcher.submit(0, known(10)) == 0
+    keyed = KeyedProfile(Profile(), 7)
+    back = dict.fromkeys(range(1, concurrency + 1), keyed)
+    # All but one of those that came back begin in a free lane.
+    assert len(dispatcher.requeue(back)) == concurrency - 1
+    assert dispatcher.submit(9, known(10)) is None
+    in_flight.complete(0)
+    assert dispatcher.refill(0, in_flight) == [concurrency]
+
+
+def test_a_worker_with_a_free_lane_that_left_is_given_nothing() -> None:
+    dispatcher, in_flight = Dispatcher(), InFlight(2)
+    assert dispatcher.refill(0, in_flight) == []
+    assert dispatcher.submit(1, known(10)) == 0
+    dispatcher.worker_gone(0)
+    assert dispatcher.free == 0
+    assert dispatcher.submit(2, known(10)) is None
+
+
 def test_who_has_waited_longer_is_not_passed_by_who_is_taken_before() -> None:
     dispatcher, in_flight = one_worker_with_a_place()
     for job in range(1, 2 * OLDEST_EVERY):

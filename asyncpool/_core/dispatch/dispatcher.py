@@ -294,7 +294,6 @@ class Dispatcher:
                 and self._affinity_queues.queue_of(slot) is not None
             ):
                 self._idle.pop(slot, None)
-                self._spacious.pop(slot, None)
                 served += [(slot, job) for job in self.refill(slot, in_flight)]
         return served
 
