@@ -909,7 +909,7 @@ def test_a_worker_with_room_takes_nobody_past_a_job_of_its_own(
     assert dispatcher.refill(0, in_flight) == []
     assert dispatcher.submit(0, known(10)) == 0
     keyed = KeyedProfile(Profile(), 7)
-    back = dict.fromkeys(range(1, concurrency + 1), keyed)
+    back: dict[int, Profile] = dict.fromkeys(range(1, concurrency + 1), keyed)
     # All but one of those that came back begin in a free lane.
     assert len(dispatcher.requeue(back)) == concurrency - 1
     assert dispatcher.submit(9, known(10)) is None
