@@ -13,7 +13,7 @@ from types import FunctionType, MethodType
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
 
@@ -22,25 +22,6 @@ MAX_NAME = 200
 
 # The logger of warnings about jobs, and that of ``current_job().logger``.
 JOB_LOGGER = "asyncpool.job"
-
-# The options of a job that are hardly ever the name of a function's own argument.
-OPTIONS = frozenset(
-    (
-        "prefetch",
-        "cancel_grace",
-        "codec",
-        "deadline",
-        "heartbeat_timeout",
-        "key",
-        "lease",
-        "max_attempts",
-        "on_cancel",
-        "priority",
-        "queue_timeout",
-        "retry_on",
-        "timeout",
-    )
-)
 
 # Functions that workers call in place of a user's function, and where that is among
 # their arguments; see _worker/api/calls.py.
@@ -74,12 +55,13 @@ def function_name(function: Callable[..., Any]) -> str:
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
 
 
-def misplaced(names: Iterable[str], text: str) -> str:
+def misplaced(names: Iterable[str], text: str, options: Collection[str]) -> str:
     """Say where an option belongs that was passed to a function that does not take it.
 
     Args:
         names: The keyword arguments of the call.
         text: The text of the ``TypeError`` that Python has raised for the call.
+        options: The names of the options of jobs.
 
     Returns:
         A sentence, or an empty text if none of *names* is the reason.
@@ -90,7 +72,7 @@ def misplaced(names: Iterable[str], text: str) -> str:
             f"unexpected keyword argument '{name}'" in text
             or f"'{name}' is an invalid keyword argument" in text
         )
-        if name in OPTIONS and (refused or takes_none):
+        if name in options and (refused or takes_none):
             return (
                 f"The function was given {name}=...: as an option of the job it goes into "
                 f"Pool.options({name}=...).submit(...)."

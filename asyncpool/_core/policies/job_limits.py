@@ -189,6 +189,11 @@ class Options(TypedDict, total=False):
     codec: Any
 
 
+# Their names.  No module that a worker imports has them: to import this one would take it 30 ms.
+# So the pool tells its workers, for the hint that an option is no argument of a function.
+OPTIONS = Options.__annotations__.keys()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """Everything that a caller can choose for a job.

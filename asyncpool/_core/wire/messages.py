@@ -99,6 +99,8 @@ class WorkerConfig(Record):
         codec: Which codec its calls and outcomes have, and which functions it may call, as
             ``_core/codec`` describes that; empty for pickle.
         sandbox: How it shuts itself in, if it does.
+        options: The names of the options of jobs, which a caller may take for arguments of
+            the function.
     """
 
     sys_path: tuple[str, ...]
@@ -119,6 +121,7 @@ class WorkerConfig(Record):
     around: tuple[str, bytes] | None = None
     codec: bytes = b""
     sandbox: SandboxPlan | None = None
+    options: tuple[str, ...] = ()
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""

@@ -10,9 +10,12 @@ from asyncpool._core.base.validation import several
 from asyncpool._core.codec.formats import Format, format_of
 from asyncpool._core.dispatch.affinity_queues import hash_of
 from asyncpool._core.policies.attempts import RETRIED, AttemptPolicy
-from asyncpool._core.policies.job_limits import JobLimits, JobOptions, Options
-
-_NAMES = Options.__annotations__.keys()
+from asyncpool._core.policies.job_limits import (
+    OPTIONS,
+    JobLimits,
+    JobOptions,
+    Options,
+)
 
 # The fields that can be chosen; and for other options, the field that has them as a part.
 _FIELDS = tuple(field.name for field in fields(JobOptions) if field.init)
@@ -35,8 +38,8 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
     parts: dict[str, dict[str, Any]] = {}
     value: Any
     for name, value in changes.items():
-        if name not in _NAMES:
-            known = ", ".join(_NAMES)
+        if name not in OPTIONS:
+            known = ", ".join(OPTIONS)
             raise TypeError(f"there is no option {name!r}; there are: {known}")
         if name == "retry_on":
             value = several("retry_on", value, RETRIED, single=(str, type))  # noqa: PLW2901

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from asyncpool._core.codec.data_functions import check_name
 from asyncpool._core.codec.data_only import DataOnly
+from asyncpool._core.policies.job_limits import OPTIONS
 from asyncpool._core.policies.worker_env import WorkerEnv
 from asyncpool._core.slots.lifecycle import STOP_GRACE
 from asyncpool._core.wire.frames import MAX_PAYLOAD
@@ -146,6 +147,7 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
             concurrency=options.concurrency,
             around=packed_hook(options.around),
             codec=b"" if data is None else data.config,
+            options=tuple(OPTIONS),
         ),
         max_unavailable=options.max_unavailable,
         idle_timeout=options.idle_timeout,

@@ -40,6 +40,7 @@ class JobRunner:
 
     Attributes:
         max_payload: The most bytes that an outcome may have.
+        options: The names of the options of jobs.
         streams: As above.
         serializer: How calls and outcomes travel.
         context: The context of the jobs to come.
@@ -55,6 +56,7 @@ class JobRunner:
         streams: Streams,
     ) -> None:
         self.max_payload = 0
+        self.options: tuple[str, ...] = ()
         self.streams = streams
         self.serializer: WorkerSerializer = PICKLE_WORKER
         self._coroutines = coroutines
@@ -159,7 +161,7 @@ class JobRunner:
             tb = error.__traceback__
             # Without a frame of the function, the call itself was wrong.
             at_fault = kwargs and tb is not None and tb.tb_next is None
-            if at_fault and (note := misplaced(kwargs, text_of(error))):
+            if at_fault and (note := misplaced(kwargs, text_of(error), self.options)):
                 error.add_note(note)
             raise
 

@@ -99,6 +99,7 @@ class ConcurrentJobs:
         self._streams = streams
         self._executor = JobRunner(large_buffers, interrupts, coroutines, streams)
         self._executor.hook = hook
+        self._executor.options = config.options
         self._executor.serializer = streams.serializer = serializer
         self._executor.max_payload = streams.max_payload = config.max_payload
         interrupts.lanes = self.lanes
