@@ -926,6 +926,37 @@ def test_a_worker_with_a_free_lane_that_left_is_given_nothing() -> None:
     assert dispatcher.submit(2, known(10)) is None
 
 
+def test_a_worker_with_two_lanes_takes_two_long_jobs_and_no_third() -> None:
+    dispatcher, in_flight = Dispatcher(), InFlight(2)
+    assert dispatcher.refill(0, in_flight) == []
+    assert dispatcher.free == 2
+    assert dispatcher.submit(1, Profile()) == 0
+    assert dispatcher.free == 1
+    assert dispatcher.submit(2, Profile()) == 0
+    assert dispatcher.free == 0
+    assert dispatcher.submit(3, Profile()) is None
+    for job in (1, 2):
+        in_flight.complete(job)
+    assert dispatcher.refill(0, in_flight) == [3]
+    assert dispatcher.free == 1
+    in_flight.complete(3)
+    assert dispatcher.refill(0, in_flight) == []
+    assert (dispatcher.idle, dispatcher.free) == (1, 2)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_worker_that_has_had_its_jobs_is_given_nothing(concurrency: int) -> None:
+    dispatcher, in_flight = Dispatcher(), InFlight(concurrency)
+    in_flight.most = 1
+    assert dispatcher.refill(0, in_flight) == []
+    assert dispatcher.submit(1, known(10)) == 0
+    assert dispatcher.submit(2, known(10)) is None
+    in_flight.complete(1)
+    assert dispatcher.refill(0, in_flight) == []
+    assert (dispatcher.idle, dispatcher.free) == (0, 0)
+    assert dispatcher.submit(3, known(10)) is None
+
+
 def test_who_has_waited_longer_is_not_passed_by_who_is_taken_before() -> None:
     dispatcher, in_flight = one_worker_with_a_place()
     for job in range(1, 2 * OLDEST_EVERY):
