@@ -1,0 +1,216 @@
+"""What it costs a pool to be watched: no-op jobs a second, and the time of one call.
+
+    python -m benchmarks.watched [--rounds 9] [--seconds 2] [--only nobody stats trace]
+
+The same pool of two workers, a new one for each measurement, with somebody else who watches it
+each time.  They take turns, and the table has medians.  ``nobody`` has its turn twice, which
+shows how far two equal things differ here.  Whoever watches from a process of his own takes his
+part of the cores too; that counts, since it is so wherever a service runs.  What the pool's
+figures themselves cost, although nobody reads them, is part of ``nobody``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from functools import partial
+
+import asyncpool
+from benchmarks.base import rate_of, workers_of
+from benchmarks.work import noop
+
+_EVERY = 1.0  # s between two looks of those that look now and then
+_READ = "import sys, urllib.request as r\nfor _ in r.urlopen(sys.argv[1]): pass"
+
+
+@asynccontextmanager
+async def nobody(_: asyncpool.Pool) -> AsyncGenerator[None]:
+    """Do not watch."""
+    yield
+
+
+@asynccontextmanager
+async def repeated(look: Callable[[], object]) -> AsyncGenerator[None]:
+    """Call *look* in the loop, once a second."""
+
+    async def go_on() -> None:
+        while True:
+            look()
+            await asyncio.sleep(_EVERY)
+
+    task = asyncio.create_task(go_on())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def stats(pool: asyncpool.Pool) -> AbstractAsyncContextManager[None]:
+    """Call ``pool.stats()`` once a second."""
+    return repeated(pool.stats)
+
+
+def prometheus(pool: asyncpool.Pool) -> AbstractAsyncContextManager[None]:
+    """Scrape once a second, which is fifteen times as often as usual."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from asyncpool.prometheus import register
+
+    registry = CollectorRegistry()
+    register(pool, registry)
+    return repeated(partial(generate_latest, registry))
+
+
+@asynccontextmanager
+async def opentelemetry(pool: asyncpool.Pool) -> AsyncGenerator[None]:
+    """Read the metrics once a second; no span of a job is sampled."""
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+    from asyncpool.opentelemetry import instrument, uninstrument
+
+    reader = InMemoryMetricReader()
+    instrument(
+        pool,
+        tracer_provider=TracerProvider(sampler=ALWAYS_OFF),
+        meter_provider=MeterProvider([reader]),
+    )
+    try:
+        async with repeated(reader.get_metrics_data):
+            yield
+    finally:
+        uninstrument(pool)
+
+
+@contextmanager
+def command(*args: str) -> Generator[subprocess.Popen[str]]:
+    """Run ``asyncpool`` with *args*."""
+    line = [sys.executable, "-m", "asyncpool", *args]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@asynccontextmanager
+async def status_watch(pool: asyncpool.Pool) -> AsyncGenerator[None]:
+    """Have ``asyncpool status --watch`` look twice a second."""
+    with command("status", pool.name, "--watch", "--every", "0.5") as process:
+        assert process.stdout is not None
+        await asyncio.to_thread(process.stdout.readline)  # it is connected
+        with reading(process.stdout.fileno()):
+            yield
+
+
+@asynccontextmanager
+async def dashboard(pool: asyncpool.Pool) -> AsyncGenerator[None]:
+    """Have a page of ``asyncpool dashboard`` open that shows the pool."""
+    with command("dashboard", "--bind", "127.0.0.1:0") as process:
+        assert process.stdout is not None
+        line = await asyncio.to_thread(process.stdout.readline)
+        address = line.split()[-1]
+        url = f"{address}events?program={pool.name}"
+        page = subprocess.Popen([sys.executable, "-c", _READ, url])
+        try:
+            yield
+        finally:
+            page.kill()
+            page.wait()
+
+
+@contextmanager
+def reading(fd: int) -> Generator[None]:
+    """Read what comes, so that nobody waits for us."""
+    loop = asyncio.get_running_loop()
+    loop.add_reader(fd, os.read, fd, 65_536)
+    try:
+        yield
+    finally:
+        loop.remove_reader(fd)
+
+
+@asynccontextmanager
+async def every_job(pool: asyncpool.Pool) -> AsyncGenerator[None]:
+    """Hear of every job when it begins and ends."""
+    pool.add_job_listener(lambda _: None)
+    yield
+
+
+WATCHERS: dict[str, Callable[[asyncpool.Pool], AbstractAsyncContextManager[None]]] = {
+    "nobody": nobody,
+    "nobody again": nobody,
+    "stats": stats,
+    "prometheus": prometheus,
+    "opentelemetry": opentelemetry,
+    "status --watch": status_watch,
+    "dashboard": dashboard,
+    "every job": every_job,
+    "trace": nobody,
+}
+
+
+async def measure(name: str, seconds: float) -> tuple[float, float, float]:
+    """Return jobs a second, the microseconds of CPU of one, and the seconds of one call."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/trace.json" if name == "trace" else None
+        async with asyncpool.Pool(2, control=True, trace=path) as pool:
+            await workers_of(pool.submit, 2)
+            async with WATCHERS[name](pool):
+                await rate_of(pool.submit, in_flight=1000, seconds=seconds / 2)
+                before, cpu = pool.stats().completed, time.process_time()
+                rate = await rate_of(pool.submit, in_flight=1000, seconds=seconds)
+                used = time.process_time() - cpu
+                used /= pool.stats().completed - before
+                calls = [await one_call(pool) for _ in range(round(1000 * seconds))]
+    return rate, used * 1e6, statistics.median(calls)
+
+
+async def one_call(pool: asyncpool.Pool) -> float:
+    """Return the seconds that a call takes if nothing else is in flight."""
+    began = time.perf_counter()
+    await pool.submit(noop)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--only", nargs="+", choices=WATCHERS, default=[*WATCHERS])
+    options = parser.parse_args()
+    found: dict[str, list[tuple[float, float, float]]] = {
+        name: [] for name in options.only
+    }
+    for number in range(options.rounds):
+        first = number % len(found)
+        for name in [*found][first:] + [*found][:first]:
+            found[name].append(asyncio.run(measure(name, options.seconds)))
+    usual = [statistics.median(column) for column in zip(*found["nobody"], strict=True)]
+    print(f"{'':>16}  jobs/s          CPU of one       one call")
+    for name, rows in found.items():
+        rate, cpu, call = (statistics.median(each) for each in zip(*rows, strict=True))
+        print(
+            f"{name:>16}  {rate:7,.0f} {rate / usual[0] - 1:+6.1%}  "
+            f"{cpu:5.2f} us {cpu / usual[1] - 1:+6.1%}  "
+            f"{call * 1e6:5.0f} us {call / usual[2] - 1:+6.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
