@@ -163,6 +163,14 @@ def test_none_waits_for_longer_when_starts_have_become_slow() -> None:
     assert delays([pool.die()]) == pytest.approx([0.5 - 0.05])
 
 
+def test_the_time_before_a_slow_start_counts_as_it_was() -> None:
+    pool = OnePool()
+    assert delays([pool.die() for _ in range(BURST)]) == [0.0] * BURST
+    pool.now += 0.05  # half a restart has come, at one each 0.1 s
+    pool.ledger.ready(0.05, pool.now)
+    assert delays([pool.die()]) == [pytest.approx(0.25)]  # the other half, at 0.5 s
+
+
 @given(
     took=st.floats(0, 0.05),
     workers=st.integers(1, 8),
