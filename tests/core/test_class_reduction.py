@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import typing
 from typing import Any
 
 import cloudpickle
@@ -59,3 +60,14 @@ def test_a_cached_property_leaves_its_lock_behind() -> None:
     pickle.dumps(
         {k: v for k, v in mended(found, NotImplemented)[2].items() if k != "func"}
     )
+
+
+def test_a_named_tuple_is_made_from_its_real_bases() -> None:
+    class Pair(typing.NamedTuple):
+        left: int
+
+    reduced = cloudpickle.Pickler(io.BytesIO()).reducer_override(Pair)
+    _, (metaclass, name, bases, namespace, *_), *_ = mended(Pair, reduced)
+    assert (metaclass, name, bases) == (type, "Pair", (tuple,))
+    assert namespace["__slots__"] == ()
+    assert namespace["__qualname__"] == Pair.__qualname__

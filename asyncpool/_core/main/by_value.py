@@ -30,7 +30,7 @@ from asyncpool._core.main.by_value_loading import (
     space,
     unpack,
 )
-from asyncpool._core.main.class_reduction import mended
+from asyncpool._core.main.class_reduction import mended, without_hooks
 from asyncpool._core.main.main_module import (
     CACHED,
     LAZY,
@@ -38,9 +38,11 @@ from asyncpool._core.main.main_module import (
     is_definition,
     is_importable,
     namespace,
+    path_of,
     resolved,
     script,
 )
+from asyncpool._core.main.named_types import NAMED_TYPES, of_named_type
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ class GlobalsPickler:
         if not self._pieces and not self._missing:
             return call.stream, call.buffers
         self._join()
-        units = [self._unit(piece) for piece in dict.fromkeys(self._pieces.values())]
+        units = [self._unit(piece) for piece in self._in_order()]
         packed = _Packed(units, tuple(sorted(self._missing)), call)
         return self._write(pickle.Pickler, packed)
 
@@ -213,6 +215,14 @@ class GlobalsPickler:
             reached |= new
             todo += new
         return reached
+
+    def _in_order(self) -> list[_Piece]:
+        """Return the pieces such that what runs code as it is made comes last.
+
+        A metaclass, or the ``__setstate__`` of a global, may read other globals.
+        """
+        pieces = list(dict.fromkeys(self._pieces.values()))
+        return sorted(pieces, key=lambda piece: bool(piece.refers))
 
     def _unit(self, piece: _Piece) -> Unit:
         if piece.unit is None or piece.refers:
@@ -325,23 +335,26 @@ class _Calls(_Base):
             self.watch(obj)
         if type(obj) is LAZY:
             return resolved(obj)
-        if is_definition(obj):
+        named = type(obj).__name__ in NAMED_TYPES
+        if named or is_definition(obj):
             if is_importable(obj):
                 return NotImplemented
             path = self._path_of(obj)
             if path:
                 self._piece.refers.add(path.partition(".")[0])
                 return own_object, (path,)
-            if type(obj) is CACHED:
-                how = obj.cache_parameters()
-                return make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
-        return mended(obj, super().reducer_override(obj))
+        if named:
+            return of_named_type(obj)
+        if type(obj) is CACHED:
+            how = obj.cache_parameters()
+            return make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
+        return without_hooks(obj, mended(obj, super().reducer_override(obj)))
 
     def _path_of(self, thing: Any) -> str:
         """Return where *thing* is in ``__main__``, unless it must be pickled now."""
         if getattr(thing, "__module__", None) != "__main__":
             return ""
-        path: str = thing.__qualname__
+        path = path_of(thing)
         if path.partition(".")[0] in self._piece.names or not is_at(path, thing):
             return ""
         return path

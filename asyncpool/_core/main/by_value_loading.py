@@ -76,9 +76,25 @@ def unpack(
 def _set(unit: Unit) -> None:
     for name in unit.names:
         del _coming[name]
-    namespace().update(pickle.loads(b"".join(unit.stream), buffers=unit.buffers))
+    try:
+        made = pickle.loads(b"".join(unit.stream), buffers=unit.buffers)
+    except Exception as error:
+        if not getattr(
+            error, "__notes__", None
+        ):  # else it is about one that this needs
+            error.add_note(_note_on(unit.names))
+        raise
+    namespace().update(made)
     for name in unit.names:
         _digests[name] = unit.digest
+
+
+def _note_on(names: tuple[str, ...]) -> str:
+    which = ", ".join(map(repr, names))
+    return (
+        f"The worker could not make {which} of __main__ from what came by value: put it "
+        "into a module, or give the script an `if __name__ == '__main__':` guard"
+    )
 
 
 def own_object(path: str, tracker: str | None = None) -> Any:

@@ -1,12 +1,30 @@
-"""Send the parts of a class that cloudpickle leaves out, or cannot send, by value."""
+"""Send by value what cloudpickle leaves out of classes, and what it cannot send."""
 
 from __future__ import annotations
 
-from functools import cached_property
+import functools
+import pickle
+from functools import cached_property, singledispatchmethod
+
+from asyncpool._core.main.class_making import (
+    generic_item_getter,
+    make_dispatcher,
+    make_without_hooks,
+    register_all,
+    set_enum_state,
+)
+from asyncpool._core.main.main_module import is_importable
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+# The code of the functions that singledispatch makes.
+_DISPATCHES = getattr(functools.singledispatch(id), "__code__")  # noqa: B009 - for mypy
+
+# What an enum gives each of its members.  All else is what the enum's own code has set.
+_OF_MEMBERS = {"_value_", "_name_", "__objclass__", "_sort_order_"}
 
 
 def mended(obj: object, reduced: Any) -> Any:
@@ -14,19 +32,110 @@ def mended(obj: object, reduced: Any) -> Any:
 
     A class keeps its ``__slots__``.  Without them its instances would have a
     ``__dict__`` in the worker, and could not come back.  A ``cached_property`` is sent
-    without its lock, which it has before Python 3.12.
+    without its lock, which it has before Python 3.12, and what ``singledispatch`` has
+    made without its cache.
     """
     if reduced is NotImplemented:
-        if type(obj) is not cached_property:
-            return NotImplemented
-        state = {name: value for name, value in vars(obj).items() if name != "lock"}
-        return cached_property, (obj.func,), state
-    if isinstance(obj, type) and "__slots__" in vars(obj):
-        from cloudpickle import cloudpickle  # noqa: PLC0415 - it takes 20 ms
-
-        make, args, *rest = reduced
-        if make is cloudpickle._make_skeleton_class:  # noqa: SLF001
-            *front, namespace, tracker, extra = args
-            namespace = {**namespace, "__slots__": vars(obj)["__slots__"]}
-            return make, (*front, namespace, tracker, extra), *rest
+        reduce = _DESCRIPTORS.get(type(obj))
+        return reduced if reduce is None else reduce(obj)
+    if isinstance(obj, type):
+        return _mended_class(obj, reduced)
+    if getattr(obj, "__code__", None) is _DISPATCHES:
+        return _of_dispatcher(obj)
+    if getattr(obj, "__qualname__", "") == "Generic.__class_getitem__":
+        # Python 3.11 has it in each generic NamedTuple, and pickle finds a method there.
+        return generic_item_getter, ()
     return reduced
+
+
+def without_hooks(cls: object, reduced: Any) -> Any:
+    """Return how to make *cls* in a worker without another call of ``__init_subclass__``.
+
+    That method has run when the class was defined.  What it has done comes with the
+    class and the globals.  In the worker it would do so twice, without its keywords,
+    and before the globals that it reads are there.
+    """
+    if not isinstance(cls, type) or reduced is NotImplemented:
+        return reduced
+    from cloudpickle import cloudpickle  # noqa: PLC0415 - it takes 20 ms
+
+    make, args, *rest = reduced
+    owners = [
+        base
+        for base in cls.__mro__[1:]
+        if "__init_subclass__" in vars(base)
+        and base.__module__ == "__main__"
+        and not is_importable(base)
+    ]
+    if make is not cloudpickle._make_skeleton_class or not owners:  # noqa: SLF001
+        return reduced
+    return make_without_hooks, (owners, *args), *rest
+
+
+def _of_cached_property(prop: Any) -> Any:
+    state = {name: value for name, value in prop.__dict__.items() if name != "lock"}
+    return cached_property, (prop.func,), state
+
+
+def _of_dispatching_method(method: Any) -> Any:
+    return singledispatchmethod, (method.func,), {"dispatcher": method.dispatcher}
+
+
+_DESCRIPTORS: dict[type, Callable[[Any], Any]] = {
+    cached_property: _of_cached_property,
+    singledispatchmethod: _of_dispatching_method,
+}
+
+
+def _mended_class(cls: type, reduced: Any) -> Any:
+    from cloudpickle import cloudpickle  # noqa: PLC0415 - it takes 20 ms
+
+    if reduced[0] is cloudpickle._make_skeleton_class:  # noqa: SLF001
+        return _of_class(cls, reduced)
+    if reduced[0] is cloudpickle._make_skeleton_enum:  # noqa: SLF001
+        return _of_enum(cls, reduced)
+    return reduced
+
+
+def _of_class(cls: type, reduced: Any) -> Any:
+    make, (metaclass, name, _, namespace, *others), *rest = reduced
+    if metaclass.__module__.startswith("msgspec."):
+        raise pickle.PicklingError("nobody can send a msgspec.Struct by value")
+    bases = cls.__bases__
+    # The metaclass of TypedDict adds this base itself, and allows no other one.
+    if metaclass.__name__ == "_TypedDictMeta":
+        bases = tuple(base for base in bases if base is not dict)
+    # cloudpickle passes __orig_bases__ as the bases.  NamedTuple and TypedDict put
+    # others in their place, make fields of the namespace, and allow no __slots__.
+    has = {**vars(cls), "__qualname__": cls.__qualname__}
+    kept = ("__qualname__", "__slots__", "__orig_bases__")
+    namespace = {**namespace, **{key: has[key] for key in kept if key in has}}
+    return make, (metaclass, name, bases, namespace, *others), *rest
+
+
+def _of_enum(cls: Any, reduced: Any) -> Any:
+    """Send aliases too, and what ``__init__`` or ``__new__`` has set in the members."""
+    _, (bases, name, qualname, _, *others), (namespace, slots), *rest = reduced
+    members = {key: _as_member(it.value) for key, it in cls.__members__.items()}
+    namespace = {key: it for key, it in namespace.items() if key not in members}
+    extra = {
+        member.name: {k: v for k, v in member.__dict__.items() if k not in _OF_MEMBERS}
+        for member in cls.__members__.values()
+    }
+    state = namespace, slots, {key: given for key, given in extra.items() if given}
+    arguments = (bases, name, qualname, members, *others)
+    return reduced[0], arguments, state, *rest[:-1], set_enum_state
+
+
+def _as_member(value: Any) -> Any:
+    """Return *value* such that an enum makes a member of it, also if it is a function."""
+    if not hasattr(type(value), "__get__"):
+        return value
+    from enum import member  # noqa: PLC0415 - workers need not import it
+
+    return member(value)
+
+
+def _of_dispatcher(function: Any) -> Any:
+    kinds = dict(function.registry)
+    return make_dispatcher, (kinds.pop(object),), kinds, None, None, register_all

@@ -64,7 +64,7 @@ def is_importable(thing: object) -> bool:
     script = _Known.script
     if script is None or getattr(thing, "__module__", None) != "__main__":
         return False
-    path: str = getattr(thing, "__qualname__", "")
+    path = path_of(thing)
     found = path.partition(".")[0] in script.importable and is_at(path, thing)
     if found and not _Known.in_use:
         _Known.in_use = True
@@ -118,6 +118,11 @@ def find(path: str) -> Any:
     """
     name, *attributes = path.split(".")
     return functools.reduce(getattr, attributes, namespace()[name])
+
+
+def path_of(thing: object) -> str:
+    """Return the path at which *thing* says that it is, or ``""``."""
+    return str(getattr(thing, "__qualname__", getattr(thing, "__name__", "")))
 
 
 def is_at(path: str, thing: object) -> bool:
