@@ -121,6 +121,16 @@ def test_a_callback_that_raises_anything_ends_nothing(
     assert [r.message.partition(" of ")[0] for r in caplog.records] == ["a callback"]
 
 
+def test_an_interrupt_that_leaves_the_block_waits_for_all_that_was_submitted() -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        asyncpool.ProcessPoolExecutor(1) as executor,
+    ):
+        calls = [executor.submit(jobs.square, number) for number in range(100)]
+        raise KeyboardInterrupt
+    assert [call.result(0) for call in calls] == [n * n for n in range(100)]
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_the_start_method_is_that_of_the_context(method: str) -> None:
     context = multiprocessing.get_context(method)
