@@ -55,7 +55,8 @@ class Pool(Caller, Supervised, Profiled):
     from any tasks of one event loop.  Leaving the context waits for all
     jobs, however long they take, unless there is a *close_timeout*.  If an exception leaves the
     context, the jobs fail and the running ones are made to end.  If a pool is garbage-collected
-    without being closed, it finishes its jobs and ends, with a :exc:`ResourceWarning`.
+    without being closed, it finishes its jobs and ends, and says so in the log and by a
+    :exc:`ResourceWarning`.
 
     Args: Workers
         workers: How many workers; ``None`` means the CPUs that this process may use, by its

@@ -49,6 +49,7 @@ async def test_its_jobs_are_finished_and_nothing_is_left() -> None:
         assert supervisor.summary() == CloseSummary(finished=3, failed=0, killed=0)
 
 
+@pytest.mark.logs("pool-dropped")
 async def test_a_cell_that_is_run_again_leaves_one_pool() -> None:
     async with patience():
         pool = Pool(1, name="cell")

@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,12 +122,15 @@ def test_a_callback_that_raises_anything_ends_nothing(
 
 
 def test_an_interrupt_that_leaves_the_block_waits_for_all_that_was_submitted() -> None:
-    with (
-        pytest.raises(KeyboardInterrupt),
-        asyncpool.ProcessPoolExecutor(1) as executor,
-    ):
-        calls = [executor.submit(jobs.square, number) for number in range(100)]
-        raise KeyboardInterrupt
+    calls: list[Future[int]] = []
+
+    def block() -> None:
+        with asyncpool.ProcessPoolExecutor(1) as executor:
+            calls.extend(executor.submit(jobs.square, n) for n in range(100))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
     assert [call.result(0) for call in calls] == [n * n for n in range(100)]
 
 

@@ -22,6 +22,12 @@ POOL_CLOSING = LogMessage(
     "%(title)s closes: %(jobs)d jobs are open%(limit)s",
     "pool jobs finish timeout",
 )
+POOL_DROPPED = LogMessage(
+    "pool-dropped",
+    WARNING,
+    "%(title)s was dropped without being closed; it finishes its jobs and ends",
+    "pool",
+)
 CLOSE_IS_SLOW = LogMessage(
     "close-is-slow",
     WARNING,

@@ -167,7 +167,8 @@ class SupervisorRunner:
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop = self._task.get_loop()
-            loop.call_soon_threadsafe(supervisor.close, Finish.ALL, None)
+            # It is logged there: the collector may have stopped the code of a log handler.
+            loop.call_soon_threadsafe(supervisor.drop)
         warnings.warn(
             f"{self._what} {self._name} was dropped without being closed; it finishes "
             f"its jobs and ends: use 'async with' or 'await {self._what}.close()'",

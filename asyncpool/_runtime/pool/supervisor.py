@@ -223,6 +223,12 @@ class Supervisor:
             self._performer.perform(self._state.core.close(finish, deadline, now))
             self._performer.rearm()  # nothing may happen before the deadline of the close
 
+    def drop(self) -> None:
+        """Begin to close, since nobody has the pool any more."""
+        if not self.closing:
+            self._state.log.dropped()
+            self.close(Finish.ALL, None)
+
     def give_up(self) -> None:
         """Fail all jobs, and have those that run end as if they were cancelled.
 

@@ -85,6 +85,10 @@ class LifeLog:
         settings = ", ".join(lack.settings for lack in lacks)
         self._log(say.SANDBOX_INCOMPLETE, words, settings=settings)
 
+    def dropped(self) -> None:
+        """Log that nobody has the pool any more, and that nobody has closed it."""
+        self._log(say.POOL_DROPPED)
+
     def closing(self, jobs: int, finish: str, timeout: float | None) -> None:
         """Log that the pool begins to close."""
         if not self._serves:
