@@ -105,7 +105,9 @@ def test_the_largest_reachable_limit_is_accepted() -> None:
         RestartPolicy(initial_delay=0.5, max_restarts=6, period=31.4)
     with pytest.raises(ValueError, match="at most 7 deaths in 60 s"):
         RestartPolicy(initial_delay=0.5, max_restarts=7, period=60.0)
-    with pytest.raises(ValueError, match=r"after 1, 2, 4 s, .* at most 4 deaths in 7 s"):
+    with pytest.raises(
+        ValueError, match=r"after 1, 2, 4 s, .* at most 4 deaths in 7 s"
+    ):
         RestartPolicy(initial_delay=1, max_restarts=4, period=7.0)
 
 

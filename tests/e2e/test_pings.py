@@ -29,6 +29,7 @@ from tests.helpers.inside import (
     pings_of,
     spy_on_words,
     timing,
+    wait_for_stacks,
     watching,
 )
 from tests.helpers.loops import BOTH_LOOPS
@@ -74,8 +75,9 @@ async def test_the_job_of_a_stopped_worker_is_taken_over() -> None:
     [(jobs.hold_the_gil, "in hold_the_gil"), (jobs.backtrack, "in backtrack")],
 )
 async def test_a_job_that_holds_the_gil_for_ever_is_found(
-    work: Callable[[str, str], Any], line: str
+    work: Callable[[str, str], Any], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wait_for_stacks(monkeypatch)
     async with patience(), Gate() as gate, Pool(1, ping_timeout=SHORT) as pool:
         with pytest.raises(WorkerHungError) as caught:
             await pool.submit(work, gate.path, "")

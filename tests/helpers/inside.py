@@ -312,6 +312,18 @@ def heard_before(pool: Pool, seconds: float) -> None:
     handle_of(pool).incoming._heard_at -= seconds
 
 
+def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a pool kill a silent worker no sooner than it has written its stacks.
+
+    A worker that gets no processor for a moment does so too late.
+    """
+    from asyncpool._core.supervision import termination
+    from asyncpool._runtime.traffic import stack_dump
+
+    monkeypatch.setattr(termination, "STACK_GRACE", 3600.0)
+    monkeypatch.setattr(stack_dump, "_demand_at", lambda _, now: now + 0.1)
+
+
 def spy_on_words(monkeypatch: pytest.MonkeyPatch) -> list[FrameKind]:
     """Return what is going to hold the kind of each control frame that any worker is sent."""
     from asyncpool._runtime.worker.control_requests import ControlRequests
