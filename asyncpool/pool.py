@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from asyncpool._api.caller import Caller
+from asyncpool._api.listened import JobsListened
 from asyncpool._api.profiled import Profiled
 from asyncpool._api.supervised import Supervised
 from asyncpool._core.codec.codec import Codec
@@ -26,7 +27,6 @@ from asyncpool._runtime.base.arguments import (
     not_callable,
 )
 from asyncpool._runtime.base.callbacks import CrashCallback
-from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._runtime.options.job_options import changed
@@ -38,7 +38,7 @@ from asyncpool._runtime.state.config import SupervisorConfig, pool_config
 from asyncpool._worker.api.context import CurrentJob
 from asyncpool.boundpool import BoundPool
 from asyncpool.enums import RunState
-from asyncpool.events import CloseSummary, Event, JobEvent, RollResult
+from asyncpool.events import CloseSummary, RollResult
 from asyncpool.sandbox import Sandbox
 from asyncpool.stats import PoolStats
 
@@ -48,7 +48,7 @@ __all__ = ["Pool"]
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
 
 
-class Pool(Caller, Supervised, Profiled):
+class Pool(Caller, Supervised, JobsListened, Profiled):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,
@@ -330,39 +330,6 @@ class Pool(Caller, Supervised, Profiled):
                 *key* is not hashable or equals nothing but itself, or an option is unknown.
         """
         return BoundPool(self, changed(self._options, changes))
-
-    def job_events(self, *, buffer: int = 10_000) -> EventStream[Event | JobEvent]:
-        """Return an async iterator over the events of the pool and of its jobs from now on.
-
-        It is as that of :meth:`events`, and has :class:`asyncpool.events.JobQueued`,
-        :class:`~asyncpool.events.JobStarted` and :class:`~asyncpool.events.JobEnded` for each
-        job, in this order.  While nobody listens to jobs, nothing is done for these events.
-
-        Raises:
-            TypeError: If *buffer* is no int.
-            ValueError: If it is less than 1.
-            RuntimeError: If the pool was started in another event loop.
-        """
-        check_int("buffer", buffer, at_least=1)
-        self._life.check_loop()
-        return self._life.hub.listen_to_jobs(buffer)
-
-    def add_job_listener(self, listener: Callable[[Event | JobEvent], object]) -> None:
-        """Have *listener* called with each event of the pool and of its jobs from now on.
-
-        As with :meth:`add_listener` it must be quick: it is called three times for each job.
-        That of :class:`~asyncpool.events.JobQueued` comes from within :meth:`submit`, in the
-        caller's context.  It may submit jobs, which no worker gets before the next turn of the
-        loop.
-
-        Raises:
-            TypeError: If *listener* cannot be called.
-            RuntimeError: If the pool was started in another event loop.
-        """
-        if not callable(listener):
-            raise not_callable("add_job_listener", listener)
-        self._life.check_loop()
-        self._life.hub.add_job_listener(listener)
 
     def stats(self) -> PoolStats:
         """Return the figures of the pool: how it stands, and what happened since its start.

@@ -2,59 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from asyncpool._runtime.base.arguments import check_int, not_callable
-from asyncpool._runtime.base.event_hub import EventStream
+from asyncpool._api.listened import Listened
+from asyncpool._runtime.base.arguments import check_int
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
-from asyncpool.events import Event
 
 
-class Supervised:
+class Supervised(Listened):
     """Something that keeps workers alive: a pool or a cluster."""
 
     __slots__ = ()
 
     _life: SupervisorRunner
-
-    def events(self, *, buffer: int = 1000) -> EventStream[Event]:
-        """Return an async iterator over the events from now on.
-
-        Called before the start, it misses none.  Each iterator has its own buffer for *buffer*
-        events.  A full buffer drops the oldest event and counts it in ``dropped``.  The iterator
-        ends with the pool or cluster.
-
-        Raises:
-            TypeError: If *buffer* is no int.
-            ValueError: If it is less than 1.
-            RuntimeError: If the pool or cluster was started in another event loop.
-        """
-        check_int("buffer", buffer, at_least=1)
-        return self._life.events(buffer)
-
-    def add_listener(self, listener: Callable[[Event], object]) -> None:
-        """Have *listener* called with each event from now on, as soon as it happens.
-
-        It is called in the event loop, between the steps of the pool or cluster, so it must be
-        quick and must not wait.  What it raises is logged.
-
-        Raises:
-            TypeError: If *listener* cannot be called.
-            RuntimeError: If the pool or cluster was started in another event loop.
-        """
-        if not callable(listener):
-            raise not_callable("add_listener", listener)
-        self._life.check_loop()
-        self._life.hub.add_listener(listener)
-
-    def remove_listener(self, listener: Callable[..., object]) -> int:
-        """Call *listener* no more, and return how often it had been added.
-
-        Raises:
-            RuntimeError: If the pool or cluster was started in another event loop.
-        """
-        self._life.check_loop()
-        return self._life.hub.remove_listener(listener)
 
     def retire(self, slot: int) -> None:
         """Replace the worker in *slot* by a fresh one.

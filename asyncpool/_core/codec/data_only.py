@@ -61,9 +61,9 @@ class DataOnly:
         functions: Iterable[object] | None = None,
         errors: Iterable[type[BaseException]] = (),
     ) -> None:
-        self.how = how
-        self.names = FunctionNames(functions)
-        self.errors = registered(errors)
+        self.how: Format = how
+        self.names: FunctionNames = FunctionNames(functions)
+        self.errors: dict[str, type[BaseException]] = registered(errors)
         self._specs: dict[Format, object] = {}
 
     @property

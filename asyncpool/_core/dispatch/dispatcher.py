@@ -149,6 +149,10 @@ class Dispatcher:
         """Count *job* among those that wait; the pool submits it when it can be sent."""
         self._preparing[job] = None
 
+    def withdraw(self, job: int) -> None:
+        """Count *job*, which was announced, no longer: it is submitted now."""
+        self._preparing.pop(job, None)
+
     def requeue(self, jobs: dict[int, Profile]) -> list[tuple[int, int]]:
         """Put *jobs* at the head of the queue, in their order.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.run_times import SessionProfile
 from asyncpool._core.base.validation import INT, SECONDS, check_types, or_none
 from asyncpool._core.policies.attempts import AttemptPolicy, CrashKindText
-from asyncpool._core.wire.context import JobContext, end_of
+from asyncpool._core.wire.context import JobContext, end_of, with_details
 from asyncpool._core.wire.frames import MAX_NUMBER
 from asyncpool.enums import CrashKind, TimeLimit
 from asyncpool.events import Via
@@ -126,6 +126,12 @@ class JobLimits:
         object.__setattr__(self, "check_after", check_after)
         context = JobContext(timeout=self.timeout, deadline=self.deadline).pack()
         object.__setattr__(self, "context", context)
+
+    def with_details(self, details: bytes) -> JobLimits:
+        """Return these limits for a job whose earlier attempt has sent *details*."""
+        other = replace(self)
+        object.__setattr__(other, "context", with_details(self.context, details))
+        return other
 
     @property
     def cancel_mode(self) -> CancelMode:

@@ -347,6 +347,25 @@ class StreamJob(Job[Any]):
             self._owner.give_credit(self)
         return frame
 
+    async def pass_on(self) -> list[Frame]:
+        """Wait for items and take all that are there; none if the job is done.
+
+        They count as taken by whoever they are passed to, which gives the credit.
+        """
+        while not self._items and not self.done():
+            self._news = self.get_loop().create_future()
+            await self._news
+        items = [*self._items]
+        self._items.clear()
+        return items
+
+    def allow(self, credit: int) -> None:
+        """Let the worker send *credit* items in all."""
+        if credit > self._credit and not self.done():
+            self._credit = credit
+            self._heard_at = self.get_loop().time()
+            self._owner.give_credit(self)
+
     def _ring(self, _: Any = None) -> None:
         news, self._news = self._news, None
         if news is not None and not news.done():

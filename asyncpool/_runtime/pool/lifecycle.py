@@ -13,14 +13,13 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.base.event_loop import check_home, shielded
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.base.script import check_not_imported
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool.errors import PoolClosedError
-from asyncpool.events import CloseSummary, Event
+from asyncpool.events import CloseSummary
 
 
 class SupervisorRunner:
@@ -176,15 +175,6 @@ class SupervisorRunner:
             source=face,
             stacklevel=3,
         )
-
-    def events(self, buffer: int) -> EventStream[Event]:
-        """Return a stream of the events from now on, all of them before the start.
-
-        Raises:
-            RuntimeError: If it was started in another event loop.
-        """
-        self.check_loop()
-        return self.hub.listen(buffer)
 
     def check_loop(self) -> None:
         """Check that it was started in the loop that runs.

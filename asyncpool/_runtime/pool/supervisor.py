@@ -7,7 +7,6 @@ the loop's thread and does not wait in between, so there are no locks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -18,7 +17,6 @@ from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.base.threads import Pause
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.parts import assemble
 from asyncpool._runtime.pool.performer import CommandPerformer
@@ -30,6 +28,7 @@ from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.pool_state import decision
 from asyncpool._runtime.state.registry import unreadable
 from asyncpool._runtime.state.stats import pool_stats
+from asyncpool._runtime.traffic.large_jobs import load_item
 from asyncpool.enums import SlotState
 from asyncpool.errors import PoolClosedError, ProtocolError
 from asyncpool.stats import PoolStats
@@ -163,6 +162,11 @@ class Supervisor:
         return self._state.config.worker.concurrency
 
     @property
+    def unserved(self) -> int:
+        """How many jobs wait that more workers could serve."""
+        return self._state.core.dispatcher.unserved
+
+    @property
     def counts_jobs(self) -> bool:
         """Whether no worker may begin more than so many jobs."""
         return self._state.config.worker_limits.exact
@@ -191,16 +195,8 @@ class Supervisor:
         Raises:
             JobNotPicklableError: If it cannot be unpickled here.
         """
-        serializer, payload = job._function.serializer, frame.payload
         try:
-            if not serializer.is_heavy(payload):
-                return serializer.load_item(payload)
-            load: Callable[[Any, Pause], Any] = serializer.load_item
-            item = self._threads.pickle(load, payload, unwanted=job.cancelled)
-            try:
-                return await item
-            finally:
-                item.cancel()  # if its reader was closed, which cancels nothing by itself
+            return await load_item(self._threads, job, frame)
         except ProtocolError as broken:
             if job._slot is not None:
                 self._state.handles[job._slot].distrust(str(broken))

@@ -278,6 +278,14 @@ class JobRegistry:
             self.unassign(job)
         return losses
 
+    def lost_attempt(self, job: Job[Any]) -> None:
+        """Note that an attempt of an open job is lost, and that it waits for the next one."""
+        job._slot = None
+        job._queued_at = monotonic()
+        self._return(job)
+        if isinstance(job, StreamJob):
+            job.begin_again()
+
     def give_back(self, number: int) -> None:
         """Take a job that has not begun back from its worker."""
         job = self.jobs.get(number)

@@ -13,31 +13,31 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.codec.formats import Format
 from asyncpool._core.main.main_module import is_in_use
-from asyncpool._core.pickling.out_of_band import StreamTooLongError, dump
-from asyncpool._core.pickling.serializers import PICKLE, Serializer
+from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
-from asyncpool._runtime.base.threads import Pause, Threads
+from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.traffic.large_jobs import too_large, unpicklable
+from asyncpool._runtime.traffic.broadcast_calls import (
+    check_broadcast,
+    pack_broadcast,
+    serializer_of,
+)
+from asyncpool._runtime.traffic.large_jobs import too_large
 from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool.enums import SlotState
 from asyncpool.errors import (
     BroadcastError,
-    JobNotPicklableError,
     PoolBrokenError,
     PoolClosedError,
 )
@@ -118,15 +118,30 @@ class Broadcaster:
         options: JobOptions,
     ) -> dict[int, Any]:
         """Run a call in every worker; see :meth:`asyncpool.Pool.broadcast`."""
-        if options.key is not None or options.lease is not None:
-            raise ValueError("a broadcast is for every worker: it has no key, no lease")
+        check_broadcast(options)
+        data = self._state.config.data
+        serializer = serializer_of(data, function, options)
         async with self._turn() as turn:
-            payload, serializer = await self._pack(function, args, kwargs, options)
+            payload = await pack_broadcast(
+                self._threads, data, (function, args, kwargs), options
+            )
             await turn
-            self._admission.check_open()
-            broadcast = Broadcast.of(next(self._numbers), function, payload)
-            self._remembered.check(broadcast, [run.broadcast for run in self._runs])
+            number = next(self._numbers)
+            broadcast = Broadcast.of(number, function, payload)
             run = self._begin(broadcast, options, serializer)
+        return await self._result(run)
+
+    async def broadcast_packed(
+        self, name: str, line: int, payload: bytes, serializer: Serializer
+    ) -> dict[int, Any]:
+        """Do the same with a call that is pickled already; *line* is where *name* is defined."""
+        async with self._turn() as turn:
+            await turn
+            broadcast = Broadcast(next(self._numbers), name, line, payload)
+            run = self._begin(broadcast, JobOptions(), serializer)
+        return await self._result(run)
+
+    async def _result(self, run: _Run) -> dict[int, Any]:
         try:
             return await run.over
         finally:
@@ -158,7 +173,11 @@ class Broadcaster:
     def _begin(
         self, broadcast: Broadcast, options: JobOptions, serializer: Serializer
     ) -> _Run:
-        """Send the call to all workers that there are."""
+        """Send the call to all workers that there are, if the pool takes it."""
+        self._admission.check_open()
+        if len(broadcast.payload) > self._config.max_payload:
+            raise too_large(len(broadcast.payload), self._config.max_payload)
+        self._remembered.check(broadcast, [run.broadcast for run in self._runs])
         run = _Run(
             broadcast=broadcast,
             options=replace(options, attempts=AttemptPolicy(), name=broadcast.name),
@@ -171,45 +190,6 @@ class Broadcaster:
                 self._run_in(slot.index, run)
         self._state.loop.call_soon(self._look, run)
         return run
-
-    async def _pack(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: JobOptions,
-    ) -> tuple[bytes, Serializer]:
-        unwanted, call = threading.Event(), (function, args, kwargs)
-        data, serializer = self._state.config.data, PICKLE
-        pack = _pack
-        if data is not None:
-            how = options.codec or data.how
-            serializer = data.serializer_of(function, how)
-            pack = functools.partial(_pack_data, data, how)
-        packing = self._threads.pickle(pack, call, unwanted=unwanted.is_set)
-        try:
-            await asyncio.wait([packing])
-        finally:
-            unwanted.set()
-            packing.cancel()  # if the caller was cancelled before it was done
-        if packing.cancelled():
-            raise PoolClosedError
-        error = packing.exception()
-        if isinstance(error, StreamTooLongError):
-            raise ValueError(  # noqa: TRY004 - of the argument, which is too large
-                f"the call has more than {MAX_BROADCASTS} bytes when pickled, which is "
-                "the most, since every new worker gets it: have the function load "
-                "large objects itself, for example from a file"
-            )
-        if isinstance(error, JobNotPicklableError):
-            raise error
-        if error is not None:  # even a SystemExit, since an argument has raised it
-            raise unpicklable(error)
-        payload = packing.result()
-        most = self._config.max_payload
-        if len(payload) > most:
-            raise too_large(len(payload), most)
-        return payload, serializer
 
     # What happens to workers while a broadcast is open.
 
@@ -268,19 +248,3 @@ class Broadcaster:
             self._remembered.add(run.broadcast)
             self._packed = None
             run.over.set_result(dict(sorted(run.results.items())))
-
-
-def _pack(call: tuple[Any, ...], pause: Pause) -> bytes:
-    # In one piece, since a configuration has no other form.
-    return b"".join(dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True).pieces)
-
-
-def _pack_data(
-    data: DataOnly, how: Format, call: tuple[Any, ...], pause: Pause
-) -> bytes:
-    pause()
-    function, args, kwargs = call
-    payload = data.pack_alone(function, args, kwargs, how)
-    if len(payload) > MAX_BROADCASTS:
-        raise StreamTooLongError
-    return payload

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from asyncpool._core.codec.data_only import DataFunctionTable
+from collections.abc import Callable
+from typing import TypeVar
+
+from asyncpool._core.codec.data_only import DataFunctionTable, DataOnly
 from asyncpool._core.codec.formats import Format
+from asyncpool._core.figures.function_figures import FunctionTotals
 from asyncpool._core.pickling.functions import FunctionTable
 from asyncpool._core.policies.job_limits import JobOptions
-from asyncpool._runtime.state.pool_state import PoolState
+
+T = TypeVar("T", bound=FunctionTable)
 
 # How many formats the pool remembers the functions of.
 _MOST = 16
@@ -16,26 +21,38 @@ class FunctionTables:
     """The functions of one pool.
 
     Args:
-        state: The pool's state.
+        totals: Where their jobs are counted.
+        data: What the pool allows, if it is data only.
 
     Attributes:
         usual: Those of jobs without a codec of their own.
     """
 
-    def __init__(self, state: PoolState) -> None:
-        self._totals = state.registry.figures.functions
-        self._data = state.config.data
+    def __init__(self, totals: FunctionTotals, data: DataOnly | None) -> None:
+        self._totals = totals
+        self._data = data
         self._by_format: dict[Format, FunctionTable] = {}
         self.usual = FunctionTable(self._totals)
         if self._data is not None:
             self.usual = DataFunctionTable(self._totals, self._data, self._data.how)
             self._by_format[self._data.how] = self.usual
 
+    @property
+    def codec_name(self) -> str:
+        """What the codec of the pool is called."""
+        return "pickle" if self._data is None else self._data.how.name
+
+    def packed(self, make: Callable[[FunctionTotals, FunctionTable], T]) -> T:
+        """Return what *make* makes: a table whose numbers continue those of this pool."""
+        return make(self._totals, self.usual)
+
     def of(self, options: JobOptions) -> FunctionTable:
         """Return the functions of jobs with these options."""
         how = options.codec
         if how is None:
             return self.usual
+        if isinstance(how, FunctionTable):  # an agent's: its calls are packed already
+            return how
         found = self._by_format.get(how)
         if found is None:
             assert self._data is not None  # only then there is such an option

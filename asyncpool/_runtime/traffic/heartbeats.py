@@ -6,11 +6,14 @@ it is dead.  The last heartbeat of each job also comes on the job channel, ahead
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from asyncpool._core.wire.frames import Frame
 from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat, unpack
 from asyncpool._runtime.base.alarm import Alarm
+from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import ProtocolError
@@ -21,10 +24,14 @@ class Heartbeats:
 
     Args:
         state: The pool's state.
+
+    Attributes:
+        listeners: Called with each job that was heard, and its heartbeat.
     """
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
+        self.listeners: list[Callable[[Job[Any], Beat], object]] = []
         self._alarms: dict[WorkerHandle, Alarm] = {}
 
     def on_notice(self, handle: WorkerHandle) -> None:
@@ -82,3 +89,5 @@ class Heartbeats:
             and not job.done()
         ):
             job._listen().add(beat, self._state.loop.time())
+            for listener in self.listeners:
+                listener(job, beat)

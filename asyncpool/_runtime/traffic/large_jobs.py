@@ -237,6 +237,27 @@ class Unpacker:
         self.unpacking.discard(job.id)
 
 
+async def load_item(threads: Threads, job: Job[Any], frame: Frame) -> Any:
+    """Return the item of a stream that is in *frame*.
+
+    Raises:
+        JobNotPicklableError: If it cannot be unpickled here.
+        ProtocolError: If no worker sends such an item.
+
+    Cancellation:
+        Safe.
+    """
+    serializer, payload = job._function.serializer, frame.payload
+    if not serializer.is_heavy(payload):
+        return serializer.load_item(payload)
+    load: Callable[[Any, Pause], Any] = serializer.load_item
+    item = threads.pickle(load, payload, unwanted=job.cancelled)
+    try:
+        return await item
+    finally:
+        item.cancel()  # if its reader was closed, which cancels nothing by itself
+
+
 def _pack(job: Job[Any], call: Call, pause: Pause) -> bytes | OutOfBandPickle:
     function, args, kwargs = call
     pause()  # it may have waited for other calls, and be unwanted by now

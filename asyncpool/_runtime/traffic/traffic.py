@@ -86,7 +86,9 @@ class Traffic:
         self._max_payload = state.config.worker.max_payload
         self._sizing = state.core.replacements.sizing
         self._concurrency = state.config.worker.concurrency
-        self.functions = FunctionTables(state)
+        self.functions = FunctionTables(
+            state.registry.figures.functions, state.config.data
+        )
         self._functions = self.functions.usual
         self._large = LargeObjects(state, threads, admission)
         self.heartbeats = Heartbeats(state)
