@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         JobRaisedError,
         JobTimeoutError,
         LeaseLostError,
+        NodeLostError,
         NoWorkerError,
         PoolBrokenError,
         PoolClosedError,
@@ -60,6 +61,12 @@ if TYPE_CHECKING:
     from asyncpool.pool import Pool
     from asyncpool.sandbox import Sandbox
     from asyncpool.session import WorkerSession
+    from asyncpool.sharedpool import (
+        PoolServer,
+        SharedPool,
+        connect,
+        shared_pool,
+    )
     from asyncpool.stats import PoolStats, SlotStats
     from asyncpool.stream import Stream
 
@@ -87,6 +94,7 @@ _HOMES = {
         "JobTimeoutError",
         "LeaseLostError",
         "NoWorkerError",
+        "NodeLostError",
         "PoolBrokenError",
         "PoolClosedError",
         "PoolFullError",
@@ -116,6 +124,7 @@ _HOMES = {
     "asyncpool.boundpool": ("BoundPool",),
     "asyncpool.sandbox": ("Sandbox",),
     "asyncpool.session": ("WorkerSession",),
+    "asyncpool.sharedpool": ("PoolServer", "SharedPool", "connect", "shared_pool"),
     "asyncpool.stats": ("PoolStats", "SlotStats"),
     "asyncpool.stream": ("Stream",),
 }
@@ -143,11 +152,13 @@ __all__ = [
     "LeaseStats",
     "Map",
     "NoWorkerError",
+    "NodeLostError",
     "Outcome",
     "Pool",
     "PoolBrokenError",
     "PoolClosedError",
     "PoolFullError",
+    "PoolServer",
     "PoolStats",
     "ProcessPoolExecutor",
     "ProfileInProgressError",
@@ -158,6 +169,7 @@ __all__ = [
     "RollInProgressError",
     "RollResult",
     "Sandbox",
+    "SharedPool",
     "SlotStats",
     "Stream",
     "ThrottledError",
@@ -169,10 +181,12 @@ __all__ = [
     "WorkerOutOfMemoryError",
     "WorkerSession",
     "WorkerStartError",
+    "connect",
     "current_job",
     "heartbeat",
     "in_worker",
     "retire_worker",
+    "shared_pool",
     "to_process",
     "worker_state",
 ]

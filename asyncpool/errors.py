@@ -27,6 +27,7 @@ The tree is shallow, and each branch answers one question of the caller's:
             * :exc:`WorkerStartError`
             * :exc:`WorkerHungError`
             * :exc:`WorkerOutOfMemoryError`
+            * :exc:`NodeLostError`
 
 An exception that the job itself raises arrives as itself, with a
 :exc:`RemoteTraceback` as its ``__cause__``.  Bad arguments raise plain
@@ -58,6 +59,7 @@ __all__ = [
     "JobTimeoutError",
     "LeaseLostError",
     "NoWorkerError",
+    "NodeLostError",
     "PoolBrokenError",
     "PoolClosedError",
     "PoolFullError",
@@ -672,6 +674,34 @@ class WorkerHungError(WorkerCrashedError):
 
 class WorkerOutOfMemoryError(WorkerCrashedError):
     """A worker was killed for its use of memory."""
+
+
+class NodeLostError(WorkerCrashedError):
+    """The agent that had a job of a shared pool is gone, and there is no other attempt.
+
+    Attributes:
+        node: The name of the agent.
+        silence: How many seconds before that the agent was last heard.
+    """
+
+    node: str
+    silence: float
+
+    def __init__(
+        self,
+        *,
+        job_id: int,
+        crashes: tuple[Crash, ...],
+        delivery: Delivery,
+        node: str,
+        silence: float,
+        function: str = "",
+    ) -> None:
+        super().__init__(
+            job_id=job_id, crashes=crashes, delivery=delivery, function=function
+        )
+        self.node = node
+        self.silence = silence
 
 
 def _show(error: BaseException) -> str:

@@ -32,6 +32,28 @@ class Around(NamedTuple):
 
 
 FRAGMENTS = {
+    "async def thumbnail(data: bytes) -> bytes:": Around(
+        """
+        import asyncio, json, os, tempfile
+        import asyncpool
+
+        def shrink(data):
+            return data[:3]
+
+        BLOCK
+
+        async def main():
+            with tempfile.TemporaryDirectory() as folder:
+                path = f"{folder}/jobs.sock"
+                os.environ["ASYNCPOOL_SHARED_POOLS"] = json.dumps({"jobs": path})
+                async with asyncpool.Pool(1) as pool, asyncpool.PoolServer(pool, path):
+                    print(await thumbnail(b"abcdef"))
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+        """,
+        "b'abc'\n",
+    ),
     "sandbox = asyncpool.Sandbox.parser()": Around(
         """
         import asyncpool

@@ -21,6 +21,7 @@ from asyncpool.errors import (
     JobRaisedError,
     JobTimeoutError,
     LeaseLostError,
+    NodeLostError,
     NoWorkerError,
     PoolBrokenError,
     PoolClosedError,
@@ -204,6 +205,16 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     ),
     WorkerOutOfMemoryError(
         job_id=17, crashes=(OUT_OF_MEMORY,), delivery=Delivery.STARTED
+    ): (
+        "worker 4242 in slot 2 was killed by SIGKILL (out of memory) during attempt "
+        "1 of job 17; the job had started"
+    ),
+    NodeLostError(
+        job_id=17,
+        crashes=(OUT_OF_MEMORY,),
+        delivery=Delivery.STARTED,
+        node="models@4711",
+        silence=0.5,
     ): (
         "worker 4242 in slot 2 was killed by SIGKILL (out of memory) during attempt "
         "1 of job 17; the job had started"

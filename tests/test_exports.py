@@ -21,12 +21,12 @@ PACKAGE = Path(asyncpool.__file__).parent
 PUBLIC = """
     AsyncPoolError BoundPool BroadcastError CloseSummary Cluster Codec Crash CurrentJob
     EventStream HookError Job JobCancelled JobError JobNotPicklableError JobRaisedError
-    JobTimeoutError LeaseKeeper LeaseLostError LeaseStats Map NoWorkerError Outcome Pool
-    PoolBrokenError PoolClosedError PoolFullError PoolStats ProcessPoolExecutor
+    JobTimeoutError LeaseKeeper LeaseLostError LeaseStats Map NoWorkerError NodeLostError Outcome Pool
+    PoolBrokenError PoolClosedError PoolFullError PoolServer PoolStats ProcessPoolExecutor
     ProfileInProgressError ProtocolError RemoteError RemoteTraceback RestartPolicy RollInProgressError RollResult Sandbox
-    SlotStats Stream ThrottledError UnsupportedPlatformError WorkerCrashedError
+    SharedPool SlotStats Stream ThrottledError UnsupportedPlatformError WorkerCrashedError
     WorkerGoneError WorkerHungError WorkerLimits WorkerOutOfMemoryError WorkerSession
-    WorkerStartError current_job heartbeat in_worker retire_worker to_process worker_state
+    WorkerStartError connect current_job heartbeat in_worker retire_worker shared_pool to_process worker_state
 """
 
 EVENTS = """

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from asyncpool._core.wire.frames import FrameKind
     from asyncpool._futures.engine import Call, Engine
     from asyncpool._observe.live_trace import LiveTrace
+    from asyncpool._runtime.agent.agent import Agent
     from asyncpool._runtime.channel.channel import Channel
     from asyncpool._runtime.channel.segments import Segment, Segments
     from asyncpool._runtime.cluster.service import Service
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.lanes.lanes import Lanes
     from asyncpool.cluster import Cluster
     from asyncpool.cluster._options import ClusterOptions
+    from asyncpool.sharedpool import SharedPool
 
 # A pool, and its parts.
 
@@ -644,3 +646,16 @@ def unfinished_for_long(channel: Channel) -> None:
     for _ in range(2):
         channel._frame_watch._alarm.cancel()
         channel._frame_watch._ask(0.0)
+
+
+def agent_of(pool: Pool, name: str, lease: float) -> Agent:
+    """Return an agent of *pool*, which no server has."""
+    from asyncpool import __version__
+    from asyncpool._runtime.agent.agent import Agent
+
+    return Agent(pool, pool._running_supervisor(), name, __version__, lease=lease)
+
+
+def waiting_jobs(pool: SharedPool) -> int:
+    """Return how many jobs of a client wait for its agent."""
+    return pool._open().jobs.waiting

@@ -283,4 +283,9 @@ CONTROL_REFUSED = LogMessage(
     "the control socket has refused user %(uid)d",
     "uid",
 )
+CLIENT_REFUSED = LogMessage(
+    "client-refused",
+    WARNING,
+    "a client of the shared pool is cut off: %(why)s",
+)
 COMMAND_FAILED = LogMessage("command-failed", DEBUG, "%(request)s has failed", "action")

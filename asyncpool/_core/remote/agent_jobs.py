@@ -1,0 +1,226 @@
+"""The agent's side: the clients that it has, and whose job its pool gets next.
+
+A client has a *session* and in it a *lease*.  The lease is over when the client has not been
+heard of for a while, see :class:`ClientLease`; then its jobs are given up.  The agent
+never begins a job of a client whose lease is over, since that client may have given the
+job to another agent.
+
+The jobs that an agent has and its pool has not wait here, in a queue for each client.  The
+pool gets jobs only while it has room, one of each client in turn.  So a client that floods the
+agent holds up the others by a few jobs, not by thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncpool._core.base.run_times import Profile
+from asyncpool._core.dispatch.queue import JobQueue
+from asyncpool.errors import ProtocolError
+
+_PROFILE = Profile()
+
+# How many jobs of one client may be with an agent.
+CREDITS = 1024
+
+
+class ClientLease:
+    """How long the agent may work for a client that it does not hear.
+
+    The client returns the agent's own times (see ``reliable_link.py``), so it does not matter how
+    long its words were on their way.  The client waits for at least as long before it gives
+    the agent up.
+
+    Args:
+        seconds: For how long, after the client has seen a time of the agent's.
+        now: The time.
+    """
+
+    def __init__(self, seconds: float, now: float) -> None:
+        self._seconds = seconds
+        self.until = now + seconds
+
+    def heard(self, echo: float) -> None:
+        """Record that the client has seen the agent's time *echo*."""
+        self.until = max(self.until, echo + self._seconds)
+
+
+# How many times as many jobs as can run at once the pool may have waiting, if they are short.
+_MOST_AHEAD = 32
+
+
+class Lookahead:
+    """How many jobs the pool gets ahead of need.
+
+    Where the pool's workers take whatever comes, since the jobs are short, it gets more at a
+    time, as each release costs a message.  Where jobs wait in the pool, it gets few: they count
+    as begun, if the agent dies.
+    """
+
+    def __init__(self) -> None:
+        self._times = 1
+        self._was_full = False
+
+    def room(self, waiting: int, lanes: int) -> int:
+        """Return how many jobs the pool may get.
+
+        Args:
+            waiting: How many wait in the pool.
+            lanes: How many can run at once.
+        """
+        if waiting > lanes:
+            self._times = max(1, self._times // 2)
+        elif not waiting and self._was_full:
+            self._times = min(_MOST_AHEAD, 2 * self._times)
+        return max(0, self._times * lanes - waiting)
+
+    def released(self, room: int, count: int) -> None:
+        """Record that of *room* jobs *count* were there to be released."""
+        self._was_full = count >= room
+
+
+class _Client:
+    __slots__ = ("calls", "jobs", "lease", "queue", "released")
+
+    def __init__(self, lease: ClientLease) -> None:
+        self.lease = lease
+        self.queue = JobQueue()
+        self.jobs: set[int] = set()  # in the queue or released
+        self.released: set[int] = set()
+        self.calls: set[int] = set()  # for workers that belong to the client
+
+
+class AgentJobs:
+    """The jobs that an agent has, by session.
+
+    Args:
+        credits: How many jobs of one client may be here at once.
+        most_clients: How many clients there may be.
+        lease: For how many seconds the agent works for a client that it does not hear.
+    """
+
+    def __init__(self, *, credits: int, most_clients: int, lease: float) -> None:  # noqa: A002
+        self.credits = credits
+        self._most_clients = most_clients
+        self._lease = lease
+        self._clients: dict[int, _Client] = {}
+        self._sessions = 0
+        # The sessions with a queue, whose turn is next first.
+        self._turns: dict[int, None] = {}
+
+    @property
+    def sessions(self) -> tuple[int, ...]:
+        """The sessions that are open."""
+        return tuple(self._clients)
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs the pool has not got."""
+        return sum(len(client.queue) for client in self._clients.values())
+
+    def open(self, now: float) -> int | None:
+        """Return the number of a new session, or ``None`` if there are too many.
+
+        No number is given twice, so that a batch of a session that is over is known as such.
+        """
+        if len(self._clients) >= self._most_clients:
+            return None
+        self._sessions += 1
+        self._clients[self._sessions] = _Client(ClientLease(self._lease, now))
+        return self._sessions
+
+    def heard(self, session: int, echo: float) -> None:
+        """Record that the client of *session* has seen the agent's time *echo*."""
+        self._clients[session].lease.heard(echo)
+
+    def accept(self, session: int, job: int, priority: int) -> None:
+        """Take a job of a client.
+
+        Raises:
+            ProtocolError: If it is here already, or is one too many.
+        """
+        client = self._clients[session]
+        if job in client.jobs:
+            raise ProtocolError(f"the client sent job {job} twice")
+        if len(client.jobs) - len(client.calls) >= self.credits:
+            raise ProtocolError(f"the client sent more than {self.credits} jobs")
+        client.jobs.add(job)
+        client.queue.add(job, _PROFILE, priority)
+        self._turns[session] = None
+
+    def accept_call(self, session: int, job: int) -> None:
+        """Take a call for a worker that the client has to itself: it waits for nothing here.
+
+        Raises:
+            ProtocolError: If it is here already, or is one too many.
+        """
+        client = self._clients[session]
+        if job in client.jobs:
+            raise ProtocolError(f"the client sent job {job} twice")
+        if len(client.calls) >= 2 * self.credits:
+            raise ProtocolError(f"the client sent more than {2 * self.credits} calls")
+        client.jobs.add(job)
+        client.calls.add(job)
+        client.released.add(job)
+
+    def release(self, room: int, now: float) -> list[tuple[int, int]]:
+        """Return up to *room* jobs for the pool, as pairs of the session and the job.
+
+        Tell the clients that these jobs began, and then give them to the pool.
+        """
+        released: list[tuple[int, int]] = []
+        for session in self._in_turn(now):
+            if len(released) >= room:
+                break
+            client = self._clients[session]
+            job, _ = client.queue.head()
+            client.queue.pop(job)
+            client.released.add(job)
+            del self._turns[session]
+            if client.queue:
+                self._turns[session] = None  # behind the others
+            released.append((session, job))
+        return released
+
+    def ended(self, session: int, job: int) -> bool:
+        """Record that the pool is done with *job*; return whether its client is there."""
+        client = self._clients.get(session)
+        if client is None:
+            return False
+        client.released.discard(job)
+        client.calls.discard(job)
+        client.jobs.discard(job)
+        return True
+
+    def cancel(self, session: int, job: int) -> bool:
+        """Forget *job* if the pool has not got it, and tell whether that was so."""
+        client = self._clients[session]
+        if not client.queue.remove(job):
+            return False
+        client.jobs.discard(job)
+        if not client.queue:
+            del self._turns[session]
+        return True
+
+    def next_lapse(self) -> float | None:
+        """Return when the next lease is over, if there is no word of its client until then."""
+        return min((c.lease.until for c in self._clients.values()), default=None)
+
+    def lapsed(self, now: float) -> list[int]:
+        """Return the sessions whose lease is over."""
+        return [s for s, client in self._clients.items() if client.lease.until <= now]
+
+    def close(self, session: int) -> set[int]:
+        """End *session*; return its jobs that the pool has, which must be given up."""
+        self._turns.pop(session, None)
+        client = self._clients.pop(session, None)
+        return set() if client is None else client.released
+
+    def _in_turn(self, now: float) -> Iterator[int]:
+        """Yield the sessions whose turn it is, as long as they have jobs and a lease."""
+        while True:
+            ready = (s for s in self._turns if self._clients[s].lease.until > now)
+            session = next(ready, None)
+            if session is None:
+                return
+            yield session

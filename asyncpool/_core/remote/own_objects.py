@@ -1,0 +1,46 @@
+"""Errors and figures of asyncpool's own, as agents send them; nothing else is unpickled.
+
+An outcome of a user's function never comes this way: it travels as the pool's codec says.
+"""
+
+from __future__ import annotations
+
+import pickle
+from io import BytesIO
+from typing import Any
+
+from asyncpool.errors import ProtocolError
+
+_MODULES = frozenset(
+    f"asyncpool.{name}" for name in ("enums", "errors", "stats", "events", "profile")
+)
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str, /) -> Any:
+        if module in _MODULES and "." not in name:
+            found = super().find_class(module, name)
+            if getattr(found, "__module__", None) == module:
+                return found
+        raise ProtocolError(
+            f"an agent sent {module}.{name}, which is none of asyncpool's"
+        )
+
+
+def pack_own(value: object) -> bytes:
+    """Return an error, figures, or a dict or tuple of these as bytes."""
+    return pickle.dumps(value, 5)
+
+
+def load_own(data: bytes) -> Any:
+    """Read what :func:`pack_own` has returned.
+
+    Raises:
+        ProtocolError: If it is something else.
+    """
+    try:
+        return _Reader(BytesIO(data)).load()
+    except ProtocolError:
+        raise
+    except Exception as error:
+        raise ProtocolError(f"what an agent sent cannot be read: {error}") from error

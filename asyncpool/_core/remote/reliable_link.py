@@ -1,0 +1,178 @@
+"""Messages between a client and an agent, in order and once, over a carrier that promises neither.
+
+A carrier moves *batches*.  It may lose them, double them, delay them and change their order.
+Each end numbers its messages from 1, and keeps each of them until the other end has
+acknowledged it.  A batch has messages that follow one another::
+
+    session, first, acknowledged, stamp, echo   (8 bytes each), number of messages (4)
+    then for each message: its length (4), the message
+
+*first* is the number of the first message.  *acknowledged* is how many messages of the
+other end this end has taken.  A batch that begins beyond the next message is dropped, and
+comes again.
+
+The agent says in *stamp* when it made the batch, on its own clock, and the client returns
+the newest stamp in *echo*.  So the agent knows how old the client's last sign of life is at
+least, although batches may wait anywhere on their way for any time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import NamedTuple
+
+from asyncpool.errors import ProtocolError
+
+_HEAD = struct.Struct(">QQQQQI")
+_SIZE = struct.Struct(">I")
+
+# The most bytes of messages in a batch, unless a single message has more.
+MAX_BATCH = 1 << 18
+
+# The most bytes that a call or a result may have, and with it a batch.
+MAX_PAYLOAD = 1 << 30
+MAX_PIECE = MAX_PAYLOAD + (1 << 20)
+
+# How many messages an end takes before it acknowledges them although it has none to send.
+ACKNOWLEDGE_EVERY = 64
+
+
+class Batch(NamedTuple):
+    """What travels at once.
+
+    Attributes:
+        session: The session that it belongs to, by the number that the agent gave it.
+        first: The number of its first message.
+        acknowledged: How many messages of the other end its sender has taken.
+        stamp: The agent's time, in microseconds; 0 from a client.
+        echo: The newest stamp that the client has seen; 0 from an agent.
+        messages: The messages.
+    """
+
+    session: int
+    first: int
+    acknowledged: int
+    stamp: int
+    echo: int
+    messages: list[bytes]
+
+    def pack(self) -> bytes:
+        """Return it as bytes."""
+        parts = [_HEAD.pack(*self[:5], len(self.messages))]
+        for message in self.messages:
+            parts += (_SIZE.pack(len(message)), message)
+        return b"".join(parts)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Batch:
+        """Read what :meth:`pack` has returned.
+
+        Raises:
+            ProtocolError: If it is something else.
+        """
+        try:
+            *head, count = _HEAD.unpack_from(data)
+            at, messages = _HEAD.size, list[bytes]()
+            for _ in range(count):
+                begin = at + _SIZE.size
+                at = begin + _SIZE.unpack_from(data, at)[0]
+                messages.append(data[begin:at])
+        except struct.error as error:
+            raise ProtocolError(f"a batch is cut off: {error}") from None
+        if at != len(data):
+            raise ProtocolError(f"a batch has {len(data)} bytes, and says {at}")
+        return cls(head[0], head[1], head[2], head[3], head[4], messages)
+
+
+class ReliableLink:
+    """One end of a session.
+
+    Args:
+        session: The number of the session.
+
+    Attributes:
+        session: As above.
+        echo: The newest stamp of the agent, if this is the client's end.
+    """
+
+    def __init__(self, session: int) -> None:
+        self.session = session
+        self.echo = 0
+        self._kept: deque[bytes] = deque()  # sent and not acknowledged, or not sent yet
+        self._acknowledged = (
+            0  # how many of this end's messages the other end has taken
+        )
+        self._sent = 0  # how many of them have been in a batch
+        self._taken = 0  # how many of the other end's messages this end has taken
+        self._told = 0  # the last of these that a batch has acknowledged
+        self._repeated = False  # whether the other end sends what it has sent before
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many messages the other end has not acknowledged."""
+        return len(self._kept)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether there are messages that have been in no batch."""
+        return self._acknowledged + len(self._kept) > self._sent
+
+    @property
+    def owes(self) -> bool:
+        """Whether the other end should have an acknowledgement, even in an empty batch."""
+        return self._repeated or self._taken - self._told >= ACKNOWLEDGE_EVERY
+
+    def put(self, message: bytes) -> None:
+        """Have *message* sent with the next batches."""
+        self._kept.append(message)
+
+    def next_batch(self, stamp: int = 0) -> Batch:
+        """Return the messages that were not sent yet, or as many as a batch takes.
+
+        Args:
+            stamp: The agent's time; 0 from a client.
+        """
+        batch = self._from(self._sent, stamp)
+        self._sent += len(batch.messages)
+        return batch
+
+    def repeat(self, stamp: int = 0) -> Batch:
+        """Return the oldest messages that are not acknowledged: they may be lost."""
+        batch = self._from(self._acknowledged, stamp)
+        self._sent = max(self._sent, self._acknowledged + len(batch.messages))
+        return batch
+
+    def receive(self, batch: Batch) -> list[bytes]:
+        """Return the messages that are new, in order.
+
+        Raises:
+            ProtocolError: If it acknowledges what was never sent.
+        """
+        if batch.acknowledged > self._sent:
+            raise ProtocolError(
+                f"it acknowledges {batch.acknowledged} messages of {self._sent}"
+            )
+        while self._acknowledged < batch.acknowledged:
+            self._kept.popleft()
+            self._acknowledged += 1
+        self.echo = max(self.echo, batch.stamp)
+        known = self._taken + 1 - batch.first
+        new = batch.messages[known:] if known >= 0 else []
+        self._taken += len(new)
+        if len(new) < len(batch.messages):
+            self._repeated = True
+        return new
+
+    def _from(self, begin: int, stamp: int) -> Batch:
+        at, size, messages = begin - self._acknowledged, 0, list[bytes]()
+        # An index into a deque takes time only far from both ends.
+        while at < len(self._kept):
+            message = self._kept[at]
+            size += len(message)
+            if messages and size > MAX_BATCH:
+                break
+            messages.append(message)
+            at += 1
+        self._told, self._repeated = self._taken, False
+        return Batch(self.session, begin + 1, self._taken, stamp, self.echo, messages)

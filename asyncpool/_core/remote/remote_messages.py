@@ -1,0 +1,193 @@
+"""What clients and agents say to each other: the messages of a batch.
+
+A message is a header and a payload.  What a call or an outcome is made of is in the payload,
+which the agent does not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
+from asyncpool.errors import ProtocolError
+
+# kind, job, function, options, attempts that have begun, priority, seconds to the deadline,
+# seconds that it may wait, place
+_HEAD = struct.Struct(">BQIIIqddI")
+_COUNT = struct.Struct(">I")
+_PART = struct.Struct(">Q")
+
+
+class Kind(IntEnum):
+    """What a message says.
+
+    From the client: ``FUNCTION`` and ``OPTIONS`` come once, ahead of the jobs that name them.
+    ``DETAILS``, the last heartbeat of an earlier attempt, comes ahead of its ``JOB``.
+    ``CANCEL``; ``CREDIT`` for a stream, with the number of items in all; ``FENCE``, which says
+    until when a job with a lease may run.  ``ASK`` is a question about the pool; ``FORGET`` takes
+    it back, and ``LEAVE`` gives a worker back that an answer has lent.
+
+    ``PAGE``: the client looks at the memory in which the agent notes which jobs begin.
+
+    From the agent: ``BEGAN``, with many jobs.  ``ITEM``, ``HEARTBEAT``.  Then for each job one of
+    ``VALUE``, ``ERROR``, which the function has raised, ``FAILED``, with an error of the pool, and
+    ``DROPPED``, which answers ``CANCEL``.  ``FREE``: no worker has that job any more, which has a
+    lease.  ``ANSWER``, ``WORKER``, which tells of the worker of a session, ``EVENT``, and ``CLOSING``.
+    """
+
+    FUNCTION = 1
+    OPTIONS = 2
+    JOB = 3
+    CANCEL = 4
+    BEGAN = 5
+    VALUE = 6
+    ERROR = 7
+    FAILED = 8
+    DROPPED = 9
+    ASK = 10
+    ANSWER = 11
+    DETAILS = 12
+    CREDIT = 13
+    FENCE = 14
+    FORGET = 15
+    LEAVE = 16
+    ITEM = 17
+    HEARTBEAT = 18
+    FREE = 19
+    WORKER = 20
+    EVENT = 21
+    CLOSING = 22
+    PAGE = 23
+
+
+# A look into a dict takes half as long as the call of an enum.
+_KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
+
+
+class Message(NamedTuple):
+    """A message.
+
+    Attributes:
+        kind: What it says.
+        job: The job, or the number of a question or session.
+        function: The function; 0 if it is part of the call.
+        options: The options, by number.
+        begun: How many attempts have begun before.
+        priority: How urgent the job is; of a ``CREDIT`` the number of items, and of a ``FENCE``
+            the agent's time, in microseconds, after which *deadline* counts.
+        deadline: Seconds until the job must be done; infinity for none.
+        wait: Seconds until the job must have begun; infinity for none.
+        place: Where the agent notes that it begins, from 1; 0 for nowhere.
+        payload: What it says besides; see :func:`pack_parts` for calls and values.
+    """
+
+    kind: Kind
+    job: int = 0
+    function: int = 0
+    options: int = 0
+    begun: int = 0
+    priority: int = 0
+    deadline: float = math.inf
+    wait: float = math.inf
+    place: int = 0
+    payload: bytes = b""
+
+    def pack(self) -> bytes:
+        """Return it as bytes."""
+        return _HEAD.pack(*self[:9]) + self.payload
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Message:
+        """Read what :meth:`pack` has returned.
+
+        Raises:
+            ProtocolError: If it is something else.
+        """
+        try:
+            head = _HEAD.unpack_from(data)
+            return cls._make((_KINDS[head[0]], *head[1:], data[_HEAD.size :]))
+        except (struct.error, LookupError) as error:
+            raise ProtocolError(f"a message cannot be read: {error!r}") from None
+
+
+def pack_parts(packed: bytes | memoryview | OutOfBandPickle | ReceivedPickle) -> bytes:
+    """Return a call or a value as one piece, its large buffers included."""
+    if isinstance(packed, OutOfBandPickle):
+        stream, buffers = b"".join(packed.pieces), packed.buffers
+    elif isinstance(packed, ReceivedPickle):
+        stream, buffers = bytes(packed.stream), packed.buffers
+    else:
+        return _COUNT.pack(0) + packed
+    sizes = b"".join(_PART.pack(len(part)) for part in (stream, *buffers))
+    return b"".join((_COUNT.pack(1 + len(buffers)), sizes, stream, *buffers))
+
+
+def split_parts(data: bytes) -> tuple[bytes, list[memoryview]]:
+    """Return the stream that :func:`pack_parts` was given, and its buffers.
+
+    Raises:
+        ProtocolError: If it is something else.
+    """
+    try:
+        (count,) = _COUNT.unpack_from(data)
+        if not count:
+            return data[_COUNT.size :], []
+        at = _COUNT.size
+        sizes = [_PART.unpack_from(data, at + i * _PART.size)[0] for i in range(count)]
+    except struct.error as error:
+        raise ProtocolError(f"a call or a value cannot be read: {error}") from None
+    at += count * _PART.size
+    if at + sum(sizes) != len(data):
+        raise ProtocolError("the parts of a call or a value do not fit together")
+    # Writable, as the buffers of a local pool are.
+    view, parts = memoryview(bytearray(data)), list[memoryview]()
+    for size in sizes:
+        parts.append(view[at : at + size])
+        at += size
+    return bytes(parts[0]), parts[1:]
+
+
+def pack_numbers(numbers: list[int]) -> bytes:
+    """Return the payload of ``BEGAN``."""
+    return struct.pack(f">{len(numbers)}Q", *numbers)
+
+
+def unpack_numbers(payload: bytes) -> tuple[int, ...]:
+    """Read what :func:`pack_numbers` has returned.
+
+    Raises:
+        ProtocolError: If it is something else.
+    """
+    try:
+        return struct.unpack(f">{len(payload) // _PART.size}Q", payload)
+    except struct.error as error:
+        raise ProtocolError(f"a list of jobs cannot be read: {error}") from None
+
+
+def pack_question(what: str, payload: bytes, details: dict[str, Any]) -> bytes:
+    """Return the payload of ``ASK``: *what* is asked, its *details*, and bytes beside them."""
+    head = json.dumps({"what": what, **details}).encode()
+    return _COUNT.pack(len(head)) + head + payload
+
+
+def unpack_question(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Read what :func:`pack_question` has returned.
+
+    Raises:
+        ProtocolError: If it is something else.
+    """
+    try:
+        end = _COUNT.size + _COUNT.unpack_from(data)[0]
+        found = json.loads(data[_COUNT.size : end])
+    except (struct.error, ValueError) as error:
+        raise ProtocolError(f"a question cannot be read: {error}") from None
+    match found:
+        case {"what": str()}:
+            about: dict[str, Any] = found
+            return about, data[end:]
+        case _:
+            raise ProtocolError("a question does not say what it asks")

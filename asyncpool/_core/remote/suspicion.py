@@ -1,0 +1,51 @@
+"""When a client suspects an agent, and when it gives the agent up."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Trust(IntEnum):
+    """What the client thinks of an agent."""
+
+    TRUSTED = 0
+    SUSPECTED = 1
+    LOST = 2
+
+
+class SignsOfLife:
+    """When an agent was heard last.
+
+    A suspected agent gets no more jobs; nothing else happens to it.  A lost one does not come
+    back: its session is over.
+
+    Args:
+        lease: For how many seconds the agent works for a client that it does not hear.
+        patience: After how many seconds without a sign of life the agent is lost.
+        now: The time.
+
+    Raises:
+        ValueError: If *patience* is shorter than *lease*: the agent could begin a job that the
+            client has given to another one.
+    """
+
+    def __init__(self, *, lease: float, patience: float, now: float) -> None:
+        if patience < lease:
+            raise ValueError(
+                f"node_timeout must be at least {lease:g} s, for which agents work for a "
+                f"client that they do not hear, not {patience:g}"
+            )
+        self._suspect_after = lease / 2
+        self._patience = patience
+        self.heard_at = now
+
+    def heard(self, now: float) -> None:
+        """Record a sign of life."""
+        self.heard_at = now
+
+    def trust(self, now: float) -> Trust:
+        """Return what to think of the agent *now*."""
+        silent = now - self.heard_at
+        if silent >= self._patience:
+            return Trust.LOST
+        return Trust.SUSPECTED if silent >= self._suspect_after else Trust.TRUSTED

@@ -1,0 +1,1 @@
+"""The agent: it lets clients in other processes use a pool."""

@@ -1,0 +1,187 @@
+"""The agent: it lets clients in other processes use a pool."""
+
+from __future__ import annotations
+
+import asyncio
+
+from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs, Lookahead
+from asyncpool._core.remote.reliable_link import MAX_PIECE
+from asyncpool._core.remote.remote_messages import Kind, Message
+from asyncpool._runtime.agent.agent_answers import Answers, SharedByAgent
+from asyncpool._runtime.agent.agent_client import AgentClient
+from asyncpool._runtime.agent.relay import Relay
+from asyncpool._runtime.base.alarm import Alarm
+from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool._runtime.remote.begun_page import make_page
+from asyncpool._runtime.remote.carrier import (
+    LEASE,
+    Carrier,
+    beat_every,
+    difference,
+    greeting,
+    pack_greeting,
+    unpack_greeting,
+)
+from asyncpool._runtime.remote.packed_calls import PackedFunctions
+
+# How many clients an agent has.
+MOST_CLIENTS = 64
+
+_MICRO = 1e6
+
+
+class Agent:
+    """Lets clients use a pool; carriers bring them.
+
+    Args:
+        pool: The pool, for what is asked about it.
+        supervisor: What runs it.
+        name: What clients call this node.
+        version: That of asyncpool.
+        most_clients: How many there may be at a time.
+        lease: For how many seconds the agent works for a client that it does not hear.
+    """
+
+    def __init__(
+        self,
+        pool: SharedByAgent,
+        supervisor: Supervisor,
+        name: str,
+        version: str,
+        *,
+        most_clients: int = MOST_CLIENTS,
+        lease: float = LEASE,
+    ) -> None:
+        self._pool = pool
+        self._supervisor = supervisor
+        self._loop = asyncio.get_running_loop()
+        self._most_clients = most_clients
+        self._jobs = AgentJobs(credits=CREDITS, most_clients=most_clients, lease=lease)
+        self._lookahead = Lookahead()
+        self._clients: dict[int, AgentClient] = {}
+        self._functions = supervisor.traffic.functions.packed(PackedFunctions)
+        self._relay = Relay(supervisor, self._functions, self._clients)
+        self._answers = Answers(pool, supervisor, self._functions)
+        codec = supervisor.traffic.functions.codec_name
+        self._greeting = greeting(version, codec) | {
+            "node": name,
+            "credits": CREDITS,
+            "lease": lease,
+            "lanes": supervisor.most_workers * supervisor.concurrency,
+        }
+        self._turn_is_due = False
+        self._beat = Alarm(self._loop, self._on_beat)
+        self._beat_every = beat_every(lease)
+        self._beat.set_in(self._beat_every)
+        self._closing = False
+        self._idle = asyncio.Event()
+        supervisor.traffic.heartbeats.listeners.append(self._relay.on_heartbeat)
+
+    # Clients that come and go.
+
+    def welcome(self, carrier: Carrier, hello: bytes) -> None:
+        """Begin a session with the client at the other end of *carrier*, or say why not."""
+        refused = difference(self._greeting, unpack_greeting(hello))
+        if self._closing:
+            refused = "it is closing"
+        number = None if refused else self._jobs.open(self._loop.time())
+        if number is None:
+            refused = refused or f"{self._most_clients} clients use this pool already"
+            carrier.send(pack_greeting({"refused": refused}))
+            carrier.close()
+            return
+        page = make_page(1 + CREDITS)
+        client = AgentClient(
+            number,
+            carrier,
+            jobs=self._jobs,
+            relay=self._relay,
+            answers=self._answers,
+            turn=self.turn,
+            end=self._end,
+            page=None if page is None else page[1],
+        )
+        self._clients[number] = client
+        carrier.limit = MAX_PIECE
+        told = {
+            "session": number,
+            "stamp": int(self._loop.time() * _MICRO),
+            "page": 0 if page is None else page[0],
+        }
+        if page is not None:
+            client.lend_page(page[0])
+        carrier.send(pack_greeting(self._greeting | told))
+
+    async def drain(self) -> None:
+        """Take no more clients and jobs, and wait for those jobs that are here.
+
+        Cancellation:
+            Safe.
+        """
+        self._closing = True
+        for client in self._clients.values():
+            client.put(Message(Kind.CLOSING))
+            client.push()
+        while any(client.busy for client in self._clients.values()):
+            self._idle.clear()
+            await self._idle.wait()
+
+    def close(self) -> None:
+        """End all sessions, whose jobs are cancelled."""
+        self._beat.cancel()
+        self._supervisor.traffic.heartbeats.listeners.remove(self._relay.on_heartbeat)
+        for client in [*self._clients.values()]:
+            self._end(client)
+
+    def _end(self, client: AgentClient) -> None:
+        """Give up the jobs of a client that is gone, or whose lease is over."""
+        if self._clients.pop(client.number, None) is None:
+            return
+        self._jobs.close(client.number)
+        client.close()
+        self._turn_soon()
+
+    def _on_beat(self, now: float) -> None:
+        for number in self._jobs.lapsed(now):
+            self._end(self._clients[number])
+        for client in self._clients.values():
+            client.beat(now)
+        self._beat.set_in(self._beat_every)
+
+    # What the pool gets.
+
+    def _turn_soon(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self.turn)
+
+    def turn(self, *, soon: bool = False) -> None:
+        """Give the pool what it has room for, and say what there is to say; perhaps *soon*."""
+        if soon:
+            self._turn_soon()
+            return
+        self._turn_is_due = False
+        while self._jobs.waiting and (room := self._room()):
+            released = self._jobs.release(room, self._loop.time())
+            self._lookahead.released(room, len(released))
+            if not released:
+                break
+            self._begin(released)
+        now = self._loop.time()
+        for client in self._clients.values():
+            client.flush(now)
+        self._idle.set()
+
+    def _begin(self, released: list[tuple[int, int]]) -> None:
+        """Give jobs to the pool."""
+        begun: dict[int, list[int]] = {}
+        for number, job in released:
+            begun.setdefault(number, []).append(job)
+        now = self._loop.time()
+        for number, jobs in begun.items():
+            self._clients[number].begin(jobs, now)
+
+    def _room(self) -> int:
+        pool = self._supervisor
+        lanes = pool.most_workers * pool.concurrency
+        return self._lookahead.room(pool.unserved, lanes)

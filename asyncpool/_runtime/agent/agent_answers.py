@@ -1,0 +1,178 @@
+"""What an agent answers: it has the pool do what a client asks for."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol
+
+from asyncpool._core.policies.job_limits import JobLimits, JobOptions
+from asyncpool._core.remote.remote_messages import Message, unpack_question
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.pool.sessions import SessionWorker
+from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool._runtime.remote.broadcast_answers import pack_failure, pack_results
+from asyncpool._runtime.remote.packed_calls import PACKED, PackedCall, PackedFunctions
+from asyncpool.errors import AsyncPoolError, BroadcastError
+from asyncpool.events import Event
+
+
+class SharedByAgent(Protocol):
+    """What an agent needs of its pool, for what it is asked."""
+
+    def stats(self) -> Any:
+        """Return its figures."""
+        ...
+
+    async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
+        """Return what its workers run."""
+        ...
+
+    async def profile(
+        self, seconds: float, *, slot: int | None, function: str | None, rate: float
+    ) -> Any:
+        """Sample its workers."""
+        ...
+
+    async def resize(self, workers: Any) -> None:
+        """Change the number of workers."""
+        ...
+
+    async def roll(self) -> Any:
+        """Replace every worker."""
+        ...
+
+    def retire(self, slot: int) -> None:
+        """Replace a worker."""
+        ...
+
+    def kill(self, slot: int) -> None:
+        """Kill a worker."""
+        ...
+
+    def add_listener(self, listener: Callable[[Event], object]) -> None:
+        """Have *listener* called with each event."""
+        ...
+
+    def remove_listener(self, listener: Callable[..., object]) -> int:
+        """Call it no more."""
+        ...
+
+
+class AskingClient(Protocol):
+    """What answers need of the client that asks."""
+
+    jobs: dict[int, Job[Any]]
+
+    def lend(self, number: int, worker: SessionWorker) -> None:
+        """Note that a worker belongs to the client."""
+        ...
+
+    def tell(self, event: Event) -> None:
+        """Tell of an event."""
+        ...
+
+    def listen(self, stop: Callable[[], object]) -> None:
+        """Note that the client hears of events until *stop* is called."""
+        ...
+
+
+class Answers:
+    """Answers the questions of all clients of an agent.
+
+    Args:
+        pool: The pool.
+        supervisor: What runs it.
+        functions: The functions of the clients.
+    """
+
+    def __init__(
+        self, pool: SharedByAgent, supervisor: Supervisor, functions: PackedFunctions
+    ) -> None:
+        self._pool = pool
+        self._supervisor = supervisor
+        self._functions = functions
+        self._plain: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "stats": lambda _: pool.stats(),
+            "retire": lambda about: pool.retire(about["slot"]),
+            "kill": lambda about: pool.kill(about["slot"]),
+        }
+        self._slow: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
+            "stacks": lambda about: pool.stacks(slot=about["slot"]),
+            "roll": lambda _: pool.roll(),
+            "resize": lambda about: pool.resize(_size(about["workers"])),
+            "profile": lambda about: pool.profile(
+                about["seconds"],
+                slot=about["slot"],
+                function=about["function"],
+                rate=about["rate"],
+            ),
+        }
+
+    async def answer(self, client: AskingClient, message: Message) -> tuple[bool, Any]:
+        """Return whether the pool has done what it was asked, and what came of it.
+
+        Cancellation:
+            Safe, as far as the pool's own methods are.
+        """
+        try:
+            about, payload = unpack_question(message.payload)
+            return True, await self._find(client, message.job, about, payload)
+        except AsyncPoolError as error:
+            return False, error
+        except (ValueError, TypeError, TimeoutError, LookupError) as error:
+            return False, (type(error).__name__, str(error))
+
+    async def _find(
+        self, client: AskingClient, number: int, about: dict[str, Any], payload: bytes
+    ) -> object:
+        what = about["what"]
+        if what in self._plain:
+            return self._plain[what](about)
+        if what in self._slow:
+            return await self._slow[what](about)
+        match what:
+            case "stack":
+                job = client.jobs.get(about["job"])
+                return "" if job is None else await job.stack()
+            case "session":
+                return await self._lend(client, number, about)
+            case "broadcast":
+                return await self._broadcast(about, payload)
+            case "events":
+                self._pool.add_listener(client.tell)
+                client.listen(partial(self._pool.remove_listener, client.tell))
+                return None
+            case unknown:
+                raise ValueError(f"there is no {unknown!r} to ask for")
+
+    async def _lend(
+        self, client: AskingClient, number: int, about: dict[str, Any]
+    ) -> tuple[int, int]:
+        """Give a worker to the client; return its slot and its pid."""
+        options, on_restart, told = JobOptions(), None, about["on_restart"]
+        if told is not None:
+            function = self._functions.named(told["name"], b64decode(told["reference"]))
+            on_restart = PackedCall(function, b64decode(told["call"]))
+            limits = JobLimits(**told["limits"])
+            options = JobOptions(limits=limits, codec=self._functions)
+        worker = await self._supervisor.sessions.take(
+            about["timeout"], on_restart, options
+        )
+        client.lend(number, worker)
+        return worker.slot, worker.pid
+
+    async def _broadcast(self, about: dict[str, Any], payload: bytes) -> Any:
+        broadcasts = self._supervisor.broadcasts
+        try:
+            results = await broadcasts.broadcast_packed(
+                str(about["name"]), int(about["line"]), payload, PACKED
+            )
+        except BroadcastError as error:
+            return pack_failure(error)
+        return pack_results(results), {}
+
+
+def _size(workers: list[int]) -> int | tuple[int, int]:
+    return workers[0] if len(workers) == 1 else (workers[0], workers[1])

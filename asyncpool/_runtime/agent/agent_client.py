@@ -1,0 +1,358 @@
+"""What an agent keeps of one client, and what the client says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from asyncpool._core.base import pool_messages as say
+from asyncpool._core.pickling.functions import Function, FunctionCache
+from asyncpool._core.policies.job_limits import JobLimits, JobOptions
+from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
+from asyncpool._core.remote.own_objects import pack_own
+from asyncpool._core.remote.reliable_link import Batch, ReliableLink
+from asyncpool._core.remote.remote_messages import Kind, Message, pack_numbers
+from asyncpool._runtime.agent.agent_answers import Answers
+from asyncpool._runtime.agent.client_keeper import ClientKeeper
+from asyncpool._runtime.agent.relay import Call, Relay
+from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.pool.sessions import SessionWorker
+from asyncpool._runtime.remote.begun_page import BegunPage
+from asyncpool._runtime.remote.carrier import Carrier
+from asyncpool.errors import ProtocolError
+from asyncpool.events import Event
+
+_LOGGER = logging.getLogger("asyncpool")
+_MICRO = 1e6
+
+# How many questions may be open at once: some last as long as a broadcast does.
+_MOST_QUESTIONS = 256
+
+# Events and heartbeats are dropped while so many messages wait for a client.
+_MOST_NEWS = 1024
+
+
+class Turn(Protocol):
+    """Gives the pool jobs, and sends what was put."""
+
+    def __call__(self, *, soon: bool = False) -> None: ...
+
+
+class AgentClient:
+    """One client of an agent.
+
+    Args:
+        number: The number of its session.
+        carrier: Brings batches there.
+        jobs: Whose job is next.
+        relay: Brings jobs to the pool, and outcomes back.
+        answers: Answers questions.
+        turn: Called when there is something to do.
+        end: Called when the client is gone.
+        page: Where it may see which jobs begin.
+
+    Attributes:
+        number: As above.
+        jobs: The jobs that the pool has.
+        workers: The workers that belong to the client, by the number that it has given them.
+        keeper: Keeps the leases of its jobs.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        carrier: Carrier,
+        *,
+        jobs: AgentJobs,
+        relay: Relay,
+        answers: Answers,
+        turn: Turn,
+        end: Callable[[AgentClient], None],
+        page: BegunPage | None,
+    ) -> None:
+        self.number = number
+        self._carrier = carrier
+        self._jobs = jobs
+        self._relay = relay
+        self._answers = answers
+        self._turn = turn
+        self._end = end
+        self._loop = asyncio.get_running_loop()
+        self._link = ReliableLink(number)
+        # The client knows by the same rule what is forgotten.
+        self._functions = FunctionCache()
+        self._options = FunctionCache()
+        self._details: tuple[int, bytes] = (0, b"")
+        self._calls: dict[int, Call] = {}  # of jobs that the pool has not got
+        self.jobs: dict[int, Job[Any]] = {}
+        self.workers: dict[int, SessionWorker] = {}
+        self._told: dict[int, tuple[int, bool]] = {}  # of workers
+        self.keeper = ClientKeeper(self._on_free)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._stop_listening: Callable[[], object] | None = None
+        self._over = False
+        self._page = page
+        self._page_fd = -1
+        self._page_is_used = False
+        self._tells_begins = True
+        carrier.on_bytes = self._on_bytes
+        carrier.on_gone = partial(end, self)
+        self._handlers = self._by_kind()
+
+    def _by_kind(self) -> dict[Kind, Callable[[Message], object]]:
+        """Return what hears each kind of message."""
+        return {
+            Kind.JOB: self._on_job,
+            Kind.CANCEL: self._on_cancel,
+            Kind.FUNCTION: self._on_function,
+            Kind.OPTIONS: self._on_options,
+            Kind.DETAILS: self._on_details,
+            Kind.CREDIT: self._on_credit,
+            Kind.FENCE: self._on_fence,
+            Kind.ASK: self._on_ask,
+            Kind.FORGET: self._on_forget,
+            Kind.LEAVE: self._on_leave,
+            Kind.PAGE: self._on_page,
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Whether jobs of the client are here."""
+        return bool(self.jobs or self._calls)
+
+    # What goes to the client.
+
+    def put(self, message: Message) -> None:
+        """Have *message* sent with the next batch."""
+        self._link.put(message.pack())
+
+    def put_news(self, message: Message) -> None:
+        """Do the same with a message that the client can do without, if it does not keep up."""
+        if self._link.unacknowledged < _MOST_NEWS:
+            self._link.put(message.pack())
+            self._turn(soon=True)
+
+    def push(self) -> None:
+        """Send what was put, now."""
+        self.flush(self._loop.time())
+
+    def flush(self, now: float) -> None:
+        """Send what was put."""
+        link = self._link
+        while link.unsent or link.owes:
+            self._carrier.send(link.next_batch(int(now * _MICRO)).pack())
+
+    def beat(self, now: float) -> None:
+        """Show that the agent is alive, and send again what may be lost."""
+        link, stamp = self._link, int(now * _MICRO)
+        again = self._carrier.loses and link.unacknowledged
+        batch = link.repeat(stamp) if again else link.next_batch(stamp)
+        self._carrier.send(batch.pack())
+
+    def tell(self, event: Event) -> None:
+        """Tell of an event of the pool."""
+        self.put_news(Message(Kind.EVENT, payload=pack_own(event)))
+
+    def listen(self, stop: Callable[[], object]) -> None:
+        """Note that the client hears of events until *stop* is called."""
+        if self._stop_listening is not None:
+            self._stop_listening()
+        self._stop_listening = stop
+        self._tells_begins = True
+
+    # The end.
+
+    def close(self) -> None:
+        """Give up what the client has here."""
+        self._over = True
+        self._close_page()
+        if self._stop_listening is not None:
+            self._stop_listening()
+        for job in [*self.jobs.values()]:
+            job.cancel()
+        for task in self._tasks.values():
+            task.cancel()
+        for worker in self.workers.values():
+            self._relay.leave(worker, fresh=True, failed=True)
+        self._carrier.on_gone = _nothing
+        self._carrier.close()
+
+    # What the client says.
+
+    def _on_bytes(self, data: bytes) -> None:
+        if self._over:
+            return
+        try:
+            batch = Batch.unpack(data)
+            if batch.session != self.number:
+                return
+            self._jobs.heard(self.number, batch.echo / _MICRO)
+            for packed in self._link.receive(batch):
+                self._on_message(Message.unpack(packed))
+        except (ProtocolError, LookupError, ValueError, TypeError) as error:
+            say.CLIENT_REFUSED.log(_LOGGER, {}, why=error)
+            self._end(self)
+            return
+        self._turn()
+
+    def _on_message(self, message: Message) -> None:
+        handler = self._handlers.get(message.kind)
+        if handler is None:
+            raise ProtocolError(f"a client sent a {message.kind.name}")
+        handler(message)
+
+    def _on_job(self, message: Message) -> None:
+        function: Function = self._functions[message.function]
+        options: JobOptions = self._options[message.options]
+        details = b""
+        if self._details[0] == message.job:
+            details, self._details = self._details[1], (0, b"")
+        call = Call(function, options, message, details)
+        if options.bound is None:
+            if message.place > CREDITS:
+                raise ProtocolError(f"the client put a job at {message.place}")
+            self._jobs.accept(self.number, message.job, message.priority)
+            self._calls[message.job] = call
+            return
+        self._jobs.accept_call(self.number, message.job)
+        self.put(Message(Kind.BEGAN, payload=pack_numbers([message.job])))
+        self.flush(self._loop.time())
+        self._relay.submit(self, call)
+
+    def begin(self, numbers: list[int], now: float) -> None:
+        """Give jobs to the pool; the client can know before that they begin."""
+        calls = [self._calls.pop(number) for number in numbers]
+        if self._page_is_used:
+            assert self._page is not None
+            for call in calls:
+                self._page.mark(call.message.place, call.message.job)
+        if self._tells_begins:
+            self.put(Message(Kind.BEGAN, payload=pack_numbers(numbers)))
+            self.flush(now)
+        for call in calls:
+            self._relay.submit(self, call)
+
+    def lend_page(self, fd: int) -> None:
+        """Keep the descriptor of the page open until the client has opened it."""
+        self._page_fd = fd
+
+    def _close_page(self) -> None:
+        fd, self._page_fd = self._page_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _on_page(self, message: Message) -> None:
+        self._close_page()
+        if message.place:
+            return  # the client cannot open it
+        self._page_is_used = self._page is not None
+        self._tells_begins = not self._page_is_used
+
+    def ended(self, message: Message) -> None:
+        """Tell how a job has ended: at once, if the client waits for no other."""
+        if self._jobs.ended(self.number, message.job):
+            self.jobs.pop(message.job, None)
+            for number, worker in self.workers.items():
+                self._tell_worker(number, worker)
+            self.put(message)
+            self._turn(soon=bool(self.jobs))
+
+    def _on_cancel(self, message: Message) -> None:
+        number = message.job
+        job = self.jobs.get(number)
+        if job is not None:
+            job.cancel()
+        elif self._jobs.cancel(self.number, number):
+            call = self._calls.pop(number)
+            if call.options.lease is not None:
+                self.keeper.forget(number)
+                self._on_free(number)
+            self.put(Message(Kind.DROPPED, number))
+
+    def _on_free(self, number: int) -> None:
+        if not self._over:
+            self.put(Message(Kind.FREE, number))
+            self._turn(soon=True)
+
+    def _on_function(self, message: Message) -> None:
+        name, _, reference = message.payload.partition(b"\0")
+        function = self._relay.functions.named(name.decode(), reference)
+        self._functions.add(message.function, function)
+
+    def _on_options(self, message: Message) -> None:
+        told = json.loads(message.payload)
+        options = JobOptions(
+            limits=JobLimits(**told["limits"]),
+            key=told.get("key"),
+            codec=self._relay.functions,
+            via="stream" if "prefetch" in told else "submit",
+            prefetch=told.get("prefetch", 1),
+            bound=self._relay.bound(told.get("session")),
+            lease=(self.keeper, 0) if told.get("leased") else None,
+        )
+        self._options.add(message.options, options)
+
+    def _on_details(self, message: Message) -> None:
+        self._details = message.job, message.payload
+
+    def _on_credit(self, message: Message) -> None:
+        job = self.jobs.get(message.job)
+        if isinstance(job, StreamJob):
+            job.allow(message.priority)
+
+    def _on_fence(self, message: Message) -> None:
+        until = message.priority / _MICRO + message.deadline
+        self.keeper.extend(message.job, until)
+
+    # Questions.
+
+    def _on_ask(self, message: Message) -> None:
+        number = message.job
+        if number in self._tasks or len(self._tasks) >= _MOST_QUESTIONS:
+            raise ProtocolError(f"the client asked more than {_MOST_QUESTIONS} at once")
+        task = self._tasks[number] = self._loop.create_task(
+            self._answer(message), name="asyncpool answer to a client"
+        )
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    async def _answer(self, message: Message) -> None:
+        answer = pack_own(await self._answers.answer(self, message))
+        self.put(Message(Kind.ANSWER, message.job, payload=answer))
+        self._turn(soon=True)
+
+    def _on_forget(self, message: Message) -> None:
+        task = self._tasks.get(message.job)
+        if task is not None:
+            task.cancel()
+        self._leave(message.job, fresh=False)
+
+    def _on_leave(self, message: Message) -> None:
+        self._leave(message.job, fresh=bool(message.options))
+
+    def lend(self, number: int, worker: SessionWorker) -> None:
+        """Note that a worker belongs to the client, which has asked for it by that number."""
+        self.workers[number] = worker
+        self._told[number] = (worker.pid, False)
+
+    def _leave(self, number: int, *, fresh: bool) -> None:
+        worker = self.workers.pop(number, None)
+        self._told.pop(number, None)
+        if worker is not None:
+            self._relay.leave(worker, fresh=fresh, failed=False)
+
+    def _tell_worker(self, number: int, worker: SessionWorker) -> None:
+        """Tell which process the worker of a session is, and whether it is gone, if that is new."""
+        state = (worker.pid, worker.gone)
+        if self._told[number] != state:
+            told = (worker.slot, worker.pid, worker.gone, worker.crash)
+            self.put(Message(Kind.WORKER, number, payload=pack_own(told)))
+        self._told[number] = state
+
+
+def _nothing() -> None:
+    """Do nothing."""

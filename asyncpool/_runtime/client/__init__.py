@@ -1,0 +1,1 @@
+"""The client: the jobs of a program whose workers belong to an agent."""

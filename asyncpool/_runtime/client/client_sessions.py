@@ -1,0 +1,226 @@
+"""Workers that a client has to itself: the calls of a session wait with the client, in their order."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from asyncpool._core.base.run_times import SessionProfile
+from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.remote.own_objects import load_own
+from asyncpool._core.remote.remote_messages import Kind, Message
+from asyncpool._runtime.client.node import Node, written_limits
+from asyncpool._runtime.client.questions import Questions
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.pool.sessions import SessionWorker
+from asyncpool._runtime.state.draining import SessionHold
+from asyncpool.errors import JobNotPicklableError, ProtocolError, WorkerGoneError
+
+# How many calls of a session are with the agent: one that runs, and the next one.
+_AHEAD = 2
+
+
+class SessionOwner(Protocol):
+    """What the sessions need of their client."""
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: JobOptions,
+    ) -> Job[Any]:
+        """Queue a call."""
+        ...
+
+    def send_call(self, node: Node, job: Job[Any]) -> None:
+        """Send a call to the agent that has its worker."""
+        ...
+
+    def pack_call(
+        self, function: Callable[[], Any], options: JobOptions
+    ) -> tuple[str, bytes, bytes]:
+        """Return the name of a function, its reference, and a call of it without arguments."""
+        ...
+
+    def usual_node(self) -> Node:
+        """Return the agent that lends a worker."""
+        ...
+
+    def hold(self, hold: Any, /) -> None:
+        """Let a session keep the client open."""
+
+
+class _Lent:
+    """A worker that an agent has lent, and the calls that it has not got."""
+
+    def __init__(self, node: Node, worker: SessionWorker) -> None:
+        self.node = node
+        self.worker = worker
+        self.waiting: deque[Job[Any]] = deque()
+        self.sent: set[int] = set()
+
+
+class ClientSessions:
+    """The sessions of one client; it has the methods of a local pool's.
+
+    Args:
+        owner: The client.
+        questions: Asks for workers.
+    """
+
+    def __init__(self, owner: SessionOwner, questions: Questions) -> None:
+        self._owner = owner
+        self._questions = questions
+        self._lent: dict[int, _Lent] = {}
+
+    async def take(
+        self,
+        timeout: float | None,  # noqa: ASYNC109 - it is only for the wait
+        on_restart: Callable[[], Any] | None,
+        options: JobOptions,
+    ) -> SessionWorker:
+        """Wait for a worker; see :meth:`asyncpool.Pool.worker`."""
+        node, number = self._owner.usual_node(), self._questions.next_number()
+        hold, rebuild = SessionHold(), None
+        if on_restart is not None:
+            rebuild = self._rebuild(on_restart, options)
+        self._owner.hold(hold)
+        try:
+            slot, pid = await self._questions.ask(
+                node, "session", number=number, timeout=timeout, on_restart=rebuild
+            )
+        except BaseException:
+            hold.release()
+            raise
+        worker = SessionWorker(number, slot, pid)
+        worker.hold, worker.on_restart = hold, on_restart
+        self._lent[number] = _Lent(node, worker)
+        return worker
+
+    def _rebuild(
+        self, on_restart: Callable[[], Any], options: JobOptions
+    ) -> dict[str, Any]:
+        name, reference, call = self._owner.pack_call(on_restart, options)
+        return {
+            "name": name,
+            "reference": b64encode(reference).decode(),
+            "call": b64encode(call).decode(),
+            "limits": written_limits(options.limits),
+        }
+
+    def call(
+        self,
+        session_worker: SessionWorker,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: JobOptions,
+    ) -> Job[Any]:
+        """Have the worker of a session run a call after the session's other calls."""
+        if session_worker.gone:
+            raise session_worker.error()
+        bound = SessionProfile(session_worker.session)
+        options = replace(options, bound=bound, hold=session_worker.hold)
+        job = self._owner.submit(function, args, kwargs, options)
+        if not job.done():
+            session_worker.add(job)
+        return job
+
+    def enqueue(self, job: Job[Any], session: int) -> None:
+        """Let a call wait for its turn."""
+        lent = self._lent[session]
+        lent.waiting.append(job)
+        self._go_on(lent)
+
+    def ended(self, job: Job[Any]) -> None:
+        """Hear that a call has left its agent."""
+        bound = job._options.bound
+        lent = None if bound is None else self._lent.get(bound.session)
+        if lent is not None:
+            lent.sent.discard(job.id)
+            self._go_on(lent)
+
+    def _go_on(self, lent: _Lent) -> None:
+        while lent.waiting and len(lent.sent) < _AHEAD:
+            job = lent.waiting.popleft()
+            if not job.done():
+                lent.sent.add(job.id)
+                self._owner.send_call(lent.node, job)
+
+    def told(self, message: Message) -> list[Job[Any]]:
+        """Hear of a worker; return the calls that nobody will run, with their session over.
+
+        Raises:
+            ProtocolError: If it cannot be read.
+        """
+        lent = self._lent.get(message.job)
+        match load_own(message.payload):
+            case (int(slot), int(pid), bool(gone), crash):
+                pass
+            case other:
+                raise ProtocolError(f"an agent told of a worker {other!r}")
+        if lent is None:
+            return []
+        worker = lent.worker
+        worker.slot, worker.pid, worker.gone, worker.crash = slot, pid, gone, crash
+        return self._drop(lent) if gone else []
+
+    def error(self, session: int) -> WorkerGoneError:
+        """Return the error of a call whose session is over."""
+        return self._lent[session].worker.error()
+
+    def lost(self, node: Node) -> None:
+        """Hear that an agent is gone, and its workers with it."""
+        for lent in self._lent.values():
+            if lent.node is node:
+                lent.worker.gone = True
+                lent.waiting.clear()
+
+    async def leave(
+        self, session_worker: SessionWorker, *, fresh: bool, failed: bool
+    ) -> None:
+        """Give a worker back when its calls are done; at once if the session has *failed*.
+
+        Cancellation:
+            Gives it back at once.
+        """
+        try:
+            while session_worker.jobs and not failed:
+                await asyncio.wait([*session_worker.jobs])
+        finally:
+            for job in [*session_worker.jobs]:
+                job.cancel()
+            session_worker.gone = True
+            lent = self._lent.pop(session_worker.session)
+            lent.node.put(
+                Message(Kind.LEAVE, session_worker.session, options=int(fresh))
+            )
+            lent.node.flush()
+            session_worker.hold.release()
+
+    @staticmethod
+    def _drop(lent: _Lent) -> list[Job[Any]]:
+        dropped = [job for job in lent.waiting if not job.done()]
+        lent.waiting.clear()
+        return dropped
+
+
+def packed_call(serializer: Any, function: Callable[[], Any], number: int) -> bytes:
+    """Return a call of *function* without arguments, in one piece.
+
+    Raises:
+        JobNotPicklableError: If it cannot be pickled, or has large buffers.
+    """
+    packed = serializer.pack_job(function, (), {}, number=number)
+    if not isinstance(packed, bytes):
+        raise JobNotPicklableError(
+            "on_restart is too large: have it load what is large, from a file for example",
+            direction="arguments",
+            name="on_restart",
+        )
+    return packed

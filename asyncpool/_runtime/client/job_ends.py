@@ -1,0 +1,185 @@
+"""How the jobs of a client end, or come to another attempt: by the rules of a local pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from asyncpool._core.pickling.out_of_band import ReceivedPickle
+from asyncpool._core.remote.own_objects import load_own
+from asyncpool._core.remote.remote_messages import Kind, Message, split_parts
+from asyncpool._core.wire.frames import Frame, FrameKind
+from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.client.node import Node
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.state.crash_report import crash_error, timeout_error
+from asyncpool._runtime.state.registry import JobRegistry, load_outcome
+from asyncpool._runtime.traffic.large_jobs import Unpacker
+from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
+from asyncpool.errors import (
+    AsyncPoolError,
+    JobTimeoutError,
+    NodeLostError,
+    PoolClosedError,
+    PoolFullError,
+    ProtocolError,
+    WorkerCrashedError,
+    WorkerGoneError,
+)
+from asyncpool.events import Crash
+
+_KINDS = {
+    Kind.VALUE: FrameKind.VALUE,
+    Kind.ERROR: FrameKind.ERROR,
+    Kind.ITEM: FrameKind.ITEM,
+}
+
+
+class JobEnds:
+    """Settles the jobs of a client.
+
+    Args:
+        registry: The open jobs.
+        threads: Unpickle what is large.
+        again: Called with a job that has another attempt.
+        idle: Called when an outcome was unpickled and its job is settled.
+    """
+
+    def __init__(
+        self,
+        registry: JobRegistry,
+        threads: Threads,
+        again: Callable[[Job[Any]], object],
+        idle: Callable[[], object],
+    ) -> None:
+        self._registry = registry
+        self._again = again
+        self._idle = idle
+        self._unpacker = Unpacker(threads, self)
+
+    # What agents say.
+
+    def on_end(self, job: Job[Any], message: Message) -> None:
+        """Settle a job with its outcome, or try it again."""
+        job._slot = None
+        if message.kind is Kind.FAILED:
+            self._on_failed(job, load_own(message.payload))
+        elif message.kind is Kind.DROPPED:
+            # The agent's pool has dropped it, though nobody here has asked for that.
+            why = PoolClosedError("the shared pool was closed before the job was done")
+            self._registry.fail(job, why)
+        else:
+            self._on_outcome(job, frame_of(job, message))
+
+    def _on_outcome(self, job: Job[Any], frame: Frame) -> None:
+        serializer = job._function.serializer
+        if serializer.is_heavy(frame.payload):
+            self._unpacker.add(job, frame, _nothing)
+        elif self._registry.settle(job, load_outcome(serializer, frame)):
+            self._again(job)
+
+    def loaded(self, job: Job[Any], outcome: Any) -> None:
+        """Settle a job whose outcome a thread has unpickled."""
+        if self._registry.settle(job, outcome):
+            self._again(job)
+        self._idle()
+
+    def _on_failed(self, job: Job[Any], error: object) -> None:
+        """Decide about a job that the agent's pool has failed."""
+        if isinstance(error, WorkerCrashedError):
+            job._crashes += error.crashes
+            if self._may_go_on(job, error.kind):
+                self._registry.lost_attempt(job)
+                self._again(job)
+            else:
+                self._registry.fail(job, crash_error(job, error.delivery))
+        elif isinstance(error, JobTimeoutError):
+            self._on_late(job, error)
+        elif isinstance(error, AsyncPoolError):
+            if isinstance(error, PoolFullError | WorkerGoneError):
+                job.attempt -= 1
+            self._registry.fail(job, error)
+        else:
+            raise ProtocolError(f"an agent sent {error!r} as an error")
+
+    def _on_late(self, job: Job[Any], error: JobTimeoutError) -> None:
+        if error.attempt:
+            job._began = monotonic()
+        else:  # it has waited in the agent's pool
+            job.attempt -= 1
+        job._exceeded = error.limit
+        late = timeout_error(job, error.stack)
+        may = error.limit is TimeLimit.TIMEOUT
+        if may and job._attempt_policy.after_exception(late, attempt=job.attempt):
+            self._registry.lost_attempt(job)
+            job._exceeded = None
+            self._again(job)
+        else:
+            self._registry.fail(job, late)
+
+    # Agents that are lost.
+
+    def lost_attempt(self, job: Job[Any], node: Node, silence: float) -> bool:
+        """Count the attempt of a job whose agent is lost; return whether there is another."""
+        job._crashes += (_crash(job, node, silence),)
+        again = self._may_go_on(job, CrashKind.CRASH)
+        if again:
+            self._registry.lost_attempt(job)
+        return again
+
+    def fail_lost(
+        self, job: Job[Any], node: Node, silence: float, delivery: Delivery
+    ) -> None:
+        """Fail a job whose agent is lost."""
+        error = NodeLostError(
+            job_id=job.id,
+            crashes=job._crashes or (_crash(job, node, silence),),
+            delivery=delivery,
+            function=job._function.name,
+            node=node.name,
+            silence=silence,
+        )
+        self._registry.fail(job, error)
+
+    @staticmethod
+    def _may_go_on(job: Job[Any], kind: CrashKind) -> bool:
+        return job._options.bound is None and job._attempt_policy.after_crash(
+            kind=kind, delivery=Delivery.STARTED, attempt=job.attempt, times_returned=0
+        )
+
+
+def frame_of(job: Job[Any], message: Message) -> Frame:
+    """Return what a local worker would have sent.
+
+    Raises:
+        ProtocolError: If its parts do not fit together.
+    """
+    payload: bytes | ReceivedPickle = message.payload
+    if message.kind is not Kind.ERROR:
+        payload, buffers = split_parts(message.payload)
+        if buffers:
+            payload = ReceivedPickle(payload, buffers)
+    return Frame(_KINDS[message.kind], job.id, job.attempt, 0, payload)
+
+
+def _crash(job: Job[Any], node: Node, silence: float) -> Crash:
+    return Crash(
+        slot=0,
+        generation=node.number,
+        pid=None,
+        exit_code=None,
+        signal=None,
+        kind=CrashKind.CRASH,
+        uptime=0.0,
+        job_id=job.id,
+        attempt=job.attempt,
+        detail=f"its agent {node.name} is gone, heard last {silence:.1f} s before",
+        stderr_tail=(),
+        next_step=NextStep.CLOSE,
+        function=job._function.name,
+    )
+
+
+def _nothing(_: str) -> None:
+    """Do nothing: the client does not distrust a worker, its agent does."""

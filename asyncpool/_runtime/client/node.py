@@ -1,0 +1,167 @@
+"""An agent, as its client knows it: what it was told, and what goes to it next."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from asyncpool._core.pickling.functions import MEMORY, Function, FunctionCache
+from asyncpool._core.policies.job_limits import JobLimits, JobOptions
+from asyncpool._core.remote.client_jobs import MAX_CREDITS
+from asyncpool._core.remote.reliable_link import ReliableLink
+from asyncpool._core.remote.remote_messages import Kind, Message, pack_parts
+from asyncpool._core.remote.suspicion import SignsOfLife
+from asyncpool._core.wire.context import JobContext
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.remote.begun_page import open_page
+from asyncpool._runtime.remote.carrier import Carrier
+
+# Functions that travel with each call have numbers from here on, which stand for their names.
+_NAMES = 1 << 31
+
+
+class Node:
+    """One agent of a client.
+
+    Args:
+        number: Its number at the client.
+        carrier: Brings batches there.
+        about: What the agent has told about itself.
+        signs: When it was heard.
+    """
+
+    def __init__(
+        self, number: int, carrier: Carrier, about: dict[str, Any], signs: SignsOfLife
+    ) -> None:
+        self.number = number
+        self.name = str(about["node"])
+        self.lanes = int(about["lanes"])
+        self.credits = min(int(about["credits"]), MAX_CREDITS)
+        self.carrier = carrier
+        self.link = ReliableLink(int(about["session"]))
+        self.link.echo = int(about["stamp"])
+        self.signs = signs
+        # Where the agent notes that a job begins: the place of each job, and those that are free.
+        self._places: dict[int, int] = {}
+        self._free = [*range(self.credits, 0, -1)]
+        self._page = open_page(carrier.process, int(about["page"]), 1 + self.credits)
+        self.put(Message(Kind.PAGE, place=int(self._page is None)))
+        # The agent forgets the oldest of these by the same rule.
+        self._functions = FunctionCache()
+        self._options: dict[bytes, int] = {}
+        self._last_options = 0
+        # Many jobs have the same object, and to write it down takes 10 us.
+        self._written: dict[int, tuple[JobOptions, int]] = {}
+
+    def put(self, message: Message) -> None:
+        """Have *message* sent with the next batch."""
+        self.link.put(message.pack())
+
+    def flush(self) -> None:
+        """Send what was put."""
+        link = self.link
+        while link.unsent or link.owes:
+            self.carrier.send(link.next_batch().pack())
+
+    def beat(self) -> None:
+        """Show that the client is alive, and send again what may be lost."""
+        link = self.link
+        again = self.carrier.loses and link.unacknowledged
+        batch = link.repeat() if again else link.next_batch()
+        self.carrier.send(batch.pack())
+
+    def has_begun(self, job: int) -> bool:
+        """Tell whether the page says that *job* has begun."""
+        place = self._places.get(job)
+        if place is None or self._page is None:
+            return False
+        return self._page.has_begun(place, job)
+
+    def begun(self) -> list[int]:
+        """Return the jobs of which the page says that they have begun."""
+        return [job for job in self._places if self.has_begun(job)]
+
+    def ended(self, job: int) -> None:
+        """Note that the agent has *job* no more."""
+        place = self._places.pop(job, None)
+        if place is not None:
+            self._free.append(place)
+
+    def put_job(self, job: Job[Any], now: float, wait: float) -> None:
+        """Give the agent a job, which may wait for *wait* more seconds."""
+        options = job._options
+        function = self._tell_function(job._function)
+        told = self._tell_options(options)
+        if job.attempt and job._heartbeats is not None:
+            details = JobContext.unpack(job._context).details
+            self.put(Message(Kind.DETAILS, job.id, payload=details))
+        deadline = job._limits.deadline
+        left = math.inf if deadline is None else deadline - now
+        place = 0
+        if self._page is not None and options.bound is None:
+            place = self._places[job.id] = self._free.pop()
+        message = Message(
+            Kind.JOB,
+            job.id,
+            function,
+            told,
+            job.attempt,
+            options.priority,
+            left,
+            wait,
+            place,
+            pack_parts(job._payload),
+        )
+        self.link.put(message.pack())
+        job.attempt += 1  # it may begin from now on
+
+    def _tell_function(self, function: Function) -> int:
+        number = function.number or _NAMES + hash(function.name) % (_NAMES >> 1)
+        if number not in self._functions:
+            self._functions.add(number)
+            payload = function.name.encode() + b"\0" + function.payload
+            self.put(Message(Kind.FUNCTION, function=number, payload=payload))
+        return number
+
+    def _tell_options(self, options: JobOptions) -> int:
+        found = self._written.get(id(options))
+        if found is not None:
+            return found[1]
+        text = _written(options)
+        number = self._options.get(text)
+        if number is None:
+            if len(self._options) >= MEMORY:
+                del self._options[next(iter(self._options))]
+                self._written.clear()
+            self._last_options += 1
+            number = self._options[text] = self._last_options
+            self.put(Message(Kind.OPTIONS, options=number, payload=text))
+        if len(self._written) >= MEMORY:
+            self._written.clear()
+        self._written[id(options)] = options, number
+        return number
+
+
+def _written(options: JobOptions) -> bytes:
+    """Return what the agent has to know of *options*; the client decides about the rest."""
+    what: dict[str, Any] = {"limits": written_limits(options.limits)}
+    if options.key is not None:
+        what["key"] = options.key
+    if options.via == "stream":
+        what["prefetch"] = options.prefetch
+    if options.bound is not None:
+        what["session"] = options.bound.session
+    if options.lease is not None:
+        what["leased"] = True
+    return json.dumps(what).encode()
+
+
+def written_limits(limits: JobLimits) -> dict[str, Any]:
+    """Return the limits that an agent's pool enforces."""
+    return {
+        "timeout": limits.timeout,
+        "heartbeat_timeout": limits.heartbeat_timeout,
+        "on_cancel": limits.on_cancel,
+        "cancel_grace": limits.cancel_grace,
+    }

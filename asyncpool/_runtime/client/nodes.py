@@ -1,0 +1,351 @@
+"""The agents of a client: what goes to them, and what comes from them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Protocol
+
+from asyncpool._core.remote.client_jobs import ClientJobs
+from asyncpool._core.remote.own_objects import load_own
+from asyncpool._core.remote.reliable_link import MAX_PIECE, Batch
+from asyncpool._core.remote.remote_messages import Kind, Message, unpack_numbers
+from asyncpool._core.remote.suspicion import SignsOfLife, Trust
+from asyncpool._core.wire.heartbeat_records import Beat
+from asyncpool._runtime.base.alarm import Alarm
+from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._runtime.client.client_holds import ClientHolds
+from asyncpool._runtime.client.client_sessions import ClientSessions
+from asyncpool._runtime.client.job_ends import JobEnds, frame_of
+from asyncpool._runtime.client.job_waits import JobWaits
+from asyncpool._runtime.client.node import Node
+from asyncpool._runtime.client.questions import Questions
+from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.remote.carrier import Carrier, beat_every, node_timeout
+from asyncpool._runtime.state.registry import JobRegistry
+from asyncpool.enums import Delivery
+from asyncpool.errors import ProtocolError
+
+_ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
+_RAN = frozenset((Kind.VALUE, Kind.ERROR))  # they have begun, heard of or not
+
+
+class NodeOwner(Protocol):
+    """What the agents need of their client."""
+
+    registry: JobRegistry
+    jobs: ClientJobs
+    sessions: ClientSessions
+    draining: ClientHolds
+    ends: JobEnds
+    waits: JobWaits
+    hub: PoolHub
+
+    def on_closing(self) -> None:
+        """Hear that the agent ends."""
+        ...
+
+
+class Nodes:
+    """The agents of one client.
+
+    Args:
+        client: The client.
+        questions: Hear of answers.
+        patience: Seconds after which an agent is lost that is not heard.
+    """
+
+    def __init__(
+        self, client: NodeOwner, questions: Questions, patience: float | None
+    ) -> None:
+        self._client = client
+        self._jobs, self._registry = client.jobs, client.registry
+        self._questions = questions
+        self._patience = patience
+        self._beat_every = math.inf
+        self._loop = asyncio.get_running_loop()
+        self._nodes: dict[int, Node] = {}
+        self._numbers = 0
+        self._flush_is_due = False
+        self._beat = Alarm(self._loop, self._on_beat)
+        self._turned = asyncio.Event()
+        self._handlers: dict[Kind, Callable[[Node, Message], object]] = {
+            Kind.BEGAN: self._on_began,
+            Kind.ITEM: self._on_item,
+            Kind.HEARTBEAT: self._on_heartbeat,
+            Kind.FREE: self._on_free,
+            Kind.WORKER: self._on_worker,
+            Kind.ANSWER: self._on_answer,
+            Kind.EVENT: self._on_event,
+            Kind.CLOSING: self._on_closing,
+        }
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    @property
+    def any(self) -> bool:
+        """Whether there is an agent."""
+        return bool(self._nodes)
+
+    @property
+    def first(self) -> Node | None:
+        """The agent that is asked about the pool."""
+        return next(iter(self._nodes.values()), None)
+
+    def of(self, job: int) -> Node | None:
+        """Return the agent that has *job*, if any has."""
+        number = self._jobs.agent_of(job)
+        return None if number is None else self._nodes.get(number)
+
+    def has_begun(self, job: int) -> bool:
+        """Tell whether an agent has given *job* to its pool."""
+        node = self.of(job)
+        return node is not None and (node.has_begun(job) or self._jobs.has_begun(job))
+
+    async def next_turn(self) -> None:
+        """Wait until an agent has taken jobs, or is lost.
+
+        Cancellation:
+            Safe.
+        """
+        self._turned.clear()
+        await self._turned.wait()
+
+    # Agents that come and go.
+
+    def join(self, carrier: Carrier, about: dict[str, Any]) -> None:
+        """Use the agent at the other end of *carrier*, which has told this *about* itself.
+
+        Raises:
+            ValueError: If the client's patience is shorter than the agent's.
+        """
+        lease = float(about["lease"])
+        patience = node_timeout(lease) if self._patience is None else self._patience
+        now = self._loop.time()
+        signs = SignsOfLife(lease=lease, patience=patience, now=now)
+        self._numbers += 1
+        number = self._numbers
+        node = self._nodes[number] = Node(number, carrier, about, signs)
+        carrier.limit = MAX_PIECE
+        carrier.on_bytes = partial(self._on_bytes, node)
+        carrier.on_gone = partial(self._lose, node)
+        self._beat_every = min(self._beat_every, beat_every(lease))
+        self._beat.set_by(now + self._beat_every)
+        self.send(number, self._jobs.join(number, node.credits))
+
+    def close(self) -> None:
+        """Leave the agents."""
+        self._beat.cancel()
+        for node in [*self._nodes.values()]:
+            self._leave(node)
+            self._questions.lost(node)
+        self._turned.set()
+
+    def _leave(self, node: Node) -> None:
+        del self._nodes[node.number]
+        node.carrier.on_gone = _nothing
+        node.carrier.close()
+
+    def _lose(self, node: Node) -> None:
+        if node.number not in self._nodes:
+            return
+        self._leave(node)
+        silence = self._loop.time() - node.signs.heard_at
+        self._jobs.began(node.number, node.begun())
+        losses, pairs = self._jobs.lose(node.number)
+        self._client.sessions.lost(node)
+        for loss in losses:
+            job = self._registry.jobs.get(loss.job)
+            if job is not None:
+                self._on_loss(job, node, silence, loss.delivery)
+        for other, number in pairs:
+            self.send(other, [number])
+        if not self._nodes:  # no other can come: a shared pool has one
+            for job in [*self._registry.jobs.values()]:
+                self._client.ends.fail_lost(job, node, silence, Delivery.NEVER_SENT)
+        self._registry.leases.worker_gone(node.number)
+        self._questions.lost(node)
+        self._client.draining.look()
+        self._turned.set()
+
+    def _on_loss(
+        self, job: Job[Any], node: Node, silence: float, delivery: Delivery
+    ) -> None:
+        self._client.waits.forget(job.id)
+        ends, bound = self._client.ends, job._options.bound is not None
+        if delivery is Delivery.STARTED:
+            if ends.lost_attempt(job, node, silence) and self._nodes:
+                for other, number in self._jobs.again(job.id, key=job._options.key):
+                    self.send(other, [number])
+                return
+        else:
+            self._registry.unassign(job)
+            if self._nodes and not bound:
+                return  # another agent gets it
+        ends.fail_lost(job, node, silence, delivery)
+
+    def _on_beat(self, now: float) -> None:
+        for node in [*self._nodes.values()]:
+            trust = node.signs.trust(now)
+            if trust is Trust.LOST:
+                self._lose(node)
+                continue
+            if trust is Trust.SUSPECTED:
+                self._jobs.suspect(node.number)
+            node.beat()
+        self._beat.set_in(self._beat_every)
+
+    # What goes to agents.
+
+    def send(self, number: int, jobs: list[int]) -> None:
+        """Have an agent get *jobs*: at once if it has no others, else with the next batch."""
+        if not jobs:
+            return
+        node, now = self._nodes[number], self._loop.time()
+        leases, hub = self._registry.leases.open, self._client.hub
+        for each in jobs:
+            job = self._registry.jobs[each]
+            node.put_job(job, now, self._client.waits.left(job))
+            job._slot = number
+            if leases and each in leases:
+                self._registry.leases.before_sending(job, number)
+            if hub.traced:
+                self._registry.watch.sending(job, 0)
+        if self._jobs.is_alone(number) and not self._flush_is_due:
+            node.flush()
+        else:
+            self.flush_soon()
+
+    def cancel(self, number: int, job: int) -> None:
+        """Tell an agent that nobody wants *job*."""
+        self._nodes[number].put(Message(Kind.CANCEL, job))
+        self.flush_soon()
+
+    def fence(self, number: int, job: int, until: float) -> None:
+        """Tell an agent until when it may run *job*, whose lease lapses then.
+
+        The time is told from the agent's newest time on, which is older than this word, however
+        long that is on its way.
+        """
+        node = self._nodes.get(number)
+        if node is not None:
+            left = until - node.signs.heard_at
+            stamp = node.link.echo
+            node.put(Message(Kind.FENCE, job, priority=stamp, deadline=left))
+            self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Send what was put, at the end of this turn of the loop."""
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        for node in self._nodes.values():
+            node.flush()
+
+    # What agents say.
+
+    def _on_bytes(self, node: Node, data: bytes) -> None:
+        try:
+            batch = Batch.unpack(data)
+            if batch.session != node.link.session or node.number not in self._nodes:
+                return
+            node.signs.heard(self._loop.time())
+            self.send(node.number, self._jobs.trust(node.number))
+            for packed in node.link.receive(batch):
+                self._on_message(node, Message.unpack(packed))
+        except ProtocolError:
+            self._lose(node)
+            return
+        if node.number in self._nodes:
+            self.send(node.number, self._jobs.refill(node.number))
+            node.flush()
+        if not self._turned.is_set():
+            self._turned.set()
+        self._client.draining.look()
+
+    def _on_message(self, node: Node, message: Message) -> None:
+        kind = message.kind
+        if kind in _ENDS:
+            self._on_end(node, message)
+            return
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise ProtocolError(f"an agent sent a {kind.name}")
+        handler(node, message)
+
+    def _on_end(self, node: Node, message: Message) -> None:
+        if not self._jobs.ended(node.number, message.job):
+            return
+        node.ended(message.job)
+        self._client.waits.forget(message.job)
+        job = self._registry.jobs.get(message.job)
+        if job is None:
+            return  # its caller has given it up
+        if job._options.bound is not None:
+            self._client.sessions.ended(job)
+        if self._client.hub.listened and message.kind in _RAN:
+            self._registry.watch.running([job], 0, self._loop.time())
+        self._client.ends.on_end(job, message)
+
+    def _on_began(self, node: Node, message: Message) -> None:
+        now = self._loop.time()
+        for number in self._jobs.began(node.number, unpack_numbers(message.payload)):
+            self._client.waits.forget(number)
+            job = self._registry.jobs.get(number)
+            if job is not None and self._client.hub.listened:
+                self._registry.watch.running([job], 0, now)
+
+    def _on_item(self, node: Node, message: Message) -> None:
+        job = self._own(node, message)
+        if job is None:
+            return
+        if not isinstance(job, StreamJob):
+            raise ProtocolError(f"an agent sent an item of {job!r}")
+        job.receive(frame_of(job, message))
+
+    def _on_heartbeat(self, node: Node, message: Message) -> None:
+        job = self._own(node, message)
+        if job is not None and not job.done():
+            log, now = job._listen(), self._loop.time()
+            beat = Beat(log.heard + 1, job.id, job.attempt, now, message.payload)
+            log.add(beat, now)
+
+    def _own(self, node: Node, message: Message) -> Job[Any] | None:
+        """Return the job of a message, if it is open and that agent has it."""
+        if self._jobs.agent_of(message.job) != node.number:
+            return None
+        return self._registry.jobs.get(message.job)
+
+    def _on_free(self, node: Node, message: Message) -> None:
+        del node
+        self._registry.leases.give_back(message.job)
+
+    def _on_worker(self, node: Node, message: Message) -> None:
+        del node
+        for job in self._client.sessions.told(message):
+            bound = job._options.bound
+            assert bound is not None
+            self._registry.fail(job, self._client.sessions.error(bound.session))
+
+    def _on_answer(self, node: Node, message: Message) -> None:
+        del node
+        self._questions.answered(message)
+
+    def _on_closing(self, node: Node, message: Message) -> None:
+        del message
+        self._jobs.suspect(node.number)  # it gets no more
+        self._client.on_closing()
+
+    def _on_event(self, node: Node, message: Message) -> None:
+        del node
+        self._client.hub.publish(load_own(message.payload))
+
+
+def _nothing() -> None:
+    """Do nothing."""

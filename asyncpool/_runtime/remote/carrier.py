@@ -1,0 +1,116 @@
+"""What moves batches between a client and an agent, and the greeting of both."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+# For how many seconds an agent works for a client that it does not hear, by default.
+LEASE = 10.0
+
+# By default a client gives an agent up that it has not heard for so many times as long.
+_PATIENCE = 1.5
+
+# How often in that time each end says something, if it has nothing to say.
+_BEATS = 8
+
+# The most bytes of a greeting.
+MAX_GREETING = 1 << 16
+
+
+def beat_every(lease: float) -> float:
+    """Return how many seconds an end may be silent."""
+    return lease / _BEATS
+
+
+def node_timeout(lease: float) -> float:
+    """Return after how many seconds a client gives an agent up, by default."""
+    return lease * _PATIENCE
+
+
+class Carrier(Protocol):
+    """One end of a way between a client and an agent; it moves bytes and reads none.
+
+    Attributes:
+        on_bytes: Called with what has come.
+        on_gone: Called once when the other process is surely dead, or has ended the session.
+        loses: Whether batches may be lost, so that they must be repeated.
+        limit: The most bytes that a piece may have which comes.
+        process: The other process, if it is on this machine and the system says which it is.
+    """
+
+    on_bytes: Callable[[bytes], None]
+    on_gone: Callable[[], None]
+    loses: bool
+    limit: int
+    process: int | None
+
+    def send(self, data: bytes) -> None:
+        """Send bytes, which arrive as one piece or not at all."""
+        ...
+
+    def close(self) -> None:
+        """Send no more, and let the other end know if it can be known."""
+        ...
+
+
+def greeting(version: str, codec: str) -> dict[str, Any]:
+    """Return what both ends must have in common."""
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return {"asyncpool": version, "python": python, "codec": codec}
+
+
+def pack_greeting(what: dict[str, Any]) -> bytes:
+    """Return the first bytes that an end sends."""
+    return json.dumps(what).encode()
+
+
+def unpack_greeting(data: bytes) -> dict[str, Any]:
+    """Read them; an empty greeting stands for bytes that are none."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def difference(here: dict[str, Any], there: dict[str, Any]) -> str:
+    """Return in what the other end differs so that the two cannot work together, or nothing."""
+    for name, what in (
+        ("asyncpool", "asyncpool"),
+        ("python", "Python"),
+        ("codec", "the codec"),
+    ):
+        if here[name] != there.get(name):
+            return (
+                f"the agent has {what} {here[name]}, and the client {there.get(name)}: "
+                "both need the same"
+            )
+    return ""
+
+
+# What an agent tells about itself, and of which type that is.
+_TOLD: dict[str, type] = {
+    "session": int,
+    "node": str,
+    "credits": int,
+    "lanes": int,
+    "stamp": int,
+    "page": int,
+    "lease": float,
+}
+
+
+def flaw(about: dict[str, Any]) -> str:
+    """Return what is wrong with the greeting of an agent, or nothing."""
+    if "refused" in about:
+        return str(about["refused"])[:1000]
+    for name, kind in _TOLD.items():
+        value = about.get(name)
+        if type(value) is not kind or (kind is not str and not value >= 0):  # type: ignore[operator]
+            return "it does not answer as an agent does"
+    if not (about["lease"] > 0 and about["credits"] > 0):
+        return "it does not answer as an agent does"
+    return ""

@@ -1,0 +1,10 @@
+"""One pool for several programs of a machine: who has it, and who uses it."""
+
+from __future__ import annotations
+
+from asyncpool.sharedpool._client import SharedPool
+from asyncpool.sharedpool._connect import connect
+from asyncpool.sharedpool._named import shared_pool
+from asyncpool.sharedpool._server import PoolServer
+
+__all__ = ["PoolServer", "SharedPool", "connect", "shared_pool"]

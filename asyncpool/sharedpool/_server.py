@@ -1,0 +1,110 @@
+"""Who has the pool that others share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from types import TracebackType
+from typing import Self
+
+from asyncpool import __version__
+from asyncpool._runtime.agent.agent import MOST_CLIENTS, Agent
+from asyncpool._runtime.base.arguments import check_int, check_seconds
+from asyncpool._runtime.control.socket_files import closed_on_error, listen_at
+from asyncpool._runtime.remote.carrier import LEASE
+from asyncpool._runtime.remote.unix_carrier import UnixCarrier
+from asyncpool.pool import Pool
+
+_BACKLOG = 64
+
+# Seconds that a client has to say who it is.
+_PATIENCE = 10.0
+
+
+class PoolServer:
+    """Lets other processes of this user use a pool, by a Unix socket; an async context manager.
+
+    The pool must be open before, and closed after.  Whoever connects may run any function in its
+    workers, so the socket is for this user only.  When a client is gone, its jobs are made to end.
+
+    Args:
+        pool: The pool.
+        path: The path of the socket.  The file of a dead server is replaced.
+        max_clients: How many clients there may be at a time.
+        client_timeout: Seconds without a sign of life after which a client counts as gone.
+
+    Raises:
+        ValueError: If *max_clients* or *client_timeout* is not positive.
+        OSError: On entering, if the socket cannot be made, or another process listens there.
+        PoolClosedError: On entering, if the pool was not started.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        path: str | os.PathLike[str],
+        *,
+        max_clients: int = MOST_CLIENTS,
+        client_timeout: float = LEASE,
+    ) -> None:
+        check_int("max_clients", max_clients, at_least=1)
+        self._pool = pool
+        self._path = os.fspath(path)
+        check_seconds("client_timeout", client_timeout)
+        self._max_clients = max_clients
+        self._client_timeout = float(client_timeout)
+
+    async def __aenter__(self) -> Self:
+        """Begin to take clients."""
+        supervisor = self._pool._running_supervisor()  # noqa: SLF001
+        supervisor.check_home()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with closed_on_error(sock):
+            sock.setblocking(False)
+            self._file = listen_at(sock, self._path, mode=0o600, backlog=_BACKLOG)
+        name = f"{self._pool.name}@{os.getpid()}"
+        self._agent = Agent(
+            self._pool,
+            supervisor,
+            name,
+            __version__,
+            most_clients=self._max_clients,
+            lease=self._client_timeout,
+        )
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._new_carrier, sock=sock)
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Take no more clients, and wait for the jobs that they have here.
+
+        Jobs that wait with the clients fail.  If an exception leaves the context, all fail.
+
+        Cancellation:
+            Ends the jobs at once.
+        """
+        self._file.remove()
+        self._server.close()
+        try:
+            if error is None:
+                await self._agent.drain()
+        finally:
+            self._agent.close()
+
+    def _new_carrier(self) -> UnixCarrier:
+        carrier = UnixCarrier()
+        agent = self._agent
+        late = asyncio.get_running_loop().call_later(_PATIENCE, carrier.abort)
+
+        def on_hello(data: bytes) -> None:
+            late.cancel()
+            agent.welcome(carrier, data)
+
+        carrier.on_bytes, carrier.on_gone = on_hello, late.cancel
+        return carrier

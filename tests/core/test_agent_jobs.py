@@ -1,0 +1,79 @@
+"""The clients of an agent: turns, bounds and leases."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncpool._core.remote.agent_jobs import AgentJobs, Lookahead
+from asyncpool.errors import ProtocolError
+
+
+def test_clients_have_their_turns_and_their_bounds() -> None:
+    agent = AgentJobs(credits=3, most_clients=2, lease=4.0)
+    one, two = agent.open(0.0), agent.open(0.0)
+    assert one is not None
+    assert two is not None
+    assert agent.open(0.0) is None
+    for job in (1, 2, 3):
+        agent.accept(one, job, 0)
+    agent.accept(two, 1, 0)
+    with pytest.raises(ProtocolError, match="more than 3 jobs"):
+        agent.accept(one, 4, 0)
+    with pytest.raises(ProtocolError, match="job 1 twice"):
+        agent.accept(two, 1, 0)
+    assert agent.release(3, 1.0) == [(one, 1), (two, 1), (one, 2)]
+    assert agent.cancel(one, 3)
+    assert not agent.cancel(one, 2)
+    assert agent.waiting == 0
+
+
+def test_an_agent_begins_nothing_for_a_client_whose_lease_is_over() -> None:
+    agent = AgentJobs(credits=3, most_clients=2, lease=4.0)
+    session = agent.open(0.0)
+    assert session is not None
+    agent.accept(session, 1, 0)
+    agent.accept(session, 2, 0)
+    assert agent.release(1, 3.9) == [(session, 1)]
+    assert agent.next_lapse() == 4.0
+    assert agent.release(1, 4.0) == []
+    agent.heard(session, 0.5)
+    assert agent.release(1, 4.0) == [(session, 2)]
+    assert agent.lapsed(4.5) == [session]
+    assert agent.close(session) == {1, 2}
+    assert not agent.ended(session, 1)
+    assert agent.open(5.0) != session
+
+
+def test_a_pool_gets_more_at_a_time_only_where_its_workers_take_all() -> None:
+    ahead = Lookahead()
+    rooms: list[int] = []
+    for _ in range(7):
+        rooms.append(ahead.room(0, 2))
+        ahead.released(rooms[-1], rooms[-1])
+    assert rooms == [2, 4, 8, 16, 32, 64, 64]
+    ahead.released(64, 1)
+    assert ahead.room(0, 2) == 64
+    assert [ahead.room(5, 2) for _ in range(6)] == [27, 11, 3, 0, 0, 0]
+
+
+def test_jobs_that_wait_in_the_pool_are_few() -> None:
+    ahead = Lookahead()
+    ahead.released(ahead.room(0, 2), 2)  # both run
+    ahead.released(ahead.room(0, 2), 4)  # all of them wait
+    assert ahead.room(4, 2) == 0
+
+
+def test_calls_of_sessions_wait_for_nothing_and_have_a_bound_of_their_own() -> None:
+    jobs = AgentJobs(credits=1, most_clients=1, lease=1.0)
+    session = jobs.open(0.0)
+    assert session is not None
+    jobs.accept(session, 1, 0)
+    for number in (2, 3):
+        jobs.accept_call(session, number)
+    with pytest.raises(ProtocolError, match="more than 2 calls"):
+        jobs.accept_call(session, 4)
+    with pytest.raises(ProtocolError, match="job 2 twice"):
+        jobs.accept_call(session, 2)
+    assert jobs.release(5, 0.0) == [(session, 1)]
+    assert jobs.ended(session, 2)
+    jobs.accept_call(session, 5)

@@ -1,0 +1,66 @@
+"""The two ends of a link: each message arrives once and in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncpool._core.remote.reliable_link import (
+    ACKNOWLEDGE_EVERY,
+    MAX_BATCH,
+    Batch,
+    ReliableLink,
+)
+from asyncpool.errors import ProtocolError
+
+
+def test_a_batch_is_read_as_it_was_written() -> None:
+    batch = Batch(7, 3, 2, 11, 0, [b"", b"one", b"two"])
+    assert Batch.unpack(batch.pack()) == batch
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"short", Batch(1, 1, 0, 0, 0, [b"ab"]).pack()[:-1]]
+)
+def test_what_is_no_batch_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Batch.unpack(data)
+
+
+def test_a_message_arrives_once_whatever_comes_twice_or_early() -> None:
+    one, other = ReliableLink(1), ReliableLink(1)
+    one.put(b"a")
+    first = one.next_batch()
+    one.put(b"b")
+    second = one.next_batch()
+    assert other.receive(second) == []  # "a" is missing
+    assert other.receive(first) == [b"a"]
+    assert other.receive(first) == []
+    assert other.receive(one.repeat()) == [b"b"]
+    assert one.receive(other.next_batch()) == []
+    assert one.unacknowledged == 0
+
+
+def test_an_end_acknowledges_by_itself_after_some_messages() -> None:
+    one, other = ReliableLink(1), ReliableLink(1)
+    for _ in range(ACKNOWLEDGE_EVERY):
+        one.put(b"a")
+    other.receive(one.next_batch())
+    owed = [other.owes]
+    one.receive(other.next_batch())
+    owed.append(other.owes)
+    assert owed == [True, False]
+    assert not one.unsent
+
+
+def test_a_batch_has_a_bound_but_any_message_travels() -> None:
+    link = ReliableLink(1)
+    for _ in range(3):
+        link.put(bytes(MAX_BATCH))
+    assert [len(link.next_batch().messages) for _ in range(4)] == [1, 1, 1, 0]
+
+
+def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
+    link = ReliableLink(1)
+    link.put(b"a")
+    with pytest.raises(ProtocolError, match="acknowledges 1 messages of 0"):
+        link.receive(Batch(1, 1, 1, 0, 0, []))

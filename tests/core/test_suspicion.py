@@ -1,0 +1,19 @@
+"""When an agent is suspected, and when it is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncpool._core.remote.suspicion import SignsOfLife, Trust
+
+
+def test_an_agent_is_suspected_before_it_is_lost() -> None:
+    signs = SignsOfLife(lease=4.0, patience=6.0, now=0.0)
+    assert [signs.trust(now) for now in (1.9, 2.0, 6.0)] == [*Trust]
+    signs.heard(5.0)
+    assert signs.trust(6.9) is Trust.TRUSTED
+
+
+def test_an_agent_cannot_be_lost_while_it_may_still_begin_jobs() -> None:
+    with pytest.raises(ValueError, match="node_timeout must be at least 4 s"):
+        SignsOfLife(lease=4.0, patience=3.0, now=0.0)

@@ -1,0 +1,401 @@
+"""What comes from either end of a shared pool is bounded and checked, whoever sends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool import __version__
+from asyncpool._core.remote.own_objects import pack_own
+from asyncpool._core.remote.reliable_link import ReliableLink
+from asyncpool._core.remote.remote_messages import (
+    Kind,
+    Message,
+    pack_numbers,
+    pack_question,
+)
+from asyncpool._runtime.remote.carrier import greeting, pack_greeting
+from asyncpool.errors import JobNotPicklableError, NodeLostError, ProtocolError
+from asyncpool.pool import Pool
+from asyncpool.sharedpool import PoolServer, SharedPool, connect
+from tests.helpers import jobs
+from tests.helpers.gate import short_folder
+from tests.helpers.inside import waiting_jobs
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.shared_pools import server
+
+pytestmark = BOTH_LOOPS
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+class Raw:
+    """One end of a connection, which says whatever a test wants."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.reader, self.writer = reader, writer
+        self.link = ReliableLink(1)
+
+    def say(self, piece: bytes) -> None:
+        self.writer.write(len(piece).to_bytes(8) + piece)
+
+    def say_messages(self, *messages: Message) -> None:
+        for message in messages:
+            self.link.put(message.pack())
+        self.say(self.link.next_batch().pack())
+
+    async def hear(self) -> bytes:
+        return await self.reader.readexactly(
+            int.from_bytes(await self.reader.readexactly(8))
+        )
+
+    async def cut(self) -> None:
+        """Wait until the other end has cut the connection."""
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(1 << 16):
+                pass
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def raw_client(path: Path) -> AsyncGenerator[Raw]:
+    raw = Raw(*await asyncio.open_unix_connection(path))
+    try:
+        yield raw
+    finally:
+        await raw.close()
+
+
+FUNCTION = Message(Kind.FUNCTION, function=1, payload=b"f\0")
+PLAIN = json.dumps({"limits": {}}).encode()
+OPTIONS = Message(Kind.OPTIONS, options=1, payload=PLAIN)
+
+
+def job(number: int, **others: int) -> Message:
+    return Message(
+        Kind.JOB, number, **{"function": 1, "options": 1} | others, payload=bytes(4)
+    )
+
+
+def asked(number: int) -> Message:
+    question = pack_question("session", b"", {"timeout": None, "on_restart": None})
+    return Message(Kind.ASK, number, payload=question)
+
+
+@pytest.mark.logs("client-refused")
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ([Message(Kind.VALUE, 1)], "a client sent a VALUE"),
+        ([job(1)], "1"),
+        ([FUNCTION, job(1)], "1"),
+        ([FUNCTION, OPTIONS, *[job(n) for n in range(1500)]], "more than 1024 jobs"),
+        ([FUNCTION, OPTIONS, *[job(5)] * 200], "job 5 twice"),
+        ([Message(Kind.OPTIONS, payload=b"{")], "Expecting"),
+        ([Message(Kind.OPTIONS, payload=b'{"limits": {"timeout": -1}}')], "timeout"),
+        ([Message(Kind.OPTIONS, payload=b'{"limits": {"evil": 1}}')], "evil"),
+        ([asked(n) for n in range(300)], "256 at once"),
+    ],
+)
+async def test_a_client_that_breaks_the_rules_is_cut_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: list[Message], why: str
+) -> None:
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path),
+        pool.worker(),  # so that what has begun stays
+        raw_client(path) as raw,
+    ):
+        raw.say(pack_greeting(greeting(__version__, "pickle")))
+        raw.link = ReliableLink(json.loads(await raw.hear())["session"])
+        raw.say_messages(*messages)
+        await raw.cut()
+    assert "a client of the shared pool is cut off: " in caplog.text
+    assert why in caplog.text
+
+
+@pytest.mark.parametrize(
+    "piece", [b"", b"{}", b"[" * 5000, b"\xff" * 100, b'{"python": 5}']
+)
+async def test_a_greeting_that_is_none_is_answered_by_a_refusal(
+    tmp_path: Path, piece: bytes
+) -> None:
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path),
+        raw_client(path) as raw,
+    ):
+        raw.say(piece)
+        assert "refused" in json.loads(await raw.hear())
+        await raw.cut()
+
+
+async def test_a_greeting_has_a_bound_and_so_have_clients(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path, max_clients=1),
+    ):
+        async with raw_client(path) as raw:
+            raw.writer.write((1 << 40).to_bytes(8))
+            await raw.cut()
+        async with connect(f"unix:{path}") as one:
+            with pytest.raises(ProtocolError, match="1 clients use this pool already"):
+                await connect(f"unix:{path}").start()
+            assert await one.submit(jobs.square, 2) == 4
+
+
+async def test_another_python_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path),
+        raw_client(path) as raw,
+    ):
+        raw.say(pack_greeting(greeting(__version__, "pickle") | {"python": "3.9"}))
+        here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        assert json.loads(await raw.hear()) == {
+            "refused": f"the agent has Python {here}, and the client 3.9: both need the same"
+        }
+
+
+@contextlib.asynccontextmanager
+async def false_agent(*answers: bytes) -> AsyncGenerator[tuple[str, list[Raw]]]:
+    """Listen as an agent does, and answer the greeting with something else."""
+    raws: list[Raw] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raw = Raw(reader, writer)
+        raws.append(raw)
+        await raw.hear()
+        for answer in answers:
+            raw.say(answer)
+        if not answers:
+            await raw.close()
+
+    with short_folder() as folder:
+        path = str(folder / "false")
+        listening = await asyncio.start_unix_server(serve, path)
+        try:
+            yield f"unix:{path}", raws
+        finally:
+            listening.close()
+            for raw in raws:
+                await raw.close()
+            await listening.wait_closed()
+
+
+GREETING = greeting(__version__, "pickle") | {
+    "session": 1,
+    "node": "false",
+    "credits": 1 << 40,
+    "lanes": 1,
+    "stamp": 1,
+    "page": 0,
+    "lease": 10.0,
+}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (),
+        (b"no",),
+        (b"[]",),
+        (pack_greeting(GREETING | {"session": "1"}),),
+        (pack_greeting(GREETING | {"credits": -1}),),
+        (pack_greeting(GREETING | {"credits": 0}),),
+        (pack_greeting(GREETING | {"page": None}),),
+        (pack_greeting(GREETING | {"lease": float("nan")}),),
+    ],
+)
+async def test_what_is_no_agent_is_refused(answers: tuple[bytes, ...]) -> None:
+    async with patience(), false_agent(*answers) as (address, _):
+        with pytest.raises(ProtocolError, match="does not answer as an agent does"):
+            await connect(address).start()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(Kind.JOB, 1),
+        Message(Kind.ITEM, 1, payload=bytes(4)),
+        Message(Kind.FAILED, 1, payload=b"cos\nsystem\n(S'false'\ntR."),
+        Message(Kind.FAILED, 1, payload=pack_own(5)),
+        Message(Kind.VALUE, 1, payload=b"\0\0\0\x09"),
+        Message(Kind.EVENT, payload=b"x"),
+        Message(Kind.EVENT, payload=pack_own("no event")),
+        Message(Kind.WORKER, 1, payload=pack_own("no worker")),
+        Message(Kind.BEGAN, payload=b"123"),
+    ],
+)
+async def test_an_agent_that_breaks_the_rules_is_lost(message: Message) -> None:
+    async with (
+        patience(),
+        false_agent(pack_greeting(GREETING)) as (address, raws),
+        connect(address) as pool,
+    ):
+        sent = pool.submit(jobs.square, 2)
+        await raws[0].hear()
+        raws[0].say_messages(Message(Kind.BEGAN, payload=pack_numbers([1])), message)
+        with pytest.raises(NodeLostError):
+            await sent
+
+
+async def test_no_more_jobs_are_sent_than_a_client_may_lose() -> None:
+    async with (
+        patience(),
+        false_agent(pack_greeting(GREETING)) as (address, raws),
+        _left(connect(address)) as pool,
+    ):
+        for number in range(5000):
+            pool.submit(jobs.square, number)
+        assert waiting_jobs(pool) == 5000 - 4096
+        assert len(raws) == 1
+
+
+@contextlib.asynccontextmanager
+async def _left(pool: SharedPool) -> AsyncGenerator[SharedPool]:
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close(finish="none")
+
+
+@as_root
+async def test_a_process_of_another_user_is_refused(tmp_path: Path) -> None:
+    with short_folder() as folder:
+        folder.chmod(0o755)
+        path = folder / "pool.sock"
+        async with patience(), Pool(1) as pool, PoolServer(pool, path):
+            assert path.stat().st_mode & 0o777 == 0o600
+            path.chmod(0o666)  # as if the file protected nothing
+            heard = await asyncio.to_thread(_as_nobody, path)
+            assert heard == b""
+            async with connect(f"unix:{path}") as own:
+                assert await own.submit(jobs.square, 2) == 4
+
+
+@as_root
+async def test_an_agent_of_another_user_gets_no_jobs() -> None:
+    with short_folder() as folder:
+        folder.chmod(0o777)
+        reading, writing = os.pipe()
+        pid, path = os.fork(), folder / "false"
+        if not pid:
+            _listen_as_nobody(path, writing)
+        os.close(writing)
+        try:
+            assert await asyncio.to_thread(os.read, reading, 1)
+            os.close(reading)
+            with pytest.raises(PermissionError, match="another user listens at"):
+                await connect(f"unix:{path}").start()
+        finally:
+            os.kill(pid, 9)
+            await asyncio.to_thread(os.waitpid, pid, 0)
+
+
+def _as_nobody(path: Path) -> bytes:
+    """Return what a process of another user hears when it greets."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.setuid(NOBODY)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(path))
+        hello = pack_greeting(greeting(__version__, "pickle"))
+        with contextlib.suppress(OSError):
+            sock.send(len(hello).to_bytes(8) + hello)
+            os.write(writing, sock.recv(100))
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    with open(reading, "rb") as pipe:
+        return pipe.read()
+
+
+def _listen_as_nobody(path: Path, told: int) -> None:
+    os.setuid(NOBODY)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    path.chmod(0o666)
+    sock.listen()
+    os.write(told, b"l")
+    while True:
+        sock.accept()[0].recv(100)
+
+
+async def test_nothing_of_it_is_inherited_by_workers(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sock"
+    async with patience(), Pool(1, launcher="spawn") as pool:
+        before = await pool.submit(jobs.stray_descriptors)
+        async with PoolServer(pool, path), connect(f"unix:{path}") as client:
+            await pool.roll()  # the new worker starts with all that open
+            after = await client.submit(jobs.stray_descriptors)
+    # Each worker has sockets and pipes of its own, so only their kinds can be compared.
+    assert [name.partition(":")[0] for name in after] == [
+        name.partition(":")[0] for name in before
+    ]
+
+
+async def test_a_function_that_the_agent_cannot_import_fails_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here_77.py").write_text("def f(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here_77  # type: ignore[import-not-found]
+
+    path = tmp_path / "sub" / "pool.sock"
+    path.parent.mkdir()
+    with server(path):
+        async with patience(), connect(f"unix:{path}") as client:
+            with pytest.raises(ModuleNotFoundError, match="only_here_77"):
+                await client.submit(only_here_77.f)
+            assert await client.submit(jobs.square, 2) == 4
+
+
+async def test_a_data_only_pool_stays_data_only_through_its_agent(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pool.sock"
+    options: dict[str, Any] = {"codec": "json", "functions": ["tests.helpers.jobs:*"]}
+    async with (
+        patience(),
+        Pool(1, **options) as pool,
+        PoolServer(pool, path),
+        connect(f"unix:{path}", **options) as client,
+    ):
+        assert await client.submit(jobs.square, 3) == 9
+        assert await client.map(jobs.square, range(20)) == [n * n for n in range(20)]
+        assert await client.broadcast(jobs.square, 2) == {0: 4}
+        with pytest.raises(JobNotPicklableError):
+            await client.submit(jobs.take, object())
+        with pytest.raises(JobNotPicklableError, match="lambda"):
+            await client.submit(lambda: 1)
+        async with client.worker(on_restart=jobs.fill_state) as mine:
+            await mine.submit(jobs.fill_state)
+            assert await mine.submit(jobs.count_state) == 1

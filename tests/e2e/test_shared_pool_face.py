@@ -1,0 +1,298 @@
+"""A client of a shared pool has what a local pool has: streams, broadcasts, sessions, leases, events."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool import Job, LeaseKeeper, Stream
+from asyncpool.errors import (
+    BroadcastError,
+    JobTimeoutError,
+    NoWorkerError,
+    PoolClosedError,
+    PoolFullError,
+    WorkerCrashedError,
+    WorkerGoneError,
+    WorkerHungError,
+)
+from asyncpool.events import Exited, JobEnded, JobQueued, JobStarted, Ready
+from asyncpool.sharedpool import connect
+from tests.helpers import beats, jobs, streams
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import collect, next_of
+from tests.helpers.shared_pools import shared
+
+pytestmark = BOTH_LOOPS
+
+
+async def test_a_stream_comes_item_by_item_and_waits_for_its_caller(
+    tmp_path: Path,
+) -> None:
+    async with patience(), shared(tmp_path, workers=1) as pool:
+        assert [n async for n in pool.stream(streams.numbers, 500)] == list(range(500))
+        assert [n async for n in pool.stream(streams.anumbers, 5)] == list(range(5))
+        got: list[int] = []
+        with pytest.raises(LookupError):
+            await collect(pool.stream(streams.values, [1, 2], LookupError()), got)
+        assert got == [1, 2]
+        [large] = [it async for it in pool.stream(streams.values, [bytes(3 << 20)])]
+        assert len(large) == 3 << 20
+        stream = pool.options(prefetch=2).stream(streams.numbers, 1000)
+        await stream.started()
+        assert stream.job is not None
+        assert not stream.job.done()  # nobody reads it, so it waits
+        await stream.aclose()
+        assert await pool.submit(jobs.square, 3) == 9  # the worker is free again
+
+
+async def test_a_stream_is_tried_again_as_long_as_nothing_was_taken(
+    tmp_path: Path,
+) -> None:
+    async with patience(), Gate() as gate, shared(tmp_path, workers=1) as pool:
+        view = pool.options(max_attempts=2)
+        stream: Stream[Any] = view.stream(beats.count_at, gate.path)
+        task = asyncio.create_task(stream.started())
+        (await gate.visitor("beat 0")).release("kill")
+        (await gate.visitor("beat 0", nth=2)).release("fail")
+        with pytest.raises(LookupError):
+            await task
+        assert stream.job is not None
+        assert stream.job.attempt == 2
+
+
+async def test_a_broadcast_reaches_every_worker_and_later_ones(tmp_path: Path) -> None:
+    async with patience(), shared(tmp_path) as pool:
+        pids = await pool.broadcast(jobs.configure, "one")
+        assert sorted(pids) == [0, 1]
+        assert len(set(pids.values())) == 2
+        await pool.kill(0)
+        await pool.roll()
+        histories = await pool.broadcast(jobs.history)
+        assert {tuple(values) for _, values in histories.values()} == {("one",)}
+        with pytest.raises(BroadcastError, match=r"jobs\.throw") as failed:
+            await pool.broadcast(jobs.throw, LookupError("of mine"))
+        assert [str(it) for it in failed.value.errors.values()] == ["of mine"] * 2
+        with pytest.raises(ValueError, match="it has no key"):
+            await pool.options(key=1).broadcast(jobs.pid)
+        with pytest.raises(TypeError, match="broadcast"):
+            await pool.broadcast(5)  # type: ignore[call-overload]
+
+
+async def test_a_broadcast_that_is_cancelled_is_taken_back(tmp_path: Path) -> None:
+    async with patience(), Gate() as gate, shared(tmp_path, workers=1) as pool:
+        task = asyncio.create_task(pool.broadcast(jobs.configure, "no", gate.path))
+        visitor = await gate.visitor("configure")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await visitor.gone()
+        assert await pool.submit(jobs.square, 4) == 16
+
+
+async def test_a_session_has_a_worker_to_itself(tmp_path: Path) -> None:
+    async with patience(), shared(tmp_path, workers=2) as pool:
+        async with pool.worker(fresh=False) as mine:
+            assert await mine.submit(jobs.pid) == mine.pid
+            await mine.submit(jobs.fill_state)
+            counts = [mine.submit(jobs.count_state) for _ in range(20)]
+            assert await asyncio.gather(*counts) == list(range(1, 21))
+            others = {await pool.submit(jobs.pid) for _ in range(5)}
+            assert mine.pid not in others
+            numbers = [n async for n in mine.stream(streams.numbers, 5)]
+            assert numbers == list(range(5))
+            async with pool.worker():
+                with pytest.raises(TimeoutError, match="no worker"):
+                    await pool.worker(timeout=0.01).__aenter__()
+        stats = await pool.stats()
+        assert stats.workers == 2
+
+
+async def test_a_session_ends_with_its_worker_unless_its_state_can_be_rebuilt(
+    tmp_path: Path,
+) -> None:
+    async with patience(), shared(tmp_path, workers=1) as pool:
+        async with pool.worker() as mine:
+            died = mine.submit(os.kill, mine.pid, signal.SIGKILL)
+            behind = mine.submit(jobs.pid)
+            last = mine.submit(jobs.pid)
+            with pytest.raises(WorkerCrashedError):
+                await died
+            for call in (behind, last):
+                with pytest.raises(WorkerGoneError):
+                    await call
+            with pytest.raises(WorkerGoneError) as gone:
+                mine.submit(jobs.pid)
+            assert gone.value.crash is not None
+            assert gone.value.crash.signal == "SIGKILL"
+        async with pool.worker(on_restart=jobs.fill_state) as mine:
+            before = mine.pid
+            await mine.submit(jobs.fill_state)
+            with pytest.raises(WorkerCrashedError):
+                await mine.submit(os.kill, mine.pid, signal.SIGKILL)
+            assert await mine.submit(jobs.count_state) == 1
+            assert mine.pid != before
+            assert await mine.submit(jobs.pid) == mine.pid
+
+
+async def test_heartbeats_come_through_and_the_next_attempt_knows_the_last(
+    tmp_path: Path,
+) -> None:
+    async with patience(), Gate() as gate, shared(tmp_path, workers=1) as pool:
+        view = pool.options(max_attempts=2, retry_on=[LookupError])
+        job: Job[Any] = view.submit(beats.count_at, gate.path, 5)
+        progress = job.progress()
+        assert await anext(progress) == 5
+        (await gate.visitor("beat 5")).release("fail")
+        second = await gate.visitor("beat 5", nth=2)
+        assert job.attempt == 2
+        text = await job.stack()
+        assert "count_at" in text
+        assert "count_at" in (await pool.stacks())[0]
+        second.release("kill")
+        with pytest.raises(WorkerCrashedError):
+            await job
+        assert await job.stack() == ""
+        hung = pool.options(heartbeat_timeout=0.05).submit(jobs.wait_at, gate.path)
+        with pytest.raises(WorkerHungError):
+            await hung
+
+
+async def test_events_of_the_pool_and_of_the_clients_own_jobs(tmp_path: Path) -> None:
+    async with patience(), shared(tmp_path, workers=1) as pool:
+        heard: list[Any] = []
+        pool.add_listener(heard.append)
+        events, of_jobs = pool.events(), pool.job_events()
+        await pool.submit(jobs.square, 2)
+        own = [await anext(of_jobs) for _ in range(3)]
+        assert [type(event) for event in own] == [JobQueued, JobStarted, JobEnded]
+        await pool.kill(0)
+        assert (await next_of(events, Exited)).slot == 0
+        await next_of(events, Ready)
+        assert any(isinstance(event, Ready) for event in heard)
+        assert pool.remove_listener(heard.append) == 1
+
+
+async def test_orders_are_for_the_whole_pool(tmp_path: Path) -> None:
+    async with patience(), shared(tmp_path, workers=2) as pool:
+        pid = await pool.submit(jobs.pid)
+        assert (await pool.roll()).ok
+        assert await pool.submit(jobs.pid) != pid
+        await pool.retire(0)
+        with pytest.raises(NoWorkerError):
+            await pool.kill(7)
+        with pytest.raises(ValueError, match="slot"):
+            await pool.kill(-1)
+        await pool.resize((1, 3))
+        profile = await pool.profile(0.05)
+        assert profile.seconds >= 0.05
+        with pytest.raises(ValueError, match="rate"):
+            await pool.profile(1, rate=0)
+
+
+class Outside:
+    """Answers beats."""
+
+    def __init__(self) -> None:
+        self.down = False
+
+    async def extend(self, lease: str) -> None:
+        del lease
+        if self.down:
+            raise OSError("down")
+
+
+async def test_a_lease_is_kept_until_no_worker_has_its_job(tmp_path: Path) -> None:
+    outside = Outside()
+    keeper = LeaseKeeper(outside.extend, max_rate=100.0, interval=0.1, ttl=1.0)
+    async with (
+        patience(),
+        Gate() as gate,
+        keeper,
+        shared(tmp_path, workers=1) as pool,
+    ):
+        view = pool.options(lease=(keeper, "mine"))
+        job = view.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        with pytest.raises(ValueError, match="mine"):
+            view.submit(jobs.square, 1)
+        visitor.release()
+        assert await job == "go"
+        assert keeper.stats().leases == 0
+        # A job that is cancelled has its lease until its worker is rid of it.
+        cancelled = pool.options(lease=(keeper, "mine"), on_cancel="wait").submit(
+            jobs.wait_at, gate.path, "stays"
+        )
+        visitor = await gate.visitor("stays")
+        cancelled.cancel()
+        await pool.stats()  # the agent has heard of it
+        assert keeper.stats().leases == 1
+        visitor.release()
+        await pool.submit(jobs.square, 1)
+        assert keeper.stats().leases == 0
+        # And the worker ends with a lease that lapses.
+        lapsing = view.submit(jobs.wait_at, gate.path, "lapses")
+        visitor = await gate.visitor("lapses")
+        outside.down = True
+        with pytest.raises(asyncio.CancelledError, match="has lapsed"):
+            await lapsing
+        await visitor.gone()
+
+
+async def test_a_client_bounds_its_queue_and_can_be_closed_in_steps(
+    tmp_path: Path,
+) -> None:
+    async with patience(), Gate() as gate, shared(tmp_path, workers=1):
+        pool = connect(f"unix:{tmp_path}/pool.sock", max_queued=1)
+        await pool.start()
+        running = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        for _ in range(1023 + 1):  # as many as the agent takes, and one that waits
+            pool.submit(jobs.square, 2).add_done_callback(_retrieve)
+        with pytest.raises(PoolFullError):
+            pool.submit(jobs.square, 2)
+        closing = asyncio.create_task(pool.close(finish="running"))
+        await asyncio.sleep(0)
+        with pytest.raises(PoolClosedError):
+            pool.submit(jobs.square, 1)
+        visitor.release()
+        summary = await closing
+        assert await running == "go"
+        assert summary.finished == 1
+        assert summary.failed == 1024  # all but the one that ran
+        with pytest.raises(RuntimeError, match="only once"):
+            await pool.start()
+
+
+async def test_a_close_with_a_timeout_fails_what_is_left(tmp_path: Path) -> None:
+    async with patience(), Gate() as gate, shared(tmp_path, workers=1) as pool:
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        assert (await pool.close(timeout=0.01)).failed == 1
+        with pytest.raises(PoolClosedError):
+            await job
+        await visitor.gone()  # the agent has made it end
+
+
+async def test_time_limits_are_retried_as_in_a_local_pool(tmp_path: Path) -> None:
+    async with patience(), Gate() as gate, shared(tmp_path, workers=1) as pool:
+        view = pool.options(timeout=0.05, max_attempts=2, retry_on=[JobTimeoutError])
+        job = view.submit(jobs.wait_at, gate.path)
+        with pytest.raises(JobTimeoutError):
+            await job
+        assert gate.visits() == job.attempt == 2
+        deadline = asyncio.get_running_loop().time() + 0.05
+        late = pool.options(deadline=deadline).submit(jobs.wait_at, gate.path)
+        with pytest.raises(JobTimeoutError, match="deadline"):
+            await late
+
+
+def _retrieve(job: asyncio.Future[Any]) -> None:
+    _ = job.cancelled() or job.exception()

@@ -1,0 +1,216 @@
+"""A shared pool whose processes die, stop and go on: each job's fate is accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool._core.remote.agent_jobs import CREDITS
+from asyncpool.enums import Delivery
+from asyncpool.errors import NodeLostError, PoolClosedError
+from asyncpool.pool import Pool
+from asyncpool.sharedpool import PoolServer, connect
+from tests.helpers import jobs, streams
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import stop
+from tests.helpers.shared_pools import client, server
+
+pytestmark = BOTH_LOOPS
+
+COUNT = 4000
+
+
+def numbers_in(path: Path) -> Counter[int]:
+    return Counter(int(line) for line in path.read_text().split())
+
+
+async def test_each_job_is_accounted_for_when_the_agent_is_killed_under_load(
+    tmp_path: Path,
+) -> None:
+    signed = tmp_path / "signed"
+    signed.touch()
+    with server(tmp_path / "pool.sock", workers=2) as process:
+        async with patience(2), connect(f"unix:{tmp_path}/pool.sock") as pool:
+            view = pool.options(max_attempts=3)
+            submitted = [
+                view.submit(jobs.sign, str(signed), number) for number in range(COUNT)
+            ]
+            await submitted[100]
+            process.kill()
+            results = await asyncio.gather(*submitted, return_exceptions=True)
+            with pytest.raises(PoolClosedError):
+                pool.submit(jobs.square, 1)
+    began = numbers_in(signed)
+    assert set(began.values()) == {1}  # nothing twice
+    fates = Counter[str]()
+    for number, (job, result) in enumerate(zip(submitted, results, strict=True)):
+        if not isinstance(result, NodeLostError):
+            assert number in began
+            assert job.attempt == 1
+            fates["done"] += 1
+        elif result.delivery is Delivery.STARTED:
+            assert job.attempt == 1
+            fates["lost"] += 1
+        else:
+            assert number not in began
+            assert job.attempt == 0
+            fates["never begun"] += 1
+    assert fates.total() == COUNT
+    assert fates["done"] > 50
+    assert fates["never begun"]
+    assert fates["lost"] <= CREDITS  # those that the agent may have
+
+
+async def test_an_agent_that_was_stopped_begins_nothing_when_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    signed = tmp_path / "signed"
+    signed.touch()
+    path = tmp_path / "pool.sock"
+    with server(path, client_timeout=1.0) as process:
+        async with (
+            patience(2),
+            Gate() as gate,
+            connect(f"unix:{path}") as pool,
+        ):
+            begun = pool.submit(jobs.wait_at, gate.path)
+            visitor = await gate.visitor()
+            await stop(process.pid)
+            waiting = [pool.submit(jobs.sign, str(signed), n) for n in range(50)]
+            with pytest.raises(NodeLostError) as lost:
+                await begun
+            assert lost.value.delivery is Delivery.STARTED
+            assert lost.value.silence >= 1.0
+            for job in waiting:
+                with pytest.raises(NodeLostError) as never:
+                    await job
+                assert never.value.delivery is not Delivery.STARTED
+                assert job.attempt == 0
+            os.kill(process.pid, signal.SIGCONT)
+            await visitor.gone()  # the agent gives up what it ran for this client
+        async with patience(), connect(f"unix:{path}") as again:
+            assert await again.submit(jobs.square, 3) == 9
+    assert not signed.read_text()
+
+
+async def test_an_agent_that_is_stopped_for_a_moment_costs_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pool.sock"
+    with server(path) as process:
+        async with patience(), Gate() as gate, connect(f"unix:{path}") as pool:
+            begun = pool.submit(jobs.wait_at, gate.path)
+            visitor = await gate.visitor()
+            await stop(process.pid)
+            waiting = [pool.submit(jobs.square, n) for n in range(50)]
+            visitor.release()
+            os.kill(process.pid, signal.SIGCONT)
+            assert await begun == "go"
+            assert await asyncio.gather(*waiting) == [n * n for n in range(50)]
+
+
+async def test_an_agent_that_closes_finishes_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sock"
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        sharing = PoolServer(pool, path)
+        await sharing.__aenter__()
+        async with connect(f"unix:{path}") as shared:
+            begun = shared.submit(jobs.wait_at, gate.path)
+            visitor = await gate.visitor()
+            sent = shared.submit(jobs.square, 3)
+            queued = [shared.submit(jobs.square, 1) for _ in range(1500)][-1]
+            closing = asyncio.create_task(sharing.__aexit__(None, None, None))
+            with pytest.raises(PoolClosedError, match="closed"):
+                await queued
+            with pytest.raises(PoolClosedError):
+                shared.submit(jobs.square, 1)
+            visitor.release()
+            assert await begun == "go"
+            assert await sent == 9
+            await closing
+        with pytest.raises(OSError, match="No such file"):
+            await connect(f"unix:{path}").start()
+
+
+async def test_an_agent_that_is_left_by_an_error_ends_what_it_has(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pool.sock"
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        sharing = PoolServer(pool, path)
+        await sharing.__aenter__()
+        async with connect(f"unix:{path}") as shared:
+            stream = shared.stream(streams.numbers, 10**6)
+            assert await anext(stream) == 0
+            begun = shared.submit(jobs.wait_at, gate.path)
+            asked = asyncio.create_task(shared.broadcast(jobs.configure, 1, gate.path))
+            await asyncio.sleep(0)
+            await sharing.__aexit__(ValueError, ValueError(), None)
+            with pytest.raises(NodeLostError):
+                await begun
+            with pytest.raises(NodeLostError):
+                async for _ in stream:
+                    pass
+            with pytest.raises(PoolClosedError, match="gone"):
+                await asked
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_the_jobs_of_a_client_that_is_gone_end_and_others_go_on(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(2),
+        Gate() as gate,
+        Pool(2) as pool,
+        PoolServer(pool, path, client_timeout=1.0),
+        connect(f"unix:{path}") as mine,
+    ):
+        with client(path, gate.path) as other:
+            visitor = await gate.visitor("of the other")
+            own = mine.submit(jobs.wait_at, gate.path, "mine")
+            os.kill(other.pid, how)
+            await visitor.gone()
+            (await gate.visitor("mine")).release()
+            assert await own == "go"
+            if how is signal.SIGSTOP:
+                os.kill(other.pid, signal.SIGCONT)
+                assert other.stdout is not None
+                told = await asyncio.to_thread(other.stdout.readline)
+                assert told == "NodeLostError\n"
+        assert await mine.submit(jobs.square, 5) == 25
+
+
+def _note(order: list[str], name: str, _: asyncio.Future[Any]) -> None:
+    order.append(name)
+
+
+async def test_two_clients_that_flood_get_the_workers_in_turn(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sock"
+    order: list[str] = []
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path),
+        connect(f"unix:{path}") as one,
+        connect(f"unix:{path}") as two,
+    ):
+        done: list[asyncio.Future[Any]] = []
+        for name, of in (("one", one), ("two", two)):
+            for number in range(900):
+                job = of.submit(jobs.square, number)
+                job.add_done_callback(partial(_note, order, name))
+                done.append(job)
+        await asyncio.gather(*done)
+    # The first half of the outcomes has about as many of each.
+    assert 300 < Counter(order[:900])["two"] < 600

@@ -1,0 +1,79 @@
+"""A carrier in memory, which loses, doubles, delays and holds back what it carries.
+
+It is all that an engine has to have for agents and clients: two ends that send bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+__all__ = ["End", "Network"]
+
+
+class End:
+    """One end of a way; see :class:`asyncpool._runtime.remote.carrier.Carrier`."""
+
+    loses = True
+    limit = 0
+    process: int | None = None
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.other: End
+        self.on_bytes: Callable[[bytes], None] = _drop
+        self.on_gone: Callable[[], None] = _nothing
+
+    def send(self, data: bytes) -> None:
+        self._network.carry(self, data)
+
+    def close(self) -> None:
+        self.on_bytes = _drop
+
+
+class Network:
+    """Carries what ends send.
+
+    Args:
+        seed: Of the random faults.
+        faults: How likely each piece is lost; as likely it is doubled, or late.
+
+    Attributes:
+        faults: As above; it may be changed.
+        parted: Whether nothing comes through.
+        counts: How many pieces were sent, and how many were lost.
+    """
+
+    def __init__(self, seed: int, faults: float) -> None:
+        self._random = random.Random(seed)
+        self.faults = faults
+        self.parted = False
+        self.counts = [0, 0]
+
+    def way(self) -> tuple[End, End]:
+        """Return the two ends of a way."""
+        one, two = End(self), End(self)
+        one.other, two.other = two, one
+        return one, two
+
+    def carry(self, end: End, data: bytes) -> None:
+        self.counts[0] += 1
+        if self.parted or self._random.random() < self.faults:
+            self.counts[1] += 1
+            return
+        times = 1 + (self._random.random() < self.faults)
+        for _ in range(times):
+            late = self._random.random() < self.faults
+            delay = self._random.uniform(0, 0.02) if late else 0.0
+            asyncio.get_running_loop().call_later(
+                delay, lambda: end.other.on_bytes(data)
+            )
+
+
+def _drop(data: bytes) -> None:
+    del data
+
+
+def _nothing() -> None:
+    pass
