@@ -1,4 +1,4 @@
-"""The command line: ``asyncpool map``, ``call``, ``serve``, ``status``, ``doctor``.
+"""The command line: ``asyncpool map``, ``call``, ``serve``, ``agent``, ``status``, ``doctor``.
 
 Nothing is imported here: workers import :mod:`asyncpool._cli.targets`, and must start light.
 """

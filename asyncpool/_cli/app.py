@@ -24,6 +24,7 @@ from asyncpool._cli.parameters import (
 
 # In which module each is, as its name and _command.
 _PLACES = {
+    "agent": "agent_command",
     "call": "call_command",
     "dashboard": "dashboard.dashboard_command",
     "doctor": "doctor.doctor_command",

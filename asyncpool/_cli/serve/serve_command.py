@@ -17,6 +17,7 @@ from asyncpool._cli.serve.life_options import life_options
 from asyncpool._cli.serve.serve_log import ServeLog
 from asyncpool._cli.serve.server_options import read_options, server_options
 from asyncpool._cli.serve.serving import Serving, ServingPlan
+from asyncpool._cli.shared_pools import named_pools
 from asyncpool._core.control.control_protocol import MAX_WORKERS, NAMES, is_name
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
@@ -146,6 +147,14 @@ _MAX_BACKLOG = (1 << 31) - 1
     "https://ui.perfetto.dev shows it.",
 )
 @click.option(
+    "--pool",
+    "pools",
+    multiple=True,
+    metavar="NAME=MODULE:FUNCTION",
+    help="A pool that all workers share, as the function returns it; they find it by "
+    "asyncpool.shared_pool(NAME).  It survives reloads.  Several may be given.",
+)
+@click.option(
     "--reload-on-change",
     is_flag=True,
     help="Reload when a Python file in the current folder changes (for development).",
@@ -161,6 +170,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
     name: str | None,
     control: str | None,
     metrics: str | None,
+    pools: tuple[str, ...],
     reload_on_change: bool,  # noqa: FBT001
     header_timeout: float,
     header_size: int,
@@ -248,6 +258,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
         # A path, though a word without a slash could be a name as well.
         control=name if control is None else control and os.path.abspath(control),  # noqa: PTH100
         watch=reload_on_change,
+        pools=named_pools(pools),
         metrics=f"127.0.0.1:{metrics}" if (metrics or "").isdigit() else metrics,
     )
     raise_descriptor_limit()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
+from asyncpool._cli.shared_pools import shared_by_name
 from asyncpool._core.base.tracebacks import users_own
 from asyncpool._core.cluster import server_messages as say
 from asyncpool.cluster import Cluster, asgi, wsgi
@@ -38,6 +40,7 @@ class ServingPlan:
         control: The name or path of the control socket, if one was chosen.
         watch: Whether changes of the code reload it.
         metrics: Where Prometheus finds the figures, if it is to.
+        pools: What makes the pools that all workers share, by name.
     """
 
     target: str
@@ -48,6 +51,7 @@ class ServingPlan:
     control: str | None
     watch: bool
     metrics: str | None = None
+    pools: dict[str, str] = field(default_factory=dict)
 
 
 class _Unread(Cluster):
@@ -88,6 +92,10 @@ class Serving:
         """
         if (task := asyncio.current_task()) is not None:
             task.set_name(f"asyncpool serve {self._plan.name}")
+        async with shared_by_name(self._plan.pools):
+            return await self._run_measured()
+
+    async def _run_measured(self) -> int:
         if self._plan.metrics is None:
             return await self._run()
         # Imported here since it is an extra, which few need.
@@ -199,6 +207,10 @@ class Serving:
             for address in self._page.addresses:
                 page = address.replace("tcp://", "http://")
                 lines.append(f"  metrics: {page}/metrics")
+        lines += [
+            f"  pool {name}: asyncpool recycle {name}-{os.getpid()}"
+            for name in self._plan.pools
+        ]
         if self._operation.control_path is not None:
             which = self._operation.which
             lines.append(f"  asyncpool status | reload | stop {which}")

@@ -1,0 +1,176 @@
+"""``asyncpool agent``: a pool for the programs of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from functools import partial
+
+import click
+
+from asyncpool._cli.parameters import CommandError, RefusedError, say, seconds
+from asyncpool._cli.shared_pools import make_pool
+from asyncpool._runtime.agent.agent import MOST_CLIENTS
+from asyncpool._runtime.base.machine import raise_descriptor_limit
+from asyncpool._runtime.remote.carrier import LEASE
+from asyncpool.errors import PoolBrokenError, PoolClosedError, RollInProgressError
+from asyncpool.pool import Pool
+from asyncpool.sharedpool import PoolServer
+
+_UNIX = "unix:"
+
+
+@click.command("agent", short_help="Let the programs of this machine share a pool.")
+@click.option(
+    "-b",
+    "--bind",
+    required=True,
+    metavar="ADDRESS",
+    help="Where programs find it, such as unix:/run/user/1000/models.sock; for processes of "
+    "this user.",
+)
+@click.option(
+    "--pool",
+    "target",
+    metavar="MODULE:FUNCTION",
+    help="A function that returns the asyncpool.Pool, with all its options; it starts in "
+    "this process.",
+)
+@click.option(
+    "-w",
+    "--workers",
+    type=click.IntRange(min=1),
+    help="How many workers, if there is no --pool; by default one for each usable CPU.",
+)
+@click.option(
+    "--preload",
+    multiple=True,
+    metavar="MODULE",
+    help="Import a module once, before workers are forked, if there is no --pool.  Several may "
+    "be given.",
+)
+@click.option(
+    "--max-clients",
+    type=click.IntRange(min=1),
+    default=MOST_CLIENTS,
+    show_default=True,
+    metavar="NUMBER",
+    help="How many programs there may be at a time.",
+)
+@click.option(
+    "--client-timeout",
+    type=seconds,
+    default=LEASE,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a program may be silent before its jobs are made to end.",
+)
+def agent_command(
+    *,
+    bind: str,
+    target: str | None,
+    workers: int | None,
+    preload: tuple[str, ...],
+    max_clients: int,
+    client_timeout: float,
+) -> None:
+    """Let the programs of this user on this machine share a pool.
+
+    A program uses it with asyncpool.connect("unix:PATH").  Each has its own queue and its own
+    attempts, and one that floods the pool does not hold up the others.
+
+    \b
+    asyncpool agent --bind unix:/run/user/1000/models.sock --workers 2 --preload models
+    asyncpool agent --bind unix:./jobs.sock --pool app:make_pool
+
+    \b
+    Signals:
+      TERM, INT   finish the jobs that are here and end; again: end at once
+      HUP         replace all workers by fresh ones
+
+    \b
+    Exit codes:
+      0        it was stopped, and has finished the jobs
+      1        it could not listen
+      2        a mistake in the command
+      3        no worker can be kept alive
+      130, 143 it was interrupted twice
+    """  # noqa: D301 - \b is click's
+    if not bind.startswith(_UNIX) or bind == _UNIX:
+        raise CommandError(f"--bind: {bind!r} is not unix:PATH")
+    if target is not None and (workers or preload):
+        raise CommandError("--pool makes the pool: --workers and --preload go there")
+    pool = (
+        Pool(workers, preload=preload, name="agent")
+        if target is None
+        else make_pool(target)
+    )
+    path = bind.removeprefix(_UNIX)
+    sharing = PoolServer(
+        pool, path, max_clients=max_clients, client_timeout=client_timeout
+    )
+    raise_descriptor_limit()
+    try:
+        sys.exit(asyncio.run(_Sharing(pool, sharing, bind).run()))
+    except OSError as error:
+        raise RefusedError(f"{bind}: {error.strerror or error}") from None
+    except PoolBrokenError as error:
+        say(f"asyncpool: {error}")
+        sys.exit(3)
+
+
+class _Sharing:
+    """One run of the command.
+
+    Args:
+        pool: The pool, which is started here.
+        server: Lets clients use it.
+        address: Where it is, for people.
+    """
+
+    def __init__(self, pool: Pool, server: PoolServer, address: str) -> None:
+        self._pool = pool
+        self._server = server
+        self._address = address
+        self._asked: list[int] = []
+        self._stopped = asyncio.Event()
+        self._rolls: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Share the pool until a signal ends it; return the exit code."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, partial(self._stop, number, task))
+        loop.add_signal_handler(signal.SIGHUP, self._roll)
+        try:
+            async with self._pool, self._server:
+                say(f"asyncpool: sharing {self._pool.name} at {self._address}")
+                await self._stopped.wait()
+                say("asyncpool: finishing jobs; when asked again, it ends at once")
+        except asyncio.CancelledError:
+            if len(self._asked) > 1:
+                return 128 + self._asked[-1]
+            raise
+        return 0
+
+    def _stop(self, number: int, task: asyncio.Task[object]) -> None:
+        self._asked.append(number)
+        self._stopped.set()
+        if len(self._asked) > 1:
+            task.cancel()
+
+    def _roll(self) -> None:
+        task = asyncio.create_task(self._roll_all(), name="asyncpool agent: roll")
+        self._rolls.add(task)
+        task.add_done_callback(self._rolls.discard)
+
+    async def _roll_all(self) -> None:
+        try:
+            result = await self._pool.roll()
+        except (PoolClosedError, PoolBrokenError, RollInProgressError) as error:
+            say(f"asyncpool: no roll: {error}")
+        else:
+            why = "" if result.ok else f"; {result.reason}"
+            say(f"asyncpool: rolled: {result.replaced} workers replaced{why}")

@@ -1,0 +1,221 @@
+"""``asyncpool serve --pool`` and ``asyncpool agent``: pools that other processes find."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncpool.errors import PoolClosedError
+from asyncpool.events import Exited
+from asyncpool.sharedpool import SharedPool, connect, shared_pool
+from tests.helpers import jobs
+from tests.helpers.command import command_environment
+from tests.helpers.gate import Gate, short_folder
+from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.pools import next_of
+from tests.helpers.serving import Server, until, write_app
+
+APP = """
+    import os, signal
+    import asyncpool
+
+    def make_pool():
+        return asyncpool.Pool(2)
+
+    def wait(path):
+        with open(path, "w") as pipe:
+            pipe.write(str(os.getpid()))
+        signal.pause()
+
+    pool = None
+
+    async def app(scope, receive, send):
+        global pool
+        if scope["type"] == "lifespan":
+            async with asyncpool.shared_pool("jobs") as pool:
+                await receive()
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        if scope["path"] == "/wait":
+            job = pool.options(cancel_grace=0).submit(wait, "begun")
+        else:
+            job = pool.submit(os.getpid)
+        text = f"{os.getpid()} {await job}".encode()
+        headers = [(b"content-length", str(len(text)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+"""
+
+WORKERS = 8
+
+
+def seen(server: Server) -> tuple[set[int], set[int]]:
+    """Return which processes serve, and which run the jobs."""
+    pairs = [server.get().split() for _ in range(40)]
+    return {int(one) for one, _ in pairs}, {int(other) for _, other in pairs}
+
+
+def test_eight_server_workers_share_two_workers_of_a_pool(tmp_path: Path) -> None:
+    write_app(tmp_path, APP)
+    os.mkfifo(tmp_path / "begun")
+    with Server(
+        tmp_path,
+        *("app:app", "--bind", "127.0.0.1:0", "--workers", str(WORKERS)),
+        *("--pool", "jobs=app:make_pool", "--name", "web", "--preload", "uvicorn"),
+    ) as server:
+        server.up()
+        until(
+            lambda: (
+                server.command("status", "web", "--json").out.count('"ready": true')
+                == WORKERS
+            ),
+            "all are ready",
+        )
+        servers, pool = seen(server)
+        assert len(servers) > 4
+        assert len(pool) <= 2
+
+        # A server worker that dies costs its own jobs, and nothing else.
+        waiting = server.begin("/wait")
+        busy = int((tmp_path / "begun").read_text())
+        victim = next(pid for pid in servers if holds(pid, waiting.sock.getsockname()))
+        os.kill(victim, signal.SIGKILL)
+        waiting.close()
+        until(lambda: not Path(f"/proc/{busy}").exists(), "its job has ended")
+        pool = pool_of(server)
+        assert len(pool) == 2
+
+        # The pool survives a reload of the servers, and has an order of its own.
+        assert server.command("reload", "web").code == 0
+        reloaded, same = seen(server)
+        assert not reloaded & servers
+        assert same <= pool == pool_of(server)
+        done = server.command("recycle", f"jobs-{server.process.pid}", "--yes")
+        assert done.code == 0, done.err
+        _, rolled = seen(server)
+        assert not rolled & pool
+        assert server.end(signal.SIGTERM) == 0
+
+
+def pool_of(server: Server) -> set[int]:
+    """Return the workers of the pool."""
+    done = server.command("status", f"jobs-{server.process.pid}", "--json")
+    return {slot["pid"] for slot in json.loads(done.out)["slots"]}
+
+
+def holds(pid: int, address: tuple[str, int]) -> bool:
+    """Tell whether a process has the other end of a connection."""
+    import psutil
+
+    return any(it.raddr == address for it in psutil.Process(pid).net_connections())
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("jobs", "is not NAME=MODULE:FUNCTION"),
+        ("jobs=app", "is not MODULE:FUNCTION"),
+        ("jobs=app:nothing", "cannot be loaded"),
+        ("jobs=app:pool", "is no function"),
+        ("jobs=os:getpid", "which is no Pool"),
+    ],
+)
+def test_a_pool_that_is_none_is_a_mistake(
+    tmp_path: Path, option: str, why: str
+) -> None:
+    write_app(tmp_path, APP)
+    with Server(tmp_path, "app:app", "--bind", "127.0.0.1:0", "--pool", option) as it:
+        assert it.end() == 2
+        assert why in it.log
+        assert "Traceback" not in it.log
+
+
+def test_a_program_that_no_server_has_started_has_no_shared_pool() -> None:
+    with pytest.raises(LookupError, match=r"no shared pool 'jobs' \(there are: none\)"):
+        shared_pool("jobs")
+
+
+def test_an_agent_shares_a_pool_until_it_is_stopped() -> None:
+    with short_folder() as folder:
+        write_app(folder, APP)
+        address = f"unix:{folder}/pool.sock"
+        agent = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "asyncpool", "agent"),
+                *("--bind", address, "--pool", "app:make_pool"),
+            ],
+            cwd=folder,
+            env=command_environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with agent:
+            assert agent.stderr is not None
+            assert "sharing pool-1 at unix:" in agent.stderr.readline()
+            try:
+                asyncio.run(_use(address, agent))
+                assert agent.wait(PATIENCE) == 0
+            finally:
+                agent.kill()
+            rest = agent.stderr.read()
+    assert "rolled: 2 workers replaced" in rest
+    assert "finishing jobs" in rest
+
+
+async def _use(address: str, agent: subprocess.Popen[str]) -> None:
+    async with patience(), Gate() as gate, connect(address) as pool:
+        first = await pool.submit(jobs.pid)
+        assert first != os.getpid()
+        events = pool.events()
+        await pool.stats()  # the agent has heard that there is a listener
+        agent.send_signal(signal.SIGHUP)
+        for _ in range(2):
+            await next_of(events, Exited)
+        waiting = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        agent.send_signal(signal.SIGTERM)
+        with pytest.raises(PoolClosedError):
+            await _until_refused(pool)
+        visitor.release()
+        assert await waiting == "go"
+
+
+async def _until_refused(pool: SharedPool) -> None:
+    while True:
+        await pool.stats()
+        pool.submit(jobs.square, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--bind", "tcp:1"], "is not unix:PATH"),
+        (["--bind", "unix:x", "--pool", "a:b", "--workers", "2"], "go there"),
+        (["--bind", "unix:x", "--pool", "nothing:b"], "cannot be loaded"),
+        ([], "--bind"),
+    ],
+)
+def test_a_mistake_in_the_command_is_told(
+    tmp_path: Path, words: list[str], why: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "asyncpool", "agent", *words],
+        cwd=tmp_path,
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
