@@ -36,7 +36,7 @@ _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 _FAILED = ctypes.c_void_p(-1).value
 # Map all existing pages at once: to map each when it is first touched takes twice as long.
-_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 class _PyBuffer(ctypes.Structure):
@@ -76,6 +76,17 @@ def available() -> bool:
     return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 
 
+def is_sealed(fd: int, size: int) -> bool:
+    """Tell whether *fd* is memory of exactly *size* bytes that is there, and that stays."""
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    try:
+        found, about = fcntl.fcntl(fd, fcntl.F_GET_SEALS), os.fstat(fd)
+    except OSError:  # it is no memory
+        return False
+    there = about.st_blocks * 512  # as POSIX counts blocks
+    return found & seals == seals and about.st_size == size and there >= size
+
+
 def create(size: int) -> int:
     """Return a descriptor of *size* bytes of memory, which nobody can shrink.
 
@@ -108,15 +119,18 @@ class Memory:
     Args:
         fd: The descriptor of the memory.  The caller may close it afterwards.
         size: How many bytes to map.
+        later: Whether pages are mapped as they are touched, so that this returns at once.
 
     Raises:
         OSError: If the memory cannot be mapped.
     """
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, *, later: bool = False) -> None:
         self.size = size
         self._address = 0
-        address = _mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, _FLAGS, fd, 0)
+        access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED
+        flags |= 0 if later else _POPULATE
+        address = _mmap(None, size, access, flags, fd, 0)
         if address == _FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

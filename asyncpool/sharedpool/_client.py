@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast
@@ -16,6 +17,7 @@ from asyncpool._runtime.base.arguments import check_choice, check_timeout, not_c
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.client.client import Client
+from asyncpool._runtime.control.socket_files import closed_on_error
 from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.carrier import (
@@ -24,7 +26,7 @@ from asyncpool._runtime.remote.carrier import (
     pack_greeting,
     unpack_greeting,
 )
-from asyncpool._runtime.remote.unix_carrier import UnixCarrier
+from asyncpool._runtime.remote.unix_carrier import UnixCarrier, is_same_user
 from asyncpool.boundpool import BoundPool
 from asyncpool.errors import PoolClosedError, ProtocolError
 from asyncpool.events import CloseSummary
@@ -96,25 +98,17 @@ class SharedPool(Orders, JobsListened, Caller):
             raise RuntimeError(
                 "a shared pool can be started only once: ask for another"
             )
-        loop = self._life.loop = asyncio.get_running_loop()
+        self._life.loop = asyncio.get_running_loop()
         hub = self._life.hub
         client = Client(
             "the shared pool", self._node_timeout, self._data, self._max_queued, hub
         )
-        carrier, answered = UnixCarrier(), loop.create_future()
-        _expect_greeting(client, carrier, answered)
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT):
-                await loop.create_unix_connection(lambda: carrier, self._path)
-                self._check_user(carrier)
-                carrier.send(pack_greeting(greeting(__version__, self._codec)))
-                why = flaw(unpack_greeting(await answered))
-            if why:
-                text = f"the agent at {self._path} refuses: {why}"
-                raise ProtocolError(text)  # noqa: TRY301 - it is cleaned up as others are
+                await self._greet(client)
         except BaseException:
             client.close()
-            carrier.close()
+            await client.close_threads()
             raise
         self._client = client
         if self._life.listened:
@@ -124,12 +118,32 @@ class SharedPool(Orders, JobsListened, Caller):
     def _codec(self) -> str:
         return "pickle" if self._data is None else self._data.how.name
 
-    def _check_user(self, carrier: UnixCarrier) -> None:
-        if carrier.refused:
-            raise PermissionError(
-                f"a process of another user listens at {self._path}, so the shared pool is "
-                "not used"
-            )
+    async def _greet(self, client: Client) -> None:
+        answered = asyncio.get_running_loop().create_future()
+        carrier = UnixCarrier(await self._socket(), client.threads)
+        _expect_greeting(client, carrier, answered)
+        try:
+            carrier.send(pack_greeting(greeting(__version__, self._codec)))
+            why = flaw(unpack_greeting(await answered))
+        except BaseException:
+            carrier.abort()
+            raise
+        if why:
+            carrier.abort()
+            text = f"the agent at {self._path} refuses: {carrier.why or why}"
+            raise ProtocolError(text) from carrier.why
+
+    async def _socket(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with closed_on_error(sock):
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, self._path)
+            if not is_same_user(sock):
+                raise PermissionError(
+                    f"a process of another user listens at {self._path}, so the shared pool "
+                    "is not used"
+                )
+        return sock
 
     async def close(
         self,

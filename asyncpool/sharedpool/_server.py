@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from asyncpool import __version__
+from asyncpool._core.base import pool_messages as say
 from asyncpool._runtime.agent.agent import MOST_CLIENTS, Agent
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.arguments import check_int, check_seconds
+from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.channel.channel import READ_SIZE
 from asyncpool._runtime.control.socket_files import closed_on_error, listen_at
 from asyncpool._runtime.remote.carrier import LEASE
-from asyncpool._runtime.remote.unix_carrier import UnixCarrier
+from asyncpool._runtime.remote.unix_carrier import UnixCarrier, is_same_user
 from asyncpool.pool import Pool
 
 _BACKLOG = 64
 
 # Seconds that a client has to say who it is.
 _PATIENCE = 10.0
+
+# Seconds until the next try, when this process may open no more files.
+_PAUSE = 0.1
+
+_LOGGER = logging.getLogger("asyncpool")
 
 
 class PoolServer:
@@ -59,10 +70,13 @@ class PoolServer:
         """Begin to take clients."""
         supervisor = self._pool._running_supervisor()  # noqa: SLF001
         supervisor.check_home()
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        loop = self._loop = asyncio.get_running_loop()
+        sock = self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with closed_on_error(sock):
             sock.setblocking(False)
             self._file = listen_at(sock, self._path, mode=0o600, backlog=_BACKLOG)
+        self._threads = Threads(loop)
+        self._buffer = memoryview(bytearray(READ_SIZE))
         name = f"{self._pool.name}@{os.getpid()}"
         self._agent = Agent(
             self._pool,
@@ -72,8 +86,9 @@ class PoolServer:
             most_clients=self._max_clients,
             lease=self._client_timeout,
         )
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._new_carrier, sock=sock)
+        self._greeted: dict[UnixCarrier, asyncio.TimerHandle] = {}
+        self._pause = Alarm(loop, lambda _: self._listen())
+        self._listen()
         return self
 
     async def __aexit__(
@@ -90,21 +105,46 @@ class PoolServer:
             Ends the jobs at once.
         """
         self._file.remove()
-        self._server.close()
+        self._loop.remove_reader(self._sock)
+        self._pause.cancel()
+        self._sock.close()
+        for carrier in [*self._greeted]:
+            self._cut(carrier)
         try:
             if error is None:
                 await self._agent.drain()
         finally:
             self._agent.close()
+        await self._threads.close()
 
-    def _new_carrier(self) -> UnixCarrier:
-        carrier = UnixCarrier()
-        agent = self._agent
-        late = asyncio.get_running_loop().call_later(_PATIENCE, carrier.abort)
+    def _listen(self) -> None:
+        self._loop.add_reader(self._sock, self._accept)
 
-        def on_hello(data: bytes) -> None:
-            late.cancel()
-            agent.welcome(carrier, data)
+    def _accept(self) -> None:
+        # Not asyncio's server: its transports carry no descriptors.
+        try:
+            sock, _ = self._sock.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            say.CLIENT_NOT_ACCEPTED.log(_LOGGER, {}, why=error)
+            self._loop.remove_reader(self._sock)
+            self._pause.set_in(_PAUSE)
+            return
+        sock.setblocking(False)
+        if not is_same_user(sock):
+            sock.close()
+            return
+        carrier = UnixCarrier(sock, self._threads, self._buffer)
+        carrier.on_bytes = partial(self._on_hello, carrier)
+        carrier.on_gone = partial(self._cut, carrier)
+        late = self._loop.call_later(_PATIENCE, self._cut, carrier)
+        self._greeted[carrier] = late
 
-        carrier.on_bytes, carrier.on_gone = on_hello, late.cancel
-        return carrier
+    def _on_hello(self, carrier: UnixCarrier, data: bytes) -> None:
+        self._greeted.pop(carrier).cancel()
+        self._agent.welcome(carrier, data)
+
+    def _cut(self, carrier: UnixCarrier) -> None:
+        self._greeted.pop(carrier).cancel()
+        carrier.abort()

@@ -255,6 +255,7 @@ def test_the_bytes_on_the_wire() -> None:
         "CONTEXT": 25,
         "RECORD": 26,
         "HEARTBEAT": 30,
+        "BATCH": 54,
         "PING": 31,
         "PONG": 32,
         "LAST_HEARTBEAT": 33,

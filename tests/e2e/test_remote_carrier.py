@@ -73,7 +73,7 @@ async def client_of(
 
 def submit(client: Client, path: Path, number: int) -> Job[int]:
     options = JobOptions(attempts=AttemptPolicy(max_attempts=2))
-    return client.submit(jobs.sign, (str(path), number), {}, options)
+    return client.traffic.submit(jobs.sign, (str(path), number), {}, options)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -109,7 +109,7 @@ async def test_a_partition_costs_what_had_begun_and_the_rest_goes_elsewhere(
     ):
         # Both have a job that has begun, and others behind it.
         begun = [
-            client.submit(jobs.wait_at, (gate.path, str(n)), {}, JobOptions())
+            client.traffic.submit(jobs.wait_at, (gate.path, str(n)), {}, JobOptions())
             for n in range(2)
         ]
         visitors = [await gate.visitor(str(n)) for n in range(2)]

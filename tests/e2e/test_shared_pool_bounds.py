@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -23,6 +24,7 @@ from asyncpool._core.remote.remote_messages import (
     pack_numbers,
     pack_question,
 )
+from asyncpool._core.wire.frames import HEADER_SIZE, FrameKind, header
 from asyncpool._runtime.remote.carrier import greeting, pack_greeting
 from asyncpool.errors import JobNotPicklableError, NodeLostError, ProtocolError
 from asyncpool.pool import Pool
@@ -50,7 +52,7 @@ class Raw:
         self.link = ReliableLink(1)
 
     def say(self, piece: bytes) -> None:
-        self.writer.write(len(piece).to_bytes(8) + piece)
+        self.writer.write(header(FrameKind.BATCH, len(piece)) + piece)
 
     def say_messages(self, *messages: Message) -> None:
         for message in messages:
@@ -58,9 +60,12 @@ class Raw:
         self.say(self.link.next_batch().pack())
 
     async def hear(self) -> bytes:
-        return await self.reader.readexactly(
-            int.from_bytes(await self.reader.readexactly(8))
-        )
+        """Return the next batch; frames about memory have no payload."""
+        while True:
+            head = await self.reader.readexactly(HEADER_SIZE)
+            piece = await self.reader.readexactly(int.from_bytes(head[-8:]))
+            if head[1] == FrameKind.BATCH:
+                return piece
 
     async def cut(self) -> None:
         """Wait until the other end has cut the connection."""
@@ -159,12 +164,31 @@ async def test_a_greeting_has_a_bound_and_so_have_clients(tmp_path: Path) -> Non
         PoolServer(pool, path, max_clients=1),
     ):
         async with raw_client(path) as raw:
-            raw.writer.write((1 << 40).to_bytes(8))
+            raw.writer.write(header(FrameKind.BATCH, 1 << 40))
             await raw.cut()
         async with connect(f"unix:{path}") as one:
             with pytest.raises(ProtocolError, match="1 clients use this pool already"):
                 await connect(f"unix:{path}").start()
             assert await one.submit(jobs.square, 2) == 4
+
+
+@pytest.mark.logs("client-not-accepted")
+async def test_clients_wait_while_the_server_can_open_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, accept = tmp_path / "pool.sock", socket.socket.accept
+    refusals = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    def scarce(sock: socket.socket) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return accept(sock)
+
+    async with patience(), Pool(1) as pool, PoolServer(pool, path):
+        monkeypatch.setattr(socket.socket, "accept", scarce)
+        async with connect(f"unix:{path}") as one:
+            assert await one.submit(jobs.square, 2) == 4
+    assert "the shared pool cannot accept a connection: " in caplog.text
 
 
 async def test_another_python_is_refused_by_name(tmp_path: Path) -> None:

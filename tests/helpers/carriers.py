@@ -9,6 +9,10 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
+from asyncpool._runtime.remote.lent_memory import LentMemory
+from asyncpool.errors import ProtocolError
+
 __all__ = ["End", "Network"]
 
 
@@ -16,14 +20,19 @@ class End:
     """One end of a way; see :class:`asyncpool._runtime.remote.carrier.Carrier`."""
 
     loses = True
-    limit = 0
     process: int | None = None
+    lent: LentMemory | None = None
+    borrowed: BorrowedMemory | None = None
+    why: ProtocolError | None = None
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self.other: End
         self.on_bytes: Callable[[bytes], None] = _drop
         self.on_gone: Callable[[], None] = _nothing
+
+    def allow(self, limit: int) -> None:
+        del limit
 
     def send(self, data: bytes) -> None:
         self._network.carry(self, data)

@@ -656,6 +656,22 @@ def agent_of(pool: Pool, name: str, lease: float) -> Agent:
     return Agent(pool, pool._running_supervisor(), name, __version__, lease=lease)
 
 
+def lent_by(pool: SharedPool) -> set[int]:
+    """Return the numbers of the segments that a client has lent its agent."""
+    node = pool._open().nodes.first
+    assert node is not None
+    assert node.carrier.lent is not None
+    return {*node.carrier.lent._segments._segments}
+
+
+def borrowed_by(pool: SharedPool) -> set[int]:
+    """Return the numbers of the segments that an agent has lent its client."""
+    node = pool._open().nodes.first
+    assert node is not None
+    assert node.carrier.borrowed is not None
+    return {*node.carrier.borrowed._segments}
+
+
 def waiting_jobs(pool: SharedPool) -> int:
     """Return how many jobs of a client wait for its agent."""
     return pool._open().jobs.waiting

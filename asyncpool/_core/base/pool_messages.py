@@ -288,4 +288,9 @@ CLIENT_REFUSED = LogMessage(
     WARNING,
     "a client of the shared pool is cut off: %(why)s",
 )
+CLIENT_NOT_ACCEPTED = LogMessage(
+    "client-not-accepted",
+    WARNING,
+    "the shared pool cannot accept a connection: %(why)s",
+)
 COMMAND_FAILED = LogMessage("command-failed", DEBUG, "%(request)s has failed", "action")

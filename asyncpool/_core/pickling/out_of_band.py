@@ -54,8 +54,10 @@ class OutOfBandPickle:
 
     __slots__ = ("_stream", "buffers", "pieces")
 
-    def __init__(self, pieces: list[bytes], buffers: list[memoryview]) -> None:
-        self.pieces: list[bytes] = pieces
+    def __init__(
+        self, pieces: Sequence[bytes | memoryview], buffers: list[memoryview]
+    ) -> None:
+        self.pieces: Sequence[bytes | memoryview] = pieces
         self.buffers: list[memoryview] = buffers
         self._stream = sum(map(len, pieces))
 
@@ -242,7 +244,7 @@ def _dump_by_value(
     def write(pickler: Any, value: object) -> tuple[list[bytes], list[memoryview]]:
         writer = _Writer(limit, pause)
         pickled = _dump(pickler, value, writer, watch, in_band=in_band, others=others)
-        return pickled.pieces, pickled.buffers
+        return writer.pieces, pickled.buffers
 
     return OutOfBandPickle(
         *by_value.GlobalsPickler(write, StreamTooLongError).pack(value)

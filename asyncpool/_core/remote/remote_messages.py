@@ -18,6 +18,13 @@ from asyncpool.errors import ProtocolError
 # kind, job, function, options, attempts that have begun, priority, seconds to the deadline,
 # seconds that it may wait, place
 _HEAD = struct.Struct(">BQIIIqddI")
+
+# Takes the fields of a message except for the payload, in their order.
+pack_head = _HEAD.pack
+
+# How a call or a value begins that has no large buffers; see pack_parts().
+PLAIN = bytes(4)
+
 _COUNT = struct.Struct(">I")
 _PART = struct.Struct(">Q")
 
@@ -82,7 +89,8 @@ class Message(NamedTuple):
         deadline: Seconds until the job must be done; infinity for none.
         wait: Seconds until the job must have begun; infinity for none.
         place: Where the agent notes that it begins, from 1; 0 for nowhere.
-        payload: What it says besides; see :func:`pack_parts` for calls and values.
+        payload: What it says besides; see :func:`pack_parts` for calls and values.  Whoever has
+            read a message may put what it names in its place.
     """
 
     kind: Kind
@@ -94,11 +102,12 @@ class Message(NamedTuple):
     deadline: float = math.inf
     wait: float = math.inf
     place: int = 0
-    payload: bytes = b""
+    payload: Any = b""
 
     def pack(self) -> bytes:
         """Return it as bytes."""
-        return _HEAD.pack(*self[:9]) + self.payload
+        packed: bytes = _HEAD.pack(*self[:9]) + self.payload
+        return packed
 
     @classmethod
     def unpack(cls, data: bytes) -> Message:
@@ -121,7 +130,7 @@ def pack_parts(packed: bytes | memoryview | OutOfBandPickle | ReceivedPickle) ->
     elif isinstance(packed, ReceivedPickle):
         stream, buffers = bytes(packed.stream), packed.buffers
     else:
-        return _COUNT.pack(0) + packed
+        return PLAIN + packed
     sizes = b"".join(_PART.pack(len(part)) for part in (stream, *buffers))
     return b"".join((_COUNT.pack(1 + len(buffers)), sizes, stream, *buffers))
 

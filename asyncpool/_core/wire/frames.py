@@ -122,6 +122,8 @@ class FrameKind(enum.IntEnum):
     FIGURES = 49  # worker: what it has counted of its requests, in all
     # pool: what you give back now (HANDLE, number 0) goes to another worker
     RETURN = 44
+    # Between a client and an agent of one machine, besides SEGMENT, DROP, SEGMENT_RETURNED and LOST.
+    BATCH = 54  # both: what the other end gets as one piece
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -170,6 +172,7 @@ class FrameDecoder:
             it nothing, ``b""``.
 
     Attributes:
+        max_payload: As above; it may be changed between two frames.
         error: What is wrong with the stream after the frames that were returned.
         more: Whether bytes wait that may hold more whole frames.
         rest: What has come and is in no frame yet, except for a long payload.
@@ -184,7 +187,7 @@ class FrameDecoder:
         most: int = MAX_PAYLOAD,
     ) -> None:
         self.rest = bytearray()
-        self._max_payload = max_payload
+        self.max_payload = max_payload
         self._allocate = allocate
         self._turn = range(most)
         self._long: Frame | None = None
@@ -241,7 +244,7 @@ class FrameDecoder:
         """Return the whole frames in *data*, and where they end."""
         # Every job passes here twice, so this loop calls no function that it can avoid.
         frames: list[Frame] = []
-        unpack, limit, size = _HEADER.unpack_from, self._max_payload, len(data)
+        unpack, limit, size = _HEADER.unpack_from, self.max_payload, len(data)
         start, body = 0, HEADER_SIZE
         self.more = False
         for _ in self._turn:
@@ -287,5 +290,5 @@ class FrameDecoder:
         if code not in _KINDS:
             return ProtocolError(f"unknown kind of frame: {code}")
         return ProtocolError(
-            f"a payload of {length} bytes exceeds the limit of {self._max_payload}"
+            f"a payload of {length} bytes exceeds the limit of {self.max_payload}"
         )

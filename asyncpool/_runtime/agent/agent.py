@@ -102,7 +102,7 @@ class Agent:
             page=None if page is None else page[1],
         )
         self._clients[number] = client
-        carrier.limit = MAX_PIECE
+        carrier.allow(MAX_PIECE)
         told = {
             "session": number,
             "stamp": int(self._loop.time() * _MICRO),

@@ -7,13 +7,14 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 from asyncpool._core.base import pool_messages as say
 from asyncpool._core.pickling.functions import Function, FunctionCache
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions
 from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
+from asyncpool._core.remote.lent_parts import LENT
 from asyncpool._core.remote.own_objects import pack_own
 from asyncpool._core.remote.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote.remote_messages import Kind, Message, pack_numbers
@@ -61,6 +62,7 @@ class AgentClient:
         jobs: The jobs that the pool has.
         workers: The workers that belong to the client, by the number that it has given them.
         keeper: Keeps the leases of its jobs.
+        lent: Memory that the client sees, if there is such.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class AgentClient:
         page: BegunPage | None,
     ) -> None:
         self.number = number
+        self.lent = carrier.lent
         self._carrier = carrier
         self._jobs = jobs
         self._relay = relay
@@ -101,7 +104,7 @@ class AgentClient:
         self._page_is_used = False
         self._tells_begins = True
         carrier.on_bytes = self._on_bytes
-        carrier.on_gone = partial(end, self)
+        carrier.on_gone = self._on_gone
         self._handlers = self._by_kind()
 
     def _by_kind(self) -> dict[Kind, Callable[[Message], object]]:
@@ -195,10 +198,19 @@ class AgentClient:
             for packed in self._link.receive(batch):
                 self._on_message(Message.unpack(packed))
         except (ProtocolError, LookupError, ValueError, TypeError) as error:
-            say.CLIENT_REFUSED.log(_LOGGER, {}, why=error)
-            self._end(self)
+            self._refuse(error)
             return
         self._turn()
+
+    def _on_gone(self) -> None:
+        if self._carrier.why is None:
+            self._end(self)
+        else:
+            self._refuse(self._carrier.why)
+
+    def _refuse(self, why: Exception) -> None:
+        say.CLIENT_REFUSED.log(_LOGGER, {}, why=why)
+        self._end(self)
 
     def _on_message(self, message: Message) -> None:
         handler = self._handlers.get(message.kind)
@@ -212,7 +224,11 @@ class AgentClient:
         details = b""
         if self._details[0] == message.job:
             details, self._details = self._details[1], (0, b"")
-        call = Call(function, options, message, details)
+        payload = message.payload
+        if payload.startswith(LENT):
+            # At once: whoever drops what was lent gives it back by that.
+            payload = self._borrow(payload)
+        call = Call(function, options, message, details, payload)
         if options.bound is None:
             if message.place > CREDITS:
                 raise ProtocolError(f"the client put a job at {message.place}")
@@ -223,6 +239,13 @@ class AgentClient:
         self.put(Message(Kind.BEGAN, payload=pack_numbers([message.job])))
         self.flush(self._loop.time())
         self._relay.submit(self, call)
+
+    def _borrow(self, payload: bytes) -> OutOfBandPickle | None:
+        borrowed = self._carrier.borrowed
+        if borrowed is None:
+            raise ProtocolError("a client lent memory on a carrier that has none")
+        found = borrowed.read(payload)
+        return None if found is None else OutOfBandPickle([found.stream], found.buffers)
 
     def begin(self, numbers: list[int], now: float) -> None:
         """Give jobs to the pool; the client can know before that they begin."""

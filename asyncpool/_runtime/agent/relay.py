@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from asyncpool._core.base.run_times import SessionProfile
 from asyncpool._core.pickling.functions import Function
-from asyncpool._core.pickling.out_of_band import OutOfBandPickle
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.remote.own_objects import pack_own
 from asyncpool._core.remote.remote_messages import (
+    PLAIN,
     Kind,
     Message,
     pack_parts,
     split_parts,
 )
-from asyncpool._core.wire.frames import Frame
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool._runtime.remote.packed_calls import PackedError, PackedFunctions
-from asyncpool.errors import AsyncPoolError
-
-# How a payload begins that has no large buffers, see pack_parts().
-_PLAIN = bytes(4)
+from asyncpool.errors import AsyncPoolError, JobNotPicklableError
 
 
 class Call(NamedTuple):
@@ -41,12 +39,14 @@ class Call(NamedTuple):
         options: Its options.
         message: The client's message.
         details: The last heartbeat of an earlier attempt.
+        payload: The call, as the client has packed it; ``None`` if it cannot be had here.
     """
 
     function: Function
     options: JobOptions
     message: Message
     details: bytes
+    payload: bytes | OutOfBandPickle | None
 
 
 class RelayClient(Protocol):
@@ -55,6 +55,7 @@ class RelayClient(Protocol):
     jobs: dict[int, Job[Any]]
     workers: dict[int, SessionWorker]
     keeper: ClientKeeper
+    lent: LentMemory | None
 
     def put(self, message: Message) -> None:
         """Have a message sent."""
@@ -109,24 +110,14 @@ class Relay:
             return
         client.jobs[number] = job
         if isinstance(job, StreamJob):
-            task = self._loop.create_task(
-                self._pass_items(client, number, job), name="asyncpool stream"
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._pass_items(client, number, job), "asyncpool stream")
         else:
             job.add_done_callback(partial(self._on_done, client, number))
 
     def _submit(self, client: RelayClient, call: Call) -> Job[Any]:
         function, message = cast("Any", call.function), call.message
         options = _limited(call, self._loop.time())
-        payload: Any = message.payload
-        if payload.startswith(_PLAIN):
-            payload = payload[4:]
-        else:
-            stream, buffers = split_parts(payload)
-            packed = OutOfBandPickle([stream], buffers)
-            payload = packed.payload if packed.is_light else packed
+        payload = _call_of(call)
         if options.bound is not None:
             worker = client.workers[options.bound.session]
             return self._supervisor.sessions.call(
@@ -146,7 +137,27 @@ class Relay:
     ) -> None:
         if self._owners:
             self._owners.pop(cast("Job[Any]", job), None)
-        client.ended(_end_of(number, job))
+        value = None if job.cancelled() or job.exception() else job.result()
+        if client.lent is None or type(value) is not ReceivedPickle:
+            client.ended(_end_of(number, job))
+            return
+        packed = OutOfBandPickle([value.stream], value.buffers)
+        payload = client.lent.lend_at_once(packed)
+        if payload is None:
+            self._spawn(self._lend(client, number, packed), "asyncpool large result")
+        else:
+            client.ended(Message(Kind.VALUE, number, payload=payload))
+
+    async def _lend(
+        self, client: RelayClient, number: int, packed: OutOfBandPickle
+    ) -> None:
+        payload = await _lent(client, number, packed)
+        client.ended(Message(Kind.VALUE, number, payload=payload))
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _pass_items(
         self, client: RelayClient, number: int, job: StreamJob
@@ -154,7 +165,13 @@ class Relay:
         """Send the items of a stream, and then its end."""
         while items := await job.pass_on():
             for frame in items:
-                client.put(_item(number, frame))
+                payload = frame.payload
+                if isinstance(payload, ReceivedPickle):
+                    packed = OutOfBandPickle([payload.stream], payload.buffers)
+                    payload = await _lent(client, number, packed)
+                else:
+                    payload = pack_parts(payload)
+                client.put(Message(Kind.ITEM, number, payload=payload))
             client.push()
         self._on_done(client, number, job)
 
@@ -184,12 +201,8 @@ class Relay:
 
     def leave(self, worker: SessionWorker, *, fresh: bool, failed: bool) -> None:
         """Give a worker back to the pool when its calls are done, or at once."""
-        task = self._loop.create_task(
-            self._supervisor.sessions.leave(worker, fresh=fresh, failed=failed),
-            name="asyncpool end of a session",
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        leaving = self._supervisor.sessions.leave(worker, fresh=fresh, failed=failed)
+        self._spawn(leaving, "asyncpool end of a session")
 
 
 def _end_of(number: int, job: asyncio.Future[Any]) -> Message:
@@ -204,8 +217,39 @@ def _end_of(number: int, job: asyncio.Future[Any]) -> Message:
     return Message(Kind.FAILED, number, payload=pack_own(error))
 
 
-def _item(number: int, frame: Frame) -> Message:
-    return Message(Kind.ITEM, number, payload=pack_parts(frame.payload))
+def _call_of(call: Call) -> bytes | OutOfBandPickle:
+    """Return a call as the pool takes it.
+
+    Raises:
+        JobNotPicklableError: If it cannot be had here.
+        ProtocolError: If it is none.
+    """
+    payload = call.payload
+    if payload is None:
+        raise JobNotPicklableError(
+            "the call is in memory that the agent cannot map: it may open no more files, or has "
+            "too many mappings",
+            direction="arguments",
+            name="the call",
+        )
+    if isinstance(payload, OutOfBandPickle):
+        return payload
+    if payload.startswith(PLAIN):
+        return payload[len(PLAIN) :]
+    stream, buffers = split_parts(payload)
+    packed = OutOfBandPickle([stream], buffers)
+    return packed.payload if packed.is_light else packed
+
+
+async def _lent(client: RelayClient, number: int, packed: OutOfBandPickle) -> bytes:
+    """Return what the client gets as a large value."""
+    lent = client.lent
+    if lent is not None:
+        found = lent.lend_at_once(packed)
+        found = found or await lent.lend(packed, lambda: number in client.jobs)
+        if found is not None:
+            return found
+    return pack_parts(packed)
 
 
 def _limited(call: Call, now: float) -> JobOptions:

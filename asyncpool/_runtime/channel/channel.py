@@ -103,6 +103,10 @@ class Channel:
         sock.setblocking(False)
         loop.add_reader(self._fd, self._read_some)
 
+    def allow(self, max_payload: int) -> None:
+        """Let the frames from the peer carry *max_payload* bytes from now on."""
+        self._decoder.max_payload = max_payload
+
     @property
     def unsent(self) -> int:
         """How many bytes the peer has not taken, including those that it never will."""

@@ -7,11 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.pickling.out_of_band import (
-    HEAVY,
-    OutOfBandPickle,
-    StreamTooLongError,
-)
 from asyncpool._core.placement.broadcasts import Broadcast
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.remote.client_jobs import ClientJobs
@@ -28,6 +23,7 @@ from asyncpool._runtime.client.job_waits import JobWaits
 from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.client.nodes import Nodes
 from asyncpool._runtime.client.questions import Questions
+from asyncpool._runtime.client.submissions import Submissions
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.remote.broadcast_answers import read_broadcast
 from asyncpool._runtime.state.job_watch import JobWatch
@@ -38,16 +34,8 @@ from asyncpool._runtime.traffic.broadcast_calls import (
     serializer_of,
 )
 from asyncpool._runtime.traffic.function_tables import FunctionTables
-from asyncpool._runtime.traffic.large_jobs import (
-    Packer,
-    load_item,
-    too_large,
-    unpicklable,
-)
-from asyncpool.errors import JobNotPicklableError, PoolClosedError, PoolFullError
-
-# How many large calls are pickled ahead of those that an agent has.
-_PACKED_AHEAD = 3
+from asyncpool._runtime.traffic.large_jobs import load_item
+from asyncpool.errors import PoolClosedError
 
 
 class Client:
@@ -65,6 +53,8 @@ class Client:
         registry: The jobs that are open.
         nodes: The agents.
         sessions: The workers that belong to this client.
+        traffic: Submits jobs.
+        threads: Pickle and copy large objects.
         draining: What keeps it open.
         leases: The holders of leases; submits jobs that have one.
         hub: As above.
@@ -83,13 +73,12 @@ class Client:
         max_queued: int | None,
         hub: PoolHub,
     ) -> None:
-        self._title, self._data, self._max_queued = title, data, max_queued
+        self._title, self._data = title, data
         self._loop = asyncio.get_running_loop()
         self.hub = hub
         self.registry = JobRegistry(JobWatch(hub))
         self._functions = FunctionTables(self.registry.figures.functions, data)
-        self._threads = Threads(self._loop)
-        self._packer = Packer(self._threads, self, ahead=_PACKED_AHEAD)
+        self.threads = Threads(self._loop)
         self.jobs = ClientJobs()
         self.draining = ClientHolds(self.registry)
         self._questions = Questions(self._flush_soon)
@@ -97,10 +86,11 @@ class Client:
         self.leases = self.registry.leases
         self.leases.fence = self._fence
         self.ends = JobEnds(
-            self.registry, self._threads, self._again, self.draining.look
+            self.registry, self.threads, self._again, self.draining.look
         )
         self.waits = JobWaits(self, self.draining.look)
         self.nodes = Nodes(self, self._questions, node_timeout)
+        self.traffic = Submissions(self, self._functions, max_queued)
 
     # What callers, maps and streams need of a supervisor.
 
@@ -110,32 +100,18 @@ class Client:
         return max(1, sum(node.lanes for node in self.nodes))
 
     @property
-    def traffic(self) -> Client:
-        """Itself: it submits jobs."""
-        return self
-
-    @property
     def broadcasts(self) -> Client:
         """Itself: it asks for broadcasts."""
         return self
 
     @property
-    def admission(self) -> Client:
-        """Itself: it admits jobs."""
-        return self
+    def admission(self) -> Submissions:
+        """What admits jobs."""
+        return self.traffic
 
     def check_home(self) -> None:
         """Check that this is the client's event loop."""
         check_home(self._loop, self._title)
-
-    async def room(self) -> None:
-        """Wait until jobs that wait have left the queue.
-
-        Cancellation:
-            Safe.
-        """
-        while self._is_full() and self.nodes.any:
-            await self.nodes.next_turn()
 
     def hold(self, hold: Any, /) -> None:
         """Let *hold* keep the client open."""
@@ -143,93 +119,7 @@ class Client:
 
     async def load(self, job: Job[Any], frame: Frame) -> Any:
         """Return the item of a stream."""
-        return await load_item(self._threads, job, frame)
-
-    def submit(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: JobOptions,
-    ) -> Job[Any]:
-        """Queue a call, or send it to an agent; return its future."""
-        self.check_home()
-        self._check(options)
-        known = self._functions.of(options).find(function, options.name, options.via)
-        make = StreamJob if options.via == "stream" else Job
-        job: Job[Any] = make(self.registry.next_id(), known, options, self, self._loop)
-        try:
-            payload = known.serializer.pack_job(
-                function, args, kwargs, number=known.number, limit=HEAVY
-            )
-        except StreamTooLongError:
-            return self._submit_large(job, (function, args, kwargs))
-        except BaseException as error:  # noqa: BLE001 - an argument's
-            return self._refuse(job, error)
-        if len(payload) > MAX_PAYLOAD:
-            return self._refuse(job, too_large(len(payload), MAX_PAYLOAD))
-        self._enter(job)
-        job._payload = payload
-        self._place(job)
-        return job
-
-    def _check(self, options: JobOptions) -> None:
-        closed = self.draining.closed and not (options.hold and options.hold.held)
-        if closed or not self.nodes.any:
-            raise PoolClosedError("the shared pool is closed, or its agent is gone")
-        if self._is_full() and options.bound is None:
-            if options.hold is None:
-                self.registry.figures.refused += 1
-            assert self._max_queued is not None
-            raise PoolFullError(waiting=self.jobs.waiting, max_queued=self._max_queued)
-
-    def _is_full(self) -> bool:
-        most = self._max_queued
-        return most is not None and self.jobs.waiting >= most
-
-    def _refuse(self, job: Job[Any], error: BaseException) -> Job[Any]:
-        if isinstance(error, SystemExit | KeyboardInterrupt):
-            self.registry.withdraw()
-            raise error
-        if not isinstance(error, JobNotPicklableError):
-            error = unpicklable(error)
-        self.registry.refuse(job, error)
-        return job
-
-    def _enter(self, job: Job[Any]) -> None:
-        self.registry.enter(job)
-        self.draining.busy()
-        if job._limits.timed:
-            self.waits.begin(job)
-
-    def _submit_large(self, job: Job[Any], call: Any) -> Job[Any]:
-        self._enter(job)
-        self.jobs.announce(job.id)
-        self._packer.add(job, call)
-        return job
-
-    def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
-        """Queue a job whose call a thread has pickled."""
-        if len(payload) > MAX_PAYLOAD:
-            self.refused(job, too_large(len(payload), MAX_PAYLOAD))
-        else:
-            job._payload = payload
-            self._place(job)
-
-    def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
-        """End a job whose call cannot be pickled."""
-        self.drop(job)
-        self.registry.fail(job, error)
-        self.draining.look()
-
-    def _place(self, job: Job[Any]) -> None:
-        options = job._options
-        if options.bound is not None:
-            self.sessions.enqueue(job, options.bound.session)
-            return
-        node = self.jobs.submit(job.id, key=options.key, priority=options.priority)
-        if node is not None:
-            self.nodes.send(node, [job.id])
+        return await load_item(self.threads, job, frame)
 
     def _again(self, job: Job[Any]) -> None:
         for node, number in self.jobs.again(job.id, key=job._options.key):
@@ -237,10 +127,11 @@ class Client:
 
     # Calls for workers that belong to this client.
 
-    def send_call(self, node: Node, job: Job[Any]) -> None:
-        """Send a call to the agent that has its worker."""
+    def send_call(self, node: Node, job: Job[Any]) -> bool:
+        """Send a call to the agent that has its worker; false if it goes later."""
         self.jobs.bind(node.number, job.id)
         self.nodes.send(node.number, [job.id])
+        return not self.nodes.is_loading(job.id)
 
     def pack_call(
         self, function: Callable[[], Any], options: JobOptions
@@ -322,10 +213,10 @@ class Client:
     ) -> dict[int, Any]:
         """Have every worker of the agent make a call; see :meth:`asyncpool.Pool.broadcast`."""
         check_broadcast(options)
-        self._check(options)
+        self.traffic.check(options)
         serializer = serializer_of(self._data, function, options)
         call = (function, args, kwargs)
-        payload = await pack_broadcast(self._threads, self._data, call, options)
+        payload = await pack_broadcast(self.threads, self._data, call, options)
         about = Broadcast.of(0, function, b"")
         found = await self.ask("broadcast", payload, name=about.name, line=about.line)
         return read_broadcast(found, about.name, serializer)
@@ -368,7 +259,7 @@ class Client:
 
     async def close_threads(self) -> None:
         """Wait for the threads."""
-        await self._threads.close()
+        await self.threads.close()
 
     def _flush_soon(self) -> None:
         self.nodes.flush_soon()

@@ -24,8 +24,8 @@ from asyncpool.errors import JobNotPicklableError, ProtocolError, WorkerGoneErro
 _AHEAD = 2
 
 
-class SessionOwner(Protocol):
-    """What the sessions need of their client."""
+class Submitting(Protocol):
+    """What queues the calls of a session."""
 
     def submit(
         self,
@@ -37,8 +37,17 @@ class SessionOwner(Protocol):
         """Queue a call."""
         ...
 
-    def send_call(self, node: Node, job: Job[Any]) -> None:
-        """Send a call to the agent that has its worker."""
+
+class SessionOwner(Protocol):
+    """What the sessions need of their client."""
+
+    @property
+    def traffic(self) -> Submitting:
+        """What queues calls."""
+        ...
+
+    def send_call(self, node: Node, job: Job[Any]) -> bool:
+        """Send a call to the agent that has its worker; false if it goes later."""
         ...
 
     def pack_call(
@@ -63,6 +72,7 @@ class _Lent:
         self.worker = worker
         self.waiting: deque[Job[Any]] = deque()
         self.sent: set[int] = set()
+        self.loading = 0  # the call whose large buffers are on their way
 
 
 class ClientSessions:
@@ -126,7 +136,7 @@ class ClientSessions:
             raise session_worker.error()
         bound = SessionProfile(session_worker.session)
         options = replace(options, bound=bound, hold=session_worker.hold)
-        job = self._owner.submit(function, args, kwargs, options)
+        job = self._owner.traffic.submit(function, args, kwargs, options)
         if not job.done():
             session_worker.add(job)
         return job
@@ -137,20 +147,31 @@ class ClientSessions:
         lent.waiting.append(job)
         self._go_on(lent)
 
-    def ended(self, job: Job[Any]) -> None:
-        """Hear that a call has left its agent."""
+    def sent(self, job: Job[Any]) -> None:
+        """Hear that a call is on its way that has had to wait for its large buffers."""
         bound = job._options.bound
         lent = None if bound is None else self._lent.get(bound.session)
         if lent is not None:
-            lent.sent.discard(job.id)
+            lent.loading = 0
             self._go_on(lent)
 
+    def ended(self, number: int) -> None:
+        """Hear that a job has left its agent, which may be a call of a session."""
+        for lent in self._lent.values():
+            if number in lent.sent:
+                lent.sent.discard(number)
+                if lent.loading == number:
+                    lent.loading = 0
+                self._go_on(lent)
+
     def _go_on(self, lent: _Lent) -> None:
-        while lent.waiting and len(lent.sent) < _AHEAD:
+        # No call overtakes another one.
+        while lent.waiting and len(lent.sent) < _AHEAD and not lent.loading:
             job = lent.waiting.popleft()
             if not job.done():
                 lent.sent.add(job.id)
-                self._owner.send_call(lent.node, job)
+                if not self._owner.send_call(lent.node, job):
+                    lent.loading = job.id
 
     def told(self, message: Message) -> list[Job[Any]]:
         """Hear of a worker; return the calls that nobody will run, with their session over.

@@ -19,6 +19,7 @@ from asyncpool._runtime.traffic.large_jobs import Unpacker
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import (
     AsyncPoolError,
+    JobNotPicklableError,
     JobTimeoutError,
     NodeLostError,
     PoolClosedError,
@@ -69,6 +70,8 @@ class JobEnds:
             # The agent's pool has dropped it, though nobody here has asked for that.
             why = PoolClosedError("the shared pool was closed before the job was done")
             self._registry.fail(job, why)
+        elif message.payload is None:
+            self._registry.fail(job, _no_memory(job))
         else:
             self._on_outcome(job, frame_of(job, message))
 
@@ -156,8 +159,8 @@ def frame_of(job: Job[Any], message: Message) -> Frame:
         ProtocolError: If its parts do not fit together.
     """
     payload: bytes | ReceivedPickle = message.payload
-    if message.kind is not Kind.ERROR:
-        payload, buffers = split_parts(message.payload)
+    if message.kind is not Kind.ERROR and isinstance(payload, bytes):
+        payload, buffers = split_parts(payload)
         if buffers:
             payload = ReceivedPickle(payload, buffers)
     return Frame(_KINDS[message.kind], job.id, job.attempt, 0, payload)
@@ -178,6 +181,16 @@ def _crash(job: Job[Any], node: Node, silence: float) -> Crash:
         stderr_tail=(),
         next_step=NextStep.CLOSE,
         function=job._function.name,
+    )
+
+
+def _no_memory(job: Job[Any]) -> JobNotPicklableError:
+    name = job._function.name
+    return JobNotPicklableError(
+        f"the result of {name} is in memory that this process cannot map: it may open no more "
+        "files, or has too many mappings",
+        direction="result",
+        name=name,
     )
 
 

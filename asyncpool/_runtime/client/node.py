@@ -7,15 +7,17 @@ import math
 from typing import Any
 
 from asyncpool._core.pickling.functions import MEMORY, Function, FunctionCache
+from asyncpool._core.pickling.out_of_band import ReceivedPickle
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions
 from asyncpool._core.remote.client_jobs import MAX_CREDITS
 from asyncpool._core.remote.reliable_link import ReliableLink
-from asyncpool._core.remote.remote_messages import Kind, Message, pack_parts
+from asyncpool._core.remote.remote_messages import Kind, Message, pack_head
 from asyncpool._core.remote.suspicion import SignsOfLife
 from asyncpool._core.wire.context import JobContext
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.begun_page import open_page
 from asyncpool._runtime.remote.carrier import Carrier
+from asyncpool.errors import ProtocolError
 
 # Functions that travel with each call have numbers from here on, which stand for their names.
 _NAMES = 1 << 31
@@ -88,8 +90,19 @@ class Node:
         if place is not None:
             self._free.append(place)
 
-    def put_job(self, job: Job[Any], now: float, wait: float) -> None:
-        """Give the agent a job, which may wait for *wait* more seconds."""
+    def borrow(self, payload: bytes) -> ReceivedPickle | None:
+        """Return a value that the agent has lent; ``None`` if it cannot be had here.
+
+        Raises:
+            ProtocolError: If the agent has lent no such thing.
+        """
+        borrowed = self.carrier.borrowed
+        if borrowed is None:
+            raise ProtocolError("an agent lent memory on a carrier that has none")
+        return borrowed.read(payload)
+
+    def put_job(self, job: Job[Any], payload: bytes, now: float, wait: float) -> None:
+        """Give the agent a job and its call; it may wait for *wait* more seconds."""
         options = job._options
         function = self._tell_function(job._function)
         told = self._tell_options(options)
@@ -101,7 +114,8 @@ class Node:
         place = 0
         if self._page is not None and options.bound is None:
             place = self._places[job.id] = self._free.pop()
-        message = Message(
+        # The same as Message(...).pack(), in half of the time.
+        head = pack_head(
             Kind.JOB,
             job.id,
             function,
@@ -111,9 +125,8 @@ class Node:
             left,
             wait,
             place,
-            pack_parts(job._payload),
         )
-        self.link.put(message.pack())
+        self.link.put(head + payload)
         job.attempt += 1  # it may begin from now on
 
     def _tell_function(self, function: Function) -> int:

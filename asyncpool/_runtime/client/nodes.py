@@ -4,48 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from asyncpool._core.remote.client_jobs import ClientJobs
-from asyncpool._core.remote.own_objects import load_own
 from asyncpool._core.remote.reliable_link import MAX_PIECE, Batch
-from asyncpool._core.remote.remote_messages import Kind, Message, unpack_numbers
+from asyncpool._core.remote.remote_messages import PLAIN, Kind, Message
 from asyncpool._core.remote.suspicion import SignsOfLife, Trust
-from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.client.client_holds import ClientHolds
-from asyncpool._runtime.client.client_sessions import ClientSessions
-from asyncpool._runtime.client.job_ends import JobEnds, frame_of
-from asyncpool._runtime.client.job_waits import JobWaits
+from asyncpool._runtime.client.loads import Loads
 from asyncpool._runtime.client.node import Node
+from asyncpool._runtime.client.node_news import NodeNews, NodeOwner
 from asyncpool._runtime.client.questions import Questions
-from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.carrier import Carrier, beat_every, node_timeout
-from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool.enums import Delivery
 from asyncpool.errors import ProtocolError
-
-_ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
-_RAN = frozenset((Kind.VALUE, Kind.ERROR))  # they have begun, heard of or not
-
-
-class NodeOwner(Protocol):
-    """What the agents need of their client."""
-
-    registry: JobRegistry
-    jobs: ClientJobs
-    sessions: ClientSessions
-    draining: ClientHolds
-    ends: JobEnds
-    waits: JobWaits
-    hub: PoolHub
-
-    def on_closing(self) -> None:
-        """Hear that the agent ends."""
-        ...
 
 
 class Nodes:
@@ -71,16 +45,8 @@ class Nodes:
         self._flush_is_due = False
         self._beat = Alarm(self._loop, self._on_beat)
         self._turned = asyncio.Event()
-        self._handlers: dict[Kind, Callable[[Node, Message], object]] = {
-            Kind.BEGAN: self._on_began,
-            Kind.ITEM: self._on_item,
-            Kind.HEARTBEAT: self._on_heartbeat,
-            Kind.FREE: self._on_free,
-            Kind.WORKER: self._on_worker,
-            Kind.ANSWER: self._on_answer,
-            Kind.EVENT: self._on_event,
-            Kind.CLOSING: self._on_closing,
-        }
+        self._news = NodeNews(client, questions)
+        self._loads = Loads(self._loaded)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())
@@ -129,7 +95,7 @@ class Nodes:
         self._numbers += 1
         number = self._numbers
         node = self._nodes[number] = Node(number, carrier, about, signs)
-        carrier.limit = MAX_PIECE
+        carrier.allow(MAX_PIECE)
         carrier.on_bytes = partial(self._on_bytes, node)
         carrier.on_gone = partial(self._lose, node)
         self._beat_every = min(self._beat_every, beat_every(lease))
@@ -139,6 +105,7 @@ class Nodes:
     def close(self) -> None:
         """Leave the agents."""
         self._beat.cancel()
+        self._loads.close()
         for node in [*self._nodes.values()]:
             self._leave(node)
             self._questions.lost(node)
@@ -182,7 +149,8 @@ class Nodes:
                     self.send(other, [number])
                 return
         else:
-            self._registry.unassign(job)
+            if not self._loads.give_up(job.id):
+                self._registry.unassign(job)
             if self._nodes and not bound:
                 return  # another agent gets it
         ends.fail_lost(job, node, silence, delivery)
@@ -205,22 +173,49 @@ class Nodes:
         if not jobs:
             return
         node, now = self._nodes[number], self._loop.time()
-        leases, hub = self._registry.leases.open, self._client.hub
         for each in jobs:
             job = self._registry.jobs[each]
-            node.put_job(job, now, self._client.waits.left(job))
-            job._slot = number
-            if leases and each in leases:
-                self._registry.leases.before_sending(job, number)
-            if hub.traced:
-                self._registry.watch.sending(job, 0)
+            payload = job._payload
+            if type(payload) is bytes:
+                self._put(node, job, PLAIN + payload, now)
+                continue
+            lent = self._loads.begin(node, job)
+            if lent is not None:
+                self._put(node, job, lent, now)
         if self._jobs.is_alone(number) and not self._flush_is_due:
             node.flush()
         else:
             self.flush_soon()
 
+    def is_loading(self, job: int) -> bool:
+        """Tell whether the large buffers of *job* are on their way, so that it comes later."""
+        return job in self._loads
+
+    def _put(self, node: Node, job: Job[Any], payload: bytes, now: float) -> None:
+        node.put_job(job, payload, now, self._client.waits.left(job))
+        job._slot = node.number
+        leases = self._registry.leases
+        if leases.open and job.id in leases.open:
+            leases.before_sending(job, node.number)
+        if self._client.hub.traced:
+            self._registry.watch.sending(job, 0)
+        if type(job._payload) is not bytes:
+            self._client.traffic.go_on()
+
+    def _loaded(self, node: Node, job: Job[Any], payload: bytes) -> None:
+        """Send a job whose large buffers its agent can see by now."""
+        self._put(node, job, payload, self._loop.time())
+        self.flush_soon()
+        self._client.sessions.sent(job)
+
     def cancel(self, number: int, job: int) -> None:
         """Tell an agent that nobody wants *job*."""
+        if self._loads.give_up(job):  # the agent has not heard of it
+            self._jobs.ended(number, job)
+            self._client.sessions.ended(job)
+            self._client.traffic.go_on()
+            self.send(number, self._jobs.refill(number))
+            return
         self._nodes[number].put(Message(Kind.CANCEL, job))
         self.flush_soon()
 
@@ -258,7 +253,7 @@ class Nodes:
             node.signs.heard(self._loop.time())
             self.send(node.number, self._jobs.trust(node.number))
             for packed in node.link.receive(batch):
-                self._on_message(node, Message.unpack(packed))
+                self._news.on_message(node, Message.unpack(packed))
         except ProtocolError:
             self._lose(node)
             return
@@ -268,83 +263,6 @@ class Nodes:
         if not self._turned.is_set():
             self._turned.set()
         self._client.draining.look()
-
-    def _on_message(self, node: Node, message: Message) -> None:
-        kind = message.kind
-        if kind in _ENDS:
-            self._on_end(node, message)
-            return
-        handler = self._handlers.get(kind)
-        if handler is None:
-            raise ProtocolError(f"an agent sent a {kind.name}")
-        handler(node, message)
-
-    def _on_end(self, node: Node, message: Message) -> None:
-        if not self._jobs.ended(node.number, message.job):
-            return
-        node.ended(message.job)
-        self._client.waits.forget(message.job)
-        job = self._registry.jobs.get(message.job)
-        if job is None:
-            return  # its caller has given it up
-        if job._options.bound is not None:
-            self._client.sessions.ended(job)
-        if self._client.hub.listened and message.kind in _RAN:
-            self._registry.watch.running([job], 0, self._loop.time())
-        self._client.ends.on_end(job, message)
-
-    def _on_began(self, node: Node, message: Message) -> None:
-        now = self._loop.time()
-        for number in self._jobs.began(node.number, unpack_numbers(message.payload)):
-            self._client.waits.forget(number)
-            job = self._registry.jobs.get(number)
-            if job is not None and self._client.hub.listened:
-                self._registry.watch.running([job], 0, now)
-
-    def _on_item(self, node: Node, message: Message) -> None:
-        job = self._own(node, message)
-        if job is None:
-            return
-        if not isinstance(job, StreamJob):
-            raise ProtocolError(f"an agent sent an item of {job!r}")
-        job.receive(frame_of(job, message))
-
-    def _on_heartbeat(self, node: Node, message: Message) -> None:
-        job = self._own(node, message)
-        if job is not None and not job.done():
-            log, now = job._listen(), self._loop.time()
-            beat = Beat(log.heard + 1, job.id, job.attempt, now, message.payload)
-            log.add(beat, now)
-
-    def _own(self, node: Node, message: Message) -> Job[Any] | None:
-        """Return the job of a message, if it is open and that agent has it."""
-        if self._jobs.agent_of(message.job) != node.number:
-            return None
-        return self._registry.jobs.get(message.job)
-
-    def _on_free(self, node: Node, message: Message) -> None:
-        del node
-        self._registry.leases.give_back(message.job)
-
-    def _on_worker(self, node: Node, message: Message) -> None:
-        del node
-        for job in self._client.sessions.told(message):
-            bound = job._options.bound
-            assert bound is not None
-            self._registry.fail(job, self._client.sessions.error(bound.session))
-
-    def _on_answer(self, node: Node, message: Message) -> None:
-        del node
-        self._questions.answered(message)
-
-    def _on_closing(self, node: Node, message: Message) -> None:
-        del message
-        self._jobs.suspect(node.number)  # it gets no more
-        self._client.on_closing()
-
-    def _on_event(self, node: Node, message: Message) -> None:
-        del node
-        self._client.hub.publish(load_own(message.payload))
 
 
 def _nothing() -> None:

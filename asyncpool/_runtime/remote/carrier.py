@@ -7,6 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
+from asyncpool._runtime.remote.lent_memory import LentMemory
+from asyncpool.errors import ProtocolError
+
 # For how many seconds an agent works for a client that it does not hear, by default.
 LEASE = 10.0
 
@@ -37,15 +41,23 @@ class Carrier(Protocol):
         on_bytes: Called with what has come.
         on_gone: Called once when the other process is surely dead, or has ended the session.
         loses: Whether batches may be lost, so that they must be repeated.
-        limit: The most bytes that a piece may have which comes.
         process: The other process, if it is on this machine and the system says which it is.
+        lent: Memory for large buffers that go to the other end, if the carrier has such.
+        borrowed: Likewise for those that come.
+        why: What the other end has done wrong, if that has ended the connection.
     """
 
     on_bytes: Callable[[bytes], None]
     on_gone: Callable[[], None]
     loses: bool
-    limit: int
     process: int | None
+    lent: LentMemory | None
+    borrowed: BorrowedMemory | None
+    why: ProtocolError | None
+
+    def allow(self, limit: int) -> None:
+        """Let a piece that comes have *limit* bytes from now on, and not only a greeting's."""
+        ...
 
     def send(self, data: bytes) -> None:
         """Send bytes, which arrive as one piece or not at all."""

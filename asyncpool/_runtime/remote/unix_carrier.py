@@ -4,83 +4,147 @@ from __future__ import annotations
 
 import asyncio
 import os
-import struct
+import socket
 from collections.abc import Callable
-from typing import cast
 
+from asyncpool._core.wire.frames import Frame, FrameKind, header
+from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.channel.channel import READ_SIZE, Channel
+from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
 from asyncpool._runtime.control.paths import peer_pid, peer_uid
+from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.carrier import MAX_GREETING
+from asyncpool._runtime.remote.lent_memory import LentMemory
+from asyncpool.errors import ProtocolError
 
-_SIZE = struct.Struct(">Q")
+# Seconds that the other end has to read what was sent before the connection was closed.
+_LINGER = 5.0
 
 
-class UnixCarrier(asyncio.Protocol):
+class UnixCarrier:
     """One end of a Unix socket; see :class:`~asyncpool._runtime.remote.carrier.Carrier`.
 
     The kernel keeps what was sent and not read, also when the sender has died, and loses nothing.
+    Large buffers travel in memory, whose descriptors the socket carries.
+
+    Args:
+        sock: The socket, connected and non-blocking; the carrier owns it.
+        threads: Copy large buffers.
+        buffer: What is read into, see :class:`Channel`; ``None`` for one of its own.
+
+    Attributes:
+        why: What the other end has done wrong, if that has ended the connection.
     """
 
-    def __init__(self) -> None:
-        self.loses = False
-        self.limit = MAX_GREETING  # whoever uses the carrier allows more then
-        self.process: int | None = None
-        self._transport: asyncio.Transport | None = None
-        self._came = bytearray()
-        self.refused = False
+    loses = False
+
+    def __init__(
+        self, sock: socket.socket, threads: Threads, buffer: memoryview | None = None
+    ) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        self.why: ProtocolError | None = None
+        self.process: int | None = peer_pid(sock)
         # Whoever uses the carrier sets these.
         self.on_bytes: Callable[[bytes], None] = _drop
         self.on_gone: Callable[[], None] = _nothing
+        self._socket = DescriptorSocket(sock)
+        self._open = True
+        self._channel = Channel(
+            loop,
+            self._socket,
+            buffer=memoryview(bytearray(READ_SIZE)) if buffer is None else buffer,
+            max_payload=MAX_GREETING,
+            on_frames=self._on_frames,
+            on_end=self._on_end,
+        )
+        self._lent = LentMemory(loop, threads, self._channel)
+        self._borrowed = BorrowedMemory(loop, threads, self._tell)
+        self.lent: LentMemory | None = self._lent
+        self.borrowed: BorrowedMemory | None = self._borrowed
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the socket, unless another user's process is at its other end."""
-        self._transport = cast("asyncio.Transport", transport)
-        try:
-            sock = transport.get_extra_info("socket")
-            self.refused = peer_uid(sock) != os.geteuid()
-            self.process = peer_pid(sock)
-        except OSError:
-            self.refused = True
-        if self.refused:
-            self._transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        """Hand on what is whole."""
-        came = self._came
-        came += data
-        at = 0
-        while len(came) - at >= _SIZE.size:
-            size = _SIZE.unpack_from(came, at)[0]
-            if size > self.limit:
-                self.abort()
-                return
-            begin = at + _SIZE.size
-            if len(came) - begin < size:
-                break
-            at = begin + size
-            self.on_bytes(bytes(memoryview(came)[begin:at]))
-        del came[:at]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Say that the other end is gone."""
-        del exc
-        self._transport = None
-        if not self.refused:
-            self.on_gone()
+    def allow(self, limit: int) -> None:
+        """See :class:`~asyncpool._runtime.remote.carrier.Carrier`."""
+        self._channel.allow(limit)
 
     def send(self, data: bytes) -> None:
         """See :class:`~asyncpool._runtime.remote.carrier.Carrier`."""
-        if self._transport is not None:
-            self._transport.writelines((_SIZE.pack(len(data)), data))
-
-    def abort(self) -> None:
-        """Cut the connection; what is still to be sent is lost."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self._open:
+            self._channel.put(header(FrameKind.BATCH, len(data)), data)
+            self._channel.flush()
 
     def close(self) -> None:
         """See :class:`~asyncpool._runtime.remote.carrier.Carrier`."""
-        if self._transport is not None:
-            self._transport.close()
+        if not self._open:
+            return
+        self._stop()
+        if self._channel.unsent:
+            self._channel.half_close()
+            self._loop.call_later(_LINGER, self._channel.close)
+        else:
+            self._channel.close()
+
+    def abort(self) -> None:
+        """Cut the connection; what is still to be sent is lost."""
+        if self._open:
+            self._stop()
+            self._channel.close()
+
+    def _stop(self) -> None:
+        self._open = False
+        self.on_bytes, self.on_gone = _drop, _nothing
+        self._lent.close()
+        self._borrowed.close()
+
+    def _on_frames(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            if frame.kind is FrameKind.BATCH:
+                self.on_bytes(bytes(frame.payload))
+            elif self._open:
+                try:
+                    self._on_memory(frame)
+                except ProtocolError as error:
+                    self._on_end(error)
+                    return
+        if self._socket.unwanted and self._open:
+            self._on_end(ProtocolError("it sent descriptors with no segment"))
+
+    def _on_memory(self, frame: Frame) -> None:
+        number = frame.number
+        match frame.kind:
+            case FrameKind.SEGMENT:
+                if not self._socket.arrived:
+                    raise ProtocolError("it sent a segment without a descriptor")
+                self._borrowed.add(number, frame.job, self._socket.arrived.popleft())
+            case FrameKind.DROP:
+                self._borrowed.drop(number)
+            case FrameKind.SEGMENT_RETURNED:
+                self._lent.returned(number)
+            case FrameKind.LOST:
+                self._lent.lost(number)
+            case other:
+                raise ProtocolError(f"it sent {other.name}")
+
+    def _tell(self, kind: FrameKind, number: int) -> None:
+        if self._open:
+            self._channel.put(header(kind, 0, tag=number))
+            self._channel.flush_soon()
+
+    def _on_end(self, error: ProtocolError | None) -> None:
+        """Say that the other end is gone."""
+        if not self._open:
+            self._channel.close()
+            return
+        self.why, gone = error, self.on_gone
+        self.abort()
+        gone()
+
+
+def is_same_user(sock: socket.socket) -> bool:
+    """Tell whether a process of this user is at the other end."""
+    try:
+        return peer_uid(sock) == os.geteuid()
+    except OSError:
+        return False
 
 
 def _drop(data: bytes) -> None:

@@ -1,0 +1,160 @@
+"""What agents tell their client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from asyncpool._core.remote.client_jobs import ClientJobs
+from asyncpool._core.remote.lent_parts import LENT
+from asyncpool._core.remote.own_objects import load_own
+from asyncpool._core.remote.remote_messages import Kind, Message, unpack_numbers
+from asyncpool._core.wire.heartbeat_records import Beat
+from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._runtime.client.client_holds import ClientHolds
+from asyncpool._runtime.client.client_sessions import ClientSessions
+from asyncpool._runtime.client.job_ends import JobEnds, frame_of
+from asyncpool._runtime.client.job_waits import JobWaits
+from asyncpool._runtime.client.node import Node
+from asyncpool._runtime.client.questions import Questions
+from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.state.registry import JobRegistry
+from asyncpool.errors import ProtocolError
+
+_ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
+_MAY_BE_LENT = frozenset((Kind.VALUE, Kind.ITEM))
+_RAN = frozenset((Kind.VALUE, Kind.ERROR))  # they have begun, heard of or not
+
+
+class GoesOn(Protocol):
+    """What pickles the large calls of a client."""
+
+    def go_on(self) -> None:
+        """Pickle the next ones."""
+        ...
+
+
+class NodeOwner(Protocol):
+    """What the agents need of their client."""
+
+    registry: JobRegistry
+    jobs: ClientJobs
+    sessions: ClientSessions
+    draining: ClientHolds
+    ends: JobEnds
+    waits: JobWaits
+    hub: PoolHub
+
+    @property
+    def traffic(self) -> GoesOn:
+        """What pickles large calls."""
+        ...
+
+    def on_closing(self) -> None:
+        """Hear that the agent ends."""
+        ...
+
+
+class NodeNews:
+    """Hears what the agents of one client tell.
+
+    Args:
+        client: The client.
+        questions: Hear of answers.
+    """
+
+    def __init__(self, client: NodeOwner, questions: Questions) -> None:
+        self._client = client
+        self._jobs, self._registry = client.jobs, client.registry
+        self._questions = questions
+        self._loop = asyncio.get_running_loop()
+        self._handlers: dict[Kind, Callable[[Node, Message], object]] = {
+            Kind.BEGAN: self._on_began,
+            Kind.ITEM: self._on_item,
+            Kind.HEARTBEAT: self._on_heartbeat,
+            Kind.FREE: self._on_free,
+            Kind.WORKER: self._on_worker,
+            Kind.ANSWER: self._on_answer,
+            Kind.EVENT: self._on_event,
+            Kind.CLOSING: self._on_closing,
+        }
+
+    def on_message(self, node: Node, message: Message) -> None:
+        kind = message.kind
+        if message.payload.startswith(LENT) and kind in _MAY_BE_LENT:
+            # At once: whoever drops what was lent gives it back by that.
+            message = message._replace(payload=node.borrow(message.payload))
+        if kind in _ENDS:
+            self._on_end(node, message)
+            return
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise ProtocolError(f"an agent sent a {kind.name}")
+        handler(node, message)
+
+    def _on_end(self, node: Node, message: Message) -> None:
+        if not self._jobs.ended(node.number, message.job):
+            return
+        node.ended(message.job)
+        self._client.waits.forget(message.job)
+        self._client.sessions.ended(message.job)
+        job = self._registry.jobs.get(message.job)
+        if job is None:
+            return  # its caller has given it up
+        if self._client.hub.listened and message.kind in _RAN:
+            self._registry.watch.running([job], 0, self._loop.time())
+        self._client.ends.on_end(job, message)
+
+    def _on_began(self, node: Node, message: Message) -> None:
+        now = self._loop.time()
+        for number in self._jobs.began(node.number, unpack_numbers(message.payload)):
+            self._client.waits.forget(number)
+            job = self._registry.jobs.get(number)
+            if job is not None and self._client.hub.listened:
+                self._registry.watch.running([job], 0, now)
+
+    def _on_item(self, node: Node, message: Message) -> None:
+        job = self._own(node, message)
+        if job is None:
+            return
+        if not isinstance(job, StreamJob):
+            raise ProtocolError(f"an agent sent an item of {job!r}")
+        job.receive(frame_of(job, message))
+
+    def _on_heartbeat(self, node: Node, message: Message) -> None:
+        job = self._own(node, message)
+        if job is not None and not job.done():
+            log, now = job._listen(), self._loop.time()
+            beat = Beat(log.heard + 1, job.id, job.attempt, now, message.payload)
+            log.add(beat, now)
+
+    def _own(self, node: Node, message: Message) -> Job[Any] | None:
+        """Return the job of a message, if it is open and that agent has it."""
+        if self._jobs.agent_of(message.job) != node.number:
+            return None
+        return self._registry.jobs.get(message.job)
+
+    def _on_free(self, node: Node, message: Message) -> None:
+        del node
+        self._registry.leases.give_back(message.job)
+
+    def _on_worker(self, node: Node, message: Message) -> None:
+        del node
+        for job in self._client.sessions.told(message):
+            bound = job._options.bound
+            assert bound is not None
+            self._registry.fail(job, self._client.sessions.error(bound.session))
+
+    def _on_answer(self, node: Node, message: Message) -> None:
+        del node
+        self._questions.answered(message)
+
+    def _on_closing(self, node: Node, message: Message) -> None:
+        del message
+        self._jobs.suspect(node.number)  # it gets no more
+        self._client.on_closing()
+
+    def _on_event(self, node: Node, message: Message) -> None:
+        del node
+        self._client.hub.publish(load_own(message.payload))

@@ -1,0 +1,126 @@
+"""Memory that this end of a connection fills, and that the other end maps: the large buffers of jobs.
+
+The segments are those of a local pool (``_runtime/channel/segments.py``), with the other end in the
+place of a worker.  A client's memory is not handed on to a worker: another worker may have it
+next, and what once could write there would write into that one's arguments.  So the agent
+copies between two warm segments, at the speed of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, lay_out
+from asyncpool._core.remote.lent_parts import LentParts
+from asyncpool._core.wire.frames import FrameKind, header
+from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.channel.channel import Channel
+from asyncpool._runtime.channel.segments import Segment, Segments, Use
+
+# The most bytes that one end of a connection lends the other, and the bound that it expects.
+MOST_LENT = 1 << 30
+
+# As in channel/large_buffers.py: the loop's thread copies so much itself.
+_AT_ONCE = 1 << 20
+
+
+class LentMemory:
+    """What this end has lent.
+
+    Args:
+        loop: The loop of the connection.
+        threads: Make and fill large segments.
+        channel: Where the other end hears of them.
+
+    Attributes:
+        closed: Whether the other end is gone.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, threads: Threads, channel: Channel
+    ) -> None:
+        self.closed = False
+        self._threads, self._channel = threads, channel
+        self._segments = Segments(loop, MOST_LENT, threads)
+
+    def lend_at_once(self, pickled: OutOfBandPickle) -> bytes | None:
+        """Put *pickled* into warm memory, if there is some and that takes no time.
+
+        Returns:
+            What the other end reads with :meth:`BorrowedMemory.read`.
+        """
+        size = lay_out(pickled.sizes)[1]
+        if size > _AT_ONCE or self.closed:
+            return None
+        segment = self._segments.take(self, size)
+        if segment is None:
+            return None
+        _fill(segment, pickled)
+        return _named(segment, pickled)
+
+    async def lend(
+        self, pickled: OutOfBandPickle, wanted: Callable[[], bool]
+    ) -> bytes | None:
+        """Put *pickled* into memory; ``None`` if there is none, or if it is not *wanted* then.
+
+        Cancellation:
+            Safe.
+        """
+        size = lay_out(pickled.sizes)[1]
+        segment = None if self.closed else self._segments.take(self, size)
+        if segment is None:
+            segment = await self._segments.make(self, size)
+        if segment is None:
+            return None
+        # If this is cancelled here, the thread writes on, so the segment stays its own.
+        await self._threads.copy(_fill, segment, pickled)
+        if self.closed:
+            return None
+        if not wanted():
+            self._segments.free(segment)
+            return None
+        return _named(segment, pickled)
+
+    def returned(self, number: int) -> None:
+        """Hear that the other end has no view of a segment any more.
+
+        Raises:
+            ProtocolError: If it had none.
+        """
+        self._segments.free(self._segments.find(self, number, Use.WORKER))
+
+    def lost(self, number: int) -> None:
+        """Hear that the other end cannot map a segment, or cannot give it back.
+
+        Raises:
+            ProtocolError: If there is no such segment.
+        """
+        self._segments.forget(self._segments.find(self, number, Use.WORKER))
+
+    def announce(self, segment: Segment, fd: int) -> None:
+        """Send the descriptor of a new segment."""
+        size = segment.memory.size
+        head = header(FrameKind.SEGMENT, 0, size, tag=segment.number)
+        self._channel.put_descriptor(head, fd)
+        self._channel.flush()
+
+    def drop(self, number: int) -> None:
+        """Tell the other end to forget a segment."""
+        if not self.closed:
+            self._channel.put(header(FrameKind.DROP, 0, tag=number))
+            self._channel.flush_soon()
+
+    def close(self) -> None:
+        """Lend nothing more."""
+        self.closed = True
+        self._segments.close()
+
+
+def _fill(segment: Segment, pickled: OutOfBandPickle) -> None:
+    segment.fill(lay_out(pickled.sizes)[0], pickled.areas)
+
+
+def _named(segment: Segment, pickled: OutOfBandPickle) -> bytes:
+    segment.use = Use.WORKER  # the other end's
+    return LentParts(segment.number, pickled.sizes, pickled.payload).pack()
