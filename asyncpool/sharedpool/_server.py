@@ -86,6 +86,7 @@ class PoolServer:
             most_clients=self._max_clients,
             lease=self._client_timeout,
         )
+        self._carriers: set[UnixCarrier] = set()
         self._greeted: dict[UnixCarrier, asyncio.TimerHandle] = {}
         self._pause = Alarm(loop, lambda _: self._listen())
         self._listen()
@@ -115,7 +116,17 @@ class PoolServer:
                 await self._agent.drain()
         finally:
             self._agent.close()
-        await self._threads.close()
+            await self._end()
+
+    async def _end(self) -> None:
+        """Wait until clients have read what was sent, but no longer than a carrier does."""
+        try:
+            if self._carriers:
+                await asyncio.wait([carrier.ended for carrier in self._carriers])
+        finally:
+            for carrier in [*self._carriers]:
+                carrier.abort()
+            await self._threads.close()
 
     def _listen(self) -> None:
         self._loop.add_reader(self._sock, self._accept)
@@ -140,6 +151,8 @@ class PoolServer:
         carrier.on_gone = partial(self._cut, carrier)
         late = self._loop.call_later(_PATIENCE, self._cut, carrier)
         self._greeted[carrier] = late
+        self._carriers.add(carrier)
+        carrier.ended.add_done_callback(lambda _: self._carriers.discard(carrier))
 
     def _on_hello(self, carrier: UnixCarrier, data: bytes) -> None:
         self._greeted.pop(carrier).cancel()

@@ -27,6 +27,28 @@ def test_clients_have_their_turns_and_their_bounds() -> None:
     assert agent.waiting == 0
 
 
+def test_a_job_begins_at_once_only_if_none_waits_and_its_client_has_a_lease() -> None:
+    agent = AgentJobs(credits=3, most_clients=2, lease=4.0)
+    one, two = agent.open(0.0), agent.open(0.0)
+    assert one is not None
+    assert two is not None
+    assert agent.accept_at_once(one, 1, 3.9)
+    assert not agent.accept_at_once(one, 2, 4.0)
+    with pytest.raises(ProtocolError, match="job 1 twice"):
+        agent.accept_at_once(one, 1, 1.0)
+    agent.accept(two, 1, -1)
+    agent.accept(two, 2, 0)
+    assert not agent.accept_at_once(one, 2, 1.0)
+    agent.accept(one, 2, 0)
+    assert agent.release(2, 1.0) == [(two, 1), (one, 2)]
+    assert agent.close(two) == {1}  # and what waits is gone with it
+    assert agent.waiting == 0
+    assert agent.accept_at_once(one, 3, 1.0)
+    with pytest.raises(ProtocolError, match="more than 3 jobs"):
+        agent.accept_at_once(one, 4, 1.0)
+    assert agent.close(one) == {1, 2, 3}
+
+
 def test_an_agent_begins_nothing_for_a_client_whose_lease_is_over() -> None:
     agent = AgentJobs(credits=3, most_clients=2, lease=4.0)
     session = agent.open(0.0)
@@ -47,13 +69,16 @@ def test_an_agent_begins_nothing_for_a_client_whose_lease_is_over() -> None:
 def test_a_pool_gets_more_at_a_time_only_where_its_workers_take_all() -> None:
     ahead = Lookahead()
     rooms: list[int] = []
-    for _ in range(7):
+    assert ahead.has_room(1, 2)
+    assert not ahead.has_room(2, 2)
+    for _ in range(9):
         rooms.append(ahead.room(0, 2))
         ahead.released(rooms[-1], rooms[-1])
-    assert rooms == [2, 4, 8, 16, 32, 64, 64]
-    ahead.released(64, 1)
-    assert ahead.room(0, 2) == 64
-    assert [ahead.room(5, 2) for _ in range(6)] == [27, 11, 3, 0, 0, 0]
+    assert rooms == [2, 4, 8, 16, 32, 64, 128, 256, 256]
+    assert ahead.has_room(255, 2)
+    ahead.released(256, 1)
+    assert ahead.room(0, 2) == 256
+    assert [ahead.room(5, 2) for _ in range(8)] == [123, 59, 27, 11, 3, 0, 0, 0]
 
 
 def test_jobs_that_wait_in_the_pool_are_few() -> None:

@@ -162,6 +162,21 @@ async def test_where_there_is_no_memory_to_lend_the_socket_carries_it_all(
         assert not borrowed_by(pool)
 
 
+async def test_a_server_that_closes_waits_until_what_it_sent_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lent_memory, "MOST_LENT", 0)  # more than a socket holds
+    path = tmp_path / "pool.sock"
+    async with patience(), Pool(1) as pool:
+        async with PoolServer(pool, path):
+            client = connect(f"unix:{path}")
+            await client.start()
+            job = client.submit(large.make, 3 * MB, 1)
+            await client.stats()  # the server has the job by now
+        assert await job == large.make(3 * MB, 1)
+        await client.close()
+
+
 async def test_memory_that_cannot_be_mapped_costs_its_job_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,9 @@ class End:
     def close(self) -> None:
         self.on_bytes = _drop
 
+    def abort(self) -> None:
+        self.close()
+
 
 class Network:
     """Carries what ends send.

@@ -90,6 +90,9 @@ class FunctionTable:
     # The types of functions that may be known by themselves, and not only by their kin.
     _plain: frozenset[type] = _PLAIN
 
+    # The class of jobs for each way to call a function, if it is not the usual one.
+    job_types: dict[Via, Any] | None = None
+
     def __init__(self, totals: FunctionTotals) -> None:
         self._totals = totals
         self._functions: dict[object, Function] = {}

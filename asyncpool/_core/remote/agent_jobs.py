@@ -12,8 +12,6 @@ agent holds up the others by a few jobs, not by thousands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.dispatch.queue import JobQueue
 from asyncpool.errors import ProtocolError
@@ -46,7 +44,7 @@ class ClientLease:
 
 
 # How many times as many jobs as can run at once the pool may have waiting, if they are short.
-_MOST_AHEAD = 32
+_MOST_AHEAD = 128
 
 
 class Lookahead:
@@ -60,6 +58,10 @@ class Lookahead:
     def __init__(self) -> None:
         self._times = 1
         self._was_full = False
+
+    def has_room(self, waiting: int, lanes: int) -> bool:
+        """Tell whether the pool may get a job that has just come; see :meth:`room`."""
+        return waiting < self._times * lanes
 
     def room(self, waiting: int, lanes: int) -> int:
         """Return how many jobs the pool may get.
@@ -97,6 +99,10 @@ class AgentJobs:
         credits: How many jobs of one client may be here at once.
         most_clients: How many clients there may be.
         lease: For how many seconds the agent works for a client that it does not hear.
+
+    Attributes:
+        credits: As above.
+        waiting: How many jobs the pool has not got.
     """
 
     def __init__(self, *, credits: int, most_clients: int, lease: float) -> None:  # noqa: A002
@@ -105,6 +111,7 @@ class AgentJobs:
         self._lease = lease
         self._clients: dict[int, _Client] = {}
         self._sessions = 0
+        self.waiting = 0
         # The sessions with a queue, whose turn is next first.
         self._turns: dict[int, None] = {}
 
@@ -112,11 +119,6 @@ class AgentJobs:
     def sessions(self) -> tuple[int, ...]:
         """The sessions that are open."""
         return tuple(self._clients)
-
-    @property
-    def waiting(self) -> int:
-        """How many jobs the pool has not got."""
-        return sum(len(client.queue) for client in self._clients.values())
 
     def open(self, now: float) -> int | None:
         """Return the number of a new session, or ``None`` if there are too many.
@@ -134,19 +136,38 @@ class AgentJobs:
         self._clients[session].lease.heard(echo)
 
     def accept(self, session: int, job: int, priority: int) -> None:
-        """Take a job of a client.
+        """Take a job of a client, which waits for its turn.
 
         Raises:
             ProtocolError: If it is here already, or is one too many.
         """
+        client = self._take(session, job)
+        client.queue.add(job, _PROFILE, priority)
+        self.waiting += 1
+        self._turns[session] = None
+
+    def accept_at_once(self, session: int, job: int, now: float) -> bool:
+        """Take a job for which the pool has room, unless others wait or the lease is over.
+
+        Returns:
+            Whether it may begin now.  If not, it was not taken.
+
+        Raises:
+            ProtocolError: If it is here already, or is one too many.
+        """
+        if self.waiting or self._clients[session].lease.until <= now:
+            return False
+        self._take(session, job).released.add(job)
+        return True
+
+    def _take(self, session: int, job: int) -> _Client:
         client = self._clients[session]
         if job in client.jobs:
             raise ProtocolError(f"the client sent job {job} twice")
         if len(client.jobs) - len(client.calls) >= self.credits:
             raise ProtocolError(f"the client sent more than {self.credits} jobs")
         client.jobs.add(job)
-        client.queue.add(job, _PROFILE, priority)
-        self._turns[session] = None
+        return client
 
     def accept_call(self, session: int, job: int) -> None:
         """Take a call for a worker that the client has to itself: it waits for nothing here.
@@ -169,17 +190,24 @@ class AgentJobs:
         Tell the clients that these jobs began, and then give them to the pool.
         """
         released: list[tuple[int, int]] = []
-        for session in self._in_turn(now):
-            if len(released) >= room:
-                break
-            client = self._clients[session]
-            job, _ = client.queue.head()
-            client.queue.pop(job)
-            client.released.add(job)
-            del self._turns[session]
-            if client.queue:
-                self._turns[session] = None  # behind the others
-            released.append((session, job))
+        turns, clients = self._turns, self._clients
+        ready = [s for s in turns if clients[s].lease.until > now]
+        while ready and len(released) < room:
+            for session in ready[: room - len(released)]:
+                client = clients[session]
+                queue = client.queue
+                if queue.others:
+                    job, _ = queue.head()
+                    queue.pop(job)
+                else:  # the same, in a tenth of the time
+                    job, _ = queue.usual.popitem(last=False)
+                client.released.add(job)
+                del turns[session]
+                if queue:
+                    turns[session] = None  # behind the others
+                released.append((session, job))
+            ready = [s for s in ready if s in turns]
+        self.waiting -= len(released)
         return released
 
     def ended(self, session: int, job: int) -> bool:
@@ -197,6 +225,7 @@ class AgentJobs:
         client = self._clients[session]
         if not client.queue.remove(job):
             return False
+        self.waiting -= 1
         client.jobs.discard(job)
         if not client.queue:
             del self._turns[session]
@@ -214,13 +243,7 @@ class AgentJobs:
         """End *session*; return its jobs that the pool has, which must be given up."""
         self._turns.pop(session, None)
         client = self._clients.pop(session, None)
-        return set() if client is None else client.released
-
-    def _in_turn(self, now: float) -> Iterator[int]:
-        """Yield the sessions whose turn it is, as long as they have jobs and a lease."""
-        while True:
-            ready = (s for s in self._turns if self._clients[s].lease.until > now)
-            session = next(ready, None)
-            if session is None:
-                return
-            yield session
+        if client is None:
+            return set()
+        self.waiting -= len(client.queue)
+        return client.released

@@ -60,7 +60,7 @@ class Agent:
         self._lookahead = Lookahead()
         self._clients: dict[int, AgentClient] = {}
         self._functions = supervisor.traffic.functions.packed(PackedFunctions)
-        self._relay = Relay(supervisor, self._functions, self._clients)
+        self._relay = Relay(supervisor, self._functions)
         self._answers = Answers(pool, supervisor, self._functions)
         codec = supervisor.traffic.functions.codec_name
         self._greeting = greeting(version, codec) | {
@@ -97,7 +97,7 @@ class Agent:
             jobs=self._jobs,
             relay=self._relay,
             answers=self._answers,
-            turn=self.turn,
+            turns=self,
             end=self._end,
             page=None if page is None else page[1],
         )
@@ -125,6 +125,8 @@ class Agent:
         while any(client.busy for client in self._clients.values()):
             self._idle.clear()
             await self._idle.wait()
+        for client in self._clients.values():
+            client.push()  # what has ended in this turn of the loop
 
     def close(self) -> None:
         """End all sessions, whose jobs are cancelled."""
@@ -139,7 +141,7 @@ class Agent:
             return
         self._jobs.close(client.number)
         client.close()
-        self._turn_soon()
+        self.turn_soon()
 
     def _on_beat(self, now: float) -> None:
         for number in self._jobs.lapsed(now):
@@ -150,16 +152,31 @@ class Agent:
 
     # What the pool gets.
 
-    def _turn_soon(self) -> None:
+    @property
+    def has_room(self) -> bool:
+        """Whether the pool may get a job that has just come."""
+        pool = self._supervisor
+        lanes = pool.most_workers * pool.concurrency
+        return self._lookahead.has_room(pool.unserved, lanes)
+
+    def turn_soon(self) -> None:
+        """Have a turn with what else happens in this turn of the loop."""
         if not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self.turn)
 
-    def turn(self, *, soon: bool = False) -> None:
-        """Give the pool what it has room for, and say what there is to say; perhaps *soon*."""
-        if soon:
-            self._turn_soon()
-            return
+    def settled(self, client: AgentClient) -> None:
+        """Hear that a job has ended; tell its client at once if that waits for no other one.
+
+        The pool may be in the middle of a decision, so it gets no job now.
+        """
+        if client.jobs or self._jobs.waiting or self._closing:
+            self.turn_soon()
+        else:
+            client.push()
+
+    def turn(self) -> None:
+        """Give the pool what it has room for, and say what there is to say."""
         self._turn_is_due = False
         while self._jobs.waiting and (room := self._room()):
             released = self._jobs.release(room, self._loop.time())

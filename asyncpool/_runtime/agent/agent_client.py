@@ -38,10 +38,25 @@ _MOST_QUESTIONS = 256
 _MOST_NEWS = 1024
 
 
-class Turn(Protocol):
-    """Gives the pool jobs, and sends what was put."""
+class Turns(Protocol):
+    """Gives the pool jobs, and has clients told."""
 
-    def __call__(self, *, soon: bool = False) -> None: ...
+    @property
+    def has_room(self) -> bool:
+        """Whether the pool may get a job that has just come."""
+        ...
+
+    def turn(self) -> None:
+        """Give the pool what it has room for, and send what was put."""
+        ...
+
+    def turn_soon(self) -> None:
+        """Do that in the next turn of the loop."""
+        ...
+
+    def settled(self, client: Any) -> None:
+        """Hear that a job of *client* has ended."""
+        ...
 
 
 class AgentClient:
@@ -53,7 +68,7 @@ class AgentClient:
         jobs: Whose job is next.
         relay: Brings jobs to the pool, and outcomes back.
         answers: Answers questions.
-        turn: Called when there is something to do.
+        turns: Hears when there is something to do.
         end: Called when the client is gone.
         page: Where it may see which jobs begin.
 
@@ -73,7 +88,7 @@ class AgentClient:
         jobs: AgentJobs,
         relay: Relay,
         answers: Answers,
-        turn: Turn,
+        turns: Turns,
         end: Callable[[AgentClient], None],
         page: BegunPage | None,
     ) -> None:
@@ -83,7 +98,7 @@ class AgentClient:
         self._jobs = jobs
         self._relay = relay
         self._answers = answers
-        self._turn = turn
+        self._turns = turns
         self._end = end
         self._loop = asyncio.get_running_loop()
         self._link = ReliableLink(number)
@@ -138,7 +153,7 @@ class AgentClient:
         """Do the same with a message that the client can do without, if it does not keep up."""
         if self._link.unacknowledged < _MOST_NEWS:
             self._link.put(message.pack())
-            self._turn(soon=True)
+            self._turns.turn_soon()
 
     def push(self) -> None:
         """Send what was put, now."""
@@ -200,7 +215,7 @@ class AgentClient:
         except (ProtocolError, LookupError, ValueError, TypeError) as error:
             self._refuse(error)
             return
-        self._turn()
+        self._turns.turn()
 
     def _on_gone(self) -> None:
         if self._carrier.why is None:
@@ -232,8 +247,9 @@ class AgentClient:
         if options.bound is None:
             if message.place > CREDITS:
                 raise ProtocolError(f"the client put a job at {message.place}")
-            self._jobs.accept(self.number, message.job, message.priority)
-            self._calls[message.job] = call
+            if not self._begin_at_once(call):
+                self._jobs.accept(self.number, message.job, message.priority)
+                self._calls[message.job] = call
             return
         self._jobs.accept_call(self.number, message.job)
         self.put(Message(Kind.BEGAN, payload=pack_numbers([message.job])))
@@ -246,6 +262,17 @@ class AgentClient:
             raise ProtocolError("a client lent memory on a carrier that has none")
         found = borrowed.read(payload)
         return None if found is None else OutOfBandPickle([found.stream], found.buffers)
+
+    def _begin_at_once(self, call: Call) -> bool:
+        """Give a job to the pool that has just come, if none waits and the page can tell of it."""
+        if self._page is None or self._tells_begins or not self._turns.has_room:
+            return False
+        place, number = call.message.place, call.message.job
+        if not self._jobs.accept_at_once(self.number, number, self._loop.time()):
+            return False
+        self._page.mark(place, number)
+        self._relay.submit(self, call)
+        return True
 
     def begin(self, numbers: list[int], now: float) -> None:
         """Give jobs to the pool; the client can know before that they begin."""
@@ -276,14 +303,14 @@ class AgentClient:
         self._page_is_used = self._page is not None
         self._tells_begins = not self._page_is_used
 
-    def ended(self, message: Message) -> None:
+    def ended(self, number: int, message: bytes) -> None:
         """Tell how a job has ended: at once, if the client waits for no other."""
-        if self._jobs.ended(self.number, message.job):
-            self.jobs.pop(message.job, None)
-            for number, worker in self.workers.items():
-                self._tell_worker(number, worker)
-            self.put(message)
-            self._turn(soon=bool(self.jobs))
+        if self._jobs.ended(self.number, number):
+            self.jobs.pop(number, None)
+            for session, worker in self.workers.items():
+                self._tell_worker(session, worker)
+            self._link.put(message)
+            self._turns.settled(self)
 
     def _on_cancel(self, message: Message) -> None:
         number = message.job
@@ -300,7 +327,7 @@ class AgentClient:
     def _on_free(self, number: int) -> None:
         if not self._over:
             self.put(Message(Kind.FREE, number))
-            self._turn(soon=True)
+            self._turns.turn_soon()
 
     def _on_function(self, message: Message) -> None:
         name, _, reference = message.payload.partition(b"\0")
@@ -346,7 +373,7 @@ class AgentClient:
     async def _answer(self, message: Message) -> None:
         answer = pack_own(await self._answers.answer(self, message))
         self.put(Message(Kind.ANSWER, message.job, payload=answer))
-        self._turn(soon=True)
+        self._turns.turn_soon()
 
     def _on_forget(self, message: Message) -> None:
         task = self._tasks.get(message.job)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from asyncpool._core.base.run_times import SessionProfile
 from asyncpool._core.pickling.functions import Function
@@ -18,17 +18,23 @@ from asyncpool._core.remote.remote_messages import (
     PLAIN,
     Kind,
     Message,
+    pack_end,
     pack_parts,
     split_parts,
 )
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
+from asyncpool._runtime.agent.relayed_job import RelayedJob
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool._runtime.remote.packed_calls import PackedError, PackedFunctions
 from asyncpool.errors import AsyncPoolError, JobNotPicklableError
+
+_PLAIN_SIZE = len(PLAIN)
+_NO_KWARGS: dict[str, Any] = {}
+_EVER = math.inf
 
 
 class Call(NamedTuple):
@@ -69,8 +75,8 @@ class RelayClient(Protocol):
         """Send what was put, now."""
         ...
 
-    def ended(self, message: Message) -> None:
-        """Tell how a job has ended."""
+    def ended(self, number: int, message: bytes) -> None:
+        """Tell how a job has ended, by a message that is packed."""
         ...
 
 
@@ -80,7 +86,6 @@ class Relay:
     Args:
         supervisor: What runs the pool.
         functions: The functions of the clients.
-        clients: The clients.
 
     Attributes:
         functions: As above.
@@ -90,69 +95,81 @@ class Relay:
         self,
         supervisor: Supervisor,
         functions: PackedFunctions,
-        clients: Mapping[int, RelayClient],
     ) -> None:
         self._supervisor = supervisor
-        self._clients = clients
+        self._traffic = supervisor.traffic
         self.functions = functions
+        functions.job_types = {"submit": RelayedJob, "stream": StreamJob}
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        # Whose jobs the pool's numbers stand for, of jobs that send heartbeats.
-        self._owners: dict[Job[Any], tuple[RelayClient, int]] = {}
+        self._streams: dict[Job[Any], tuple[RelayClient, int]] = {}
 
     def submit(self, client: RelayClient, call: Call) -> None:
         """Give a job to the pool."""
-        number = call.message.job
+        message = call.message
+        number = message.job
         try:
             job = self._submit(client, call)
         except AsyncPoolError as error:
-            client.ended(Message(Kind.FAILED, number, payload=pack_own(error)))
+            client.ended(number, pack_end(Kind.FAILED, number, pack_own(error)))
             return
         client.jobs[number] = job
-        if isinstance(job, StreamJob):
-            self._spawn(self._pass_items(client, number, job), "asyncpool stream")
+        if isinstance(job, RelayedJob):
+            job.client, job.number, job.relay = client, number, self
+            if job.done():
+                self.on_end(job)
         else:
-            job.add_done_callback(partial(self._on_done, client, number))
+            assert isinstance(job, StreamJob)
+            self._streams[job] = client, number
+            self._spawn(self._pass_items(client, number, job), "asyncpool stream")
 
     def _submit(self, client: RelayClient, call: Call) -> Job[Any]:
-        function, message = cast("Any", call.function), call.message
-        options = _limited(call, self._loop.time())
-        payload = _call_of(call)
+        function: Any = call.function
+        options, message, payload = call.options, call.message, _call_of(call)
+        if message.begun or call.details or min(message.deadline, message.wait) < _EVER:
+            options = _limited(call, self._loop.time())
+        if options.bound is None and options.lease is None:
+            return self._traffic.submit(function, (payload,), _NO_KWARGS, options)
         if options.bound is not None:
             worker = client.workers[options.bound.session]
             return self._supervisor.sessions.call(
                 worker, function, (payload,), {}, replace(options, bound=None)
             )
         submit: Callable[[], Job[Any]] = partial(
-            self._supervisor.traffic.submit, function, (payload,), {}, options
+            self._traffic.submit, function, (payload,), {}, options
         )
-        if options.lease is None:
-            return submit()
         return self._supervisor.leases.submit((client.keeper, message.job), submit)
 
     # What comes of them.
 
-    def _on_done(
-        self, client: RelayClient, number: int, job: asyncio.Future[Any]
-    ) -> None:
-        if self._owners:
-            self._owners.pop(cast("Job[Any]", job), None)
+    def on_end(self, job: RelayedJob) -> None:
+        """Tell the client of a job how that has ended."""
+        client: RelayClient = job.client
+        number = job.number
         value = None if job.cancelled() or job.exception() else job.result()
-        if client.lent is None or type(value) is not ReceivedPickle:
-            client.ended(_end_of(number, job))
-            return
+        if type(value) is bytes:
+            client.ended(number, pack_end(Kind.VALUE, number, PLAIN + value))
+        elif type(value) is ReceivedPickle and client.lent is not None:
+            self._on_large(client, number, value)
+        else:
+            client.ended(number, _end_of(number, job))
+
+    def _on_large(
+        self, client: RelayClient, number: int, value: ReceivedPickle
+    ) -> None:
+        assert client.lent is not None
         packed = OutOfBandPickle([value.stream], value.buffers)
         payload = client.lent.lend_at_once(packed)
         if payload is None:
             self._spawn(self._lend(client, number, packed), "asyncpool large result")
         else:
-            client.ended(Message(Kind.VALUE, number, payload=payload))
+            client.ended(number, pack_end(Kind.VALUE, number, payload))
 
     async def _lend(
         self, client: RelayClient, number: int, packed: OutOfBandPickle
     ) -> None:
         payload = await _lent(client, number, packed)
-        client.ended(Message(Kind.VALUE, number, payload=payload))
+        client.ended(number, pack_end(Kind.VALUE, number, payload))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)
@@ -173,24 +190,18 @@ class Relay:
                     payload = pack_parts(payload)
                 client.put(Message(Kind.ITEM, number, payload=payload))
             client.push()
-        self._on_done(client, number, job)
+        del self._streams[job]
+        client.ended(number, _end_of(number, job))
 
     def on_heartbeat(self, job: Job[Any], beat: Beat) -> None:
         """Pass a heartbeat on, if it is that of a client's job."""
         if job._options.codec is not self.functions:
             return
-        owner = self._owners.get(job) or self._owner_of(job)
-        if owner is not None:
-            client, number = self._owners[job] = owner
-            client.put_news(Message(Kind.HEARTBEAT, number, payload=beat.details))
-
-    def _owner_of(self, job: Job[Any]) -> tuple[RelayClient, int] | None:
-        # Few jobs send heartbeats, and the pool has few jobs of each client.
-        for client in self._clients.values():
-            for number, other in client.jobs.items():
-                if other is job:
-                    return client, number
-        return None
+        if isinstance(job, RelayedJob):
+            client, number = job.client, job.number
+        else:
+            client, number = self._streams[job]
+        client.put_news(Message(Kind.HEARTBEAT, number, payload=beat.details))
 
     # Workers that belong to a client.
 
@@ -205,16 +216,16 @@ class Relay:
         self._spawn(leaving, "asyncpool end of a session")
 
 
-def _end_of(number: int, job: asyncio.Future[Any]) -> Message:
+def _end_of(number: int, job: Job[Any]) -> bytes:
     """Return what tells the client how its job has ended."""
     if job.cancelled():
-        return Message(Kind.DROPPED, number)
+        return pack_end(Kind.DROPPED, number)
     error = job.exception()
     if error is None:
-        return Message(Kind.VALUE, number, payload=pack_parts(job.result()))
+        return pack_end(Kind.VALUE, number, pack_parts(job.result()))
     if isinstance(error, PackedError):
-        return Message(Kind.ERROR, number, payload=error.payload)
-    return Message(Kind.FAILED, number, payload=pack_own(error))
+        return pack_end(Kind.ERROR, number, error.payload)
+    return pack_end(Kind.FAILED, number, pack_own(error))
 
 
 def _call_of(call: Call) -> bytes | OutOfBandPickle:
@@ -225,6 +236,8 @@ def _call_of(call: Call) -> bytes | OutOfBandPickle:
         ProtocolError: If it is none.
     """
     payload = call.payload
+    if type(payload) is bytes and payload.startswith(PLAIN):
+        return payload[_PLAIN_SIZE:]
     if payload is None:
         raise JobNotPicklableError(
             "the call is in memory that the agent cannot map: it may open no more files, or has "
@@ -234,8 +247,6 @@ def _call_of(call: Call) -> bytes | OutOfBandPickle:
         )
     if isinstance(payload, OutOfBandPickle):
         return payload
-    if payload.startswith(PLAIN):
-        return payload[len(PLAIN) :]
     stream, buffers = split_parts(payload)
     packed = OutOfBandPickle([stream], buffers)
     return packed.payload if packed.is_light else packed

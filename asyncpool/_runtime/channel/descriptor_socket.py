@@ -19,6 +19,7 @@ _MOST_ARRIVED = 2
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _INT = array.array("i").itemsize
 _ROOM = socket.CMSG_SPACE(_INT)
+_CUT_OFF = socket.MSG_CTRUNC
 
 
 class DescriptorSocket(socket.socket):
@@ -40,6 +41,8 @@ class DescriptorSocket(socket.socket):
         """Read into *buffer*, as a socket does, and keep the descriptors that arrive."""
         target = buffer[:nbytes] if nbytes else buffer
         size, ancillary, found, _ = self.recvmsg_into([target], _ROOM, flags | _CLOEXEC)
+        if not ancillary and not found & _CUT_OFF:
+            return size  # nearly always
         fds = array.array("i")
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -52,7 +55,7 @@ class DescriptorSocket(socket.socket):
             else:
                 os.set_inheritable(fd, False)
                 self.arrived.append(fd)
-        if found & socket.MSG_CTRUNC and not fds:
+        if found & _CUT_OFF and not fds:
             self.arrived.append(None)
         return size
 

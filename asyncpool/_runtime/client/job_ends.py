@@ -8,7 +8,12 @@ from typing import Any
 
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
 from asyncpool._core.remote.own_objects import load_own
-from asyncpool._core.remote.remote_messages import Kind, Message, split_parts
+from asyncpool._core.remote.remote_messages import (
+    PLAIN,
+    Kind,
+    Message,
+    split_parts,
+)
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.node import Node
@@ -29,6 +34,8 @@ from asyncpool.errors import (
     WorkerGoneError,
 )
 from asyncpool.events import Crash
+
+_PLAIN_SIZE = len(PLAIN)
 
 _KINDS = {
     Kind.VALUE: FrameKind.VALUE,
@@ -159,7 +166,11 @@ def frame_of(job: Job[Any], message: Message) -> Frame:
         ProtocolError: If its parts do not fit together.
     """
     payload: bytes | ReceivedPickle = message.payload
-    if message.kind is not Kind.ERROR and isinstance(payload, bytes):
+    if message.kind is Kind.ERROR or not isinstance(payload, bytes):
+        pass
+    elif payload.startswith(PLAIN):
+        payload = payload[_PLAIN_SIZE:]
+    else:
         payload, buffers = split_parts(payload)
         if buffers:
             payload = ReceivedPickle(payload, buffers)

@@ -21,6 +21,10 @@ from asyncpool._runtime.remote.carrier import Carrier, beat_every, node_timeout
 from asyncpool.enums import Delivery
 from asyncpool.errors import ProtocolError
 
+# So many jobs go out in the middle of a turn of the loop: whoever submits thousands in one turn
+# has the agent begin meanwhile.
+_AT_ONCE = 64
+
 
 class Nodes:
     """The agents of one client.
@@ -43,6 +47,7 @@ class Nodes:
         self._nodes: dict[int, Node] = {}
         self._numbers = 0
         self._flush_is_due = False
+        self._unsent = 0  # how many jobs were put since the last flush
         self._beat = Alarm(self._loop, self._on_beat)
         self._turned = asyncio.Event()
         self._news = NodeNews(client, questions)
@@ -114,7 +119,7 @@ class Nodes:
     def _leave(self, node: Node) -> None:
         del self._nodes[node.number]
         node.carrier.on_gone = _nothing
-        node.carrier.close()
+        node.carrier.abort()  # what is not sent by now is about jobs that are over
 
     def _lose(self, node: Node) -> None:
         if node.number not in self._nodes:
@@ -182,7 +187,10 @@ class Nodes:
             lent = self._loads.begin(node, job)
             if lent is not None:
                 self._put(node, job, lent, now)
-        if self._jobs.is_alone(number) and not self._flush_is_due:
+        self._unsent += len(jobs)
+        alone = self._jobs.is_alone(number) and not self._flush_is_due
+        if alone or self._unsent >= _AT_ONCE:
+            self._unsent = 0
             node.flush()
         else:
             self.flush_soon()
@@ -239,7 +247,7 @@ class Nodes:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._flush_is_due = False
+        self._flush_is_due, self._unsent = False, 0
         for node in self._nodes.values():
             node.flush()
 

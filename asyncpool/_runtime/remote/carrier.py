@@ -64,7 +64,11 @@ class Carrier(Protocol):
         ...
 
     def close(self) -> None:
-        """Send no more, and let the other end know if it can be known."""
+        """Send no more, and let the other end know if it can be known; it gets what was sent."""
+        ...
+
+    def abort(self) -> None:
+        """Do the same, and drop what is still to be sent."""
         ...
 
 

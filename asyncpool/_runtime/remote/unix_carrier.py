@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 from asyncpool._core.wire.frames import Frame, FrameKind, header
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import READ_SIZE, Channel
 from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
@@ -33,6 +34,7 @@ class UnixCarrier:
         buffer: What is read into, see :class:`Channel`; ``None`` for one of its own.
 
     Attributes:
+        ended: Done when the socket is closed.
         why: What the other end has done wrong, if that has ended the connection.
     """
 
@@ -49,6 +51,8 @@ class UnixCarrier:
         self.on_gone: Callable[[], None] = _nothing
         self._socket = DescriptorSocket(sock)
         self._open = True
+        self._late = Alarm(loop, lambda _: self._cut())
+        self.ended: asyncio.Future[None] = loop.create_future()
         self._channel = Channel(
             loop,
             self._socket,
@@ -79,15 +83,21 @@ class UnixCarrier:
         self._stop()
         if self._channel.unsent:
             self._channel.half_close()
-            self._loop.call_later(_LINGER, self._channel.close)
+            self._late.set_in(_LINGER)
         else:
-            self._channel.close()
+            self._cut()
 
     def abort(self) -> None:
-        """Cut the connection; what is still to be sent is lost."""
+        """See :class:`~asyncpool._runtime.remote.carrier.Carrier`."""
         if self._open:
             self._stop()
-            self._channel.close()
+        self._cut()
+
+    def _cut(self) -> None:
+        self._late.cancel()
+        self._channel.close()
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def _stop(self) -> None:
         self._open = False
@@ -132,7 +142,7 @@ class UnixCarrier:
     def _on_end(self, error: ProtocolError | None) -> None:
         """Say that the other end is gone."""
         if not self._open:
-            self._channel.close()
+            self._cut()
             return
         self.why, gone = error, self.on_gone
         self.abort()

@@ -123,11 +123,12 @@ class Traffic:
             except AsyncPoolError:
                 self._count_refusal(function, options)
                 raise
-            functions, registry = self._functions, state.registry
+            functions, registry, types = self._functions, state.registry, _JOBS
             if options.codec is not None:
                 functions = self.functions.of(options)
+                types = functions.job_types or types
             known = functions.find(function, options.name, options.via)
-            job: Job[Any] = _JOBS[options.via](
+            job: Job[Any] = types[options.via](
                 registry.next_id(), known, options, self.job_control, state.loop
             )
             if _MANAGERS in _modules:

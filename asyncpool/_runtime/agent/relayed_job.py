@@ -1,0 +1,62 @@
+"""A job of an agent's pool, whose caller is elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from asyncpool._runtime.job.job import Job
+
+
+class Relaying(Protocol):
+    """What hears of the ends of such jobs."""
+
+    def on_end(self, job: RelayedJob) -> None:
+        """Hear of the end of *job*."""
+        ...
+
+
+class RelayedJob(Job[Any]):
+    """Tells of its end in the step that ends it.
+
+    A callback of the future would come in the next turn of the loop.  That is 20 us more for a
+    call that is awaited, and 2 us of CPU time for each of many.
+
+    Attributes:
+        client: The agent's client that it belongs to.
+        number: The client's number of it.
+        relay: Hears of its end, once it is set.
+    """
+
+    # They are set when the pool has taken the job: to set them before costs 0.4 us for each.
+    __slots__ = ("client", "number", "relay")
+
+    client: Any
+    number: int
+    relay: Relaying
+
+    @property
+    def _awaited(self) -> bool:
+        """Its client waits for it."""
+        return True
+
+    def set_result(self, result: Any, /) -> None:
+        """End with a result."""
+        super().set_result(result)
+        self._tell()
+
+    def set_exception(self, exception: type[BaseException] | BaseException, /) -> None:
+        """End with an error."""
+        super().set_exception(exception)
+        self._tell()
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """End without either."""
+        if not super().cancel(msg):
+            return False
+        self._tell()
+        return True
+
+    def _tell(self) -> None:
+        relay = getattr(self, "relay", None)
+        if relay is not None:
+            relay.on_end(self)
