@@ -8,16 +8,24 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, ParamSpec, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsFloat, TypeVar
 
 from asyncpool._core.base.validation import ArgumentType, check_type, or_none
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._futures.engine import Engine
-from asyncpool._futures.executor_options import INT, StartMethod, executor_options
+from asyncpool._futures.executor_options import (
+    INT,
+    ExecutorOptions,
+    StartMethod,
+    executor_options,
+)
 from asyncpool._futures.results import chunks_of, flatten, results_of
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._worker.api.calls import call_chunk, call_counted
 from asyncpool.pool import Pool
+
+if TYPE_CHECKING:
+    from asyncpool.sharedpool import SharedPool
 
 __all__ = ["ProcessPoolExecutor"]
 
@@ -58,9 +66,12 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
             takes its place; ``None`` for any number.
         worker_output: Where the lines that calls print go; see :class:`Pool`.
         worker_env: Environment variables of workers; see :class:`Pool`.
+        pool: A :class:`Pool` that was not started, or what :func:`connect` returns: calls go there,
+            and nothing else may be given.  The executor starts it and closes it.  Of a shared pool,
+            the calls that the server has count as running, up to 1024.
 
     Raises:
-        ValueError: If a number is too low.
+        ValueError: If a number is too low, or *pool* is given and something about workers.
         TypeError: If an argument is of the wrong type.
         UnsupportedPlatformError: If this platform cannot run a pool.
         JobNotPicklableError: If *initializer* or *initargs* cannot be pickled.
@@ -78,15 +89,21 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         worker_env: Mapping[str, str]
         | Callable[[int], Mapping[str, str]]
         | None = None,
+        pool: Pool | SharedPool | None = None,
     ) -> None:
         options = executor_options(locals())  # by the names of the signature
         # dask reads this name to learn how many calls to submit at a time.
         self._max_workers = options.max_workers
         self._limit = options.max_tasks_per_child
+        self._pool = options.pool or self._own_pool(options)
+        self._engine: Engine | None = None
+        self._shut_down = False
+
+    def _own_pool(self, options: ExecutorOptions) -> Pool:
         # A worker that has made its calls ends before its replacement starts, so that there are
         # never more calls at once than workers.  No worker waits for another one's replacement.
         surge, unavailable = (1, 0) if self._limit is None else (0, self._max_workers)
-        self._pool = Pool(
+        return Pool(
             self._max_workers,
             restart_policy=_RESTART,
             max_surge=surge,
@@ -98,8 +115,6 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
             worker_env=options.worker_env,
             max_message_size=None,
         )
-        self._engine: Engine | None = None
-        self._shut_down = False
 
     def submit(
         self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs

@@ -14,28 +14,26 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.run_times import BUDGET
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.supervision.closing import Finish
+from asyncpool._futures.delivery import Call, Delivery, What, settle
 from asyncpool._runtime.base.error_aliases import with_base
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.traffic.large_jobs import unpicklable
 from asyncpool.errors import (
-    JobRaisedError,
+    AsyncPoolError,
     PoolBrokenError,
     PoolClosedError,
-    WorkerCrashedError,
 )
-from asyncpool.pool import Pool
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -48,25 +46,26 @@ _CALLS_A_TURN = 100
 
 _OPTIONS = JobOptions()
 
-# Seconds that the loop of a caller has to settle the futures of its calls; see :class:`Delivery`.
-_PATIENCE = 0.005
 
-_What: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+class EnginePool(Protocol):
+    """What an engine needs of its pool."""
 
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        ...
 
-class Call(Future[Any]):
-    """The future of a call; it can be cancelled until the pool has the call."""
+    async def start(self) -> None:
+        """Start it, or connect to it."""
+        ...
 
-    queue: OrderedDict[Call, _What]
-    home: asyncio.AbstractEventLoop | None
+    async def close(self) -> object:
+        """Finish its jobs, and end it."""
+        ...
 
-    def cancel(self) -> bool:
-        """Cancel the call if it is pending, and return whether it is cancelled."""
-        if not super().cancel():
-            return False
-        if self.queue.pop(self, None) is not None:
-            self.set_running_or_notify_cancel()  # tells wait() and as_completed()
-        return True
+    def _running_supervisor(self) -> Supervisor:
+        """Return what runs its jobs."""
+        ...
 
 
 class Engine:
@@ -84,12 +83,12 @@ class Engine:
     """
 
     def __init__(
-        self, pool: Pool, workers: int, on_end: Callable[[Engine], None]
+        self, pool: EnginePool, workers: int, on_end: Callable[[Engine], None]
     ) -> None:
         self._pool = pool
         self._workers = workers
         self._on_end = on_end
-        self._queue: OrderedDict[Call, _What] = OrderedDict()
+        self._queue: OrderedDict[Call, What] = OrderedDict()
         self._lock = threading.RLock()  # reentrant: a signal handler may submit, too
         self._refusal: Callable[[], Exception] | None = None
         self._open = 0
@@ -211,8 +210,13 @@ class Engine:
                 )
             )
             return
-        self._supervisor = self._pool._running_supervisor()  # noqa: SLF001
-        self._traffic = self._supervisor.traffic
+        except (AsyncPoolError, OSError, RuntimeError, ValueError) as error:
+            self._break(partial(_not_started, self._pool.name, error))
+            return
+        supervisor = self._supervisor = self._pool._running_supervisor()  # noqa: SLF001
+        self._traffic = supervisor.traffic
+        # A pool that others share has as many workers as they have given it.
+        self._workers = self._room = supervisor.most_workers * supervisor.concurrency
         self._hand_over()
         await self._finished
         self._delivery.finish()
@@ -227,7 +231,7 @@ class Engine:
         while self._queue:
             call, _ = self._queue.popitem(last=False)
             if call.set_running_or_notify_cancel():
-                _settle(call, error=error())
+                settle(call, error=error())
 
     def _hand_over(self) -> None:
         """Give the pool as many calls as it can begin soon."""
@@ -259,7 +263,7 @@ class Engine:
             self._awake = True
             self._come_back()
 
-    def _begin(self, call: Call, what: _What) -> bool:
+    def _begin(self, call: Call, what: What) -> bool:
         """Submit a call to the pool, and return whether it is queued there."""
         if not call.set_running_or_notify_cancel():
             return False
@@ -267,11 +271,11 @@ class Engine:
         try:
             job = self._traffic.submit(function, args, kwargs, _OPTIONS)
         except Exception as error:  # noqa: BLE001 - it belongs to this call
-            _settle(call, error=error)
+            settle(call, error=error)
             return False
         except BaseException as error:  # noqa: BLE001 - an argument's
             # No signal is handled in this thread, so the error belongs to this call.
-            _settle(call, error=unpicklable(error))
+            settle(call, error=unpicklable(error))
             return False
         self._open += 1
         job.add_done_callback(partial(self._on_done, call))
@@ -290,98 +294,9 @@ class Engine:
             self._come_back()
 
 
-_EndedCall: TypeAlias = tuple[Call, Any, BaseException | None]
-
-
-class Delivery:
-    """Settles the futures of calls, several at a time.
-
-    To tell an event loop that a future is done, concurrent.futures writes to that loop's
-    pipe.  Each write releases the GIL, so two threads would pass the GIL to and fro for
-    every call.  So if calls come from a loop, their futures are settled in that loop, all
-    that have ended in one visit.  They are settled here if that loop does not get around to
-    it; for example, because it is blocked and waits for one of them.
-
-    Args:
-        loop: The loop of the engine.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._ended_calls: list[_EndedCall] = []
-        self._sent: list[deque[_EndedCall]] = []
-
-    def add(self, ended: _EndedCall) -> None:
-        """Settle a future soon."""
-        if not self._ended_calls:
-            self._loop.call_soon(self._deliver)
-        self._ended_calls.append(ended)
-
-    def finish(self) -> None:
-        """Settle the futures that are left."""
-        self._deliver()
-        self._settle_rest()
-
-    def _deliver(self) -> None:
-        homes: dict[asyncio.AbstractEventLoop | None, deque[_EndedCall]] = {}
-        for ended in self._ended_calls:
-            homes.setdefault(ended[0].home, deque()).append(ended)
-        self._ended_calls.clear()
-        for home, ended_calls in homes.items():
-            if home is None:
-                _settle_all(ended_calls)
-                continue
-            try:
-                home.call_soon_threadsafe(_settle_all, ended_calls)
-            except RuntimeError:  # the caller's loop has been closed
-                _settle_all(ended_calls)
-                continue
-            if not self._sent:
-                self._loop.call_later(_PATIENCE, self._settle_rest)
-            self._sent.append(ended_calls)
-
-    def _settle_rest(self) -> None:
-        for ended_calls in self._sent:
-            _settle_all(ended_calls)
-        self._sent.clear()
-
-
-def _settle_all(ended_calls: deque[_EndedCall]) -> None:
-    # Two threads may do this at once: each call is taken by one of them.
-    while ended_calls:
-        try:
-            call, value, error = ended_calls.popleft()
-        except IndexError:
-            return
-        _settle(call, value, error=error)
-
-
-def _settle(
-    call: Call, value: Any = None, *, error: BaseException | None = None
-) -> None:
-    """Settle *call*, and survive what its callbacks do."""
-    try:
-        if error is None:
-            call.set_result(value)
-        else:
-            call.set_exception(_as_documented(error))
-    except BaseException as failure:
-        # In the main thread it may be Ctrl-C, which must end what runs there.  Then the
-        # engine's thread settles the futures that are left.
-        ends = isinstance(failure, SystemExit | KeyboardInterrupt)
-        if ends and threading.current_thread() is threading.main_thread():
-            raise
-        say.CALLBACK_FAILED.log(_LOGGER, {}, error=failure, call=call)
-
-
-def _as_documented(error: BaseException) -> BaseException:
-    """Return what an executor raises: the error of the call, or that of a broken pool."""
-    match error:
-        case JobRaisedError(exception=StopIteration()):
-            return error  # an asyncio future would refuse a StopIteration, and never be done
-        case JobRaisedError():
-            return error.exception
-        case WorkerCrashedError() | PoolBrokenError() | PoolClosedError():
-            return with_base(error, BrokenProcessPool)
-        case _:
-            return error
+def _not_started(name: str, error: Exception) -> Exception:
+    failure = with_base(
+        PoolClosedError(f"{name} could not be started: {error}"), BrokenProcessPool
+    )
+    failure.__cause__ = error
+    return failure

@@ -9,6 +9,7 @@ from typing import Any, Protocol, SupportsIndex
 
 from asyncpool._core.base.validation import ArgumentType, check_type, or_none
 from asyncpool._core.policies.worker_env import GivenEnv
+from asyncpool._futures.engine import EnginePool
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
 from asyncpool._runtime.options.checks import Check, anything, checked
 from asyncpool._runtime.options.worker_options import LauncherKind, OutputMode
@@ -57,6 +58,13 @@ def _mp_context(name: str, value: StartMethod | None) -> LauncherKind:
     return "forkserver" if inherits else "spawn"
 
 
+def _pool(name: str, value: object) -> object:
+    if value is not None and not hasattr(value, "_running_supervisor"):
+        what = "an asyncpool.Pool, or what asyncpool.connect() returns"
+        raise TypeError(f"{name} must be {what}, not {value!r}")
+    return value
+
+
 EXECUTOR_CHECKS: dict[str, Check] = {
     "max_workers": _max_workers,
     "initializer": _initializer,
@@ -65,6 +73,19 @@ EXECUTOR_CHECKS: dict[str, Check] = {
     "initargs": anything,  # the executor's pool checks these
     "worker_output": anything,
     "worker_env": anything,
+    "pool": _pool,
+}
+
+
+# What an executor decides about workers that are its own, and what it takes if nothing is given.
+_OF_WORKERS: dict[str, object] = {
+    "max_workers": None,
+    "mp_context": None,
+    "initializer": None,
+    "initargs": (),
+    "max_tasks_per_child": None,
+    "worker_output": "log",
+    "worker_env": None,
 }
 
 
@@ -83,6 +104,7 @@ class ExecutorOptions:
     max_tasks_per_child: int | None
     worker_output: OutputMode
     worker_env: GivenEnv | None
+    pool: EnginePool | None
 
 
 def executor_options(given: Mapping[str, Any]) -> ExecutorOptions:
@@ -90,6 +112,13 @@ def executor_options(given: Mapping[str, Any]) -> ExecutorOptions:
 
     Raises:
         TypeError: If one is of the wrong type.
-        ValueError: If a number is too low.
+        ValueError: If a number is too low, or there is a pool and an option for workers.
     """
-    return ExecutorOptions(**checked(EXECUTOR_CHECKS, given))
+    options = ExecutorOptions(**checked(EXECUTOR_CHECKS, given))
+    if options.pool is not None:
+        for name, usual in _OF_WORKERS.items():
+            if given[name] != usual:
+                raise ValueError(
+                    f"the workers are those of pool, so {name} must not be given"
+                )
+    return options

@@ -76,6 +76,11 @@ class SharedPool(Orders, JobsListened, Caller):
         self._life = _Life()
         self._client: Client | None = None
 
+    @property
+    def name(self) -> str:
+        """What logs call it: where its agent listens."""
+        return f"unix:{self._path}"
+
     def options(self, **changes: Unpack[Options]) -> BoundPool:
         """Return a view of the pool whose jobs have these options; see :meth:`Pool.options`."""
         return BoundPool(self, changed(self._options, changes))

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from asyncpool._core.slots.slots import Slot
     from asyncpool._core.supervision.supervision import Supervision
     from asyncpool._core.wire.frames import FrameKind
-    from asyncpool._futures.engine import Call, Engine
+    from asyncpool._futures.delivery import Call
+    from asyncpool._futures.engine import Engine
     from asyncpool._observe.live_trace import LiveTrace
     from asyncpool._runtime.agent.agent import Agent
     from asyncpool._runtime.channel.channel import Channel
@@ -414,7 +415,8 @@ def calls_queued(executor: ProcessPoolExecutor) -> int:
 
 def pool_of(executor: ProcessPoolExecutor) -> Pool:
     """Return the pool of an executor."""
-    return executor._pool
+    pool: Any = executor._pool
+    return pool  # type: ignore[no-any-return]
 
 
 def begin_call(engine: Engine, call: Call, function: Callable[[], Any]) -> bool:
@@ -579,9 +581,9 @@ def terminate_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deliver_in_loops_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an executor call no callback in its own thread, however late a loop is."""
-    from asyncpool._futures import engine
+    from asyncpool._futures import delivery
 
-    monkeypatch.setattr(engine, "_PATIENCE", 3600.0)
+    monkeypatch.setattr(delivery, "_PATIENCE", 3600.0)
 
 
 def live_in_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

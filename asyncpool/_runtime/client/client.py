@@ -12,6 +12,7 @@ from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.reliable_link import MAX_PAYLOAD
 from asyncpool._core.remote.remote_messages import Kind, Message
+from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
@@ -76,6 +77,7 @@ class Client:
         self._title, self._data = title, data
         self._loop = asyncio.get_running_loop()
         self.hub = hub
+        self._left = False
         self.registry = JobRegistry(JobWatch(hub))
         self._functions = FunctionTables(self.registry.figures.functions, data)
         self.threads = Threads(self._loop)
@@ -246,8 +248,17 @@ class Client:
         self.draining.look()
         await self.draining.drain()
 
-    def close(self) -> None:
-        """Give up every job and leave the agents."""
+    @property
+    def queued(self) -> int:
+        """How many jobs no agent has."""
+        return self.jobs.waiting
+
+    def close(self, finish: Finish = Finish.NONE, timeout: float | None = 0.0) -> None:
+        """Give up every job and leave the agents; called as that of a local pool's supervisor."""
+        del finish, timeout
+        if self._left:
+            return
+        self._left = True
         self.draining.close()
         self.registry.fail_all(
             PoolClosedError("the shared pool was left before the job was done")
@@ -255,6 +266,7 @@ class Client:
         self.waits.stop()
         self.nodes.close()
         self.leases.close()
+        self.draining.look()
         self.hub.end()
 
     async def close_threads(self) -> None:
