@@ -3,60 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from asyncpool._core.base import pool_messages as say
-from asyncpool._core.pickling.functions import Function, FunctionCache
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-from asyncpool._core.policies.job_limits import JobLimits, JobOptions
 from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._core.remote.lent_parts import LENT
-from asyncpool._core.remote.own_objects import pack_own
 from asyncpool._core.remote.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote.remote_messages import Kind, Message, pack_numbers
 from asyncpool._runtime.agent.agent_answers import Answers
+from asyncpool._runtime.agent.client_calls import ClientCalls
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
+from asyncpool._runtime.agent.client_questions import ClientQuestions
 from asyncpool._runtime.agent.relay import Call, Relay
+from asyncpool._runtime.agent.turns import Turns
 from asyncpool._runtime.job.job import Job, StreamJob
-from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.remote.begun_page import BegunPage
 from asyncpool._runtime.remote.carrier import Carrier
 from asyncpool.errors import ProtocolError
-from asyncpool.events import Event
 
 _LOGGER = logging.getLogger("asyncpool")
 _MICRO = 1e6
 
-# How many questions may be open at once: some last as long as a broadcast does.
-_MOST_QUESTIONS = 256
-
 # Events and heartbeats are dropped while so many messages wait for a client.
 _MOST_NEWS = 1024
-
-
-class Turns(Protocol):
-    """Gives the pool jobs, and has clients told."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the pool may get a job that has just come."""
-        ...
-
-    def turn(self) -> None:
-        """Give the pool what it has room for, and send what was put."""
-        ...
-
-    def turn_soon(self) -> None:
-        """Do that in the next turn of the loop."""
-        ...
-
-    def settled(self, client: Any) -> None:
-        """Hear that a job of *client* has ended."""
-        ...
 
 
 class AgentClient:
@@ -97,27 +70,20 @@ class AgentClient:
         self._carrier = carrier
         self._jobs = jobs
         self._relay = relay
-        self._answers = answers
         self._turns = turns
         self._end = end
         self._loop = asyncio.get_running_loop()
         self._link = ReliableLink(number)
-        # The client knows by the same rule what is forgotten.
-        self._functions = FunctionCache()
-        self._options = FunctionCache()
-        self._details: tuple[int, bytes] = (0, b"")
         self._calls: dict[int, Call] = {}  # of jobs that the pool has not got
         self.jobs: dict[int, Job[Any]] = {}
-        self.workers: dict[int, SessionWorker] = {}
-        self._told: dict[int, tuple[int, bool]] = {}  # of workers
         self.keeper = ClientKeeper(self._on_free)
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._stop_listening: Callable[[], object] | None = None
+        self._told = ClientCalls(relay, self.keeper)
+        self._questions = ClientQuestions(self, answers, relay)
+        self.workers = self._questions.workers
         self._over = False
         self._page = page
         self._page_fd = -1
         self._page_is_used = False
-        self._tells_begins = True
         carrier.on_bytes = self._on_bytes
         carrier.on_gone = self._on_gone
         self._handlers = self._by_kind()
@@ -127,16 +93,21 @@ class AgentClient:
         return {
             Kind.JOB: self._on_job,
             Kind.CANCEL: self._on_cancel,
-            Kind.FUNCTION: self._on_function,
-            Kind.OPTIONS: self._on_options,
-            Kind.DETAILS: self._on_details,
+            Kind.FUNCTION: self._told.on_function,
+            Kind.OPTIONS: self._told.on_options,
+            Kind.DETAILS: self._told.on_details,
             Kind.CREDIT: self._on_credit,
             Kind.FENCE: self._on_fence,
-            Kind.ASK: self._on_ask,
-            Kind.FORGET: self._on_forget,
-            Kind.LEAVE: self._on_leave,
+            Kind.ASK: self._questions.on_ask,
+            Kind.FORGET: self._questions.on_forget,
+            Kind.LEAVE: self._questions.on_leave,
             Kind.PAGE: self._on_page,
         }
+
+    @property
+    def _tells_begins(self) -> bool:
+        """Whether the client hears of begins by messages, and not by the page alone."""
+        return not self._page_is_used or self._questions.listens
 
     @property
     def busy(self) -> bool:
@@ -155,6 +126,10 @@ class AgentClient:
             self._link.put(message.pack())
             self._turns.turn_soon()
 
+    def send_soon(self) -> None:
+        """Have what was put sent in the next turn of the loop."""
+        self._turns.turn_soon()
+
     def push(self) -> None:
         """Send what was put, now."""
         self.flush(self._loop.time())
@@ -172,31 +147,15 @@ class AgentClient:
         batch = link.repeat(stamp) if again else link.next_batch(stamp)
         self._carrier.send(batch.pack())
 
-    def tell(self, event: Event) -> None:
-        """Tell of an event of the pool."""
-        self.put_news(Message(Kind.EVENT, payload=pack_own(event)))
-
-    def listen(self, stop: Callable[[], object]) -> None:
-        """Note that the client hears of events until *stop* is called."""
-        if self._stop_listening is not None:
-            self._stop_listening()
-        self._stop_listening = stop
-        self._tells_begins = True
-
     # The end.
 
     def close(self) -> None:
         """Give up what the client has here."""
         self._over = True
         self._close_page()
-        if self._stop_listening is not None:
-            self._stop_listening()
+        self._questions.close()
         for job in [*self.jobs.values()]:
             job.cancel()
-        for task in self._tasks.values():
-            task.cancel()
-        for worker in self.workers.values():
-            self._relay.leave(worker, fresh=True, failed=True)
         self._carrier.on_gone = _nothing
         self._carrier.close()
 
@@ -234,17 +193,12 @@ class AgentClient:
         handler(message)
 
     def _on_job(self, message: Message) -> None:
-        function: Function = self._functions[message.function]
-        options: JobOptions = self._options[message.options]
-        details = b""
-        if self._details[0] == message.job:
-            details, self._details = self._details[1], (0, b"")
         payload = message.payload
         if payload.startswith(LENT):
             # At once: whoever drops what was lent gives it back by that.
             payload = self._borrow(payload)
-        call = Call(function, options, message, details, payload)
-        if options.bound is None:
+        call = self._told.read(message, payload)
+        if call.options.bound is None:
             if message.place > CREDITS:
                 raise ProtocolError(f"the client put a job at {message.place}")
             if not self._begin_at_once(call):
@@ -265,8 +219,9 @@ class AgentClient:
 
     def _begin_at_once(self, call: Call) -> bool:
         """Give a job to the pool that has just come, if none waits and the page can tell of it."""
-        if self._page is None or self._tells_begins or not self._turns.has_room:
+        if self._tells_begins or not self._turns.has_room:
             return False
+        assert self._page is not None
         place, number = call.message.place, call.message.job
         if not self._jobs.accept_at_once(self.number, number, self._loop.time()):
             return False
@@ -301,14 +256,13 @@ class AgentClient:
         if message.place:
             return  # the client cannot open it
         self._page_is_used = self._page is not None
-        self._tells_begins = not self._page_is_used
 
     def ended(self, number: int, message: bytes) -> None:
         """Tell how a job has ended: at once, if the client waits for no other."""
         if self._jobs.ended(self.number, number):
             self.jobs.pop(number, None)
-            for session, worker in self.workers.items():
-                self._tell_worker(session, worker)
+            if self.workers:
+                self._questions.tell_workers()
             self._link.put(message)
             self._turns.settled(self)
 
@@ -329,27 +283,6 @@ class AgentClient:
             self.put(Message(Kind.FREE, number))
             self._turns.turn_soon()
 
-    def _on_function(self, message: Message) -> None:
-        name, _, reference = message.payload.partition(b"\0")
-        function = self._relay.functions.named(name.decode(), reference)
-        self._functions.add(message.function, function)
-
-    def _on_options(self, message: Message) -> None:
-        told = json.loads(message.payload)
-        options = JobOptions(
-            limits=JobLimits(**told["limits"]),
-            key=told.get("key"),
-            codec=self._relay.functions,
-            via="stream" if "prefetch" in told else "submit",
-            prefetch=told.get("prefetch", 1),
-            bound=self._relay.bound(told.get("session")),
-            lease=(self.keeper, 0) if told.get("leased") else None,
-        )
-        self._options.add(message.options, options)
-
-    def _on_details(self, message: Message) -> None:
-        self._details = message.job, message.payload
-
     def _on_credit(self, message: Message) -> None:
         job = self.jobs.get(message.job)
         if isinstance(job, StreamJob):
@@ -358,50 +291,6 @@ class AgentClient:
     def _on_fence(self, message: Message) -> None:
         until = message.priority / _MICRO + message.deadline
         self.keeper.extend(message.job, until)
-
-    # Questions.
-
-    def _on_ask(self, message: Message) -> None:
-        number = message.job
-        if number in self._tasks or len(self._tasks) >= _MOST_QUESTIONS:
-            raise ProtocolError(f"the client asked more than {_MOST_QUESTIONS} at once")
-        task = self._tasks[number] = self._loop.create_task(
-            self._answer(message), name="asyncpool answer to a client"
-        )
-        task.add_done_callback(lambda _: self._tasks.pop(number, None))
-
-    async def _answer(self, message: Message) -> None:
-        answer = pack_own(await self._answers.answer(self, message))
-        self.put(Message(Kind.ANSWER, message.job, payload=answer))
-        self._turns.turn_soon()
-
-    def _on_forget(self, message: Message) -> None:
-        task = self._tasks.get(message.job)
-        if task is not None:
-            task.cancel()
-        self._leave(message.job, fresh=False)
-
-    def _on_leave(self, message: Message) -> None:
-        self._leave(message.job, fresh=bool(message.options))
-
-    def lend(self, number: int, worker: SessionWorker) -> None:
-        """Note that a worker belongs to the client, which has asked for it by that number."""
-        self.workers[number] = worker
-        self._told[number] = (worker.pid, False)
-
-    def _leave(self, number: int, *, fresh: bool) -> None:
-        worker = self.workers.pop(number, None)
-        self._told.pop(number, None)
-        if worker is not None:
-            self._relay.leave(worker, fresh=fresh, failed=False)
-
-    def _tell_worker(self, number: int, worker: SessionWorker) -> None:
-        """Tell which process the worker of a session is, and whether it is gone, if that is new."""
-        state = (worker.pid, worker.gone)
-        if self._told[number] != state:
-            told = (worker.slot, worker.pid, worker.gone, worker.crash)
-            self.put(Message(Kind.WORKER, number, payload=pack_own(told)))
-        self._told[number] = state
 
 
 def _nothing() -> None:

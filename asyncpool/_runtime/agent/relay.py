@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from asyncpool._core.base.run_times import SessionProfile
 from asyncpool._core.pickling.functions import Function
@@ -37,6 +37,10 @@ _NO_KWARGS: dict[str, Any] = {}
 _EVER = math.inf
 
 
+# A call as its client has packed it; None if it cannot be had here.
+Payload: TypeAlias = bytes | OutOfBandPickle | None
+
+
 class Call(NamedTuple):
     """A job that the pool has not got.
 
@@ -45,14 +49,14 @@ class Call(NamedTuple):
         options: Its options.
         message: The client's message.
         details: The last heartbeat of an earlier attempt.
-        payload: The call, as the client has packed it; ``None`` if it cannot be had here.
+        payload: The call itself.
     """
 
     function: Function
     options: JobOptions
     message: Message
     details: bytes
-    payload: bytes | OutOfBandPickle | None
+    payload: Payload
 
 
 class RelayClient(Protocol):

@@ -1,0 +1,66 @@
+"""What a client has told once, and its calls name by a number."""
+
+from __future__ import annotations
+
+import json
+
+from asyncpool._core.pickling.functions import Function, FunctionCache
+from asyncpool._core.policies.job_limits import JobLimits, JobOptions
+from asyncpool._core.remote.remote_messages import Message
+from asyncpool._runtime.agent.client_keeper import ClientKeeper
+from asyncpool._runtime.agent.relay import Call, Payload, Relay
+
+
+class ClientCalls:
+    """Reads the calls of one client.
+
+    The client knows by the same rules what is forgotten here.
+
+    Args:
+        relay: Knows the functions of all clients.
+        keeper: Keeps the leases of the client's jobs.
+    """
+
+    def __init__(self, relay: Relay, keeper: ClientKeeper) -> None:
+        self._relay = relay
+        self._keeper = keeper
+        self._functions = FunctionCache()
+        self._options = FunctionCache()
+        self._details: tuple[int, bytes] = (0, b"")
+
+    def on_function(self, message: Message) -> None:
+        """Remember a function."""
+        name, _, reference = message.payload.partition(b"\0")
+        function = self._relay.functions.named(name.decode(), reference)
+        self._functions.add(message.function, function)
+
+    def on_options(self, message: Message) -> None:
+        """Remember options."""
+        told = json.loads(message.payload)
+        options = JobOptions(
+            limits=JobLimits(**told["limits"]),
+            key=told.get("key"),
+            codec=self._relay.functions,
+            via="stream" if "prefetch" in told else "submit",
+            prefetch=told.get("prefetch", 1),
+            bound=self._relay.bound(told.get("session")),
+            lease=(self._keeper, 0) if told.get("leased") else None,
+        )
+        self._options.add(message.options, options)
+
+    def on_details(self, message: Message) -> None:
+        """Remember the last heartbeat of an earlier attempt of the next job."""
+        self._details = message.job, message.payload
+
+    def read(self, message: Message, payload: Payload) -> Call:
+        """Return the call that *message* names.
+
+        Raises:
+            LookupError: If its function or its options are not known.
+        """
+        function: Function = self._functions[message.function]
+        options: JobOptions = self._options[message.options]
+        details = b""
+        if self._details[0] == message.job:
+            details, self._details = self._details[1], (0, b"")
+        return Call(function, options, message, details, payload)
