@@ -25,7 +25,9 @@ from asyncpool._core.remote.remote_messages import (
     pack_question,
 )
 from asyncpool._core.wire.frames import HEADER_SIZE, FrameKind, header
+from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.remote.carrier import greeting, pack_greeting
+from asyncpool._runtime.remote.unix_carrier import UnixCarrier
 from asyncpool.errors import JobNotPicklableError, NodeLostError, ProtocolError
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, SharedPool, connect
@@ -287,6 +289,24 @@ async def test_an_agent_that_breaks_the_rules_is_lost(message: Message) -> None:
         raws[0].say_messages(Message(Kind.BEGAN, payload=pack_numbers([1])), message)
         with pytest.raises(NodeLostError):
             await sent
+
+
+async def test_a_bug_in_one_end_ends_the_connection_at_both() -> None:
+    loop, reports = asyncio.get_running_loop(), list[dict[str, Any]]()
+    handler = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: reports.append(context))
+    threads = Threads(loop)
+    here, there = socket.socketpair()
+    one, two = UnixCarrier(here, threads), UnixCarrier(there, threads)
+    gone = asyncio.Event()
+    two.on_bytes, one.on_gone = json.loads, gone.set
+    one.send(b"no JSON")
+    async with patience():
+        await gone.wait()
+        await two.ended
+    await threads.close()
+    loop.set_exception_handler(handler)
+    assert [type(report["exception"]) for report in reports] == [json.JSONDecodeError]
 
 
 async def test_no_more_jobs_are_sent_than_a_client_may_lose() -> None:

@@ -21,6 +21,7 @@ from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool.errors import ProtocolError
+from asyncpool.events import Event
 
 _ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
 _MAY_BE_LENT = frozenset((Kind.VALUE, Kind.ITEM))
@@ -157,4 +158,7 @@ class NodeNews:
 
     def _on_event(self, node: Node, message: Message) -> None:
         del node
-        self._client.hub.publish(load_own(message.payload))
+        event = load_own(message.payload)
+        if not isinstance(event, Event):
+            raise ProtocolError(f"an agent told of {event!r} as an event")
+        self._client.hub.publish(event)

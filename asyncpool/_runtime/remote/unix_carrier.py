@@ -108,7 +108,7 @@ class UnixCarrier:
     def _on_frames(self, frames: list[Frame]) -> None:
         for frame in frames:
             if frame.kind is FrameKind.BATCH:
-                self.on_bytes(bytes(frame.payload))
+                self._pass_on(bytes(frame.payload))
             elif self._open:
                 try:
                     self._on_memory(frame)
@@ -117,6 +117,14 @@ class UnixCarrier:
                     return
         if self._socket.unwanted and self._open:
             self._on_end(ProtocolError("it sent descriptors with no segment"))
+
+    def _pass_on(self, data: bytes) -> None:
+        try:
+            self.on_bytes(data)
+        except BaseException:
+            # What was lost by that would be waited for: each end says everything once.
+            self._on_end(None)
+            raise
 
     def _on_memory(self, frame: Frame) -> None:
         number = frame.number
