@@ -30,10 +30,10 @@ from asyncpool._worker.job.control import Control
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.execute import JobRunner
 from asyncpool._worker.job.heartbeats import HeartbeatWriter, install
-from asyncpool._worker.job.interrupts import Interrupts
-from asyncpool._worker.job.job_claims import JobClaims
 from asyncpool._worker.job.streams import Credit, Streams
 from asyncpool._worker.job.tracebacks import announce, print_error
+from asyncpool._worker.job_ending.interrupts import Interrupts
+from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.logs.forwarding import LogForwarding
 from asyncpool._worker.process import script, titles
 from asyncpool._worker.process.identity import assume

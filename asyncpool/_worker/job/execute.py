@@ -18,8 +18,8 @@ from asyncpool._worker.api.context import running, set_variables
 from asyncpool._worker.api.trace_context import attach
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines
-from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool._worker.job.streams import Streams
+from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py

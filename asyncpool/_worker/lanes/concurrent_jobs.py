@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.job.around import Hook
     from asyncpool._worker.job.control import Control
     from asyncpool._worker.job.coroutines import Coroutines
-    from asyncpool._worker.job.job_claims import JobClaims
+    from asyncpool._worker.job_ending.job_claims import JobClaims
 
 
 class ConcurrentJobs:
