@@ -9,11 +9,11 @@ from asyncpool._runtime.channel.channel import READ_SIZE
 from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError
+from asyncpool._runtime.output.log_records import WorkerLogs
 from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.pool.worker_exit import WorkerExit
 from asyncpool._runtime.sandbox.places import Places
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool._runtime.worker.log_records import WorkerLogs
 from asyncpool._runtime.worker.setup import WorkerSetup
 from asyncpool._runtime.worker.worker_events import WorkerEvents
 
