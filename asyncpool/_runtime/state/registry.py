@@ -19,9 +19,9 @@ from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob, claim
 from asyncpool._runtime.job.leases import Leases
+from asyncpool._runtime.monitoring.figures import PoolFigures, outcome_of_error
+from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.state.crash_report import delivery_of, stacks_of, timeout_error
-from asyncpool._runtime.state.figures import PoolFigures, outcome_of_error
-from asyncpool._runtime.state.job_watch import JobWatch
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, JobOutcome
 from asyncpool.errors import (
