@@ -16,13 +16,11 @@ from asyncpool._core.codec.formats import (
     MismatchError,
     MsgspecFormat,
 )
-from asyncpool._core.codec.plain_data import (
+from asyncpool._core.codec.plain_data import NotDataError, Walk, is_native
+from asyncpool._core.codec.tagged_values import (
     MalformedError,
     MissingPackageError,
-    NotDataError,
     Untag,
-    Walk,
-    is_native,
     private,
 )
 from asyncpool._core.pickling.calls import describe, is_flat
