@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.codec.codec_messages import loader
+from asyncpool._core.codec.call_messages import loader
 from asyncpool._core.codec.data_functions import Plan
 from asyncpool._core.codec.formats import MsgspecFormat, format_of
 from asyncpool._core.codec.map_keys import KeyCheck

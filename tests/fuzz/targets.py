@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import suppress
 
-from asyncpool._core.codec.codec_messages import load_value
+from asyncpool._core.codec.call_messages import load_value
 from asyncpool._core.codec.data_functions import Place
 from asyncpool._core.codec.failures import load_failure
 from asyncpool._core.codec.formats import format_of

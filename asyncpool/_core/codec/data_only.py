@@ -7,7 +7,7 @@ import pickle
 from binascii import b2a_base64
 from functools import partial
 
-from asyncpool._core.codec.codec_messages import load_value, loader, pack_call, packer
+from asyncpool._core.codec.call_messages import load_value, loader, pack_call, packer
 from asyncpool._core.codec.data_functions import (
     FunctionNames,
     Place,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from asyncpool._core.codec.codec_messages import load_call, load_value, pack_value
+from asyncpool._core.codec.call_messages import load_call, load_value, pack_value
 from asyncpool._core.codec.data_functions import Place
 from asyncpool._core.codec.failures import pack_failure
 from asyncpool._core.codec.formats import json_format
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from asyncpool._core.codec.codec_messages import Payload
+    from asyncpool._core.codec.call_messages import Payload
 
 _ANY = Place()
 

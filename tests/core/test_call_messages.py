@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.codec.codec_messages import (
+from asyncpool._core.codec.call_messages import (
     load_call,
     load_value,
     pack_call,
