@@ -18,8 +18,8 @@ from asyncpool._core.codec.call_messages import (
     pack_call,
     pack_value,
 )
-from asyncpool._core.codec.data_functions import Place, Plan
 from asyncpool._core.codec.formats import Format, format_of
+from asyncpool._core.codec.function_names import Place, Plan
 from asyncpool._core.pickling.out_of_band import (
     OutOfBandPickle,
     ReceivedPickle,

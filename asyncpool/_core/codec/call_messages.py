@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any, Literal
 
-    from asyncpool._core.codec.data_functions import Place, Plan
+    from asyncpool._core.codec.function_names import Place, Plan
 
     Payload = bytes | memoryview | ReceivedPickle
     Direction = Literal["arguments", "result", "exception", "details"]

@@ -7,8 +7,8 @@ its class was registered, the pool makes it anew by its constructor, from plain 
 from __future__ import annotations
 
 from asyncpool._core.codec.call_messages import load_value, pack_value
-from asyncpool._core.codec.data_functions import Place
 from asyncpool._core.codec.formats import json_format
+from asyncpool._core.codec.function_names import Place
 from asyncpool._core.pickling.calls import describe, text_of
 from asyncpool._core.pickling.errors import format_error
 from asyncpool.errors import (

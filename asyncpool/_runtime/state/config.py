@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
-from asyncpool._core.codec.data_functions import check_name
 from asyncpool._core.codec.data_only import DataOnly
+from asyncpool._core.codec.function_names import check_name
 from asyncpool._core.policies.job_limits import OPTIONS
 from asyncpool._core.policies.worker_env import WorkerEnv
 from asyncpool._core.slots.lifecycle import STOP_GRACE
