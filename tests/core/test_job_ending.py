@@ -90,7 +90,7 @@ def table() -> set[tuple[str, str, str]]:
 
 def at(stage: EndingStage, due: float | None = None) -> JobEnding:
     """Return the record of a cancelled job at *stage*."""
-    return JobEnding(stage, due, press=KILL)
+    return JobEnding(stage, due, mode=KILL)
 
 
 @pytest.mark.parametrize(

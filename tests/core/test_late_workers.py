@@ -96,8 +96,8 @@ def test_who_comes_next_is_asked_again() -> None:
 
 def test_who_works_for_somebody_beside_a_cancelled_job_is_asked() -> None:
     core, mode = pool(1, 2, concurrency=2), CancelMode("interrupt", 3600.0)
-    core.jobs.cancel(1, 1.0, index=0, begun=True, press=mode)
+    core.jobs.cancel(1, 1.0, index=0, begun=True, mode=mode)
     core.close(Finish.ALL, 60.0, 2.0)
     assert core.late_workers.next_deadline() == 60.0 - STACK_GRACE
-    core.jobs.cancel(2, 3.0, index=0, begun=True, press=mode)
+    core.jobs.cancel(2, 3.0, index=0, begun=True, mode=mode)
     assert core.late_workers.next_deadline() is None

@@ -795,7 +795,7 @@ class SupervisionMachine(RuleBasedStateMachine):
             elif process.asked_to_end and process.told is StopStage.NO:
                 assert self.shell.now < min(process.asked_to_end.values())
             elif process.told is StopStage.NO and any(
-                press.action != "wait" for press in process.unwanted.values()
+                mode.action != "wait" for mode in process.unwanted.values()
             ):
                 assert process.questions or process.answers
 
@@ -811,7 +811,7 @@ class SupervisionMachine(RuleBasedStateMachine):
                 if ending.stage is EndingStage.REVOKING:
                     assert slot.in_flight.is_revoking(job)
                 if ending.stage is EndingStage.NONE:
-                    assert ending.press is not None, "nobody wants it to end"
+                    assert ending.mode is not None, "nobody wants it to end"
 
     @invariant()
     def an_empty_slot_is_looked_at_again(self) -> None:

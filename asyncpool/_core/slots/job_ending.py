@@ -152,7 +152,7 @@ class JobEnding:
         stage: How far the pool has got; see :data:`TRANSITIONS`.
         due: When the pool takes the next step at the latest, if the stage has a
             deadline.
-        press: How the pool ends the job, if its caller has cancelled it and nobody
+        mode: How the pool ends the job, if its caller has cancelled it and nobody
             wants it.
         late: It has not begun in time.  It fails if its worker gives it back, and
             goes on if the worker has begun it.
@@ -163,7 +163,7 @@ class JobEnding:
 
     stage: EndingStage = EndingStage.NONE
     due: float | None = None
-    press: CancelMode | None = None
+    mode: CancelMode | None = None
     late: bool = False
     silent: bool = False
     written: bool | None = None
@@ -211,7 +211,7 @@ class JobEndings(dict[int, JobEnding]):
         ending = self[job]
         ending.apply(EndingEvent.KEEP)
         ending.late = False
-        if ending.stage is EndingStage.NONE and ending.press is None:
+        if ending.stage is EndingStage.NONE and ending.mode is None:
             del self[job]  # it goes on like any other job
 
     def is_late(self, job: int) -> bool:
@@ -222,7 +222,7 @@ class JobEndings(dict[int, JobEnding]):
     def is_wanted(self, job: int) -> bool:
         """Tell whether somebody still wants *job*: its caller has not cancelled it."""
         ending = self.get(job)
-        return ending is None or ending.press is None
+        return ending is None or ending.mode is None
 
     def is_due(self, job: int, now: float) -> bool:
         """Tell whether the deadline of *job* has passed."""

@@ -198,7 +198,7 @@ class JobAssignment:
         return [*commands, *self.settle(now)]
 
     def cancel(
-        self, job: int, now: float, *, index: int, begun: bool, press: CancelMode = KILL
+        self, job: int, now: float, *, index: int, begun: bool, mode: CancelMode = KILL
     ) -> list[Command]:
         """Give up *job*, which the worker in slot *index* may have in flight.
 
@@ -207,12 +207,12 @@ class JobAssignment:
             now: The time.
             index: The slot.
             begun: Whether the pool knows that the worker has begun it.
-            press: How the pool ends the job if it has begun.
+            mode: How the pool ends the job if it has begun.
         """
         slot = self._slots[index]
         if job not in slot.in_flight.jobs:
             return self.drop(job, now)
-        return self._termination.cancel(slot, job, now, begun=begun, press=press)
+        return self._termination.cancel(slot, job, now, begun=begun, mode=mode)
 
     def withdraw(self, index: int, job: int, now: float) -> list[Command]:
         """Take back *job*, which was assigned to slot *index* but not sent yet."""

@@ -99,9 +99,9 @@ class JobControl:
     def _end(self, handle: WorkerHandle, job: Job[Any], *, begun: bool) -> None:
         """End a job that its worker has begun, or ask the worker for it."""
         state, slot = self._state, handle.slot
-        now, press = state.loop.time(), job._limits.cancel_mode
+        now, mode = state.loop.time(), job._limits.cancel_mode
         state.performer.perform(
-            state.core.jobs.cancel(job.id, now, index=slot, begun=begun, press=press)
+            state.core.jobs.cancel(job.id, now, index=slot, begun=begun, mode=mode)
         )
         # There may be no command and yet a deadline, if the worker owes an answer already.
         state.performer.rearm()

@@ -122,9 +122,9 @@ class JobTimers:
                 self._judge(job, slot, now)
                 return
             job._exceeded = job._limits.exceeded(now, running=True)
-            press = job._limits.cancel_mode
+            mode = job._limits.cancel_mode
             self._state.performer.perform(
-                state.core.termination.expire(job.id, now, index=slot, press=press)
+                state.core.termination.expire(job.id, now, index=slot, mode=mode)
             )
             self._stack_dumps.signal_before_end(state.handles[slot], now, job.id)
 

@@ -245,20 +245,20 @@ class Jobs(Commands):
             *self.waiting_calls,
         }
 
-    def expire(self, slot: int, press: CancelMode, job: int) -> None:
+    def expire(self, slot: int, mode: CancelMode, job: int) -> None:
         """Let the time of a job be over that a worker runs."""
         process = self.processes[slot]
-        if press.action == "kill" or press.grace < LEAST_GRACE:
+        if mode.action == "kill" or mode.grace < LEAST_GRACE:
             self._make_end(process, job, CancelMode("kill", STACK_GRACE))
         else:
-            self._make_end(process, job, CancelMode("interrupt", press.grace))
-        commands = self.core.termination.expire(job, self.now, index=slot, press=press)
+            self._make_end(process, job, CancelMode("interrupt", mode.grace))
+        commands = self.core.termination.expire(job, self.now, index=slot, mode=mode)
         assert (
             cmd.WriteStacks(slot, job) in commands or process.told is not StopStage.NO
         )
         self.feed(commands)
 
-    def cancel(self, job: int, press: CancelMode = KILL) -> None:
+    def cancel(self, job: int, mode: CancelMode = KILL) -> None:
         self._end(job, "cancelled")
         if job in self.waiting:
             self._unqueue(job)
@@ -277,15 +277,15 @@ class Jobs(Commands):
         if job == process.loading:
             self._withdraw(process)
             return
-        process.unwanted[job] = press
+        process.unwanted[job] = mode
         begun = job in process.running
         if begun:
-            self._make_end(process, job, press)
+            self._make_end(process, job, mode)
         commands = self.core.jobs.cancel(
-            job, self.now, index=process.slot, begun=begun, press=press
+            job, self.now, index=process.slot, begun=begun, mode=mode
         )
         self.feed(commands)
-        if begun and press is KILL and job in process.doomed:
+        if begun and mode is KILL and job in process.doomed:
             alone = len(process.hand) <= self.width
             asked = process.questions or process.answers
             assert process.told or asked, "a job runs on that nobody wants"
