@@ -110,7 +110,7 @@ class JobTimers:
         if job.done():
             return  # it is ending already
         state, slot, began = self._state, job._slot, job._began
-        if slot is not None and began is None and not self._must_go(job, slot):
+        if slot is not None and began is None and not self._is_given_up(job, slot):
             self._timeouts.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
             # Its outcome may have come, and take long to load.
@@ -119,7 +119,7 @@ class JobTimers:
         elif state.core.jobs.runs(slot, job.id):
             end = job._limits.run_end(began)
             if end is None or now < end:
-                self._judge(job, slot, now)
+                self._check_silence(job, slot, now)
                 return
             job._exceeded = job._limits.exceeded(now, running=True)
             mode = job._limits.cancel_mode
@@ -128,8 +128,8 @@ class JobTimers:
             )
             self._stack_dumps.signal_before_end(state.handles[slot], now, job.id)
 
-    def _must_go(self, job: Job[Any], slot: int) -> bool:
-        """Return whether to give up a job that its worker has not begun.
+    def _is_given_up(self, job: Job[Any], slot: int) -> bool:
+        """Return whether a job that its worker has not begun is given up now.
 
         If not, ask the worker to give the job back.  The worker may be beginning it just now,
         and then the job is in time.
@@ -141,7 +141,7 @@ class JobTimers:
             self._state.performer.perform(core.termination.revoke(job.id, slot))
         return False
 
-    def _judge(self, job: Job[Any], slot: int, now: float) -> None:
+    def _check_silence(self, job: Job[Any], slot: int, now: float) -> None:
         """Have a worker killed if its job has sent no heartbeat for too long."""
         handle = self._state.handles[slot]
         self._heartbeats.look(handle)
