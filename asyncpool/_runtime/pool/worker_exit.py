@@ -12,9 +12,9 @@ from asyncpool._runtime.base.callbacks import Reporter
 from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.state.crash_report import (
     CrashReporter,
+    after_exit,
     crash_error,
-    follow_up,
-    seen_by,
+    crash_of_job,
 )
 from asyncpool._runtime.state.pool_state import decision
 from asyncpool._runtime.state.registry import Loss
@@ -84,9 +84,7 @@ class WorkerExit:
             jobs=sorted(begun, key=lambda job: job.id != silent),
             killed_for=killed_for if planned else None,
             now=now,
-            follow_up=follow_up(
-                handle.slot, commands, is_last=self._status.start_failed
-            ),
+            after=after_exit(handle.slot, commands, is_last=self._status.start_failed),
         )
         handle.page.close()
         reason = self._reason(decided, killed_for, losses)
@@ -206,7 +204,7 @@ class WorkerExit:
 
     def _note(self, loss: Loss, crash: events.Crash) -> None:
         if loss.error is None:
-            loss.job._crashes += (seen_by(loss.job, crash),)
+            loss.job._crashes += (crash_of_job(loss.job, crash),)
 
 
 def _given_up(commands: list[cmd.Command]) -> Iterator[int]:
