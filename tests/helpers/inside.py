@@ -252,9 +252,9 @@ def _block_until_readable(channel: Channel) -> None:
 
 def ring(pool: Pool, when: float) -> None:
     """Have the timer of the jobs' times fire as if it were *when* already."""
-    timeouts = supervisor_of(pool).traffic.timers._timeouts
-    timeouts._alarm.due = when
-    timeouts._on_alarm(when)
+    timer = supervisor_of(pool).traffic.timers._timer
+    timer._alarm.due = when
+    timer._on_alarm(when)
 
 
 def run_out(pool: Pool, job: Job[Any]) -> None:
@@ -268,12 +268,12 @@ def run_out(pool: Pool, job: Job[Any]) -> None:
         job._began = now - limits.timeout
     else:
         job._limits = replace(limits, deadline=now)
-    supervisor_of(pool).traffic.timers._timeouts.watch(job.id, now)
+    supervisor_of(pool).traffic.timers._timer.watch(job.id, now)
 
 
 def timing(pool: Pool) -> bool:
     """Return whether the timer of the jobs' times is set."""
-    return supervisor_of(pool).traffic.timers._timeouts._alarm.is_set
+    return supervisor_of(pool).traffic.timers._timer._alarm.is_set
 
 
 def heartbeats_awaited(pool: Pool) -> int:

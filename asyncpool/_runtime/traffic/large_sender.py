@@ -11,7 +11,7 @@ from typing import Any
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.pool_state import PoolState, decision
-from asyncpool._runtime.traffic.job_times import JobTimers
+from asyncpool._runtime.traffic.job_timers import JobTimers
 from asyncpool._runtime.traffic.large_jobs import LargeObjects
 from asyncpool._runtime.worker.handle import WorkerHandle
 

@@ -35,7 +35,7 @@ from asyncpool._runtime.state.registry import outcome_of
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.traffic.job_control import JobControl
-from asyncpool._runtime.traffic.job_times import JobTimers
+from asyncpool._runtime.traffic.job_timers import JobTimers
 from asyncpool._runtime.traffic.large_jobs import (
     Call,
     LargeObjects,
