@@ -14,7 +14,7 @@ from asyncpool._api.caller import Caller
 from asyncpool._api.profiled import Profiled
 from asyncpool._api.supervised import Supervised
 from asyncpool._core.codec.codec import Codec
-from asyncpool._core.policies.job_limits import JobOptions, OnCancel, Options
+from asyncpool._core.policies.job_options import JobOptions, OnCancel, Options
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish

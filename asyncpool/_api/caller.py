@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar, overload
 
 from asyncpool._api.map_caller import MapCaller
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.base.arguments import not_callable
 from asyncpool._runtime.job.job import Job
 from asyncpool.session import WorkerSession

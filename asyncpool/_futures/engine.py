@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.run_times import BUDGET
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.base.error_aliases import with_base
 from asyncpool._runtime.job.job import Job

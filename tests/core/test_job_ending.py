@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from asyncpool._core.base.transitions import IllegalTransitionError
-from asyncpool._core.policies.job_limits import KILL
+from asyncpool._core.policies.job_options import KILL
 from asyncpool._core.slots import job_ending
 from asyncpool._core.slots.job_ending import (
     BY_ITSELF,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncpool._core.base.run_times import Profile
-from asyncpool._core.policies.job_limits import CancelMode
+from asyncpool._core.policies.job_options import CancelMode
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import Kill, Terminate

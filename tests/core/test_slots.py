@@ -9,7 +9,7 @@ import pytest
 
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.base.transitions import IllegalTransitionError
-from asyncpool._core.policies.job_limits import KILL
+from asyncpool._core.policies.job_options import KILL
 from asyncpool._core.slots.job_ending import JobEnding, JobEndings
 from asyncpool._core.slots.slots import (
     TRANSITIONS,

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from asyncpool._core.base.run_times import UNKNOWN
 from asyncpool._core.dispatch.affinity_queues import choose
-from asyncpool._core.policies.job_limits import KILL, CancelMode
+from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.policies.restart import BURST, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncpool._core.base.run_times import LOADING_PROFILE, Profile
-from asyncpool._core.policies.job_limits import KILL, CancelMode
+from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.commands import (
     Assign,

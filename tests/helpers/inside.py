@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asyncpool._core.base.run_times import Profile
     from asyncpool._core.dispatch.affinity_queues import AffinityQueues
     from asyncpool._core.policies.attempts import AttemptPolicy
-    from asyncpool._core.policies.job_limits import JobLimits
+    from asyncpool._core.policies.job_options import JobLimits
     from asyncpool._core.slots.slots import Slot
     from asyncpool._core.supervision.supervision import Supervision
     from asyncpool._core.wire.frames import FrameKind

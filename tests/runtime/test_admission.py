@@ -10,7 +10,7 @@ import pytest
 
 from asyncpool import RestartPolicy, events
 from asyncpool._core.base.run_times import KeyedProfile, Profile
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.slots.commands import Spawn
 from asyncpool._core.slots.lifecycle import WANTED_AGAIN
 from asyncpool._core.supervision.closing import Finish

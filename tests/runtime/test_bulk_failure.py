@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from asyncpool import Crash, RestartPolicy
-from asyncpool._core.policies.job_limits import JobLimits, JobOptions
+from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.bulk_failure import BulkFailure
 from asyncpool._runtime.worker.handle import WorkerHandle

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import Slot
 from asyncpool._runtime.channel.outbox import NOT_PUT

@@ -13,7 +13,7 @@ from asyncpool._core.pickling.calls import pack_value
 from asyncpool._core.pickling.errors import pack_error
 from asyncpool._core.pickling.functions import FunctionTable
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import AbandonedError, Pause
 from asyncpool._runtime.job.job import Job

@@ -55,7 +55,7 @@ from dataclasses import dataclass
 
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.transitions import IllegalTransitionError
-from asyncpool._core.policies.job_limits import CancelMode
+from asyncpool._core.policies.job_options import CancelMode
 
 
 class EndingStage(enum.Enum):

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.policies.job_limits import CancelMode
+from asyncpool._core.policies.job_options import CancelMode
 from asyncpool._core.slots.commands import (
     Command,
     Interrupt,

@@ -16,7 +16,7 @@ from asyncpool._core.base.run_times import (
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_limits import JobLimits, JobOptions
+from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.job.progress import HeartbeatLog, Progress

@@ -10,7 +10,7 @@ from asyncpool._core.base.validation import several
 from asyncpool._core.codec.formats import Format, format_of
 from asyncpool._core.dispatch.affinity_queues import hash_of
 from asyncpool._core.policies.attempts import RETRIED, AttemptPolicy
-from asyncpool._core.policies.job_limits import (
+from asyncpool._core.policies.job_options import (
     OPTIONS,
     JobLimits,
     JobOptions,

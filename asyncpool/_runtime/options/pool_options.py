@@ -12,7 +12,7 @@ from asyncpool._core.base.validation import check_type, or_none, several
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.formats import Format, format_of
 from asyncpool._core.control.control_protocol import NAMES, is_name
-from asyncpool._core.policies.job_limits import JobLimits
+from asyncpool._core.policies.job_options import JobLimits
 from asyncpool._core.policies.worker_env import GivenEnv, WorkerEnv
 from asyncpool._core.wire.page import MAX_LANES
 from asyncpool._runtime.base.arguments import check_int, least_and_most

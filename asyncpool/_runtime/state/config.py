@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.function_names import check_name
-from asyncpool._core.policies.job_limits import OPTIONS
+from asyncpool._core.policies.job_options import OPTIONS
 from asyncpool._core.policies.worker_env import WorkerEnv
 from asyncpool._core.slots.lifecycle import STOP_GRACE
 from asyncpool._core.wire.frames import MAX_PAYLOAD

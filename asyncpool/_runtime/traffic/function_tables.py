@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncpool._core.codec.data_only import DataFunctionTable
 from asyncpool._core.codec.formats import Format
 from asyncpool._core.pickling.functions import FunctionTable
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.state.pool_state import PoolState
 
 # How many formats the pool remembers the functions of.

@@ -23,7 +23,7 @@ from asyncpool._core.pickling.out_of_band import (
     StreamTooLongError,
 )
 from asyncpool._core.pickling.serializers import Serializer
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import elsewhere
 from asyncpool._runtime.base.threads import Threads

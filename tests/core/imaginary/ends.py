@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.policies.job_limits import CancelMode
+from asyncpool._core.policies.job_options import CancelMode
 from asyncpool._core.slots.lifecycle import KILL_GRACE, STOP_GRACE, TERM_GRACE
 from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish

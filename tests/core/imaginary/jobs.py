@@ -12,7 +12,7 @@ from asyncpool._core.base.run_times import (
     Profile,
     SessionProfile,
 )
-from asyncpool._core.policies.job_limits import KILL, CancelMode
+from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.termination import LEAST_GRACE, STACK_GRACE
