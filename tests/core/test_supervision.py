@@ -621,7 +621,7 @@ class SupervisionMachine(RuleBasedStateMachine):
         if not self.shell.finished:
             now = self.shell.now
             assert core.jobs.drop(1_000_000, now) == []
-            assert core.jobs.landed(1_000_000, now) == []
+            assert core.jobs.outcome_unpacked(1_000_000, now) == []
             assert core.jobs.cancel(1_000_000, now, index=0, begun=False) == []
         early = deadline is not None and deadline > self.shell.now
         if early:

@@ -293,8 +293,8 @@ def test_nothing_is_sent_while_a_job_is_loading_and_more_when_it_is_sent() -> No
     core = several(1)
     assert core.jobs.submit(2, LOADING_PROFILE) == 0
     assert core.jobs.submit(3, Profile()) is None
-    assert core.jobs.loaded(0, 1.0) == [Assign(0, (3,))]
-    assert core.jobs.loaded(0, 1.0) == []
+    assert core.jobs.arguments_loaded(0, 1.0) == [Assign(0, (3,))]
+    assert core.jobs.arguments_loaded(0, 1.0) == []
 
 
 def test_a_caller_may_give_a_job_time_as_long_as_its_worker_lives() -> None:

@@ -104,9 +104,9 @@ async def test_what_is_pickled_for_an_idle_worker_does_not_wait_for_long(
     door = Door(limit=3, workers=workers)
     door.get_workers()
     for job in range(workers + 2):
-        door.core.jobs.announce(job)
+        door.core.jobs.prepare(job)
     door.admission.check(ANYBODY)
-    door.core.jobs.announce(9)
+    door.core.jobs.prepare(9)
     with pytest.raises(PoolFullError):
         door.admission.check(ANYBODY)
 

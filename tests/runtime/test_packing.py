@@ -255,7 +255,7 @@ class Desk:
         self._office = Office()
         self.distrusted: list[str] = []
 
-    def loaded(self, job: Job[Any], outcome: Any) -> None:
+    def unpacked(self, job: Job[Any], outcome: Any) -> None:
         """Take what was unpickled."""
         self.running.append(job.id in self.unpacker.unpacking)
         self.outcomes.append((job, outcome))

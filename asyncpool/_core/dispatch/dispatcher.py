@@ -145,7 +145,7 @@ class Dispatcher:
         self._classify(slot, in_flight)
         return slot
 
-    def announce(self, job: int) -> None:
+    def prepare(self, job: int) -> None:
         """Count *job* among those that wait; the pool submits it when it can be sent."""
         self._preparing[job] = None
 

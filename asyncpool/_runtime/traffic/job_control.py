@@ -78,7 +78,7 @@ class JobControl:
         state, now = self._state, self._state.loop.time()
         if slot is None:
             self._state.performer.perform(state.core.jobs.drop(job.id, now))
-            self._state.performer.perform(state.core.jobs.landed(job.id, now))
+            self._state.performer.perform(state.core.jobs.outcome_unpacked(job.id, now))
             self._large.go_on()
         elif (
             state.core.jobs.last(slot) == job.id

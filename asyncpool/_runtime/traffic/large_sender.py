@@ -69,5 +69,5 @@ class LargeSender:
         outbox.flush()
         if self._lanes:
             self._state.performer.perform(
-                core.jobs.loaded(handle.slot, self._state.loop.time())
+                core.jobs.arguments_loaded(handle.slot, self._state.loop.time())
             )

@@ -40,7 +40,7 @@ class Jobs(Commands):
         self.seen["announced"] += 1
         self.announced.append(job)
         self.late.add(job)
-        self.core.jobs.announce(job)
+        self.core.jobs.prepare(job)
 
     def arrive(self, job: int, priority: int = 0) -> None:
         """Let a job that was announced be pickled by now."""
@@ -48,7 +48,9 @@ class Jobs(Commands):
         self.seen["arrived"] += 1
         if self.closing is not None:
             self.seen["arrived while the pool closes"] += 1
-        commands = self.core.jobs.arrive(job, self.profiles[job], self.now, priority)
+        commands = self.core.jobs.submit_prepared(
+            job, self.profiles[job], self.now, priority
+        )
         match commands:
             case [cmd.Assign(slot, (first,)), *rest]:
                 assert first == job
@@ -158,7 +160,7 @@ class Jobs(Commands):
         assert list(process.hand.items())[-1] == (process.loading, process.sent)
         process.loading = None
         self.seen["loaded"] += 1
-        self.feed(self.core.jobs.loaded(slot, self.now))
+        self.feed(self.core.jobs.arguments_loaded(slot, self.now))
 
     def outcome(
         self, slot: int, *, count: int = 1, again: bool = False, heavy: bool = False
@@ -188,7 +190,7 @@ class Jobs(Commands):
                 continue  # its caller has left
             if heavy:
                 self.landing.append(job)
-                self.core.closing.landing(job)
+                self.core.closing.begin_unpacking(job)
                 continue
             if not again or job in errands or job in self.calls:
                 self._end(job, "completed")
@@ -204,7 +206,7 @@ class Jobs(Commands):
             self._again(job)
         else:
             self._end(job, "completed")
-        self.feed(self.core.jobs.landed(job, self.now))
+        self.feed(self.core.jobs.outcome_unpacked(job, self.now))
 
     def _again(self, job: int) -> None:
         self.seen["an answer to retry after"] += 1
@@ -268,7 +270,7 @@ class Jobs(Commands):
             self.waiting_calls.remove(job)
         if job in self.landing:
             self.landing.remove(job)
-            self.feed(self.core.jobs.landed(job, self.now))
+            self.feed(self.core.jobs.outcome_unpacked(job, self.now))
             return
         if not any(job in p.hand for p in self.processes.values()):
             self.feed(self.core.jobs.drop(job, self.now))
