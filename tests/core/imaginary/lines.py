@@ -98,11 +98,15 @@ class Lines(Books):
         """Check that a job with a key is sent where it belongs, and in its turn."""
         self.keyed.remove(job)
         key = self.keys[job]
-        now = choose(key, self.seats), choose(key, self.seats_after)
+        before, after = choose(key, self.seats), choose(key, self.seats_after)
+        there = None if before is None else self.seats[before]
         assert slot in {
-            None if now[0] is None else self.seats[now[0]],
-            None if now[1] is None else self.seats_after[now[1]],
+            there,
+            None if after is None else self.seats_after[after],
         }, "it is somebody else's"
+        if there is not None and there != slot and there in self.processes:
+            # It waited there when that worker was last given jobs.
+            self.processes[there].line = True
         if job not in self.back and job not in self.late:
             for other in self.keyed:
                 if self.keys[other] == key and self.ranks.get(other) == self.ranks[job]:
