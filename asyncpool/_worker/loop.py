@@ -19,6 +19,7 @@ from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
 from asyncpool._system.descriptors import HANDED
+from asyncpool._system.sockets import socket_of
 from asyncpool._worker.api.context import know_slot, load_details_by
 from asyncpool._worker.api.state import on_retire, open_state
 from asyncpool._worker.channel.frames_io import SMALL, decoder, receive, send
@@ -70,12 +71,10 @@ class WorkerParts(Record):
 
 def equip(job_fd: int, control_fd: int, page_fd: int) -> WorkerParts:
     """Make the parts of a worker; see :func:`work` for the arguments."""
-    jobs = socket.socket(fileno=job_fd)
+    jobs = socket_of(job_fd)
     claims, segments, credit = JobClaims(), Segments(), Credit()
     interrupts = Interrupts(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
-    control = Control(
-        socket.socket(fileno=control_fd), claims, segments, interrupts, credit
-    )
+    control = Control(socket_of(control_fd), claims, segments, interrupts, credit)
     page = mmap.mmap(page_fd, STACKS_START)
     beats = HeartbeatWriter(page, interrupts, control.ring)
     coroutines = Coroutines(interrupts)

@@ -24,6 +24,7 @@ from asyncpool._runtime.worker.control_requests import ControlRequests
 from asyncpool._runtime.worker.identity import confined, identity_of
 from asyncpool._runtime.worker.serving import ServingLink
 from asyncpool._runtime.worker.setup import WorkerSetup
+from asyncpool._system.sockets import socket_pair
 
 if TYPE_CHECKING:
     from asyncpool._runtime.worker.handle import WorkerHandle
@@ -202,7 +203,7 @@ class WorkerConnections:
 
 
 def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, int]:
-    ours, other = socket.socketpair()
+    ours, other = socket_pair()
     theirs.callback(other.close)
     return ours, other.fileno()
 

@@ -32,6 +32,7 @@ from asyncpool._core.wire.messages import (
     unpack_environment,
 )
 from asyncpool._system.descriptors import receive_fds
+from asyncpool._system.sockets import socket_of
 from asyncpool._worker.launcher.reaper import Reaper
 from asyncpool._worker.launcher.rehearsal import rehearse
 from asyncpool._worker.launcher.spare import fork_spare
@@ -62,7 +63,7 @@ def main(channel_fd: int) -> NoReturn:
     reaper = Reaper()
     titles.show("pool-launcher", "launcher")
     # Keep the socket to the end: collecting an open one would cause a warning.
-    channel = socket.socket(fileno=channel_fd)
+    channel = socket_of(channel_fd)
     try:
         LauncherProcess(channel, reaper).run()
     except _Forked as forked:
