@@ -163,9 +163,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
             several.serve()
         else:
             executor = make_executor(parts, large_buffers, hook)
-            executor.serializer = executor.streams.serializer = serializer
-            executor.max_payload = executor.streams.max_payload = config.max_payload
-            executor.options = config.options
+            executor.configure(config, serializer)
             _serve(jobs, claims, beats, large_buffers, executor)
         # The last job has been run: whatever else comes goes back to the pool.
         while claims.closed and jobs.recv(SMALL):

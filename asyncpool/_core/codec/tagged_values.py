@@ -91,9 +91,8 @@ class Untag:
         return bytearray(content)
 
     def _int(self, content: Any) -> Any:
-        return int(
-            content, 16
-        )  # takes a time in proportion to its length, unlike base 10
+        # This takes a time in proportion to the length, unlike base 10.
+        return int(content, 16)
 
     def _buffer(self, content: Any) -> Any:
         return private(self._take(content), self._pause)

@@ -79,9 +79,8 @@ def _set(unit: Unit) -> None:
     try:
         made = pickle.loads(b"".join(unit.stream), buffers=unit.buffers)
     except Exception as error:
-        if not getattr(
-            error, "__notes__", None
-        ):  # else it is about one that this needs
+        # A note that is there already is about a global that this one needs.
+        if not getattr(error, "__notes__", None):
             error.add_note(_note_on(unit.names))
         raise
     namespace().update(made)

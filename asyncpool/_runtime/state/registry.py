@@ -163,7 +163,8 @@ class JobRegistry:
     """
 
     def __init__(self, watch: JobWatch) -> None:
-        self.watch, self._hub = watch, watch.hub
+        self.watch = watch
+        self._hub = watch.hub  # asked three times for each job: one look-up less
         self.jobs: dict[int, Job[Any]] = {}
         self.leases = Leases()
         self.deadlines = Deadlines()

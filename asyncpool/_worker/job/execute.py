@@ -14,6 +14,7 @@ from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
 from asyncpool._core.wire.context import PLAIN, JobContext
 from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
+from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._worker.api.context import running, set_variables
 from asyncpool._worker.api.trace_context import attach
 from asyncpool._worker.channel.large_buffers import LargeBuffers
@@ -66,6 +67,12 @@ class JobRunner:
         self.context = PLAIN
         self.hook: Hook | None = None
         self.entered: Entered | None = None
+
+    def configure(self, config: WorkerConfig, serializer: WorkerSerializer) -> None:
+        """Take over what the pool has sent about all jobs, for streams too."""
+        self.options = config.options
+        self.serializer = self.streams.serializer = serializer
+        self.max_payload = self.streams.max_payload = config.max_payload
 
     def prepare(self, frame: Frame) -> None:
         """Take what comes ahead of the job that it is for."""
