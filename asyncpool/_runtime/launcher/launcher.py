@@ -15,6 +15,7 @@ import resource
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from asyncpool._core.main import main_module
@@ -28,7 +29,9 @@ from asyncpool._runtime.launcher.launcher_process import (
 )
 from asyncpool._runtime.launcher.process import Process
 from asyncpool._runtime.preparation.script import main_script
-from asyncpool._runtime.sandbox.confinement import Confinement
+
+if TYPE_CHECKING:  # few pools have a sandbox
+    from asyncpool._runtime.sandbox.confinement import Confinement
 
 # The references are weak: if a loop is dropped with its pools, their launchers go with it.
 _processes: WeakValueDictionary[tuple[object, ...], LauncherProcess] = (

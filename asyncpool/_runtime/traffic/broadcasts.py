@@ -16,10 +16,8 @@ import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.codec.formats import Format
 from asyncpool._core.main.main_module import is_in_use
 from asyncpool._core.pickling.out_of_band import StreamTooLongError, dump
 from asyncpool._core.pickling.serializers import PICKLE, Serializer
@@ -41,6 +39,10 @@ from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
 )
+
+if TYPE_CHECKING:  # few pools have a codec
+    from asyncpool._core.codec.data_only import DataOnly
+    from asyncpool._core.codec.formats import Format
 
 _COMING = UP | {SlotState.STARTING}
 

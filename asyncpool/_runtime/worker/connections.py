@@ -19,7 +19,6 @@ from asyncpool._runtime.channel.outbox import Outbox
 from asyncpool._runtime.channel.page import WorkerPage
 from asyncpool._runtime.output.log_records import LogNotes
 from asyncpool._runtime.output.output import Output
-from asyncpool._runtime.sandbox.places import Place
 from asyncpool._runtime.worker.control_requests import ControlRequests
 from asyncpool._runtime.worker.identity import confined, identity_of
 from asyncpool._runtime.worker.serving import ServingLink
@@ -27,6 +26,7 @@ from asyncpool._runtime.worker.setup import WorkerSetup
 from asyncpool._system.sockets import socket_pair
 
 if TYPE_CHECKING:
+    from asyncpool._runtime.sandbox.places import Place
     from asyncpool._runtime.worker.handle import WorkerHandle
 
 _MAX_CONTROL = 1 << 20
