@@ -6,12 +6,12 @@ from contextvars import copy_context
 from time import monotonic, perf_counter_ns
 from types import CoroutineType
 
-from asyncpool._core.base.names import misplaced
 from asyncpool._core.map.chunks import run_chunk
 from asyncpool._core.pickling.calls import text_of
 from asyncpool._core.pickling.functions import FunctionCache
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
+from asyncpool._core.policies.misplaced_option import note_on_misplaced
 from asyncpool._core.wire.context import PLAIN, JobContext
 from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._core.wire.messages import WorkerConfig
@@ -168,7 +168,9 @@ class JobRunner:
             tb = error.__traceback__
             # Without a frame of the function, the call itself was wrong.
             at_fault = kwargs and tb is not None and tb.tb_next is None
-            if at_fault and (note := misplaced(kwargs, text_of(error), self.options)):
+            if at_fault and (
+                note := note_on_misplaced(kwargs, text_of(error), self.options)
+            ):
                 error.add_note(note)
             raise
 
