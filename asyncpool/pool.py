@@ -258,9 +258,9 @@ class Pool(Caller, Supervised, Profiled):
         # Few pools are watched, and the pool itself knows nothing of who does.
         if self._control is None and self._trace is None:
             return self._config
-        from asyncpool._observe.beginning import begin  # noqa: PLC0415
+        from asyncpool._observe.opening import open_control_and_trace  # noqa: PLC0415
 
-        begin(
+        open_control_and_trace(
             self._life,
             name=self.name,
             concurrency=self._config.worker.concurrency,

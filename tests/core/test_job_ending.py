@@ -176,7 +176,7 @@ def test_a_job_that_nobody_wants_to_end_has_no_record() -> None:
     endings = JobEndings()
     assert not endings
     assert endings.is_wanted(17)
-    assert not endings.is_late(17)
+    assert not endings.is_expired(17)
     assert (endings.due, endings.killing, endings.silent) == (None, None, None)
     assert (endings.by_itself, endings.dumping, endings.unwritten) == ([], [], False)
     assert not endings, "a question makes none"
@@ -224,15 +224,15 @@ def test_what_cannot_happen_changes_no_order() -> None:
 def test_a_late_job_that_has_begun_goes_on_as_any_other() -> None:
     endings = JobEndings()
     endings.apply(17, EndingEvent.REVOKE)
-    endings[17].late = True
-    assert endings.is_late(17)
+    endings[17].expired = True
+    assert endings.is_expired(17)
     assert endings.is_wanted(17)
     endings.keep(17)
     assert endings == {}
 
 
 def test_a_job_that_was_late_and_is_silent_has_been_in_time() -> None:
-    endings = JobEndings({17: JobEnding(EndingStage.DUMPING, 2.0, late=True)})
+    endings = JobEndings({17: JobEnding(EndingStage.DUMPING, 2.0, expired=True)})
     endings.keep(17)
     assert endings == {17: JobEnding(EndingStage.DUMPING, 2.0)}
 

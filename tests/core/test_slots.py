@@ -121,7 +121,7 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         drain_deadline=3.0,
         draining=True,
         oversized=True,
-        is_late=True,
+        is_overdue=True,
         stop_stage=StopStage.KILLED,
     )
     in_flight, endings = slot.in_flight, slot.job_endings

@@ -120,7 +120,10 @@ def test_a_job_that_is_late_fails_when_it_is_given_back() -> None:
     assert core.termination.revoke(2, 0) == [Revoke(0, (2,))]
     assert core.termination.is_revoked(2, 0)
     assert core.termination.revoke(2, 0) == [], "it is asked once"
-    assert core.jobs.revoked(0, (2,), 1.0) == [Unassign((2,)), FailJobs((2,), "late")]
+    assert core.jobs.revoked(0, (2,), 1.0) == [
+        Unassign((2,)),
+        FailJobs((2,), "expired"),
+    ]
     assert not core.termination.is_revoked(2, 0)
     core.jobs.outcome(0, 1)
     core.jobs.outcome(0, 3)
@@ -154,7 +157,7 @@ def test_a_job_that_is_asked_back_for_another_reason_fails_if_it_is_late() -> No
     assert core.termination.revoke(3, 0) == []
     assert core.jobs.revoked(0, (2, 3), 1.0) == [
         Unassign((2, 3)),
-        FailJobs((3,), "late"),
+        FailJobs((3,), "expired"),
     ]
 
 

@@ -121,7 +121,7 @@ async def test_many_are_failed_some_in_each_turn_as_they_were_known_before(
 
 async def test_few_need_no_other_turn(ending: Ending) -> None:
     [job] = ending.jobs(1)
-    ending.failing.fail((job.id,), "late")
+    ending.failing.fail((job.id,), "expired")
     assert not failing()
     error = job.exception()
     assert isinstance(error, JobTimeoutError)

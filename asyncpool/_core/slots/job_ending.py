@@ -154,7 +154,7 @@ class JobEnding:
             deadline.
         mode: How the pool ends the job, if its caller has cancelled it and nobody
             wants it.
-        late: It has not begun in time.  It fails if its worker gives it back, and
+        expired: It has not begun within its ``queue_timeout``.  It fails if its worker gives it back, and
             goes on if the worker has begun it.
         silent: The pool kills the worker because this job is silent.
         written: Whether its worker has written its stacks; ``None`` if the pool has
@@ -164,7 +164,7 @@ class JobEnding:
     stage: EndingStage = EndingStage.NONE
     due: float | None = None
     mode: CancelMode | None = None
-    late: bool = False
+    expired: bool = False
     silent: bool = False
     written: bool | None = None
 
@@ -210,14 +210,14 @@ class JobEndings(dict[int, JobEnding]):
         """Record that its worker has begun *job*, and so does not give it back."""
         ending = self[job]
         ending.apply(EndingEvent.KEEP)
-        ending.late = False
+        ending.expired = False
         if ending.stage is EndingStage.NONE and ending.mode is None:
             del self[job]  # it goes on like any other job
 
-    def is_late(self, job: int) -> bool:
+    def is_expired(self, job: int) -> bool:
         """Tell whether the pool asks *job* back because it has not begun in time."""
         ending = self.get(job)
-        return ending is not None and ending.late
+        return ending is not None and ending.expired
 
     def is_wanted(self, job: int) -> bool:
         """Tell whether somebody still wants *job*: its caller has not cancelled it."""

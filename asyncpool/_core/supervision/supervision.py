@@ -31,7 +31,7 @@ from asyncpool._core.supervision.job_assignment import (
     JobAssignment,
     SupervisionParts,
 )
-from asyncpool._core.supervision.late_workers import LateWorkers
+from asyncpool._core.supervision.overdue_workers import OverdueWorkers
 from asyncpool._core.supervision.replacement import Replacements
 from asyncpool._core.supervision.resizing import Resizing
 from asyncpool._core.supervision.session_workers import SessionWorkers
@@ -70,7 +70,7 @@ class Supervision:
         closing: The end of the pool.
         dispatcher: The jobs that have no worker, and which workers may have them.
         balance: Where jobs wait.
-        late_workers: Which workers the pool asks for their stacks.
+        overdue_workers: Which workers the pool asks for their stacks.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Supervision:
         self.closing = Closing(
             self._lifecycle, self.dispatcher, self._pinned, end_grace
         )
-        self.late_workers = LateWorkers(self.slots, self.closing)
+        self.overdue_workers = OverdueWorkers(self.slots, self.closing)
         self.termination = Termination(self._lifecycle, self.dispatcher)
         sizing = Sizing(least, most, idle_timeout)
         budget = Budget(

@@ -78,12 +78,12 @@ class Termination:
         slot = self._lifecycle.slots[index]
         if slot.state is not SlotState.BUSY or job not in slot.in_flight.jobs:
             return []
-        slot.job_endings.of(job).late = True
+        slot.job_endings.of(job).expired = True
         return self._ask_back(slot, job)
 
     def is_revoked(self, job: int, index: int) -> bool:
         """Tell whether the pool has asked for *job* in this way, and has no answer yet."""
-        return self._lifecycle.slots[index].job_endings.is_late(job)
+        return self._lifecycle.slots[index].job_endings.is_expired(job)
 
     def unanswered(self, job: int, index: int) -> bool:
         """Tell whether the worker in slot *index* has *job*, and still has to give it back."""
@@ -124,14 +124,14 @@ class Termination:
         back, kept = slot.in_flight.end_revoke(sequences)
         endings = slot.job_endings
         wanted = {job: back[job] for job in back if endings.is_wanted(job)}
-        late = [job for job in wanted if endings.is_late(job)]
-        for job in late:
+        expired = [job for job in wanted if endings.is_expired(job)]
+        for job in expired:
             del wanted[job]
         for job in back:
             self.clear_ending(slot, job)
         commands: list[Command] = [Unassign(tuple(back))] if back else []
         commands += self._end_kept(slot, kept, now)
-        return [*commands, *fail_jobs(late, "late")], wanted
+        return [*commands, *fail_jobs(expired, "expired")], wanted
 
     def expire(
         self, job: int, now: float, *, index: int, mode: CancelMode

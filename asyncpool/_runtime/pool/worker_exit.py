@@ -59,8 +59,8 @@ class WorkerExit:
         was_ready = slot.ready_at is not None
         losses = registry.losses(handle, slot, kind)
         begun = [loss.job for loss in losses if loss.attempt]
-        if slot.is_late:
-            handle.read_late_stacks()
+        if slot.is_overdue:
+            handle.read_requested_stacks()
         silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
         decided = slot.exit_reason
         blamed = bool(begun)

@@ -130,11 +130,11 @@ class JobControl:
         return same and state.core.termination.unanswered(job.id, slot)
 
     @decision
-    def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
+    def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
         """Note which jobs a worker will not begin."""
         now = self._state.loop.time()
         try:
-            commands = self._state.core.jobs.revoked(handle.slot, places, now)
+            commands = self._state.core.jobs.revoked(handle.slot, sequences, now)
         except ProtocolError as error:
             handle.distrust(str(error))
         else:

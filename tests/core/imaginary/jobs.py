@@ -34,20 +34,20 @@ class Jobs(Commands):
         slot = submit(job, self.profiles[job], priority)
         self._enter(job, priority, slot)
 
-    def announce(self, cost: float, key: int | None = None) -> None:
+    def prepare(self, cost: float, key: int | None = None) -> None:
         """Let a job come that must be pickled first."""
         job = self._come(cost, key)
-        self.seen["announced"] += 1
-        self.announced.append(job)
-        self.late.add(job)
+        self.seen["prepared"] += 1
+        self.preparing.append(job)
+        self.prepared.add(job)
         self.core.jobs.prepare(job)
 
-    def arrive(self, job: int, priority: int = 0) -> None:
-        """Let a job that was announced be pickled by now."""
-        self.announced.remove(job)
-        self.seen["arrived"] += 1
+    def submit_prepared(self, job: int, priority: int = 0) -> None:
+        """Let a job that is being prepared be pickled by now."""
+        self.preparing.remove(job)
+        self.seen["submitted when prepared"] += 1
         if self.closing is not None:
-            self.seen["arrived while the pool closes"] += 1
+            self.seen["submitted when prepared while the pool closes"] += 1
         commands = self.core.jobs.submit_prepared(
             job, self.profiles[job], self.now, priority
         )
@@ -61,9 +61,9 @@ class Jobs(Commands):
                 self.feed(commands)
 
     def refuse(self, job: int) -> None:
-        """Let it turn out that a job which was announced cannot be pickled."""
+        """Let it turn out that a job that is being prepared cannot be pickled."""
         self._end(job, "refused")
-        self.announced.remove(job)
+        self.preparing.remove(job)
         self.feed(self.core.jobs.drop(job, self.now))
 
     def errand(self, slot: int) -> None:
@@ -189,7 +189,7 @@ class Jobs(Commands):
             if job not in self.open:
                 continue  # its caller has left
             if heavy:
-                self.landing.append(job)
+                self.unpacking.append(job)
                 self.core.closing.begin_unpacking(job)
                 continue
             if not again or job in errands or job in self.calls:
@@ -197,11 +197,11 @@ class Jobs(Commands):
                 continue
             self._again(job)
 
-    def land(self, job: int, *, again: bool = False) -> None:
+    def outcome_unpacked(self, job: int, *, again: bool = False) -> None:
         """Let an answer be loaded."""
-        self.landing.remove(job)
-        self.seen["landed"] += 1
-        self.seen["landed while the pool closes"] += self.closing is not None
+        self.unpacking.remove(job)
+        self.seen["unpacked"] += 1
+        self.seen["unpacked while the pool closes"] += self.closing is not None
         if again and job not in self.calls:
             self._again(job)
         else:
@@ -242,7 +242,7 @@ class Jobs(Commands):
             *(p.unwanted for p in self.processes.values())
         ) | {
             *self.waiting,
-            *self.landing,
+            *self.unpacking,
             *self.waiting_errands,
             *self.waiting_calls,
         }
@@ -268,8 +268,8 @@ class Jobs(Commands):
             return
         if job in self.waiting_calls:
             self.waiting_calls.remove(job)
-        if job in self.landing:
-            self.landing.remove(job)
+        if job in self.unpacking:
+            self.unpacking.remove(job)
             self.feed(self.core.jobs.outcome_unpacked(job, self.now))
             return
         if not any(job in p.hand for p in self.processes.values()):

@@ -107,10 +107,10 @@ class Lines(Books):
         if there is not None and there != slot and there in self.processes:
             # It waited there when that worker was last given jobs.
             self.processes[there].line = True
-        if job not in self.back and job not in self.late:
+        if job not in self.back and job not in self.prepared:
             for other in self.keyed:
                 if self.keys[other] == key and self.ranks.get(other) == self.ranks[job]:
-                    assert other > job or other in self.late, "not in their order"
+                    assert other > job or other in self.prepared, "not in their order"
                     assert other not in self.back, "who comes back is first"
         if job in self.back:
             self.back.remove(job)
@@ -166,8 +166,8 @@ class Lines(Books):
         self.queue.give_back([job for job in jobs if job not in self.keys])
 
     def _unqueue(self, job: int) -> None:
-        if job in self.announced:
-            self.announced.remove(job)
+        if job in self.preparing:
+            self.preparing.remove(job)
         elif job in self.keyed:
             for process in self.processes.values():
                 process.line = process.line or process.slot == self.slot_for(job)
