@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from asyncpool._api.caller import Caller
-from asyncpool._core.policies.job_limits import JobOptions, Options
+from asyncpool._core.policies.job_options import JobOptions, Options
 from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.pool.supervisor import Supervisor
 

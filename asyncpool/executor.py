@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, SupportsFloat, TypeVar
 
 from asyncpool._core.base.validation import ArgumentType, check_type, or_none
 from asyncpool._core.policies.restart import RestartPolicy
@@ -20,6 +20,7 @@ from asyncpool._futures.executor_options import (
     executor_options,
 )
 from asyncpool._futures.results import chunks_of, flatten, results_of
+from asyncpool._runtime.base.arguments import not_picklable
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._worker.api.calls import call_chunk, call_counted
 from asyncpool.pool import Pool
@@ -243,6 +244,9 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
                 weakref.finalize(self, engine.finish).atexit = False
                 self._engine = engine
             return self._engine
+
+    def __reduce__(self) -> NoReturn:
+        raise not_picklable(self)
 
     def __repr__(self) -> str:
         state = "shut down" if self._shut_down else "open"

@@ -15,7 +15,7 @@ from asyncpool._api.listened import JobsListened
 from asyncpool._api.profiled import Profiled
 from asyncpool._api.supervised import Supervised
 from asyncpool._core.codec.codec import Codec
-from asyncpool._core.policies.job_limits import JobOptions, OnCancel, Options
+from asyncpool._core.policies.job_options import JobOptions, OnCancel, Options
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
@@ -258,9 +258,9 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         # Few pools are watched, and the pool itself knows nothing of who does.
         if self._control is None and self._trace is None:
             return self._config
-        from asyncpool._observe.beginning import begin  # noqa: PLC0415
+        from asyncpool._observe.opening import open_control_and_trace  # noqa: PLC0415
 
-        begin(
+        open_control_and_trace(
             self._life,
             name=self.name,
             concurrency=self._config.worker.concurrency,

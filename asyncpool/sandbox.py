@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from asyncpool._core.base.validation import (
     INT,
@@ -17,7 +18,9 @@ from asyncpool._core.base.validation import (
     several,
 )
 from asyncpool._core.sandbox.checks import check_together, environment_of, ports_of
-from asyncpool._core.sandbox.plan import Settings
+
+if TYPE_CHECKING:
+    from asyncpool._core.sandbox.plan import Settings
 
 __all__ = ["Sandbox"]
 
@@ -146,6 +149,8 @@ def settings_of(sandbox: Sandbox, user: tuple[int, int] | None) -> Settings:
         sandbox: The sandbox.
         user: The numbers of the user and the group that its *user* names.
     """
+    from asyncpool._core.sandbox.plan import Settings  # noqa: PLC0415 - few pools have a sandbox
+
     return Settings(
         read=tuple(os.fspath(path) for path in sandbox.read),
         write=tuple(os.fspath(path) for path in sandbox.write),

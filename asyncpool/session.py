@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_limits import JobOptions, Options
+from asyncpool._core.policies.job_options import JobOptions, Options
 from asyncpool._runtime.base.arguments import (
     check_callable,
     check_timeout,

@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 
 from asyncpool._api.map_caller import MapCaller
-from asyncpool._core.policies.job_limits import JobOptions
-from asyncpool._runtime.base.arguments import not_callable
+from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._runtime.base.arguments import not_callable, not_picklable
 from asyncpool._runtime.job.job import Job
 from asyncpool.session import WorkerSession
 from asyncpool.stream import Stream
@@ -23,6 +23,9 @@ class Caller(MapCaller):
     """What calls functions: once, for many items, for what they yield, in every worker."""
 
     __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        raise not_picklable(self)
 
     @abstractmethod
     async def _broadcast(

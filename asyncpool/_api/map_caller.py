@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, overload
 
-from asyncpool._core.policies.job_limits import OPTIONS, JobOptions
+from asyncpool._core.policies.job_options import OPTIONS, JobOptions
 from asyncpool._runtime.base.arguments import check_int, not_callable
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.map.batches import Task

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base.names import function_name
 from asyncpool._core.base.validation import NUMBER, check_type
-from asyncpool._core.profile.profile_messages import (
-    MAX_RATE,
-    MAX_SECONDS,
-    ProfileRequest,
-)
 from asyncpool._runtime.base.arguments import check_int, check_seconds
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
-from asyncpool.profile import Profile
+
+if TYPE_CHECKING:  # few pools are profiled
+    from asyncpool.profile import Profile
 
 
 class Profiled:
@@ -61,6 +58,12 @@ class Profiled:
         Concurrency:
             One profile at a time.
         """
+        from asyncpool._core.profile.profile_messages import (  # noqa: PLC0415 - few take one
+            MAX_RATE,
+            MAX_SECONDS,
+            ProfileRequest,
+        )
+
         check_seconds("seconds", seconds)
         check_type("rate", rate, NUMBER)
         if not seconds <= MAX_SECONDS:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.run_times import BUDGET
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._futures.delivery import Call, Delivery, What, settle
 from asyncpool._runtime.base.error_aliases import with_base

@@ -19,6 +19,7 @@ from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
 from asyncpool._system.descriptors import HANDED
+from asyncpool._system.sockets import socket_of
 from asyncpool._worker.api.context import know_slot, load_details_by
 from asyncpool._worker.api.state import on_retire, open_state
 from asyncpool._worker.channel.frames_io import SMALL, decoder, receive, send
@@ -30,10 +31,10 @@ from asyncpool._worker.job.control import Control
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.execute import JobRunner
 from asyncpool._worker.job.heartbeats import HeartbeatWriter, install
-from asyncpool._worker.job.interrupts import Interrupts
-from asyncpool._worker.job.job_claims import JobClaims
 from asyncpool._worker.job.streams import Credit, Streams
 from asyncpool._worker.job.tracebacks import announce, print_error
+from asyncpool._worker.job_ending.interrupts import Interrupts
+from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.logs.forwarding import LogForwarding
 from asyncpool._worker.process import script, titles
 from asyncpool._worker.process.identity import assume
@@ -70,12 +71,10 @@ class WorkerParts(Record):
 
 def equip(job_fd: int, control_fd: int, page_fd: int) -> WorkerParts:
     """Make the parts of a worker; see :func:`work` for the arguments."""
-    jobs = socket.socket(fileno=job_fd)
+    jobs = socket_of(job_fd)
     claims, segments, credit = JobClaims(), Segments(), Credit()
     interrupts = Interrupts(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
-    control = Control(
-        socket.socket(fileno=control_fd), claims, segments, interrupts, credit
-    )
+    control = Control(socket_of(control_fd), claims, segments, interrupts, credit)
     page = mmap.mmap(page_fd, STACKS_START)
     beats = HeartbeatWriter(page, interrupts, control.ring)
     coroutines = Coroutines(interrupts)
@@ -164,9 +163,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
             several.serve()
         else:
             executor = make_executor(parts, large_buffers, hook)
-            executor.serializer = executor.streams.serializer = serializer
-            executor.max_payload = executor.streams.max_payload = config.max_payload
-            executor.options = config.options
+            executor.configure(config, serializer)
             _serve(jobs, claims, beats, large_buffers, executor)
         # The last job has been run: whatever else comes goes back to the pool.
         while claims.closed and jobs.recv(SMALL):

@@ -33,7 +33,6 @@ from asyncpool.cluster._options import (
 )
 from asyncpool.cluster._stats import ClusterStats, cluster_stats
 from asyncpool.cluster._target import pack_target
-from asyncpool.enums import SlotState
 from asyncpool.events import CloseSummary, RollResult
 
 if TYPE_CHECKING:
@@ -196,7 +195,11 @@ class Cluster(Messenger, Supervised):
             )
             self.addresses = self._listeners.addresses
         if options.trace is not None:
-            self._begin_trace(options.trace)
+            # Few clusters have one.
+            from asyncpool.cluster._trace import begin_trace  # noqa: PLC0415
+
+            hub = self._life.hub
+            self._trace = begin_trace(options.trace, self.name, hub, self.stats)
         serving = ServingConfig(
             target=self._target,
             spread=options.spread,
@@ -210,29 +213,6 @@ class Cluster(Messenger, Supervised):
             return self._made
 
         return dataclasses.replace(self._config, serving=serve)
-
-    def _begin_trace(self, path: str) -> None:
-        # Few clusters have one.
-        from asyncpool._core.trace.cluster_trace_book import Counted  # noqa: PLC0415
-        from asyncpool._observe.cluster_trace import ClusterTrace, Look  # noqa: PLC0415
-
-        def look() -> Look:
-            stats = self.stats()
-            figures = Counted(
-                connections=sum(slot.connections for slot in stats.slots),
-                answered=stats.requests.count,
-                open_requests=stats.requests.open,
-                memory=sum(slot.memory for slot in stats.slots),
-            )
-            draining = {
-                slot.slot: slot.seconds
-                for slot in stats.slots
-                if slot.state == SlotState.STOPPING
-            }
-            return Look(figures, draining)
-
-        hub = self._life.hub
-        self._trace = ClusterTrace(path, name=self.name, hub=hub, look=look)
 
     async def wait(self) -> None:
         """Return when the cluster is closed.

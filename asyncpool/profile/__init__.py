@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from asyncpool._core.profile.stack_counts import Stack
-from asyncpool._core.profile.stack_texts import collapse, count_frames
-from asyncpool.profile._page import flame_graph_page
+if TYPE_CHECKING:
+    from asyncpool._core.profile.stack_counts import Stack
 
 __all__ = ["FrameSamples", "Profile", "ProfiledWorker", "StackSamples"]
 
@@ -119,6 +118,8 @@ class Profile:
 
     def top(self, most: int = 20) -> tuple[FrameSamples, ...]:
         """Return the functions that were the innermost call most often, *most* of them."""
+        from asyncpool._core.profile.stack_texts import count_frames  # noqa: PLC0415 - see above
+
         found = count_frames(self._counts())[:most]
         return tuple(
             FrameSamples(name=name, own=own, total=total) for name, own, total in found
@@ -129,10 +130,14 @@ class Profile:
 
         Each line has one stack, the job's function first, and the number of its samples.
         """
+        from asyncpool._core.profile.stack_texts import collapse  # noqa: PLC0415 - see above
+
         return collapse(self._counts())
 
     def html(self) -> str:
         """Return a page with a flame graph, which needs no other file and no other host."""
+        from asyncpool.profile._page import flame_graph_page  # noqa: PLC0415 - see above
+
         return flame_graph_page(
             self._counts(),
             title=f"{self.pool}, {self.seconds:.3g} s",
@@ -147,7 +152,8 @@ class Profile:
         Raises:
             OSError: If the file cannot be written.
         """
-        Path(path).write_text(self.html(), encoding="utf-8")
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - takes any path
+            file.write(self.html())
 
     def _counts(self) -> list[tuple[Stack, int]]:
         return [((each.function, each.frames), each.samples) for each in self.stacks]

@@ -12,7 +12,7 @@ from asyncpool import __version__
 from asyncpool._api.caller import Caller
 from asyncpool._api.listened import JobsListened
 from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.policies.job_limits import JobOptions, Options
+from asyncpool._core.policies.job_options import JobOptions, Options
 from asyncpool._runtime.base.arguments import check_choice, check_timeout, not_callable
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub

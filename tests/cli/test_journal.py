@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_cli/map/journal.py: one that was changed by hand is refused in one line."""
+"""Tests of asyncpool/_cli/journal/journal.py: one that was changed by hand is refused in one line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool._cli.map.journal import Done, Journal, Position, RunIdentity
-from asyncpool._cli.map.journal_file import JournalError
+from asyncpool._cli.journal.journal import Done, Journal, Position, RunIdentity
+from asyncpool._cli.journal.journal_file import JournalError
 from asyncpool._cli.map.outputs import usable
 from tests.helpers.command import numbers, run_command, write_module
 

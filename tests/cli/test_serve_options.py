@@ -130,6 +130,10 @@ def test_a_wsgi_application_is_served_in_threads(folder: Path) -> None:
         answer = exchange(server, head, body)
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert answer.endswith(b"\r\n\r\nbread 100000 127.0.0.1")
+        head = b"POST /cake HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        head += b"transfer-encoding: chunked\r\n\r\n"
+        answer = exchange(server, head, b"5\r\nsugar\r\n", b"2\r\n+1\r\n0\r\n\r\n")
+        assert answer.endswith(b"\r\n\r\ncake 7 127.0.0.1"), "it reads chunks too"
         assert server.end(signal.SIGTERM) == 0
 
 

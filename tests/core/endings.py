@@ -43,14 +43,14 @@ def behave(shell: ImaginaryShell, manners: str) -> bool:
         else:
             _go_on(shell, process)
         active = True
-    if not active and manners == "kind" and (shell.announced or shell.landing):
+    if not active and manners == "kind" and (shell.preparing or shell.unpacking):
         # What the pool's own threads do, when everybody waits for it.
-        if shell.landing:
-            shell.land(shell.landing[0])
-        elif len(shell.announced) == 1 and shell.jobs % 3 == 0:
-            shell.refuse(shell.announced[0])
+        if shell.unpacking:
+            shell.outcome_unpacked(shell.unpacking[0])
+        elif len(shell.preparing) == 1 and shell.jobs % 3 == 0:
+            shell.refuse(shell.preparing[0])
         else:
-            shell.arrive(shell.announced[0])
+            shell.submit_prepared(shell.preparing[0])
         active = True
     return active
 

@@ -65,7 +65,7 @@ def test_a_call_for_a_lent_worker_takes_no_credit_and_is_lost_with_its_agent() -
     assert jobs.ended(1, 1)
     assert jobs.refill(1) == []
     assert jobs.submit(4, key=None, priority=0) == 1
-    jobs.announce(5)
+    jobs.prepare(5)
     assert jobs.waiting == 1
     losses, again = jobs.lose(1)
     fates = {loss.job: loss.delivery for loss in losses}

@@ -104,7 +104,7 @@ def test_when_its_time_is_over_it_kills_and_is_not_asked_again() -> None:
 
 def test_what_it_gives_up_is_given_up_once() -> None:
     core = pool_with(2)
-    core.closing.landing(7)
+    core.closing.begin_unpacking(7)
     commands = core.close(Finish.NONE, None, 1.0)
     failed = [c.jobs for c in commands if isinstance(c, FailJobs)]
     assert failed == [(1,), (0, 7)]
@@ -146,10 +146,10 @@ def test_a_close_without_any_time_kills_and_asks_nobody_before(finish: Finish) -
 def test_a_result_that_is_being_loaded_holds_up_the_end() -> None:
     core = pool_with(1)
     core.jobs.outcome(0, 0)
-    core.closing.landing(0)
+    core.closing.begin_unpacking(0)
     assert core.jobs.refill(0, 1.0) == []
     assert core.close(Finish.ALL, 50.0, 2.0) == []
-    assert Stop(0) in core.jobs.landed(0, 3.0)
+    assert Stop(0) in core.jobs.outcome_unpacked(0, 3.0)
     commands = core.workers.ended(0, 4.0, started=False, requeue=(), jitter=0.5)
     assert commands[-1] == Finished()
     assert core.closing.over

@@ -16,7 +16,6 @@ from asyncpool._core.control.control_protocol import (
     MAX_WORKERS,
     Action,
     Request,
-    is_name,
     pack_reply,
     unpack_reply,
 )
@@ -188,25 +187,3 @@ def test_an_answer_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unpack_reply(pack_reply(fits)) == {
         "error": "the answer has 101 bytes, too many"
     }
-
-
-@pytest.mark.parametrize(
-    ("text", "good"),
-    [
-        ("app", True),
-        ("my-app_2.web:8000", True),
-        ("x" * 64, True),
-        ("x" * 65, False),
-        ("", False),
-        (".", False),
-        ("..", False),
-        (".hidden", False),
-        ("-rf", False),
-        ("a/b", False),
-        ("a b", False),
-        ("a\0", False),
-        ("ä", False),
-    ],
-)
-def test_names(text: str, good: bool) -> None:  # noqa: FBT001
-    assert is_name(text) is good

@@ -310,7 +310,7 @@ class DispatchMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.jobs += 1
             self.announced.append(self.jobs)
-            self.dispatcher.announce(self.jobs)
+            self.dispatcher.prepare(self.jobs)
 
     @precondition(lambda self: self.announced)
     @rule(data=st.data(), kind=KINDS, priority=RANKS)
@@ -777,7 +777,7 @@ def test_a_worker_that_comes_back_is_given_jobs_again() -> None:
 def test_what_is_announced_waits_in_nobodys_way() -> None:
     dispatcher, [in_flight] = idle_pool(1)
     for job in (1, 2):
-        dispatcher.announce(job)
+        dispatcher.prepare(job)
     assert (dispatcher.waiting, dispatcher.idle) == (2, 1)
     assert dispatcher.submit(3, known(10)) == 0
     assert dispatcher.submit(4, known(10)) == 0
@@ -794,7 +794,7 @@ def test_what_is_announced_waits_in_nobodys_way() -> None:
 
 def test_what_was_announced_is_queued_behind_those_that_came_meanwhile() -> None:
     dispatcher = Dispatcher()
-    dispatcher.announce(1)
+    dispatcher.prepare(1)
     dispatcher.submit(2, known(10))
     assert dispatcher.discard(1) is True
     assert dispatcher.waiting == 1
@@ -806,7 +806,7 @@ def test_what_was_announced_is_queued_behind_those_that_came_meanwhile() -> None
 def test_what_was_announced_is_forgotten_with_the_rest() -> None:
     dispatcher = Dispatcher()
     for job in (1, 3, 5):
-        dispatcher.announce(job)
+        dispatcher.prepare(job)
     for job in (2, 4):
         dispatcher.submit(job, Profile())
     assert dispatcher.discard(3) is True
@@ -1068,7 +1068,7 @@ def test_whether_a_worker_is_there_for_a_job_that_comes() -> None:
     dispatcher.assign_buckets({0: 0})
     assert dispatcher.has_idle_worker_for(None)
     assert dispatcher.has_idle_worker_for(7)
-    dispatcher.announce(1)
+    dispatcher.prepare(1)
     assert dispatcher.preparing == 1
     assert dispatcher.has_idle_worker_for(None)
     dispatcher.submit_keyed(2, KeyedProfile(Profile(), 7), 0)

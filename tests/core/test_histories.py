@@ -80,27 +80,27 @@ def outcome_to_load(slot: int) -> Event:
         job = core.slots[slot].in_flight.head
         assert job is not None
         land(core, slot)
-        core.closing.landing(job)
+        core.closing.begin_unpacking(job)
         return core.jobs.refill(slot, now)
 
     return event
 
 
 def landed(job: int) -> Event:
-    return lambda core, now: core.jobs.landed(job, now)
+    return lambda core, now: core.jobs.outcome_unpacked(job, now)
 
 
 def announce(*jobs: int) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
         for job in jobs:
-            core.jobs.announce(job)
+            core.jobs.prepare(job)
         return []
 
     return event
 
 
 def arrive(job: int) -> Event:
-    return lambda core, now: core.jobs.arrive(job, STREAM_PROFILE, now)
+    return lambda core, now: core.jobs.submit_prepared(job, STREAM_PROFILE, now)
 
 
 def ready(slot: int) -> Event:

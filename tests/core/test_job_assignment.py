@@ -34,10 +34,13 @@ def closing_core(workers: int) -> Supervision:
 
 def test_a_closing_pool_lets_go_of_whom_the_job_that_arrives_does_not_need() -> None:
     core = closing_core(2)
-    core.jobs.announce(1)
+    core.jobs.prepare(1)
     assert core.close(Finish.ALL, 30.0, 2.0) == []
     # The other worker would be idle for as long as the job takes.
-    assert core.jobs.arrive(1, STREAM_PROFILE, 2.0) == [Assign(1, (1,)), Stop(0)]
+    assert core.jobs.submit_prepared(1, STREAM_PROFILE, 2.0) == [
+        Assign(1, (1,)),
+        Stop(0),
+    ]
 
 
 def test_a_closing_pool_needs_nobody_after_the_last_jobs_of_one_that_leaves() -> None:
@@ -65,11 +68,11 @@ def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
     core.jobs.outcome(0, 1)
     assert core.close(Finish.ALL, 30.0, 2.0) == []
     assert core.jobs.refill(0, 2.0) == [Stop(0)]
-    core.closing.landing(1)
+    core.closing.begin_unpacking(1)
     commands = core.workers.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
     # Its outcome is an error to retry after.
     commands += core.jobs.requeue({1: profile}, 4.0)
-    commands += core.jobs.landed(1, 4.0)
+    commands += core.jobs.outcome_unpacked(1, 4.0)
     deadline = core.next_deadline()
     assert deadline is not None
     assert commands or deadline < 30.0, "nobody is there for it until the time is over"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from asyncpool._core.base.transitions import IllegalTransitionError
-from asyncpool._core.policies.job_limits import KILL
+from asyncpool._core.policies.job_options import KILL
 from asyncpool._core.slots import job_ending
 from asyncpool._core.slots.job_ending import (
     BY_ITSELF,
@@ -90,7 +90,7 @@ def table() -> set[tuple[str, str, str]]:
 
 def at(stage: EndingStage, due: float | None = None) -> JobEnding:
     """Return the record of a cancelled job at *stage*."""
-    return JobEnding(stage, due, press=KILL)
+    return JobEnding(stage, due, mode=KILL)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_job_that_nobody_wants_to_end_has_no_record() -> None:
     endings = JobEndings()
     assert not endings
     assert endings.is_wanted(17)
-    assert not endings.is_late(17)
+    assert not endings.is_expired(17)
     assert (endings.due, endings.killing, endings.silent) == (None, None, None)
     assert (endings.by_itself, endings.dumping, endings.unwritten) == ([], [], False)
     assert not endings, "a question makes none"
@@ -224,15 +224,15 @@ def test_what_cannot_happen_changes_no_order() -> None:
 def test_a_late_job_that_has_begun_goes_on_as_any_other() -> None:
     endings = JobEndings()
     endings.apply(17, EndingEvent.REVOKE)
-    endings[17].late = True
-    assert endings.is_late(17)
+    endings[17].expired = True
+    assert endings.is_expired(17)
     assert endings.is_wanted(17)
     endings.keep(17)
     assert endings == {}
 
 
 def test_a_job_that_was_late_and_is_silent_has_been_in_time() -> None:
-    endings = JobEndings({17: JobEnding(EndingStage.DUMPING, 2.0, late=True)})
+    endings = JobEndings({17: JobEnding(EndingStage.DUMPING, 2.0, expired=True)})
     endings.keep(17)
     assert endings == {17: JobEnding(EndingStage.DUMPING, 2.0)}
 

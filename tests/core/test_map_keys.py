@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.codec.codec_messages import loader
-from asyncpool._core.codec.data_functions import Plan
+from asyncpool._core.codec.call_messages import loader
 from asyncpool._core.codec.formats import MsgspecFormat, format_of
+from asyncpool._core.codec.function_names import Plan
 from asyncpool._core.codec.map_keys import KeyCheck
-from asyncpool._core.codec.plain_data import MalformedError, Untag
+from asyncpool._core.codec.tagged_values import MalformedError, Untag
 from asyncpool.errors import ProtocolError
 
 msgspec = pytest.importorskip("msgspec")

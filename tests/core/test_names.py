@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.names import MAX_NAME, function_name, misplaced
+from asyncpool._core.base.names import MAX_NAME, function_name
 from asyncpool._worker.api.calls import call_chunk, call_counted
 from tests.helpers import jobs, values
 
@@ -124,23 +124,3 @@ def test_every_name_is_printable_and_short(module: str, name: str) -> None:
     found = function_name(with_name(name, module))
     assert found.isprintable()
     assert 0 < len(found) <= MAX_NAME
-
-
-@pytest.mark.parametrize(
-    ("names", "text", "named"),
-    [
-        (["timeout"], "f() got an unexpected keyword argument 'timeout'", "timeout"),
-        (["x", "key"], "f() got an unexpected keyword argument 'key'", "key"),
-        (["key"], "'key' is an invalid keyword argument for int()", "key"),
-        (["timeout"], "time.sleep() takes no keyword arguments", "timeout"),
-        (["x"], "f() got an unexpected keyword argument 'x'", ""),
-        (["timeout"], "f() got an unexpected keyword argument 'x'", ""),
-        (["timeout"], "unsupported operand", ""),
-    ],
-)
-def test_only_an_option_that_was_refused_is_misplaced(
-    names: list[str], text: str, named: str
-) -> None:
-    found = misplaced(names, text, ("timeout", "key"))
-    assert bool(found) == bool(named)
-    assert not named or f"Pool.options({named}=...).submit(...)" in found

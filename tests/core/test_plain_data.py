@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from enum import IntEnum
 from typing import Any
@@ -10,14 +9,7 @@ from typing import Any
 import pytest
 
 from asyncpool._core.codec.formats import format_of
-from asyncpool._core.codec.plain_data import (
-    MalformedError,
-    NotDataError,
-    Untag,
-    Walk,
-    is_native,
-    private,
-)
+from asyncpool._core.codec.plain_data import NotDataError, Walk, is_native
 from asyncpool._core.pickling.out_of_band import StreamTooLongError
 
 JSON, MSGSPEC = format_of("json"), format_of("msgspec")
@@ -60,33 +52,3 @@ def test_a_limit_bounds_the_look() -> None:
         is_native([["x" * 1000] * 10], JSON, 5000)
     with pytest.raises(StreamTooLongError):
         Walk(JSON, None, limit=5000).probe([[1] * 1000])
-
-
-def test_a_name_that_no_value_has_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        Untag([])("object", [])
-
-
-def test_a_copy_is_made_in_pieces() -> None:
-    pauses: list[None] = []
-    data = bytes(range(256)) * 4000
-    copy = private(memoryview(data), lambda: pauses.append(None))
-    assert copy == data
-    assert len(pauses) == 4
-
-
-def alike(count: int) -> list[int]:
-    """Return ints of one hash."""
-    return [number * sys.hash_info.modulus for number in range(count)]
-
-
-@pytest.mark.parametrize("name", ["set", "frozenset", "dict"])
-def test_keys_that_were_chosen_for_their_hash_are_not_collected(name: str) -> None:
-    def told(keys: list[int]) -> list[Any]:
-        return [[key, None] for key in keys] if name == "dict" else [*keys]
-
-    honest = [*alike(100), *range(1, 5000)]
-    found = Untag([])(name, told(honest))
-    assert found == (dict.fromkeys(honest) if name == "dict" else set(honest))
-    with pytest.raises(MalformedError, match="of the keys have the same hash"):
-        Untag([])(name, told([*alike(101), *range(1, 5000)]))

@@ -9,7 +9,7 @@ import pytest
 
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.base.transitions import IllegalTransitionError
-from asyncpool._core.policies.job_limits import KILL
+from asyncpool._core.policies.job_options import KILL
 from asyncpool._core.slots.job_ending import JobEnding, JobEndings
 from asyncpool._core.slots.slots import (
     TRANSITIONS,
@@ -110,7 +110,7 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         generation=4,
         outcomes=5,
         seen=(17,),
-        job_endings=JobEndings({17: JobEnding(press=KILL)}),
+        job_endings=JobEndings({17: JobEnding(mode=KILL)}),
         hung=True,
         ready_at=1.0,
         due=2.0,
@@ -121,7 +121,7 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         drain_deadline=3.0,
         draining=True,
         oversized=True,
-        is_late=True,
+        is_overdue=True,
         stop_stage=StopStage.KILLED,
     )
     in_flight, endings = slot.in_flight, slot.job_endings
@@ -133,7 +133,7 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
     # Who still looks at the last one finds it as it was.
     assert slot.in_flight is not in_flight
     assert slot.job_endings is not endings
-    assert (list(in_flight.jobs), endings) == ([17], {17: JobEnding(press=KILL)})
+    assert (list(in_flight.jobs), endings) == ([17], {17: JobEnding(mode=KILL)})
 
 
 def test_the_first_job_makes_its_worker_busy_and_others_change_nothing() -> None:
@@ -163,5 +163,5 @@ def test_a_new_slot_has_nothing_in_hand() -> None:
 def test_no_two_slots_have_anything_in_common() -> None:
     first, second = Slot(0), Slot(1)
     first.in_flight.add(17, Profile())
-    first.job_endings.of(17).press = KILL
+    first.job_endings.of(17).mode = KILL
     assert (second.in_flight.jobs, second.job_endings) == ({}, {})

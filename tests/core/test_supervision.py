@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from asyncpool._core.base.run_times import UNKNOWN
 from asyncpool._core.dispatch.affinity_queues import choose
-from asyncpool._core.policies.job_limits import KILL, CancelMode
+from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.policies.restart import BURST, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
@@ -161,22 +161,22 @@ class SupervisionMachine(RuleBasedStateMachine):
         costs=st.lists(st.sampled_from([math.inf, *COSTS]), min_size=1, max_size=3),
         key=st.none() | keys,
     )
-    def announce(self, costs: list[float], key: int | None) -> None:
+    def prepare(self, costs: list[float], key: int | None) -> None:
         for cost in costs:
-            self.shell.announce(cost, key)
+            self.shell.prepare(cost, key)
 
-    @precondition(lambda self: self.shell.announced)
+    @precondition(lambda self: self.shell.preparing)
     @rule(
         data=anything,
-        what=st.sampled_from(["arrive", "arrive", "refuse", "cancel"]),
+        what=st.sampled_from(["submit", "submit", "refuse", "cancel"]),
         priority=ranks,
     )
-    def an_announced_job_arrives_or_does_not(
+    def a_job_is_prepared_or_is_not(
         self, data: st.DataObject, what: str, priority: int
     ) -> None:
-        job = data.draw(st.sampled_from(self.shell.announced))
-        if what == "arrive":
-            self.shell.arrive(job, priority)
+        job = data.draw(st.sampled_from(self.shell.preparing))
+        if what == "submit":
+            self.shell.submit_prepared(job, priority)
         elif what == "refuse":
             self.shell.refuse(job)
         else:
@@ -370,14 +370,16 @@ class SupervisionMachine(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(self.shell.slots("busy")))
         self.shell.outcome(slot, count=count, again=again, heavy=heavy)
 
-    @precondition(lambda self: self.shell.landing)
-    @rule(data=anything, what=st.sampled_from(["land", "land", "again", "cancel"]))
+    @precondition(lambda self: self.shell.unpacking)
+    @rule(
+        data=anything, what=st.sampled_from(["unpacked", "unpacked", "again", "cancel"])
+    )
     def an_outcome_is_loaded(self, data: st.DataObject, what: str) -> None:
-        job = data.draw(st.sampled_from(self.shell.landing))
+        job = data.draw(st.sampled_from(self.shell.unpacking))
         if what == "cancel":
             self.shell.cancel(job)
         else:
-            self.shell.land(job, again=what == "again")
+            self.shell.outcome_unpacked(job, again=what == "again")
 
     @precondition(lambda self: self.shell.slots("busy"))
     @rule(heavy=coins)
@@ -598,7 +600,7 @@ class SupervisionMachine(RuleBasedStateMachine):
         if whim == 0:
             self.shell.close(finish, timeout)
 
-    @precondition(lambda self: self.shell.closing is None and self.shell.announced)
+    @precondition(lambda self: self.shell.closing is None and self.shell.preparing)
     @rule(whim=st.integers(0, 5), timeout=st.sampled_from([1.0, 30.0]))
     def close_before_all_are_pickled(self, whim: int, timeout: float) -> None:
         if whim == 0:
@@ -621,7 +623,7 @@ class SupervisionMachine(RuleBasedStateMachine):
         if not self.shell.finished:
             now = self.shell.now
             assert core.jobs.drop(1_000_000, now) == []
-            assert core.jobs.landed(1_000_000, now) == []
+            assert core.jobs.outcome_unpacked(1_000_000, now) == []
             assert core.jobs.cancel(1_000_000, now, index=0, begun=False) == []
         early = deadline is not None and deadline > self.shell.now
         if early:
@@ -655,7 +657,7 @@ class SupervisionMachine(RuleBasedStateMachine):
             for job in process.hand
             if job not in process.unwanted
         ]
-        elsewhere = [*shell.waiting, *shell.landing]
+        elsewhere = [*shell.waiting, *shell.unpacking]
         elsewhere += [*shell.waiting_errands, *shell.waiting_calls]
         assert shell.open == {*wanted, *elsewhere}
         assert len(shell.open) == len(wanted) + len(elsewhere)
@@ -725,7 +727,7 @@ class SupervisionMachine(RuleBasedStateMachine):
             states = [slot.state for slot in shell.core.slots]
             assert SlotState.RETIRED not in states, "it drains as an open pool works"
         assert not (shell.closing is Finish.NONE and shell.open)
-        assert not (shell.closing >= Finish.RUNNING and shell.announced)
+        assert not (shell.closing >= Finish.RUNNING and shell.preparing)
 
     @invariant()
     def after_the_deadline_every_job_has_ended(self) -> None:
@@ -795,7 +797,7 @@ class SupervisionMachine(RuleBasedStateMachine):
             elif process.asked_to_end and process.told is StopStage.NO:
                 assert self.shell.now < min(process.asked_to_end.values())
             elif process.told is StopStage.NO and any(
-                press.action != "wait" for press in process.unwanted.values()
+                mode.action != "wait" for mode in process.unwanted.values()
             ):
                 assert process.questions or process.answers
 
@@ -811,7 +813,7 @@ class SupervisionMachine(RuleBasedStateMachine):
                 if ending.stage is EndingStage.REVOKING:
                     assert slot.in_flight.is_revoking(job)
                 if ending.stage is EndingStage.NONE:
-                    assert ending.press is not None, "nobody wants it to end"
+                    assert ending.mode is not None, "nobody wants it to end"
 
     @invariant()
     def an_empty_slot_is_looked_at_again(self) -> None:
@@ -861,7 +863,7 @@ class SupervisionMachine(RuleBasedStateMachine):
             get_well(shell)
             for _ in range(0 if shell.broken else 3):
                 shell.submit()
-                shell.announce(math.inf)
+                shell.prepare(math.inf)
         if not shell.finished:
             close_whatever_happens(shell, self.manners)
         self.seen.update(shell.seen)
@@ -960,18 +962,18 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "killed for a job, late": 1,
         "untouched by a death": 10,
         "requeued": 1,
-        "announced": 150,
-        "arrived": 100,
-        "arrived while the pool closes": 15,
+        "prepared": 150,
+        "submitted when prepared": 100,
+        "submitted when prepared while the pool closes": 15,
         "refused": 3,
         "loaded": 100,
         "withdrawn": 6,
         "withdrawn, and another one sent": 3,
         "requeued before it was sent": 10,
         "closed before it was sent": 1,
-        "landed": 30,
-        "landed while the pool closes": 3,
-        "closed while it landed": 1,
+        "unpacked": 30,
+        "unpacked while the pool closes": 3,
+        "closed while it was unpacked": 1,
         "Offer": 100,
         "a call of a session": 60,
         "a call whose session is over": 3,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncpool._core.base.run_times import LOADING_PROFILE, Profile
-from asyncpool._core.policies.job_limits import KILL, CancelMode
+from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.commands import (
     Assign,
@@ -42,7 +42,7 @@ def busy(*jobs: int) -> Supervision:
 
 
 @pytest.mark.parametrize(
-    ("press", "commands"),
+    ("mode", "commands"),
     [
         (KILL, [Kill(0)]),
         (INTERRUPT, [Interrupt(0, 1)]),
@@ -51,14 +51,14 @@ def busy(*jobs: int) -> Supervision:
     ],
 )
 def test_a_job_that_is_cancelled_ends_as_its_caller_wants(
-    press: CancelMode, commands: list[object]
+    mode: CancelMode, commands: list[object]
 ) -> None:
     core = busy(1)
-    assert core.jobs.cancel(1, 1.0, index=0, begun=True, press=press) == commands
+    assert core.jobs.cancel(1, 1.0, index=0, begun=True, mode=mode) == commands
 
 
 @pytest.mark.parametrize(
-    ("press", "commands", "due"),
+    ("mode", "commands", "due"),
     [
         (KILL, [WriteStacks(0, 1)], 1.0 + STACK_GRACE),
         (CancelMode("interrupt", 0.0), [WriteStacks(0, 1)], 1.0 + STACK_GRACE),
@@ -79,24 +79,24 @@ def test_a_job_that_is_cancelled_ends_as_its_caller_wants(
     ],
 )
 def test_a_job_whose_time_is_over_says_where_it_is_first(
-    press: CancelMode, commands: list[object], due: float
+    mode: CancelMode, commands: list[object], due: float
 ) -> None:
     core = busy(1)
-    assert core.termination.expire(1, 1.0, index=0, press=press) == commands
+    assert core.termination.expire(1, 1.0, index=0, mode=mode) == commands
     assert core.next_deadline() == due
     assert core.on_timer(due) == [Kill(0)]
 
 
 def test_a_job_is_asked_once() -> None:
     core = busy(1)
-    assert core.termination.expire(1, 1.0, index=0, press=INTERRUPT) != []
-    assert core.jobs.cancel(1, 2.0, index=0, begun=True, press=INTERRUPT) == []
+    assert core.termination.expire(1, 1.0, index=0, mode=INTERRUPT) != []
+    assert core.jobs.cancel(1, 2.0, index=0, begun=True, mode=INTERRUPT) == []
     assert core.next_deadline() == 3.0
 
 
 def test_a_job_that_ends_in_time_is_forgiven() -> None:
     core = busy(1)
-    core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    core.jobs.cancel(1, 1.0, index=0, begun=True, mode=INTERRUPT)
     core.jobs.outcome(0, 1)
     assert core.jobs.refill(0, 1.5) == []
     assert core.next_deadline() is None
@@ -105,7 +105,7 @@ def test_a_job_that_ends_in_time_is_forgiven() -> None:
 
 def test_nobody_waits_behind_a_job_that_is_to_end() -> None:
     core = busy(1, 2, 3)
-    commands = core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    commands = core.jobs.cancel(1, 1.0, index=0, begun=True, mode=INTERRUPT)
     assert commands == [Interrupt(0, 1), Revoke(0, (2, 3))]
     profile = Profile()
     profile.cost = 10.0
@@ -120,7 +120,10 @@ def test_a_job_that_is_late_fails_when_it_is_given_back() -> None:
     assert core.termination.revoke(2, 0) == [Revoke(0, (2,))]
     assert core.termination.is_revoked(2, 0)
     assert core.termination.revoke(2, 0) == [], "it is asked once"
-    assert core.jobs.revoked(0, (2,), 1.0) == [Unassign((2,)), FailJobs((2,), "late")]
+    assert core.jobs.revoked(0, (2,), 1.0) == [
+        Unassign((2,)),
+        FailJobs((2,), "expired"),
+    ]
     assert not core.termination.is_revoked(2, 0)
     core.jobs.outcome(0, 1)
     core.jobs.outcome(0, 3)
@@ -154,7 +157,7 @@ def test_a_job_that_is_asked_back_for_another_reason_fails_if_it_is_late() -> No
     assert core.termination.revoke(3, 0) == []
     assert core.jobs.revoked(0, (2, 3), 1.0) == [
         Unassign((2, 3)),
-        FailJobs((3,), "late"),
+        FailJobs((3,), "expired"),
     ]
 
 
@@ -226,7 +229,7 @@ def several(*jobs: int, width: int = 3) -> Supervision:
 
 def test_one_of_several_is_asked_to_end_and_nothing_begins_beside_it() -> None:
     core = several(1, 2)
-    assert core.jobs.cancel(2, 1.0, index=0, begun=True, press=INTERRUPT) == [
+    assert core.jobs.cancel(2, 1.0, index=0, begun=True, mode=INTERRUPT) == [
         Interrupt(0, 2)
     ]
     assert core.jobs.submit(3, Profile()) is None
@@ -240,8 +243,8 @@ def test_one_of_several_is_asked_to_end_and_nothing_begins_beside_it() -> None:
 def test_each_of_several_has_its_own_time_to_end() -> None:
     core = several(1, 2, 3)
     for job in (1, 2):
-        press = CancelMode("interrupt", float(job))
-        core.jobs.cancel(job, 1.0, index=0, begun=True, press=press)
+        mode = CancelMode("interrupt", float(job))
+        core.jobs.cancel(job, 1.0, index=0, begun=True, mode=mode)
     assert core.next_deadline() == 2.0
     core.jobs.outcome(0, 1)
     assert core.next_deadline() == 3.0
@@ -260,7 +263,7 @@ def test_those_beside_a_job_are_not_waited_for_but_those_behind_are_given_back()
 
 def test_a_worker_is_not_silent_because_a_neighbour_has_ended() -> None:
     core = several(1, 2)
-    core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    core.jobs.cancel(1, 1.0, index=0, begun=True, mode=INTERRUPT)
     assert core.termination.hang(0, 1.0, 2) == [WriteStacks(0, 2)]
     core.jobs.outcome(0, 1)
     assert core.slots[0].hung
@@ -274,7 +277,7 @@ def test_a_worker_is_not_silent_because_a_neighbour_has_ended() -> None:
 def test_a_worker_dies_when_all_that_are_to_have_said_where_they_are() -> None:
     core = several(1, 2)
     for job in (1, 2):
-        commands = core.termination.expire(job, 1.0, index=0, press=KILL)
+        commands = core.termination.expire(job, 1.0, index=0, mode=KILL)
         assert commands == [WriteStacks(0, job)]
     assert core.termination.stacks_written(0, 1.01, 1) == []
     assert core.termination.stacks_written(0, 1.01, 2) == [Kill(0)]
@@ -293,14 +296,14 @@ def test_nothing_is_sent_while_a_job_is_loading_and_more_when_it_is_sent() -> No
     core = several(1)
     assert core.jobs.submit(2, LOADING_PROFILE) == 0
     assert core.jobs.submit(3, Profile()) is None
-    assert core.jobs.loaded(0, 1.0) == [Assign(0, (3,))]
-    assert core.jobs.loaded(0, 1.0) == []
+    assert core.jobs.arguments_loaded(0, 1.0) == [Assign(0, (3,))]
+    assert core.jobs.arguments_loaded(0, 1.0) == []
 
 
 def test_a_caller_may_give_a_job_time_as_long_as_its_worker_lives() -> None:
     core = busy(1, 2)
     assert core.jobs.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (2,))]
-    commands = core.jobs.cancel(1, 1.05, index=0, begun=True, press=INTERRUPT)
+    commands = core.jobs.cancel(1, 1.05, index=0, begun=True, mode=INTERRUPT)
     assert commands == [Interrupt(0, 1)]
     assert core.jobs.revoked(0, (2,), 1.06) == [Unassign((2,))]
     assert core.next_deadline() == 3.05
@@ -309,9 +312,9 @@ def test_a_caller_may_give_a_job_time_as_long_as_its_worker_lives() -> None:
 
 def test_a_worker_that_was_to_write_its_stacks_dies_when_they_are_there() -> None:
     core = busy(1, 2)
-    core.termination.expire(1, 1.0, index=0, press=KILL)
+    core.termination.expire(1, 1.0, index=0, mode=KILL)
     assert core.on_timer(1.0 + STACK_GRACE) == []  # the second one may begin
-    commands = core.jobs.cancel(1, 1.3, index=0, begun=True, press=INTERRUPT)
+    commands = core.jobs.cancel(1, 1.3, index=0, begun=True, mode=INTERRUPT)
     assert commands == [Interrupt(0, 1)]
     assert core.jobs.revoked(0, (2,), 1.31) == [Unassign((2,))]
     assert core.termination.stacks_written(0, 1.32, 1) == [Kill(0)]
@@ -336,14 +339,14 @@ def test_a_worker_dies_of_no_job_if_the_pool_ends_it_anyway() -> None:
 
 def test_how_long_a_cancelled_job_may_run_is_known_when_the_pool_has_closed() -> None:
     core = busy(1)
-    core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    core.jobs.cancel(1, 1.0, index=0, begun=True, mode=INTERRUPT)
     core.close(Finish.NONE, 5.0, 1.01)
     assert core.termination.grace == INTERRUPT.grace
 
 
 def test_no_deadline_of_a_job_counts_when_its_worker_ends() -> None:
     core = busy(1)
-    core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    core.jobs.cancel(1, 1.0, index=0, begun=True, mode=INTERRUPT)
     assert core.workers.kill(0, 1.1) == [Kill(0, "kill() was called")]
     assert core.on_timer(3.0) == []
     assert core.slots[0].job_endings.killing is None
@@ -351,7 +354,7 @@ def test_no_deadline_of_a_job_counts_when_its_worker_ends() -> None:
 
 def test_stacks_that_come_when_the_worker_ends_anyway_change_nothing() -> None:
     core = busy(1)
-    core.termination.expire(1, 1.0, index=0, press=KILL)
+    core.termination.expire(1, 1.0, index=0, mode=KILL)
     core.workers.kill(0, 1.1)
     due = core.next_deadline()
     assert core.termination.stacks_written(0, 1.2, 1) == []
@@ -376,7 +379,7 @@ def test_no_job_is_ended_in_a_worker_that_ends_anyway() -> None:
     assert [core.slots[0].job_endings[2].stage] == [EndingStage.REVOKING]
     core.workers.kill(0, 1.1)
     assert core.jobs.cancel(1, 1.2, index=0, begun=True) == []
-    assert core.termination.expire(1, 1.3, index=0, press=KILL) == []
+    assert core.termination.expire(1, 1.3, index=0, mode=KILL) == []
     assert core.termination.hang(0, 1.4, 1) == []
     assert core.jobs.revoked(0, (), 1.5) == [], "2 has begun, and ends with its worker"
     assert [core.slots[0].job_endings[2].stage] == [EndingStage.NONE]
@@ -436,7 +439,7 @@ def test_an_idle_worker_that_has_written_its_stacks_is_killed_at_once() -> None:
 
 def test_a_silent_job_gets_no_more_time_than_its_stacks_take() -> None:
     core = busy(1)
-    core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    core.jobs.cancel(1, 1.0, index=0, begun=True, mode=INTERRUPT)
     assert core.termination.hang(0, 1.1, 1) == [WriteStacks(0, 1)]
     assert core.next_deadline() == 1.1 + STACK_GRACE
     assert core.termination.stacks_written(0, 1.2, 1) == [Kill(0)]
@@ -445,7 +448,7 @@ def test_a_silent_job_gets_no_more_time_than_its_stacks_take() -> None:
 def test_the_stacks_of_a_silent_job_are_waited_for_too() -> None:
     core = several(1, 2)
     core.termination.hang(0, 1.0, 1)
-    core.termination.expire(2, 1.0, index=0, press=KILL)
+    core.termination.expire(2, 1.0, index=0, mode=KILL)
     assert core.termination.stacks_written(0, 1.01, 2) == []
     assert core.termination.stacks_written(0, 1.02, 1) == [Kill(0)]
 
@@ -471,14 +474,14 @@ def test_a_worker_that_drains_is_stopped_when_it_has_nothing_in_flight() -> None
 def test_the_longest_time_of_the_jobs_that_are_interrupted_counts() -> None:
     core = several(1, 2, 3)
     assert core.termination.grace == 0.0
-    for job, press in ((1, INTERRUPT), (2, CancelMode("interrupt", 1.0)), (3, KILL)):
-        core.jobs.cancel(job, 1.0, index=0, begun=True, press=press)
+    for job, mode in ((1, INTERRUPT), (2, CancelMode("interrupt", 1.0)), (3, KILL)):
+        core.jobs.cancel(job, 1.0, index=0, begun=True, mode=mode)
     assert core.termination.grace == INTERRUPT.grace
 
 
 def test_the_time_of_a_job_ends_although_the_worker_before_has_no_such_job() -> None:
     core = busy_second(1, 2)
-    core.jobs.cancel(1, 1.0, index=1, begun=True, press=INTERRUPT)
+    core.jobs.cancel(1, 1.0, index=1, begun=True, mode=INTERRUPT)
     assert core.on_timer(3.0) == [], "the worker may still give back 2"
     assert core.next_deadline() == 3.0 + REVOKE_GRACE
     assert core.on_timer(3.0 + REVOKE_GRACE) == [Kill(1)]

@@ -437,7 +437,8 @@ async def test_records_of_loggers_say_whose_they_are(
                 (await gate.visitor(nth=nth)).release()
             await asyncio.gather(*found)
             await assert_serves(pool)
-    said = {one.getMessage(): vars(one)["job_id"] for one in caplog.records}
+    records = [one for one in caplog.records if one.name == "asyncpool.job"]
+    said = {one.getMessage(): vars(one)["job_id"] for one in records}
     assert said == {f"text {n}": found[n].id for n in (0, 1)}
 
 

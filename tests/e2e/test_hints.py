@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
 from collections.abc import Callable
@@ -111,6 +112,39 @@ async def test_what_cannot_be_pickled_is_a_pickling_error() -> None:
     with ProcessPoolExecutor(1) as executor:
         error = executor.submit(jobs.take, threading.Lock()).exception(PATIENCE)
     assert isinstance(error, pickle.PicklingError)
+
+
+class Service:
+    """Holds what runs its own method, as a program may do."""
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+
+    def work(self) -> None: ...
+
+
+async def test_a_method_of_what_holds_the_pool() -> None:
+    async with Pool(1) as pool, asyncio.timeout(PATIENCE):
+        for owner, kind in [(pool, "Pool"), (pool.options(key=1), "BoundPool")]:
+            with pytest.raises(JobNotPicklableError) as caught:
+                await pool.submit(Service(owner).work)
+            assert str(caught.value) == (
+                f"fn cannot be pickled: TypeError: cannot pickle a {kind}, which stays in its "
+                "process: leave it out of what the job gets, also out of the object whose "
+                "method is called"
+            )
+        assert await pool.submit(len, "four") == 4
+
+
+async def test_a_method_of_what_holds_the_executor() -> None:
+    with ProcessPoolExecutor(1) as executor:
+        refused = executor.submit(Service(executor).work)
+        with pytest.raises(
+            JobNotPicklableError, match=r"^fn cannot be pickled: TypeErr"
+        ) as caught:
+            await asyncio.wrap_future(refused)
+        assert "cannot pickle a ProcessPoolExecutor, which stays" in str(caught.value)
+        assert await asyncio.wrap_future(executor.submit(len, "four")) == 4
 
 
 async def test_the_traceback_of_an_error_has_its_usual_name() -> None:

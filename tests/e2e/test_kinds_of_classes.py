@@ -276,6 +276,13 @@ def late():
     found = REGISTRY.pop("three").key, Plugin.order.pop()
     return found
 
+def back():
+    class Four(Plugin, key="four"):
+        def run(self): return 4
+    del REGISTRY["four"]
+    Plugin.order.remove("four")
+    return Four
+
 class Meta(type):
     def __new__(meta, name, bases, namespace):
         LOADED.append(name)
@@ -294,7 +301,7 @@ kept = Revived(3)
 
 JOBS = [
     ("registry", find, "two"), ("argument", lambda it: it.run(), Two()), ("late", late),
-    ("made", lambda made: type(made) is Made, Made()), ("revived", lambda: kept.x),
+    ("back", back), ("made", lambda made: type(made) is Made, Made()), ("revived", lambda: kept.x),
 ]
 """
 

@@ -61,8 +61,8 @@ async def test_workers_start_light(launcher: Launcher) -> None:
     heavy |= {"typing", "dataclasses", "inspect"}
     if importlib.util.find_spec("setproctitle") is not None:  # it imports logging
         heavy.remove("logging")
-        if sys.version_info[:2] == (3, 14):  # and that, there, all of these
-            heavy -= {"typing", "dataclasses", "inspect"}
+    if sys.version_info[:2] == (3, 14):  # traceback imports these there
+        heavy -= {"typing", "dataclasses", "inspect"}
     assert not found & heavy
     assert not {name for name in found if name.startswith("asyncpool._runtime")}
 

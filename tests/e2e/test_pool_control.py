@@ -77,8 +77,11 @@ async def test_who_watches_sees_each_of_few_jobs() -> None:
                 ended += line["ended"]
                 assert line["status"]["kind"] == "pool"
         # A job may come back from a slow worker, and is queued twice then.
-        ends = (event async for event in events if hasattr(event, "outcome"))
-        told = [event async for event in first_of(ends, 300)]
+        told: list[Any] = []
+        while len(told) < 300:
+            event = await anext(events)
+            if hasattr(event, "outcome"):
+                told.append(event)
     assert ended == len(rows) == 300
     for row, event in zip(rows, told, strict=True):
         number, function, slot, lane, at, wait, run, outcome, attempts = row
@@ -86,11 +89,6 @@ async def test_who_watches_sees_each_of_few_jobs() -> None:
         assert (lane, outcome, attempts) == (0, "ok", 1)
         assert (wait, run) == (event.wait, event.run)
         assert first["at"] <= at + run
-
-
-async def first_of(events: Any, count: int) -> Any:
-    for _ in range(count):
-        yield await anext(events)
 
 
 async def test_who_watches_a_fast_pool_sees_a_sample() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from asyncpool import Job, __version__
 from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.agent.agent import Agent
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.client.client import Client

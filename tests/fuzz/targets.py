@@ -9,10 +9,10 @@ import itertools
 from collections.abc import Callable
 from contextlib import suppress
 
-from asyncpool._core.codec.codec_messages import load_value
-from asyncpool._core.codec.data_functions import Place
+from asyncpool._core.codec.call_messages import load_value
 from asyncpool._core.codec.failures import load_failure
 from asyncpool._core.codec.formats import format_of
+from asyncpool._core.codec.function_names import Place
 from asyncpool._core.control.control_protocol import MAX_REPLY, Request, unpack_reply
 from asyncpool._core.figures.request_figures import RequestFigures
 from asyncpool._core.map.chunks import (

@@ -407,7 +407,7 @@ def die_between(moment: str) -> str:
     """Return, and die on the way to the next job."""
     from asyncpool._worker import loop
     from asyncpool._worker.channel import frames_io
-    from asyncpool._worker.job.job_claims import JobClaims
+    from asyncpool._worker.job_ending.job_claims import JobClaims
 
     def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
         frames_io.send(jobs, head, payload)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asyncpool._core.base.run_times import Profile
     from asyncpool._core.dispatch.affinity_queues import AffinityQueues
     from asyncpool._core.policies.attempts import AttemptPolicy
-    from asyncpool._core.policies.job_limits import JobLimits
+    from asyncpool._core.policies.job_options import JobLimits
     from asyncpool._core.slots.slots import Slot
     from asyncpool._core.supervision.supervision import Supervision
     from asyncpool._core.wire.frames import FrameKind
@@ -255,9 +255,9 @@ def _block_until_readable(channel: Channel) -> None:
 
 def ring(pool: Pool, when: float) -> None:
     """Have the timer of the jobs' times fire as if it were *when* already."""
-    timeouts = supervisor_of(pool).traffic.timers._timeouts
-    timeouts._alarm.due = when
-    timeouts._on_alarm(when)
+    timer = supervisor_of(pool).traffic.timers._timer
+    timer._alarm.due = when
+    timer._on_alarm(when)
 
 
 def run_out(pool: Pool, job: Job[Any]) -> None:
@@ -271,12 +271,12 @@ def run_out(pool: Pool, job: Job[Any]) -> None:
         job._began = now - limits.timeout
     else:
         job._limits = replace(limits, deadline=now)
-    supervisor_of(pool).traffic.timers._timeouts.watch(job.id, now)
+    supervisor_of(pool).traffic.timers._timer.watch(job.id, now)
 
 
 def timing(pool: Pool) -> bool:
     """Return whether the timer of the jobs' times is set."""
-    return supervisor_of(pool).traffic.timers._timeouts._alarm.is_set
+    return supervisor_of(pool).traffic.timers._timer._alarm.is_set
 
 
 def heartbeats_awaited(pool: Pool) -> int:

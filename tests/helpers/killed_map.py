@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+from asyncpool._cli.journal.journal import START, Journal, RunIdentity
 from asyncpool._cli.map.inputs import open_input
-from asyncpool._cli.map.journal import START, Journal, RunIdentity
 from asyncpool._cli.map.outputs import Outputs, usable
 from asyncpool._cli.map.plan import Plan
 from asyncpool._cli.map.run import Files, Run

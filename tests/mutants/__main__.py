@@ -26,7 +26,7 @@ DECISIONS = (
     "dispatcher",
     "draining",
     "job_ending",
-    "late_workers",
+    "overdue_workers",
     "lifecycle",
     "queue",
     "replacement",

@@ -10,7 +10,7 @@ import pytest
 
 from asyncpool import RestartPolicy, events
 from asyncpool._core.base.run_times import KeyedProfile, Profile
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.slots.commands import Spawn
 from asyncpool._core.slots.lifecycle import WANTED_AGAIN
 from asyncpool._core.supervision.closing import Finish
@@ -104,9 +104,9 @@ async def test_what_is_pickled_for_an_idle_worker_does_not_wait_for_long(
     door = Door(limit=3, workers=workers)
     door.get_workers()
     for job in range(workers + 2):
-        door.core.jobs.announce(job)
+        door.core.jobs.prepare(job)
     door.admission.check(ANYBODY)
-    door.core.jobs.announce(9)
+    door.core.jobs.prepare(9)
     with pytest.raises(PoolFullError):
         door.admission.check(ANYBODY)
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from asyncpool import Crash, RestartPolicy
-from asyncpool._core.policies.job_limits import JobLimits, JobOptions
+from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.bulk_failure import BulkFailure
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -121,7 +121,7 @@ async def test_many_are_failed_some_in_each_turn_as_they_were_known_before(
 
 async def test_few_need_no_other_turn(ending: Ending) -> None:
     [job] = ending.jobs(1)
-    ending.failing.fail((job.id,), "late")
+    ending.failing.fail((job.id,), "expired")
     assert not failing()
     error = job.exception()
     assert isinstance(error, JobTimeoutError)

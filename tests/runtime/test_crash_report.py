@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import Slot
 from asyncpool._runtime.channel.outbox import NOT_PUT
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state import crash_report as postmortem
 from asyncpool._runtime.state.crash_report import (
+    AfterExit,
     CrashReporter,
-    FollowUp,
+    after_exit,
     crash_error,
     delivery_of,
-    follow_up,
 )
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, NextStep
@@ -135,7 +135,7 @@ async def test_what_comes_after_a_replacement_that_has_failed(
     again_in: float | None, told: str
 ) -> None:
     failed = cmd.KeepWorker(2, again_in)
-    found = follow_up(2, [cmd.KeepWorker(1, None), failed, cmd.Spawn(2, 3)])
+    found = after_exit(2, [cmd.KeepWorker(1, None), failed, cmd.Spawn(2, 3)])
     assert found == (NextStep.KEEP_WORKER, again_in, "")
     text = replace(CRASH, **found._asdict()).next_step_text
     assert text == f"the worker that it was to replace stays{told}"
@@ -186,7 +186,7 @@ async def test_what_comes_after_a_replacement_that_has_failed(
 async def test_what_the_supervisor_does_is_a_member_and_a_text(
     *, command: cmd.Command, is_last: bool, expected: tuple[object, ...], text: str
 ) -> None:
-    found = follow_up(2, [command], is_last=is_last)
+    found = after_exit(2, [command], is_last=is_last)
     assert found == expected
     assert replace(CRASH, **found._asdict()).next_step_text == text
 
@@ -231,7 +231,7 @@ async def test_who_was_killed_by_somebody_else(
         jobs=[],
         killed_for=None,
         now=2.0,
-        follow_up=FollowUp(NextStep.CLOSE),
+        after=AfterExit(NextStep.CLOSE),
     )
     assert (crash.kind, crash.detail, crash.signal) == (kind, detail, "SIGKILL")
 
@@ -284,7 +284,7 @@ async def test_a_start_has_taken_too_long_unless_it_was_called_off(
         jobs=[],
         killed_for=None,
         now=2.0,
-        follow_up=FollowUp(NextStep.CLOSE),
+        after=AfterExit(NextStep.CLOSE),
     )
     assert crash.detail == detail
 

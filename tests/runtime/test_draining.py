@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
 from asyncpool._runtime.state.draining import Hold

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_runtime/worker/log_records.py."""
+"""Tests of asyncpool/_runtime/output/log_records.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.worker.log_records import (
+from asyncpool._runtime.output.log_records import (
     _AHEAD,
     _TURN,
     LogNotes,

@@ -24,7 +24,7 @@ from asyncpool import (
 from asyncpool._core.map.chunks import ChunkResult, run_chunk
 from asyncpool._core.pickling.errors import pack_error
 from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.job.job import ChunkJob, Job
 from asyncpool._runtime.map import batches as turn_module
 from asyncpool._runtime.map.batches import Task

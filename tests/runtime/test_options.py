@@ -14,7 +14,7 @@ import pytest
 
 from asyncpool import Cluster, Pool, ProcessPoolExecutor, RestartPolicy, WorkerLimits
 from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_limits import JobLimits, JobOptions, Options
+from asyncpool._core.policies.job_options import JobLimits, JobOptions, Options
 from asyncpool._futures.executor_options import EXECUTOR_CHECKS, ExecutorOptions
 from asyncpool._runtime.options.checks import (
     Check,

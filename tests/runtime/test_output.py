@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from asyncpool._runtime.options.worker_options import OutputMode
-from asyncpool._runtime.worker.output import Output
+from asyncpool._runtime.output.output import Output
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from asyncpool._runtime.worker.output import Output
+from asyncpool._runtime.output.output import Output
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 

@@ -13,7 +13,7 @@ from asyncpool._core.pickling.calls import pack_value
 from asyncpool._core.pickling.errors import pack_error
 from asyncpool._core.pickling.functions import FunctionTable
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import AbandonedError, Pause
 from asyncpool._runtime.job.job import Job
@@ -255,7 +255,7 @@ class Desk:
         self._office = Office()
         self.distrusted: list[str] = []
 
-    def loaded(self, job: Job[Any], outcome: Any) -> None:
+    def unpacked(self, job: Job[Any], outcome: Any) -> None:
         """Take what was unpickled."""
         self.running.append(job.id in self.unpacker.unpacking)
         self.outcomes.append((job, outcome))

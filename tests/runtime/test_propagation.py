@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_runtime/base/propagation.py."""
+"""Tests of asyncpool/_runtime/preparation/propagation.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from asyncpool import JobNotPicklableError
 from asyncpool._core.pickling.variables import unpack_variables
 from asyncpool._core.wire.context import MAX_VARIABLES, JobContext
-from asyncpool._runtime.base.propagation import Propagation
+from asyncpool._runtime.preparation.propagation import Propagation
 from tests.helpers import tracing
 
 NAMES = ["tests.helpers.tracing:request", "tests.helpers.tracing:tenant"]

@@ -11,7 +11,7 @@ import pytest
 from asyncpool._core.slots.commands import Command
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.traffic.job_times import JobTimers
+from asyncpool._runtime.traffic.job_timers import JobTimers
 from asyncpool._runtime.traffic.stall_watch import EVERY, REST, SOON, StallWatch
 
 

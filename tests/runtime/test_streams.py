@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.job.job import StreamJob
 from asyncpool.errors import ProtocolError

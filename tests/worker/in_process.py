@@ -12,7 +12,7 @@ from asyncpool._core.pickling.errors import load_error
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.channel.page import WorkerPage
 from asyncpool._worker.job.coroutines import Coroutines
-from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool._worker.job_ending.interrupts import Interrupts
 from tests.helpers.parcels import plain
 
 __all__ = ["Loops", "Quiet", "SharedPage", "call_of", "opened"]

@@ -22,8 +22,8 @@ from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.execute import JobRunner
-from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool._worker.job.streams import Credit, Streams
+from asyncpool._worker.job_ending.interrupts import Interrupts
 from tests.helpers import jobs, values
 from tests.helpers.parcels import Array, arrived, plain
 

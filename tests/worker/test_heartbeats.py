@@ -37,7 +37,7 @@ from asyncpool._system.signals import INTERRUPT
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job import heartbeats as module
 from asyncpool._worker.job.heartbeats import HeartbeatWriter, install
-from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool._worker.job_ending.interrupts import Interrupts
 from tests.helpers.jobs import pass_by
 from tests.worker.by_hand import Door, Worker, encode
 

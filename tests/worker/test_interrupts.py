@@ -17,7 +17,7 @@ import pytest
 
 from asyncpool import JobCancelled
 from asyncpool._system.signals import INTERRUPT, STACKS
-from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool._worker.job_ending.interrupts import Interrupts
 
 START = 4096
 

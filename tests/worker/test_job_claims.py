@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from hypothesis import given, strategies as st
 
-from asyncpool._worker.job.job_claims import JobClaims
+from asyncpool._worker.job_ending.job_claims import JobClaims
 from tests.helpers.patience import PATIENCE
 
 # Take the next place, or revoke some.

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 import pytest
 
-from asyncpool._worker.job.job_claims import JobClaims
-from asyncpool._worker.job.lease_fences import LeaseFences
+from asyncpool._worker.job_ending.job_claims import JobClaims
+from asyncpool._worker.job_ending.lease_fences import LeaseFences
 from tests.helpers.patience import PATIENCE
 
 PAST, FAR = 1.0, 3600.0

@@ -17,8 +17,8 @@ from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import LANE_OUTCOME_SIZE
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.channel.segments import Segments
-from asyncpool._worker.job.job_claims import JobClaims
 from asyncpool._worker.job.streams import Credit
+from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.lanes.concurrent_jobs import ConcurrentJobs
 from asyncpool.errors import ProtocolError
 from tests.helpers.inside import page_of

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool._worker.sandbox.descriptors import open_descriptors, strays
-from asyncpool._worker.sandbox.trampolines import take_own
+from asyncpool._worker.sandbox.descriptors import open_descriptors, unknown_descriptors
+from asyncpool._worker.sandbox.trampolines import unshare_trampolines
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="there are no memfds"
@@ -33,7 +33,7 @@ def test_a_worker_has_a_copy_that_nobody_can_change(shared: int) -> None:
     launchers = os.dup(shared)
     try:
         before = [(fd, where) for fd, where in open_descriptors() if fd == shared]
-        after = take_own(before)
+        after = unshare_trampolines(before)
         assert after == [
             (fd, where) for fd, where in open_descriptors() if fd == shared
         ]
@@ -47,13 +47,15 @@ def test_a_worker_has_a_copy_that_nobody_can_change(shared: int) -> None:
         assert os.pread(launchers, 100, 0) == b"code"
     finally:
         os.close(launchers)
-    assert strays(after, ()) == []
+    assert unknown_descriptors(after, ()) == []
 
 
 def test_other_files_stay_as_they_are(tmp_path: Path) -> None:
     with (tmp_path / "libffi").open("wb+", buffering=0) as file:
         found = [(file.fileno(), str(tmp_path / "libffi"))]
-        assert take_own(found) == found
-        assert strays(found, ()) == [f"{file.fileno()} ({tmp_path / 'libffi'})"]
-        assert strays(found, [file.fileno()]) == []
+        assert unshare_trampolines(found) == found
+        assert unknown_descriptors(found, ()) == [
+            f"{file.fileno()} ({tmp_path / 'libffi'})"
+        ]
+        assert unknown_descriptors(found, [file.fileno()]) == []
         assert file.write(b"mine") == 4

@@ -15,9 +15,9 @@ import click
 from rich.console import Console
 
 from asyncpool._cli.finding import TargetError
+from asyncpool._cli.journal.journal import START, Journal, Position, RunIdentity
+from asyncpool._cli.journal.journal_file import JournalError
 from asyncpool._cli.map.inputs import Format, Input, InputError, open_input
-from asyncpool._cli.map.journal import START, Journal, Position, RunIdentity
-from asyncpool._cli.map.journal_file import JournalError
 from asyncpool._cli.map.outputs import FAILURE, Outputs, is_foreign, usable
 from asyncpool._cli.map.plan import Loop, Plan, make_pool
 from asyncpool._cli.map.progress import Progress

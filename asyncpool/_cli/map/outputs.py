@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from asyncpool._cli.journal.journal import START, Done, Position
+from asyncpool._cli.journal.journal_file import JournalError
 from asyncpool._cli.map.inputs import Item
-from asyncpool._cli.map.journal import START, Done, Position
-from asyncpool._cli.map.journal_file import JournalError
 from asyncpool._cli.targets import Form, FunctionRaisedError, shown
 from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncpool._cli.finding import TargetError
+from asyncpool._cli.journal.journal import Done, Journal
+from asyncpool._cli.journal.journal_file import JournalError
 from asyncpool._cli.map.inputs import Input, InputError, Item
-from asyncpool._cli.map.journal import Done, Journal
-from asyncpool._cli.map.journal_file import JournalError
 from asyncpool._cli.map.outputs import Outputs, failure_line
 from asyncpool._cli.map.plan import Plan, options
 from asyncpool._cli.map.source import Drawn, ReadAhead, draw

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from asyncpool._cli.journal.journal import Done, Journal, Position, Row
+from asyncpool._cli.journal.journal_file import JournalError
 from asyncpool._cli.map.inputs import Input, Item
-from asyncpool._cli.map.journal import Done, Journal, Position, Row
-from asyncpool._cli.map.journal_file import JournalError
 
 _AHEAD = 4  # portions that wait; a portion of a file has 64 KB
 

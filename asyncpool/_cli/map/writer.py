@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from asyncpool._cli.map.journal import Done, Journal
+from asyncpool._cli.journal.journal import Done, Journal
 from asyncpool._cli.map.outputs import Outputs
 
 _SYNC_EVERY = 1.0  # s; what the files hold beyond that is written again after a crash

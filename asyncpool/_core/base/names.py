@@ -1,21 +1,14 @@
-"""How errors, reports and logs name functions.
-
-Jobs are named by their functions.  This is also the text that says which jobs a pool
-waits for.
-"""
+"""How errors, reports and logs name functions; jobs are named by their functions."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from types import FunctionType, MethodType
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable
     from typing import Any
-
 
 # A longer name is cut.
 MAX_NAME = 200
@@ -55,31 +48,6 @@ def function_name(function: Callable[..., Any]) -> str:
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
 
 
-def misplaced(names: Iterable[str], text: str, options: Collection[str]) -> str:
-    """Say where an option belongs that was passed to a function that does not take it.
-
-    Args:
-        names: The keyword arguments of the call.
-        text: The text of the ``TypeError`` that Python has raised for the call.
-        options: The names of the options of jobs.
-
-    Returns:
-        A sentence, or an empty text if none of *names* is the reason.
-    """
-    takes_none = "takes no keyword arguments" in text
-    for name in names:
-        refused = (
-            f"unexpected keyword argument '{name}'" in text
-            or f"'{name}' is an invalid keyword argument" in text
-        )
-        if name in options and (refused or takes_none):
-            return (
-                f"The function was given {name}=...: as an option of the job it goes into "
-                f"Pool.options({name}=...).submit(...)."
-            )
-    return ""
-
-
 def _inner(function: Any) -> Any:
     while True:
         if type(function) is MethodType:
@@ -108,42 +76,3 @@ def _visible(character: str) -> str:
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
-
-
-# Seconds between two log records of a closing pool.
-SAY_EVERY = 10.0
-
-_MOST = 5  # how many functions are named
-
-
-def say_what_it_waits_for(
-    *, jobs: int, queued: int, names: Counter[str], maps: Sequence[str]
-) -> str:
-    """Say in words what a closing pool waits for.
-
-    Args:
-        jobs: How many jobs are open.
-        queued: How many of them have not begun.
-        names: The functions of the oldest of them, and how many jobs call each.
-        maps: A text about the maps that are under way.
-    """
-    parts: list[str] = []
-    if jobs:
-        in_queue = f", {min(queued, jobs)} of them in the queue" if queued else ""
-        oldest = "" if names.total() == jobs else f"of the oldest {names.total()}: "
-        parts.append(f"{_count(jobs)}{in_queue} ({oldest}{names_of(names)})")
-    parts += maps[:_MOST]
-    if len(maps) > _MOST:
-        parts.append(f"{len(maps) - _MOST} more maps")
-    return "; ".join(parts) or "its workers to end"
-
-
-def names_of(names: Counter[str]) -> str:
-    """Return the names of functions, the most frequent first, with how many jobs call each."""
-    parts = [f"{count} x {name}" for name, count in names.most_common(_MOST)]
-    others = names.total() - sum(count for _, count in names.most_common(_MOST))
-    return ", ".join([*parts, f"{others} of others"] if others else parts)
-
-
-def _count(jobs: int) -> str:
-    return "1 job" if jobs == 1 else f"{jobs} jobs"

@@ -7,15 +7,15 @@ import pickle
 from binascii import b2a_base64
 from functools import partial
 
-from asyncpool._core.codec.codec_messages import load_value, loader, pack_call, packer
-from asyncpool._core.codec.data_functions import (
+from asyncpool._core.codec.call_messages import load_value, loader, pack_call, packer
+from asyncpool._core.codec.failures import load_failure, registered
+from asyncpool._core.codec.formats import Format, PluggedFormat, json_format
+from asyncpool._core.codec.function_names import (
     FunctionNames,
     Place,
     Plan,
     unnamed,
 )
-from asyncpool._core.codec.failures import load_failure, registered
-from asyncpool._core.codec.formats import Format, PluggedFormat, json_format
 from asyncpool._core.main.main_module import CACHED
 from asyncpool._core.pickling.functions import FunctionTable
 from asyncpool._core.pickling.out_of_band import (

@@ -6,9 +6,9 @@ its class was registered, the pool makes it anew by its constructor, from plain 
 
 from __future__ import annotations
 
-from asyncpool._core.codec.codec_messages import load_value, pack_value
-from asyncpool._core.codec.data_functions import Place
+from asyncpool._core.codec.call_messages import load_value, pack_value
 from asyncpool._core.codec.formats import json_format
+from asyncpool._core.codec.function_names import Place
 from asyncpool._core.pickling.calls import describe, text_of
 from asyncpool._core.pickling.errors import format_error
 from asyncpool.errors import (
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from asyncpool._core.codec.codec_messages import Payload
+    from asyncpool._core.codec.message_bodies import Payload
 
     Errors = Mapping[str, type[BaseException]]
 

@@ -7,7 +7,8 @@ from functools import cache, cached_property
 
 from asyncpool._core.codec.codec import Codec
 from asyncpool._core.codec.map_keys import KeyCheck
-from asyncpool._core.codec.plain_data import MalformedError, NotDataError, Untag
+from asyncpool._core.codec.plain_data import NotDataError
+from asyncpool._core.codec.tagged_values import MalformedError, Untag
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ whoever sends them: 0.8 MB of them kept an event loop for 10 s.
 
 from __future__ import annotations
 
-from asyncpool._core.codec.plain_data import MalformedError
+from asyncpool._core.codec.tagged_values import MalformedError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from asyncpool._core.control.program_names import MAX_NAME
 from asyncpool.errors import ProtocolError
 
 Action = Literal[
@@ -42,17 +43,6 @@ SHORTEST, LONGEST = 0.1, 60.0
 LONGEST_PROFILE = 600.0
 
 _MAX_FUNCTION = 1000
-_MAX_NAME = 64
-
-# What a name is by which commands find a program, in words.
-NAMES = (
-    f"1 to {_MAX_NAME} of A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither "
-    "'.' nor '-'"
-)
-_IN_NAMES = frozenset(
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"
-)
-
 # What each action is told besides.
 _FIELDS: dict[str, tuple[str, ...]] = {
     "status": (),
@@ -195,7 +185,7 @@ _CHECKS: dict[str, Callable[[object], None]] = {
 
 def _brief(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= _MAX_NAME else f"{text[:_MAX_NAME]}..."
+    return text if len(text) <= MAX_NAME else f"{text[:MAX_NAME]}..."
 
 
 def pack_reply(reply: dict[str, Any]) -> bytes:
@@ -213,15 +203,6 @@ def unpack_reply(line: bytes) -> dict[str, Any]:
         ProtocolError: If it is no valid answer.
     """
     return _unpack(line, MAX_REPLY)
-
-
-def is_name(text: str) -> bool:
-    """Tell whether this is a name that can be found, as it becomes a part of a path."""
-    return (
-        0 < len(text) <= _MAX_NAME
-        and set(text) <= _IN_NAMES
-        and not text.startswith((".", "-"))
-    )
 
 
 def _unpack(line: bytes, most: int) -> dict[str, Any]:

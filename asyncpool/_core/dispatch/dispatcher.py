@@ -145,12 +145,12 @@ class Dispatcher:
         self._classify(slot, in_flight)
         return slot
 
-    def announce(self, job: int) -> None:
+    def prepare(self, job: int) -> None:
         """Count *job* among those that wait; the pool submits it when it can be sent."""
         self._preparing[job] = None
 
     def withdraw(self, job: int) -> None:
-        """Count *job*, which was announced, no longer: it is submitted now."""
+        """Count *job*, which was being prepared, no longer: it is submitted now."""
         self._preparing.pop(job, None)
 
     def requeue(self, jobs: dict[int, Profile]) -> list[tuple[int, int]]:

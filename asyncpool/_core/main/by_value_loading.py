@@ -8,7 +8,7 @@ import sys
 from functools import cache
 
 from asyncpool._core.base.records import Record
-from asyncpool._core.main.class_reduction import mended
+from asyncpool._core.main.class_reduction import mended, without_hooks
 from asyncpool._core.main.main_module import (
     LAZY,
     find,
@@ -79,9 +79,8 @@ def _set(unit: Unit) -> None:
     try:
         made = pickle.loads(b"".join(unit.stream), buffers=unit.buffers)
     except Exception as error:
-        if not getattr(
-            error, "__notes__", None
-        ):  # else it is about one that this needs
+        # A note that is there already is about a global that this one needs.
+        if not getattr(error, "__notes__", None):
             error.add_note(_note_on(unit.names))
         raise
     namespace().update(made)
@@ -151,6 +150,6 @@ def pickler_of_results() -> Any:
                     is_class = isinstance(obj, type)
                     tracker = _get_or_create_tracker_id(obj) if is_class else None
                     return own_object, (path, tracker)
-            return mended(obj, super().reducer_override(obj))
+            return without_hooks(obj, mended(obj, super().reducer_override(obj)))
 
     return Pickler

@@ -42,7 +42,9 @@ def of_named_type(thing: Any) -> Any:
 def make_named_type(cls: Any, name: str, keywords: dict[str, Any]) -> Any:
     """Make a type of this name in ``__main__``."""
     # These types take their module from the globals of the function that calls them.
-    call = FunctionType(_call.__code__, {"__name__": "__main__"})
+    builtins = globals()["__builtins__"]  # 3.12 looks for them there
+    own = {"__name__": "__main__", "__builtins__": builtins}
+    call = FunctionType(_call.__code__, own)
     return call(cls, name, keywords)
 
 

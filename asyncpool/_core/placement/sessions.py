@@ -99,14 +99,14 @@ class Sessions:
             self._dispatcher.worker_gone(slot.index)
         return []
 
-    def let_go(self) -> list[Slot]:
+    def release_spare(self) -> list[Slot]:
         """Return the slots that are held back in vain, so that they get jobs again."""
         spare = sorted(self._held)[self._dispatcher.wanted :]
         self._held.difference_update(spare)
         return [self._slots[index] for index in spare]
 
     def refuse(self) -> list[Command]:
-        """Refuse all callers that wait; the slots held back for them are for :meth:`let_go`."""
+        """Refuse all callers that wait; the slots held back for them are for :meth:`release_spare`."""
         wanted, self._dispatcher.wanted = self._dispatcher.wanted, 0
         return [RefuseSessions()] if wanted else []
 

@@ -85,7 +85,7 @@ class ClientJobs:
         return agent is not None and job in self._agents[agent].begun
 
     def submit(self, job: int, *, key: int | None, priority: int) -> int | None:
-        """Return the agent that gets *job*, or queue it; it may have been announced."""
+        """Return the agent that gets *job*, or queue it; it may have been prepared before."""
         self._dispatcher.withdraw(job)
         if key is None:
             agent = self._dispatcher.submit(job, _PROFILE, priority)
@@ -96,9 +96,9 @@ class ClientJobs:
             self._agent_of[job] = agent
         return agent
 
-    def announce(self, job: int) -> None:
+    def prepare(self, job: int) -> None:
         """Count *job* among those that wait: it is submitted when it is pickled."""
-        self._dispatcher.announce(job)
+        self._dispatcher.prepare(job)
 
     def bind(self, agent: int, job: int) -> None:
         """Note that *agent* gets *job*, a call for a worker that it has lent: no queue, no credit."""

@@ -165,7 +165,7 @@ class FailJobs:
     """Tell the callers of *jobs* that there will be no outcome, and why."""
 
     jobs: tuple[int, ...]
-    why: Literal["closed", "broken", "late"]
+    why: Literal["closed", "broken", "expired"]
 
 
 @dataclass(frozen=True, slots=True)

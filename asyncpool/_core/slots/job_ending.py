@@ -55,7 +55,7 @@ from dataclasses import dataclass
 
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.transitions import IllegalTransitionError
-from asyncpool._core.policies.job_limits import CancelMode
+from asyncpool._core.policies.job_options import CancelMode
 
 
 class EndingStage(enum.Enum):
@@ -152,9 +152,9 @@ class JobEnding:
         stage: How far the pool has got; see :data:`TRANSITIONS`.
         due: When the pool takes the next step at the latest, if the stage has a
             deadline.
-        press: How the pool ends the job, if its caller has cancelled it and nobody
+        mode: How the pool ends the job, if its caller has cancelled it and nobody
             wants it.
-        late: It has not begun in time.  It fails if its worker gives it back, and
+        expired: It has not begun within its ``queue_timeout``.  It fails if its worker gives it back, and
             goes on if the worker has begun it.
         silent: The pool kills the worker because this job is silent.
         written: Whether its worker has written its stacks; ``None`` if the pool has
@@ -163,8 +163,8 @@ class JobEnding:
 
     stage: EndingStage = EndingStage.NONE
     due: float | None = None
-    press: CancelMode | None = None
-    late: bool = False
+    mode: CancelMode | None = None
+    expired: bool = False
     silent: bool = False
     written: bool | None = None
 
@@ -210,19 +210,19 @@ class JobEndings(dict[int, JobEnding]):
         """Record that its worker has begun *job*, and so does not give it back."""
         ending = self[job]
         ending.apply(EndingEvent.KEEP)
-        ending.late = False
-        if ending.stage is EndingStage.NONE and ending.press is None:
+        ending.expired = False
+        if ending.stage is EndingStage.NONE and ending.mode is None:
             del self[job]  # it goes on like any other job
 
-    def is_late(self, job: int) -> bool:
+    def is_expired(self, job: int) -> bool:
         """Tell whether the pool asks *job* back because it has not begun in time."""
         ending = self.get(job)
-        return ending is not None and ending.late
+        return ending is not None and ending.expired
 
     def is_wanted(self, job: int) -> bool:
         """Tell whether somebody still wants *job*: its caller has not cancelled it."""
         ending = self.get(job)
-        return ending is None or ending.press is None
+        return ending is None or ending.mode is None
 
     def is_due(self, job: int, now: float) -> bool:
         """Tell whether the deadline of *job* has passed."""

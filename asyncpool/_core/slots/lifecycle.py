@@ -365,7 +365,7 @@ class SlotLifecycle:
 
 
 def fail_jobs(
-    jobs: list[int], why: Literal["closed", "broken", "late"]
+    jobs: list[int], why: Literal["closed", "broken", "expired"]
 ) -> list[Command]:
     """Return the command that fails *jobs*, if there are any."""
     return [FailJobs(tuple(jobs), why)] if jobs else []

@@ -145,7 +145,7 @@ class Slot:
             broken.
         is_probe: The worker was started to find out whether starts succeed again.
         stop_stage: How far the pool has got in ending the process.
-        is_late: The pool has asked the worker for its stacks, since its time to end
+        is_overdue: The pool has asked the worker for its stacks, since its time to end
             is nearly over.
     """
 
@@ -178,7 +178,7 @@ class Slot:
     faulty: bool = False
     is_probe: bool = False
     stop_stage: StopStage = StopStage.NO
-    is_late: bool = False
+    is_overdue: bool = False
 
     def apply(self, event: SlotEvent) -> None:
         """Change to the state that the table says.
@@ -203,6 +203,6 @@ class Slot:
         self.outcomes = 0
         self.exit_planned = self.faulty = self.hung = False
         self.replace_reason = self.replaces = self.drain_deadline = None
-        self.draining = self.oversized = self.is_late = False
+        self.draining = self.oversized = self.is_overdue = False
         self.exit_reason = ""
         self.stop_stage = StopStage.NO

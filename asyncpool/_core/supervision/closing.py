@@ -62,12 +62,12 @@ class Closing:
         self._dispatcher = dispatcher
         self._pinned = pinned_jobs
         self._grace = grace
-        self._landing: dict[int, None] = {}
+        self._unpacking: dict[int, None] = {}
 
     @property
     def needs_nobody(self) -> bool:
         """Whether the pool closes, and no job may need another worker."""
-        if self.finish is None or self._dispatcher.waiting or self._landing:
+        if self.finish is None or self._dispatcher.waiting or self._unpacking:
             return False
         return self.finish is not Finish.ALL or not self._more_to_do
 
@@ -90,17 +90,17 @@ class Closing:
             )
         )
 
-    def landing(self, job: int) -> None:
-        """Record that *job* has an outcome that takes a while to load."""
-        self._landing[job] = None
+    def begin_unpacking(self, job: int) -> None:
+        """Record that *job* has an outcome that takes a while to unpickle."""
+        self._unpacking[job] = None
 
-    def is_landing(self, job: int) -> bool:
+    def is_unpacking(self, job: int) -> bool:
         """Tell whether the outcome of *job* is there, and not unpickled yet."""
-        return job in self._landing
+        return job in self._unpacking
 
-    def landed(self, job: int) -> None:
-        """Record that the outcome of *job* is loaded."""
-        self._landing.pop(job, None)
+    def end_unpacking(self, job: int) -> None:
+        """Record that the outcome of *job* is unpickled."""
+        self._unpacking.pop(job, None)
 
     def begin(
         self, finish: Finish, deadline: float | None, now: float
@@ -174,7 +174,7 @@ class Closing:
     def _take_begun(self) -> list[int]:
         """Take every job from the workers, and return those that are still wanted.
 
-        The jobs whose outcomes are being loaded are among them.
+        The jobs whose outcomes are being unpickled are among them.
         """
         jobs: list[int] = []
         for slot in self._lifecycle.slots:
@@ -183,6 +183,6 @@ class Closing:
                 slot.in_flight = InFlight(slot.concurrency)
                 for ending in slot.job_endings.values():
                     ending.apply(EndingEvent.CLOSE)
-        jobs += self._landing
-        self._landing.clear()
+        jobs += self._unpacking
+        self._unpacking.clear()
         return jobs

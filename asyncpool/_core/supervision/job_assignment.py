@@ -15,7 +15,7 @@ from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.affinity_slots import AffinitySlots
 from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.placement.sessions import Sessions
-from asyncpool._core.policies.job_limits import KILL, CancelMode
+from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.slots.commands import Assign, Command, DropPinnedJobs, Unassign
 from asyncpool._core.slots.lifecycle import SlotLifecycle, fail_jobs
 from asyncpool._core.slots.slots import Slot, SlotEvent
@@ -96,14 +96,14 @@ class JobAssignment:
         """
         return self._pinned.add(self._slots[index], job)
 
-    def announce(self, job: int) -> None:
-        """Record a job that is still being pickled; :meth:`arrive` submits it."""
-        self._dispatcher.announce(job)
+    def prepare(self, job: int) -> None:
+        """Record a job that is still being pickled; :meth:`submit_prepared` submits it."""
+        self._dispatcher.prepare(job)
 
-    def arrive(
+    def submit_prepared(
         self, job: int, profile: Profile, now: float, priority: int = 0
     ) -> list[Command]:
-        """Submit a job that was announced."""
+        """Submit a job that is pickled now."""
         self._dispatcher.discard(job)
         if isinstance(profile, SessionProfile):
             commands = self._sessions.call(job, profile)
@@ -166,14 +166,18 @@ class JobAssignment:
         if self._dispatcher.wanted:
             commands = self._sessions.take(slot)
             if commands is not None:
-                return [*commands, *self._affinity_slots.update(), *self.let_go(now)]
+                return [
+                    *commands,
+                    *self._affinity_slots.update(),
+                    *self.feed_released(now),
+                ]
         jobs = self._dispatcher.refill(slot.index, slot.in_flight)
         if not jobs:
             return []
         slot.assign()
         return [Assign(slot.index, tuple(jobs))]
 
-    def loaded(self, index: int, now: float) -> list[Command]:
+    def arguments_loaded(self, index: int, now: float) -> list[Command]:
         """Record that the last job of slot *index* has been sent, with its large arguments."""
         in_flight = self._slots[index].in_flight
         if not in_flight.closed:
@@ -198,7 +202,7 @@ class JobAssignment:
         return [*commands, *self.settle(now)]
 
     def cancel(
-        self, job: int, now: float, *, index: int, begun: bool, press: CancelMode = KILL
+        self, job: int, now: float, *, index: int, begun: bool, mode: CancelMode = KILL
     ) -> list[Command]:
         """Give up *job*, which the worker in slot *index* may have in flight.
 
@@ -207,12 +211,12 @@ class JobAssignment:
             now: The time.
             index: The slot.
             begun: Whether the pool knows that the worker has begun it.
-            press: How the pool ends the job if it has begun.
+            mode: How the pool ends the job if it has begun.
         """
         slot = self._slots[index]
         if job not in slot.in_flight.jobs:
             return self.drop(job, now)
-        return self._termination.cancel(slot, job, now, begun=begun, press=press)
+        return self._termination.cancel(slot, job, now, begun=begun, mode=mode)
 
     def withdraw(self, index: int, job: int, now: float) -> list[Command]:
         """Take back *job*, which was assigned to slot *index* but not sent yet."""
@@ -238,9 +242,9 @@ class JobAssignment:
         commands += self.refill(index, now)
         return [*commands, *self.settle(now)]
 
-    def landed(self, job: int, now: float) -> list[Command]:
-        """Record that the outcome of *job* is loaded."""
-        self._closing.landed(job)
+    def outcome_unpacked(self, job: int, now: float) -> list[Command]:
+        """Record that the outcome of *job*, a large one, is unpickled."""
+        self._closing.end_unpacking(job)
         return self.settle(now)
 
     # Questions.
@@ -285,9 +289,9 @@ class JobAssignment:
             commands.append(Assign(index, (job,)))
         return commands
 
-    def let_go(self, now: float) -> list[Command]:
+    def feed_released(self, now: float) -> list[Command]:
         """Give jobs again to workers that were held back for sessions nobody wants any more."""
-        spare = self._sessions.let_go()
+        spare = self._sessions.release_spare()
         return [command for it in spare for command in self.refill(it.index, now)]
 
     def settle(self, now: float) -> list[Command]:

@@ -34,7 +34,7 @@ class SessionWorkers:
     def leave_queue(self, now: float) -> list[Command]:
         """Record that a caller that waited wants no session any more."""
         self._sessions.leave()
-        return self._jobs.let_go(now)
+        return self._jobs.feed_released(now)
 
     def make_last(self, session: int) -> None:
         """Let *session* go on in another worker when it loses its own."""
@@ -75,4 +75,4 @@ class SessionWorkers:
 
         Workers that were held back for them have room for jobs that are tried again.
         """
-        return [*self._sessions.refuse(), *self._jobs.let_go(now)]
+        return [*self._sessions.refuse(), *self._jobs.feed_released(now)]

@@ -31,7 +31,7 @@ from asyncpool._core.supervision.job_assignment import (
     JobAssignment,
     SupervisionParts,
 )
-from asyncpool._core.supervision.late_workers import LateWorkers
+from asyncpool._core.supervision.overdue_workers import OverdueWorkers
 from asyncpool._core.supervision.replacement import Replacements
 from asyncpool._core.supervision.resizing import Resizing
 from asyncpool._core.supervision.session_workers import SessionWorkers
@@ -70,7 +70,7 @@ class Supervision:
         closing: The end of the pool.
         dispatcher: The jobs that have no worker, and which workers may have them.
         balance: Where jobs wait.
-        late_workers: Which workers the pool asks for their stacks.
+        overdue_workers: Which workers the pool asks for their stacks.
     """
 
     def __init__(
@@ -103,16 +103,11 @@ class Supervision:
         )
         self.slots = self._lifecycle.slots
         self._pinned = PinnedJobs(self.slots, self.dispatcher)
-        placed_sessions = Sessions(self.slots, self.dispatcher, self._pinned)
         self.closing = Closing(
             self._lifecycle, self.dispatcher, self._pinned, end_grace
         )
-        self.late_workers = LateWorkers(self.slots, self.closing)
+        self.overdue_workers = OverdueWorkers(self.slots, self.closing)
         self.termination = Termination(self._lifecycle, self.dispatcher)
-        affinity_slots = AffinitySlots(self.slots, self.dispatcher)
-        leaving = DrainingWorkers(
-            self._lifecycle, self.dispatcher, self._pinned, limits.drain_timeout
-        )
         sizing = Sizing(least, most, idle_timeout)
         budget = Budget(
             self.slots,
@@ -121,29 +116,16 @@ class Supervision:
             max_unavailable=max_unavailable,
             serving=serving,
         )
-        resizing = Resizing(
-            self._lifecycle,
-            self.dispatcher,
-            leaving=leaving,
-            sizing=sizing,
-            budget=budget,
-        )
-        self.replacements = Replacements(
-            self._lifecycle,
-            affinity_slots=affinity_slots,
-            leaving=leaving,
-            resizing=resizing,
-            sizing=sizing,
-            budget=budget,
-            policy=policy,
-            closing=self.closing,
-        )
         self.balance = Balance(self.slots, self.dispatcher, sizing)
+        affinity_slots = AffinitySlots(self.slots, self.dispatcher)
+        self.replacements = self._replacements_of(
+            affinity_slots, sizing, budget, policy, limits.drain_timeout
+        )
         parts = SupervisionParts(
             lifecycle=self._lifecycle,
             dispatcher=self.dispatcher,
             pinned=self._pinned,
-            sessions=placed_sessions,
+            sessions=Sessions(self.slots, self.dispatcher, self._pinned),
             affinity_slots=affinity_slots,
             termination=self.termination,
             closing=self.closing,
@@ -153,6 +135,36 @@ class Supervision:
         self.jobs = JobAssignment(parts)
         self.workers = WorkerLife(parts, self.jobs)
         self.sessions = SessionWorkers(parts, self.jobs)
+
+    def _replacements_of(
+        self,
+        affinity_slots: AffinitySlots,
+        sizing: Sizing,
+        budget: Budget,
+        policy: RestartPolicy,
+        drain_timeout: float | None,
+    ) -> Replacements:
+        """Return what decides about planned exits, with what it needs for that alone."""
+        leaving = DrainingWorkers(
+            self._lifecycle, self.dispatcher, self._pinned, drain_timeout
+        )
+        resizing = Resizing(
+            self._lifecycle,
+            self.dispatcher,
+            leaving=leaving,
+            sizing=sizing,
+            budget=budget,
+        )
+        return Replacements(
+            self._lifecycle,
+            affinity_slots=affinity_slots,
+            leaving=leaving,
+            resizing=resizing,
+            sizing=sizing,
+            budget=budget,
+            policy=policy,
+            closing=self.closing,
+        )
 
     @property
     def broken(self) -> str | None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.policies.job_limits import CancelMode
+from asyncpool._core.policies.job_options import CancelMode
 from asyncpool._core.slots.commands import (
     Command,
     Interrupt,
@@ -59,14 +59,14 @@ class Termination:
         self._dispatcher = dispatcher
 
     def cancel(
-        self, slot: Slot, job: int, now: float, *, begun: bool, press: CancelMode
+        self, slot: Slot, job: int, now: float, *, begun: bool, mode: CancelMode
     ) -> list[Command]:
         """Give up *job*, which the worker of *slot* has in flight."""
-        slot.job_endings.of(job).press = press
+        slot.job_endings.of(job).mode = mode
         if slot.state is not SlotState.BUSY:
             return []
         if begun:
-            return self._make_end(slot, job, press, now)
+            return self._make_end(slot, job, mode, now)
         return self._ask_back(slot, job)
 
     def revoke(self, job: int, index: int) -> list[Command]:
@@ -78,12 +78,12 @@ class Termination:
         slot = self._lifecycle.slots[index]
         if slot.state is not SlotState.BUSY or job not in slot.in_flight.jobs:
             return []
-        slot.job_endings.of(job).late = True
+        slot.job_endings.of(job).expired = True
         return self._ask_back(slot, job)
 
     def is_revoked(self, job: int, index: int) -> bool:
         """Tell whether the pool has asked for *job* in this way, and has no answer yet."""
-        return self._lifecycle.slots[index].job_endings.is_late(job)
+        return self._lifecycle.slots[index].job_endings.is_expired(job)
 
     def unanswered(self, job: int, index: int) -> bool:
         """Tell whether the worker in slot *index* has *job*, and still has to give it back."""
@@ -124,17 +124,17 @@ class Termination:
         back, kept = slot.in_flight.end_revoke(sequences)
         endings = slot.job_endings
         wanted = {job: back[job] for job in back if endings.is_wanted(job)}
-        late = [job for job in wanted if endings.is_late(job)]
-        for job in late:
+        expired = [job for job in wanted if endings.is_expired(job)]
+        for job in expired:
             del wanted[job]
         for job in back:
             self.clear_ending(slot, job)
         commands: list[Command] = [Unassign(tuple(back))] if back else []
         commands += self._end_kept(slot, kept, now)
-        return [*commands, *fail_jobs(late, "late")], wanted
+        return [*commands, *fail_jobs(expired, "expired")], wanted
 
     def expire(
-        self, job: int, now: float, *, index: int, press: CancelMode
+        self, job: int, now: float, *, index: int, mode: CancelMode
     ) -> list[Command]:
         """End *job*, which the worker in slot *index* runs.
 
@@ -144,11 +144,11 @@ class Termination:
         slot = self._lifecycle.slots[index]
         if slot.state is not SlotState.BUSY:
             return []
-        if press.action == "kill" or press.grace < LEAST_GRACE:
-            press = CancelMode("kill", STACK_GRACE)
-        elif press.action == "wait":
-            press = CancelMode("interrupt", press.grace)
-        return [WriteStacks(slot.index, job), *self._make_end(slot, job, press, now)]
+        if mode.action == "kill" or mode.grace < LEAST_GRACE:
+            mode = CancelMode("kill", STACK_GRACE)
+        elif mode.action == "wait":
+            mode = CancelMode("interrupt", mode.grace)
+        return [WriteStacks(slot.index, job), *self._make_end(slot, job, mode, now)]
 
     def hang(self, index: int, now: float, job: int | None = None) -> list[Command]:
         """Kill the worker in slot *index* because it, or its *job*, has been silent for too long.
@@ -203,7 +203,7 @@ class Termination:
         if ending is None:
             return
         if slot.state is not SlotState.BUSY:
-            ending.press = None
+            ending.mode = None
             return  # too late: the worker ends already, maybe because of this job
         del slot.job_endings[job]
         if ending.silent:
@@ -236,10 +236,8 @@ class Termination:
         """For how many seconds, at the most, a cancelled job may still run."""
         slots = self._lifecycle.slots
         endings = (it for slot in slots for it in slot.job_endings.values())
-        presses = [it.press for it in endings if it.press is not None]
-        return max(
-            (it.grace for it in presses if it.action == "interrupt"), default=0.0
-        )
+        modes = [it.mode for it in endings if it.mode is not None]
+        return max((it.grace for it in modes if it.action == "interrupt"), default=0.0)
 
     def on_timer(self, now: float) -> list[Command]:
         """End the workers whose job had its time to end by itself."""
@@ -274,30 +272,30 @@ class Termination:
         # outcomes are on their way.
         commands: list[Command] = []
         for job in cancelled[-slot.concurrency :]:
-            press = endings[job].press
-            assert press is not None
-            commands += self._make_end(slot, job, press, now)
+            mode = endings[job].mode
+            assert mode is not None
+            commands += self._make_end(slot, job, mode, now)
         return commands
 
     def _make_end(
-        self, slot: Slot, job: int, press: CancelMode, now: float
+        self, slot: Slot, job: int, mode: CancelMode, now: float
     ) -> list[Command]:
-        """End *job*, which has begun, as *press* says."""
+        """End *job*, which has begun, as *mode* says."""
         ending = slot.job_endings.of(job)
-        if press.action == "wait" or ending.stage in BY_ITSELF:
+        if mode.action == "wait" or ending.stage in BY_ITSELF:
             return []
         if ending.silent:
             slot.hung = ending.silent = False
-        if press.grace == 0:
+        if mode.grace == 0:
             self._kill_for(slot, job, now)
             return self.end_worker(slot, now)
-        if press.action == "kill":
+        if mode.action == "kill":
             ending.written = False
         # A worker that was asked for its stacks is killed as soon as they are written.
         dumps = ending.written is not None
         event = EndingEvent.DUMP if dumps else EndingEvent.INTERRUPT
-        commands = self._give_time(slot, job, event, now + press.grace)
-        if press.action == "interrupt":
+        commands = self._give_time(slot, job, event, now + mode.grace)
+        if mode.action == "interrupt":
             sequence = slot.in_flight.sequence_of(job)
             commands.insert(0, Interrupt(slot.index, sequence))
         return commands

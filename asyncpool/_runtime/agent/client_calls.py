@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from asyncpool._core.pickling.functions import Function, FunctionCache
-from asyncpool._core.policies.job_limits import JobLimits, JobOptions
+from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.remote_messages import Message
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.relay import Call, Payload, Relay

@@ -12,6 +12,14 @@ def not_callable(verb: str, function: object) -> TypeError:
     return TypeError(f"{verb}() takes a callable first, not {function!r}{hint}")
 
 
+def not_picklable(owner: object) -> TypeError:
+    """Return the error for a pool, or something like one, that a job was given."""
+    return TypeError(
+        f"cannot pickle a {type(owner).__name__}, which stays in its process: leave it out of "
+        "what the job gets, also out of the object whose method is called"
+    )
+
+
 def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
     """Return the least and the greatest number of workers.
 

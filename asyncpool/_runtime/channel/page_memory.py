@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import tempfile
 from pathlib import Path
 from typing import Protocol
 
@@ -89,6 +88,8 @@ def _sealed_file(size: int) -> int | None:
 
 
 def _plain_file(size: int) -> int:
+    import tempfile  # noqa: PLC0415 - most systems have memfd_create, and this takes some ms
+
     folder = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
     with tempfile.TemporaryFile(dir=folder) as file:
         file.truncate(size)

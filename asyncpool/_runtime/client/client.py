@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.placement.broadcasts import Broadcast
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.reliable_link import MAX_PAYLOAD
 from asyncpool._core.remote.remote_messages import Kind, Message
@@ -26,8 +26,8 @@ from asyncpool._runtime.client.nodes import Nodes
 from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.client.submissions import Submissions
 from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.remote.broadcast_answers import read_broadcast
-from asyncpool._runtime.state.job_watch import JobWatch
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.broadcast_calls import (
     check_broadcast,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from asyncpool._core.base.run_times import SessionProfile
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.own_objects import load_own
 from asyncpool._core.remote.remote_messages import Kind, Message
 from asyncpool._runtime.client.node import Node, written_limits

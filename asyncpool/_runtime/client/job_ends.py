@@ -89,7 +89,7 @@ class JobEnds:
         elif self._registry.settle(job, load_outcome(serializer, frame)):
             self._again(job)
 
-    def loaded(self, job: Job[Any], outcome: Any) -> None:
+    def unpacked(self, job: Job[Any], outcome: Any) -> None:
         """Settle a job whose outcome a thread has unpickled."""
         if self._registry.settle(job, outcome):
             self._again(job)
@@ -105,7 +105,7 @@ class JobEnds:
             else:
                 self._registry.fail(job, crash_error(job, error.delivery))
         elif isinstance(error, JobTimeoutError):
-            self._on_late(job, error)
+            self._on_expired(job, error)
         elif isinstance(error, AsyncPoolError):
             if isinstance(error, PoolFullError | WorkerGoneError):
                 job.attempt -= 1
@@ -113,7 +113,7 @@ class JobEnds:
         else:
             raise ProtocolError(f"an agent sent {error!r} as an error")
 
-    def _on_late(self, job: Job[Any], error: JobTimeoutError) -> None:
+    def _on_expired(self, job: Job[Any], error: JobTimeoutError) -> None:
         if error.attempt:
             job._began = monotonic()
         else:  # it has waited in the agent's pool

@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncpool._core.pickling.functions import MEMORY, Function, FunctionCache
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
-from asyncpool._core.policies.job_limits import JobLimits, JobOptions
+from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.client_jobs import MAX_CREDITS
 from asyncpool._core.remote.reliable_link import ReliableLink
 from asyncpool._core.remote.remote_messages import Kind, Message, pack_head

@@ -11,7 +11,7 @@ from asyncpool._core.pickling.out_of_band import (
     OutOfBandPickle,
     StreamTooLongError,
 )
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.reliable_link import MAX_PAYLOAD
 from asyncpool._runtime.base.threads import Threads
@@ -150,7 +150,7 @@ class Submissions:
 
     def _submit_large(self, job: Job[Any], call: Any) -> Job[Any]:
         self._enter(job)
-        self._client.jobs.announce(job.id)
+        self._client.jobs.prepare(job.id)
         self._packer.add(job, call)
         return job
 

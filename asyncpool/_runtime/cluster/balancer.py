@@ -281,6 +281,7 @@ class ConnectionBalancer:
                 # The client has left already, or the error is that of this one connection.
                 # The loop reports the socket again if another one waits.
                 continue
+            connection.settimeout(None)  # the program's default one is not the worker's
             self._ready.append(listener)
             self._exhausted = False
             return SocketHandle(connection.detach())

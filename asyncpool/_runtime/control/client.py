@@ -94,7 +94,9 @@ class ControlClient:
         return reply
 
     def _connect(self, path: str, within: float) -> None:
-        # settimeout() would not help: a full socket refuses a non-blocking connect at once.
+        # A limit by settimeout() would not help, nor may the program's default one be set: a full
+        # socket refuses a non-blocking connect at once.
+        self._sock.settimeout(None)
         limit = _TIMEVAL.pack(int(within), int(within % 1 * 1e6))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:

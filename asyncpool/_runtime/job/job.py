@@ -16,7 +16,7 @@ from asyncpool._core.base.run_times import (
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_limits import JobLimits, JobOptions
+from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.job.progress import HeartbeatLog, Progress
@@ -264,17 +264,16 @@ class StreamJob(Job[Any]):
         "_heard_at",
         "_items",
         "_news",
+        "_prefetch",
         "_received",
         "_taken",
-        "_window",
     )
 
     def __init__(
         self, number: int, function: Function, options: JobOptions, *args: Any
     ) -> None:
         super().__init__(number, function, options, *args)
-        self._credit: int = options.prefetch
-        self._window = options.prefetch
+        self._credit = self._prefetch = options.prefetch
         self._items: deque[Frame] = deque()
         self._received = self._taken = 0
         self._heard_at = 0.0
@@ -302,7 +301,7 @@ class StreamJob(Job[Any]):
     def begin_again(self) -> None:
         """Drop the items that came: another attempt begins, and the caller has taken none."""
         self._items.clear()
-        self._received, self._credit = 0, self._window
+        self._received, self._credit = 0, self._prefetch
 
     @property
     def _title(self) -> str:
@@ -340,8 +339,8 @@ class StreamJob(Job[Any]):
         self._attempt_policy = ONCE
         self._taken += 1
         frame = self._items.popleft()
-        due = self._taken + self._window - self._credit
-        if not self.done() and due > self._window // 2:
+        due = self._taken + self._prefetch - self._credit
+        if not self.done() and due > self._prefetch // 2:
             self._credit += due
             self._heard_at = self.get_loop().time()
             self._owner.give_credit(self)

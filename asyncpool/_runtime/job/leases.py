@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from asyncpool._core.policies.job_limits import Keeper
+from asyncpool._core.policies.job_options import Keeper
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.lease_holder import Holder
 

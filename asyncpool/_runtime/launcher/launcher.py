@@ -15,12 +15,12 @@ import resource
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from asyncpool._core.main import main_module
 from asyncpool._core.wire.messages import LauncherConfig, Variables
 from asyncpool._runtime.base.machine import module_path, umask_and_ignored, usable_cores
-from asyncpool._runtime.base.script import main_script
 from asyncpool._runtime.launcher.interpreter import worker_command
 from asyncpool._runtime.launcher.launcher_process import (
     LauncherProcess,
@@ -28,7 +28,10 @@ from asyncpool._runtime.launcher.launcher_process import (
     ScriptError,
 )
 from asyncpool._runtime.launcher.process import Process
-from asyncpool._runtime.sandbox.confinement import Confinement
+from asyncpool._runtime.preparation.script import main_script
+
+if TYPE_CHECKING:  # few pools have a sandbox
+    from asyncpool._runtime.sandbox.confinement import Confinement
 
 # The references are weak: if a loop is dropped with its pools, their launchers go with it.
 _processes: WeakValueDictionary[tuple[object, ...], LauncherProcess] = (

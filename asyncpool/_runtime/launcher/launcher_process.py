@@ -33,6 +33,7 @@ from asyncpool._runtime.launcher.interpreter import start_launcher
 from asyncpool._runtime.launcher.process import Process
 from asyncpool._runtime.launcher.spare import SpareProcess
 from asyncpool._system.descriptors import receive_fds
+from asyncpool._system.sockets import socket_pair
 from asyncpool.errors import ProtocolError
 
 _MAX_REPORT = 1 << 20
@@ -106,7 +107,7 @@ class LauncherProcess:
         self._quiet = Alarm(loop, lambda _: self._ask_for_spare())
         self._unwanted: set[int] = set()
         self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
-        self._socket, theirs = socket.socketpair()
+        self._socket, theirs = socket_pair()
         try:
             self._popen = start_launcher(theirs, config.env)
         except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 
 from asyncpool._runtime.launcher.process import Process
+from asyncpool._system.sockets import socket_of
 
 
 class SpareProcess:
@@ -24,7 +25,7 @@ class SpareProcess:
 
     def __init__(self, process: Process, door: int) -> None:
         self.process = process
-        self._door = socket.socket(fileno=door)
+        self._door = socket_of(door)
 
     def hand_over(self, fds: list[int]) -> bool:
         """Make the process a worker, which works once; return whether it is still there."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base.validation import several
-from asyncpool._core.codec.formats import Format, format_of
 from asyncpool._core.dispatch.affinity_queues import hash_of
 from asyncpool._core.policies.attempts import RETRIED, AttemptPolicy
-from asyncpool._core.policies.job_limits import (
+from asyncpool._core.policies.job_options import (
     OPTIONS,
     JobLimits,
     JobOptions,
     Options,
 )
+
+if TYPE_CHECKING:  # few pools have a codec
+    from asyncpool._core.codec.formats import Format
 
 # The fields that can be chosen; and for other options, the field that has them as a part.
 _FIELDS = tuple(field.name for field in fields(JobOptions) if field.init)
@@ -68,4 +70,6 @@ def _format(options: JobOptions, codec: object) -> Format:
         raise ValueError(
             "codec must be 'json', 'msgspec' or a Codec: the pool is data only"
         )
+    from asyncpool._core.codec.formats import format_of  # noqa: PLC0415 - the pool has a codec
+
     return format_of(codec)

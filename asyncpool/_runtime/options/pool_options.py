@@ -6,13 +6,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base.validation import check_type, or_none, several
-from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.codec.formats import Format, format_of
-from asyncpool._core.control.control_protocol import NAMES, is_name
-from asyncpool._core.policies.job_limits import JobLimits
+from asyncpool._core.control.program_names import NAMES, is_name
+from asyncpool._core.policies.job_options import JobLimits
 from asyncpool._core.policies.worker_env import GivenEnv, WorkerEnv
 from asyncpool._core.wire.page import MAX_LANES
 from asyncpool._runtime.base.arguments import check_int, least_and_most
@@ -31,6 +29,10 @@ from asyncpool._runtime.options.checks import (
 )
 from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
 from asyncpool.sandbox import Sandbox
+
+if TYPE_CHECKING:  # few pools have a codec
+    from asyncpool._core.codec.data_only import DataOnly
+    from asyncpool._core.codec.formats import Format
 
 # The limits that the jobs of a pool have by default; JobLimits checks them.
 JOB_LIMITS = (
@@ -97,7 +99,11 @@ def _control_of_environment() -> bool:
 
 
 def _codec(_: str, value: object) -> Format | None:
-    return None if value is None else format_of(value)
+    if value is None:
+        return None
+    from asyncpool._core.codec.formats import format_of  # noqa: PLC0415 - few pools have a codec
+
+    return format_of(value)
 
 
 def _functions(name: str, value: object) -> tuple[Any, ...] | None:
@@ -207,6 +213,8 @@ class PoolOptions(WorkerOptions):
         """What a pool with a codec adds to its functions."""
         if self.codec is None:
             return None
+        from asyncpool._core.codec.data_only import DataOnly  # noqa: PLC0415 - few have one
+
         return DataOnly(self.codec, self.functions, self.errors)
 
 

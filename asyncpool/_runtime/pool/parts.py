@@ -9,6 +9,7 @@ from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.output.log_records import explicit_levels
 from asyncpool._runtime.pool.pings import Pings
 from asyncpool._runtime.pool.profiles import Profiles
 from asyncpool._runtime.pool.replacement import WorkerReplacement
@@ -20,7 +21,6 @@ from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.state.status import PoolStatus
 from asyncpool._runtime.traffic.broadcasts import Broadcaster
 from asyncpool._runtime.traffic.traffic import Traffic
-from asyncpool._runtime.worker.log_records import explicit_levels
 from asyncpool._runtime.worker.serving import Serving
 from asyncpool._runtime.worker.stacks import Stacks
 

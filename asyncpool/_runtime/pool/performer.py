@@ -90,8 +90,8 @@ class CommandPerformer(Performer):
                 self._parts.sessions.end(session, jobs)
             case cmd.RefuseSessions():
                 self._parts.sessions.refuse()
-            case cmd.Revoke(slot, places):
-                self._state.handles[slot].requests.revoke(places)
+            case cmd.Revoke(slot, sequences):
+                self._state.handles[slot].requests.revoke(sequences)
             case cmd.Interrupt(slot, place):
                 self._state.handles[slot].requests.interrupt(place)
             case cmd.WriteStacks(slot, number):

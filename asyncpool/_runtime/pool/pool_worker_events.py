@@ -91,9 +91,9 @@ class PoolWorkerEvents(WorkerEvents):
         """Hand over what streams have yielded."""
         self._parts.traffic.job_control.on_items(handle, frames)
 
-    def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
+    def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
         """Give jobs to others that a worker will not begin."""
-        self._parts.traffic.job_control.on_revoked(handle, places)
+        self._parts.traffic.job_control.on_revoked(handle, sequences)
 
     def on_heartbeat(self, handle: WorkerHandle) -> None:
         """Look for heartbeats on a worker's page."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from asyncpool._core.profile.profile_book import ProfileBook
-from asyncpool._core.profile.profile_messages import ProfileRequest, SampleChunk
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import NoWorkerError, ProfileInProgressError
-from asyncpool.profile import Profile, ProfiledWorker, StackSamples
+
+if TYPE_CHECKING:  # few pools are profiled
+    from asyncpool._core.profile.profile_book import ProfileBook
+    from asyncpool._core.profile.profile_messages import ProfileRequest
+    from asyncpool.profile import Profile
 
 # Seconds that the workers have for their last samples.  A worker whose GIL is held in C for
 # longer has sent the others.
@@ -39,7 +42,7 @@ class _Run:
     slot: int | None
     began: float
     until: float
-    book: ProfileBook = field(default_factory=ProfileBook)
+    book: ProfileBook
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -73,6 +76,8 @@ class Profiles:
         handles = self._ready()
         if slot is not None and slot not in handles:
             raise NoWorkerError(slot, there=tuple(handles))
+        from asyncpool._core.profile.profile_book import ProfileBook  # noqa: PLC0415 - few take one
+
         now = self._state.loop.time()
         run = self._run = _Run(
             number=next(self._numbers),
@@ -80,6 +85,7 @@ class Profiles:
             slot=slot,
             began=now,
             until=now + request.seconds,
+            book=ProfileBook(),
         )
         for handle in handles.values():
             self.join(handle)
@@ -112,6 +118,8 @@ class Profiles:
         run = self._run
         if run is None or frame.job != run.number:
             return  # they are of a profile that was cancelled
+        from asyncpool._core.profile.profile_messages import SampleChunk  # noqa: PLC0415 - see above
+
         chunk, last = SampleChunk.unpack(frame.payload), bool(frame.number)
         run.book.hear(handle.slot, handle.generation, chunk, last=last)
         self._look(run)
@@ -148,6 +156,8 @@ class Profiles:
                 handle.requests.end_profile(run.number)
 
     def _profile_of(self, run: _Run, took: float) -> Profile:
+        from asyncpool.profile import Profile, ProfiledWorker, StackSamples  # noqa: PLC0415 - see above
+
         return Profile(
             pool=self._state.config.title,
             seconds=took,

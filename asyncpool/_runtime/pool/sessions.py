@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from asyncpool._core.base.run_times import SessionProfile
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.bulk_failure import broken_errors

@@ -12,9 +12,9 @@ from asyncpool._runtime.base.callbacks import Reporter
 from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.state.crash_report import (
     CrashReporter,
+    after_exit,
     crash_error,
-    follow_up,
-    seen_by,
+    crash_of_job,
 )
 from asyncpool._runtime.state.pool_state import decision
 from asyncpool._runtime.state.registry import Loss
@@ -59,8 +59,8 @@ class WorkerExit:
         was_ready = slot.ready_at is not None
         losses = registry.losses(handle, slot, kind)
         begun = [loss.job for loss in losses if loss.attempt]
-        if slot.is_late:
-            handle.read_late_stacks()
+        if slot.is_overdue:
+            handle.read_requested_stacks()
         silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
         decided = slot.exit_reason
         blamed = bool(begun)
@@ -84,9 +84,7 @@ class WorkerExit:
             jobs=sorted(begun, key=lambda job: job.id != silent),
             killed_for=killed_for if planned else None,
             now=now,
-            follow_up=follow_up(
-                handle.slot, commands, is_last=self._status.start_failed
-            ),
+            after=after_exit(handle.slot, commands, is_last=self._status.start_failed),
         )
         handle.page.close()
         reason = self._reason(decided, killed_for, losses)
@@ -206,7 +204,7 @@ class WorkerExit:
 
     def _note(self, loss: Loss, crash: events.Crash) -> None:
         if loss.error is None:
-            loss.job._crashes += (seen_by(loss.job, crash),)
+            loss.job._crashes += (crash_of_job(loss.job, crash),)
 
 
 def _given_up(commands: list[cmd.Command]) -> Iterator[int]:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from typing import TYPE_CHECKING
 
 from asyncpool._runtime.channel.channel import READ_SIZE
 from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError
+from asyncpool._runtime.output.log_records import WorkerLogs
 from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.pool.worker_exit import WorkerExit
-from asyncpool._runtime.sandbox.places import Places
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool._runtime.worker.log_records import WorkerLogs
 from asyncpool._runtime.worker.setup import WorkerSetup
 from asyncpool._runtime.worker.worker_events import WorkerEvents
+
+if TYPE_CHECKING:  # few pools have a sandbox
+    from asyncpool._runtime.base.threads import Threads
+    from asyncpool._runtime.sandbox.confinement import Confinement
+    from asyncpool._runtime.sandbox.places import Places
 
 
 class Workers:
@@ -54,7 +59,7 @@ class Workers:
             variables=() if env is None else env.common,
             imports=config.launcher_imports,
         )
-        self._places = None if sandbox is None else Places(sandbox, parts.threads)
+        self._places = None if sandbox is None else _places(sandbox, parts.threads)
         self._worker_logs = WorkerLogs(loop, config.name)
         self._setup = WorkerSetup(
             pool=config.name,
@@ -126,3 +131,9 @@ class Workers:
         await self._launcher.close()
         if self._places is not None:
             await self._places.close()
+
+
+def _places(confinement: Confinement, threads: Threads) -> Places:
+    from asyncpool._runtime.sandbox.places import Places  # noqa: PLC0415 - few have a sandbox
+
+    return Places(confinement, threads)

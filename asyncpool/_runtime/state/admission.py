@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from asyncpool import events
-from asyncpool._core.policies.job_limits import DrainHold, JobOptions
+from asyncpool._core.policies.job_options import DrainHold, JobOptions
 from asyncpool._runtime.state.bulk_failure import broken_errors
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool.errors import PoolClosedError, PoolFullError

@@ -46,7 +46,7 @@ class BulkFailure:
         error_for: Callable[[Job[Any]], Exception] = self._closed_error
         if why == "broken":
             error_for = broken_errors(self._state)
-        elif why == "late":
+        elif why == "expired":
             error_for = self._late_error
         self._fail_some(jobs, error_for)
         if jobs:

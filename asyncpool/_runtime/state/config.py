@@ -6,23 +6,22 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
-from asyncpool._core.codec.data_functions import check_name
-from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.policies.job_limits import OPTIONS
+from asyncpool._core.policies.job_options import OPTIONS
 from asyncpool._core.policies.worker_env import WorkerEnv
 from asyncpool._core.slots.lifecycle import STOP_GRACE
 from asyncpool._core.wire.frames import MAX_PAYLOAD
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._runtime.base.machine import module_path
-from asyncpool._runtime.base.propagation import Propagation
-from asyncpool._runtime.base.script import main_script
 from asyncpool._runtime.options.pool_options import PoolOptions
 from asyncpool._runtime.options.worker_options import WorkerOptions
-from asyncpool._runtime.sandbox.confinement import Confinement, confine
-from asyncpool._runtime.worker.handover import Handover, packed_hook
+from asyncpool._runtime.preparation.handover import Handover, packed_hook
+from asyncpool._runtime.preparation.propagation import Propagation
+from asyncpool._runtime.preparation.script import main_script
 from asyncpool._runtime.worker.serving import Serving
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # few pools have a codec or a sandbox
+    from asyncpool._core.codec.data_only import DataOnly
+    from asyncpool._runtime.sandbox.confinement import Confinement
     from asyncpool._runtime.state.pool_state import PoolState
 
 
@@ -127,10 +126,14 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
     )
     data = options.data
     if data is not None:
+        from asyncpool._core.codec.function_names import check_name  # noqa: PLC0415 - few have one
+
         for name in ("initializer", "around"):
             check_name(name, getattr(options, name))
     confinement, shared = None, options.shared()
     if options.sandbox is not None:
+        from asyncpool._runtime.sandbox.confinement import confine  # noqa: PLC0415 - few have one
+
         shared["preload"] += _needed(options)
         confinement = confine(options.sandbox, options.worker_limits)
         worker = worker._replace(

@@ -33,7 +33,7 @@ _ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
 }
 
 
-class FollowUp(NamedTuple):
+class AfterExit(NamedTuple):
     """What the pool does after the end of a worker; the fields are those of a Crash."""
 
     next_step: NextStep
@@ -93,7 +93,7 @@ class CrashReporter:
         jobs: Sequence[Job[object]],
         killed_for: int | None,
         now: float,
-        follow_up: FollowUp,
+        after: AfterExit,
     ) -> Crash:
         """Return the crash report of a worker.
 
@@ -128,25 +128,25 @@ class CrashReporter:
             detail=f"killed since {detail}" if killed_by_us else detail,
             stack=stack,
             stderr_tail=handle.stderr_tail,
-            **follow_up._asdict(),
+            **after._asdict(),
         )
         if job is None:
             return crash
-        return _told_of(job, crash, tuple(other.id for other in jobs[1:]))
+        return _with_job(job, crash, tuple(other.id for other in jobs[1:]))
 
 
-def seen_by(job: Job[object], crash: Crash) -> Crash:
+def crash_of_job(job: Job[object], crash: Crash) -> Crash:
     """Return the crash report as *job* shows it, which has lost an attempt by it."""
     first = crash.job_id
     if first is None or first == job.id or not crash.concurrent_jobs:
         return crash
     all_jobs = (first, *crash.concurrent_jobs)
     beside = tuple(number for number in all_jobs if number != job.id)
-    return _told_of(job, crash, beside)
+    return _with_job(job, crash, beside)
 
 
-def _told_of(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
-    """Return *crash* as seen by *job*, which the worker ran beside other jobs."""
+def _with_job(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
+    """Return *crash* as the one of *job*, which the worker ran beside other jobs."""
     return replace(
         crash,
         job_id=job.id,
@@ -224,9 +224,9 @@ def broken_error(
     return error
 
 
-def follow_up(
+def after_exit(
     slot: int, commands: Iterable[cmd.Command], *, is_last: bool = False
-) -> FollowUp:
+) -> AfterExit:
     """Find in *commands* what the pool does after the end of the worker in *slot*.
 
     *is_last* says that the pool was never ready, and tries no more.
@@ -234,20 +234,20 @@ def follow_up(
     for command in commands:
         match command:
             case cmd.TellRestart(index, delay) if index == slot:
-                return FollowUp(NextStep.RESTART, delay)
+                return AfterExit(NextStep.RESTART, delay)
             case cmd.Spawn(index, _) if index == slot:
-                return FollowUp(NextStep.RESTART, 0.0)
+                return AfterExit(NextStep.RESTART, 0.0)
             case cmd.ParkSlot(index, reason, probe_in) if index == slot:
                 next_start = None if is_last else probe_in
                 step = NextStep.GIVE_UP if next_start is None else NextStep.PARK
-                return FollowUp(step, next_start, reason)
+                return AfterExit(step, next_start, reason)
             case cmd.LeaveEmpty(index) if index == slot:
-                return FollowUp(NextStep.LEAVE_EMPTY)
+                return AfterExit(NextStep.LEAVE_EMPTY)
             case cmd.KeepWorker(index, again_in) if index == slot:
-                return FollowUp(NextStep.KEEP_WORKER, again_in)
+                return AfterExit(NextStep.KEEP_WORKER, again_in)
             case _:
                 pass
-    return FollowUp(NextStep.CLOSE)
+    return AfterExit(NextStep.CLOSE)
 
 
 def _signal_name(number: int) -> str:

@@ -8,7 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from asyncpool._core.base import pool_messages as say
-from asyncpool._core.base.names import SAY_EVERY, names_of, say_what_it_waits_for
+from asyncpool._core.supervision.close_report import (
+    REPORT_EVERY,
+    describe_waiting,
+    list_functions,
+)
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.state.pool_state import PoolState, decision
 
@@ -110,7 +114,7 @@ class Draining:
         """Note that the pool closes."""
         if self._began is None:
             self._began = self._state.loop.time()
-            self._alarm.set_in(SAY_EVERY)
+            self._alarm.set_in(REPORT_EVERY)
 
     def stop(self) -> None:
         """Stop, and log which jobs failed that nobody waited for."""
@@ -126,7 +130,7 @@ class Draining:
                 if count > 1
                 else "one of its jobs was",
                 them="them" if count > 1 else "it",
-                names=names_of(unheard),
+                names=list_functions(unheard),
             )
 
     @decision
@@ -139,7 +143,7 @@ class Draining:
         state, jobs = self._state, self._state.registry.jobs
         names = (job._title for job in itertools.islice(jobs.values(), _LOOKED_AT))
         queued = state.core.balance.waiting
-        what = say_what_it_waits_for(
+        what = describe_waiting(
             jobs=len(jobs),
             queued=queued,
             names=Counter(names),
@@ -153,4 +157,4 @@ class Draining:
             "queued": queued,
         }
         say.CLOSE_IS_SLOW.log(_LOGGER, extra, title=state.config.title, what=what)
-        self._alarm.set_in(SAY_EVERY)
+        self._alarm.set_in(REPORT_EVERY)

@@ -13,10 +13,10 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from asyncpool._core.slots.commands import Command
 from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._runtime.monitoring.job_watch import JobWatch
+from asyncpool._runtime.monitoring.loop_lag import LoopLag
 from asyncpool._runtime.state.config import SupervisorConfig
-from asyncpool._runtime.state.job_watch import JobWatch
 from asyncpool._runtime.state.life_log import LifeLog
-from asyncpool._runtime.state.loop_lag import LoopLag
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.events import Crash

@@ -19,9 +19,9 @@ from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob, claim
 from asyncpool._runtime.job.leases import Leases
+from asyncpool._runtime.monitoring.figures import PoolFigures, outcome_of_error
+from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.state.crash_report import delivery_of, stacks_of, timeout_error
-from asyncpool._runtime.state.figures import PoolFigures, outcome_of_error
-from asyncpool._runtime.state.job_watch import JobWatch
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, JobOutcome
 from asyncpool.errors import (
@@ -163,7 +163,8 @@ class JobRegistry:
     """
 
     def __init__(self, watch: JobWatch) -> None:
-        self.watch, self._hub = watch, watch.hub
+        self.watch = watch
+        self._hub = watch.hub  # asked three times for each job: one look-up less
         self.jobs: dict[int, Job[Any]] = {}
         self.leases = Leases()
         self.deadlines = Deadlines()

@@ -104,7 +104,7 @@ def _oldest_queued(state: PoolState, now: float) -> float:
         return 0.0
     # In the order in which they came.  Few are with a worker, or on their way back.
     for job in state.registry.jobs.values():
-        if job._slot is None and not state.core.closing.is_landing(job.id):
+        if job._slot is None and not state.core.closing.is_unpacking(job.id):
             return max(0.0, now - job._queued_at)
     return 0.0
 

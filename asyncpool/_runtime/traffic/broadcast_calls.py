@@ -11,7 +11,7 @@ from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.formats import Format
 from asyncpool._core.pickling.out_of_band import StreamTooLongError, dump
 from asyncpool._core.pickling.serializers import PICKLE, Serializer
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.messages import MAX_BROADCASTS
 from asyncpool._runtime.base.threads import Pause, Threads
 from asyncpool._runtime.traffic.large_jobs import Call, unpicklable

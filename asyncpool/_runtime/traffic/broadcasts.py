@@ -15,13 +15,13 @@ import functools
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.main.main_module import is_in_use
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
 from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._runtime.base.threads import Threads
@@ -41,6 +41,9 @@ from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
 )
+
+if TYPE_CHECKING:  # few pools have a codec
+    pass
 
 _COMING = UP | {SlotState.STARTING}
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from asyncpool._core.codec.data_only import DataFunctionTable, DataOnly
-from asyncpool._core.codec.formats import Format
 from asyncpool._core.figures.function_figures import FunctionTotals
 from asyncpool._core.pickling.functions import FunctionTable
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
+
+if TYPE_CHECKING:  # few pools have a codec
+    from asyncpool._core.codec.data_only import DataFunctionTable, DataOnly
+    from asyncpool._core.codec.formats import Format
 
 T = TypeVar("T", bound=FunctionTable)
 
@@ -34,7 +36,7 @@ class FunctionTables:
         self._by_format: dict[Format, FunctionTable] = {}
         self.usual = FunctionTable(self._totals)
         if self._data is not None:
-            self.usual = DataFunctionTable(self._totals, self._data, self._data.how)
+            self.usual = self._table_for(self._data, self._data.how)
             self._by_format[self._data.how] = self.usual
 
     @property
@@ -59,6 +61,13 @@ class FunctionTables:
             if len(self._by_format) >= _MOST:  # a view with a new codec for each job
                 oldest = next(one for one in self._by_format if one != self._data.how)
                 del self._by_format[oldest]
-            found = DataFunctionTable(self._totals, self._data, how, self.usual)
+            found = self._table_for(self._data, how, self.usual)
             self._by_format[how] = found
         return found
+
+    def _table_for(
+        self, data: DataOnly, how: Format, usual: FunctionTable | None = None
+    ) -> DataFunctionTable:
+        from asyncpool._core.codec.data_only import DataFunctionTable  # noqa: PLC0415 - see above
+
+        return DataFunctionTable(self._totals, data, how, usual)

@@ -78,7 +78,7 @@ class JobControl:
         state, now = self._state, self._state.loop.time()
         if slot is None:
             self._state.performer.perform(state.core.jobs.drop(job.id, now))
-            self._state.performer.perform(state.core.jobs.landed(job.id, now))
+            self._state.performer.perform(state.core.jobs.outcome_unpacked(job.id, now))
             self._large.go_on()
         elif (
             state.core.jobs.last(slot) == job.id
@@ -99,9 +99,9 @@ class JobControl:
     def _end(self, handle: WorkerHandle, job: Job[Any], *, begun: bool) -> None:
         """End a job that its worker has begun, or ask the worker for it."""
         state, slot = self._state, handle.slot
-        now, press = state.loop.time(), job._limits.cancel_mode
+        now, mode = state.loop.time(), job._limits.cancel_mode
         state.performer.perform(
-            state.core.jobs.cancel(job.id, now, index=slot, begun=begun, press=press)
+            state.core.jobs.cancel(job.id, now, index=slot, begun=begun, mode=mode)
         )
         # There may be no command and yet a deadline, if the worker owes an answer already.
         state.performer.rearm()
@@ -130,11 +130,11 @@ class JobControl:
         return same and state.core.termination.unanswered(job.id, slot)
 
     @decision
-    def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
+    def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
         """Note which jobs a worker will not begin."""
         now = self._state.loop.time()
         try:
-            commands = self._state.core.jobs.revoked(handle.slot, places, now)
+            commands = self._state.core.jobs.revoked(handle.slot, sequences, now)
         except ProtocolError as error:
             handle.distrust(str(error))
         else:

@@ -54,12 +54,12 @@ class LargeObjects:
 
     def pack(self, job: Job[Any], call: Call) -> None:
         """Pickle a job's call, and queue the job then; it counts as queued from now on."""
-        self._state.core.jobs.announce(job.id)
+        self._state.core.jobs.prepare(job.id)
         self._packer.add(job, call)
 
     def put_off(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
         """Queue a job in the next turn of the loop; it counts as queued from now on."""
-        self._state.core.jobs.announce(job.id)
+        self._state.core.jobs.prepare(job.id)
         self._state.loop.call_soon(self.packed, job, payload)
 
     def go_on(self) -> None:
@@ -77,7 +77,7 @@ class LargeObjects:
         job._payload = payload
         now = self._state.loop.time()
         self._state.performer.perform(
-            self._state.core.jobs.arrive(
+            self._state.core.jobs.submit_prepared(
                 job.id, job._profile, now, job._options.priority
             )
         )
@@ -97,7 +97,7 @@ class LargeObjects:
 
     def unpack(self, job: Job[Any], frame: Frame, handle: WorkerHandle) -> None:
         """Unpickle the outcome of a job, which has left its worker, and settle the job then."""
-        self._state.core.closing.landing(job.id)
+        self._state.core.closing.begin_unpacking(job.id)
         self._unpacker.add(job, frame, handle.distrust)
 
     def is_unpacking(self, job: Job[Any]) -> bool:
@@ -105,14 +105,14 @@ class LargeObjects:
         return job.id in self._unpacker.unpacking
 
     @decision
-    def loaded(self, job: Job[Any], outcome: Any) -> None:
+    def unpacked(self, job: Job[Any], outcome: Any) -> None:
         """Settle a job."""
         core, now = self._state.core, self._state.loop.time()
         if self._state.registry.settle(job, outcome):
             self._state.performer.perform(
                 core.jobs.requeue({job.id: job._profile}, now)
             )
-        self._state.performer.perform(core.jobs.landed(job.id, now))
+        self._state.performer.perform(core.jobs.outcome_unpacked(job.id, now))
 
 
 class PackedJobs(Protocol):
@@ -127,10 +127,10 @@ class PackedJobs(Protocol):
         ...
 
 
-class LoadedJobs(Protocol):
+class UnpackedJobs(Protocol):
     """Hears of the outcomes that were unpickled; it is :class:`LargeObjects`."""
 
-    def loaded(self, job: Job[Any], outcome: Any) -> None:
+    def unpacked(self, job: Job[Any], outcome: Any) -> None:
         """Take the result of a job, or a :class:`Failed`."""
         ...
 
@@ -206,7 +206,7 @@ class Unpacker:
     def __init__(
         self,
         threads: Threads,
-        jobs: LoadedJobs,
+        jobs: UnpackedJobs,
     ) -> None:
         self._threads = threads
         self._jobs = jobs
@@ -233,7 +233,7 @@ class Unpacker:
             outcome = Failed(error, raised=False) if error else loaded.result()
             if type(outcome) is Failed and outcome.distrust:
                 distrust(outcome.distrust)
-            self._jobs.loaded(job, outcome)
+            self._jobs.unpacked(job, outcome)
         self.unpacking.discard(job.id)
 
 

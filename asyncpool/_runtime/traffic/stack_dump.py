@@ -32,7 +32,7 @@ class StackDumps:
 
     def rearm(self) -> None:
         """Set the timer for the stopping workers whose time to end is limited, as it is now."""
-        self._alarm.set_at(self._state.core.late_workers.next_deadline())
+        self._alarm.set_at(self._state.core.overdue_workers.next_deadline())
 
     def stop(self) -> None:
         """Stop the timer."""
@@ -41,7 +41,7 @@ class StackDumps:
     @decision
     def _look_at_late(self, now: float) -> None:
         """Ask the workers for their stacks whose time to end is nearly over."""
-        for slot, due in self._state.core.late_workers.take(now):
+        for slot, due in self._state.core.overdue_workers.take(now):
             handle = self._state.handles[slot]
             handle.page.read_stacks()  # erases an older dump
             handle.requests.ask_for_stacks()

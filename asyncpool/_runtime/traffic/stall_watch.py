@@ -11,7 +11,7 @@ from __future__ import annotations
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.job.job import ChunkJob
 from asyncpool._runtime.state.pool_state import PoolState, decision
-from asyncpool._runtime.traffic.job_times import JobTimers
+from asyncpool._runtime.traffic.job_timers import JobTimers
 from asyncpool._runtime.worker.handle import WorkerHandle
 
 # Seconds from one round to the next.  A running job counts as long if two rounds in succession

@@ -2,7 +2,7 @@
 
 Every job takes this way: :meth:`Traffic.submit`, :meth:`Traffic.send`,
 :meth:`Traffic.on_outcomes`.  ``job_control.py`` has what else can happen to a job on its
-way.  ``large_jobs.py`` has the part of the way that only large jobs take.
+way.  ``large_jobs.py`` and ``large_sender.py`` have the part of the way that only large jobs take.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asyncpool._core.pickling.out_of_band import (
     StreamTooLongError,
 )
 from asyncpool._core.pickling.serializers import Serializer
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import elsewhere
 from asyncpool._runtime.base.threads import Threads
@@ -35,13 +35,14 @@ from asyncpool._runtime.state.registry import outcome_of
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.traffic.job_control import JobControl
-from asyncpool._runtime.traffic.job_times import JobTimers
+from asyncpool._runtime.traffic.job_timers import JobTimers
 from asyncpool._runtime.traffic.large_jobs import (
     Call,
     LargeObjects,
     too_large,
     unpicklable,
 )
+from asyncpool._runtime.traffic.large_sender import LargeSender
 from asyncpool._runtime.traffic.live_stacks import LiveStacks
 from asyncpool._runtime.traffic.stack_dump import StackDumps
 from asyncpool._runtime.traffic.stall_watch import StallWatch
@@ -98,6 +99,7 @@ class Traffic:
         self.timers = JobTimers(
             state, self.heartbeats, self.stack_dumps, self.job_control
         )
+        self._large_sender = LargeSender(state, self._large, self.timers)
         state.registry.leases.fence = self._fence
         self._stall_watch = StallWatch(state, self.timers)
 
@@ -254,7 +256,7 @@ class Traffic:
             payload = job._payload
             if isinstance(payload, OutOfBandPickle):
                 job._frame_end = NOT_PUT
-                self._load(handle, job, payload)
+                self._large_sender.send(handle, job, payload)
             else:
                 if leases:
                     self._state.registry.leases.before_sending(job, slot)
@@ -282,42 +284,6 @@ class Traffic:
         long = in_flight > self._concurrency or isinstance(job, ChunkJob)  # pyright: ignore[reportPossiblyUnboundVariable]
         if long and not self._stall_watch.active:
             self._stall_watch.go()
-
-    def _load(
-        self, handle: WorkerHandle, job: Job[Any], pickled: OutOfBandPickle
-    ) -> None:
-        """Put a job's large buffers where its worker sees them; it gets nothing else before."""
-        send = functools.partial(self._send_loaded, handle, job, job.attempt, pickled)
-        handle.outbox.load(pickled, send)
-        self._large.go_on()
-
-    @decision
-    def _send_loaded(
-        self,
-        handle: WorkerHandle,
-        job: Job[Any],
-        attempt: int,
-        pickled: OutOfBandPickle,
-    ) -> None:
-        """Send a job whose large buffers the worker can see by now."""
-        outbox, core = handle.outbox, self._state.core
-        # The pool may have been closed meanwhile, which has failed the job.
-        if core.jobs.last(handle.slot) == job.id:
-            self._state.registry.leases.before_sending(job, handle.slot)
-            job._frame_end = outbox.put_job(
-                job.id,
-                attempt,
-                job._function,
-                pickled.payload,
-                job._context,
-                credit=job._credit,
-            )
-            self.timers.begin(job)
-        outbox.flush()
-        if self._concurrency > 1:
-            self._state.performer.perform(
-                core.jobs.loaded(handle.slot, self._state.loop.time())
-            )
 
     def _fence(self, job: Job[Any], slot: int, until: float) -> None:
         """Tell a worker until when it may run a job that it has, or will get."""

@@ -1,1 +1,1 @@
-"""The pool's side of one worker: its handle, its output, its logs and stacks."""
+"""The pool's side of one worker: its handle, its connections, what it is told, and its stacks."""

@@ -17,15 +17,16 @@ from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.large_buffers import LargeBuffers
 from asyncpool._runtime.channel.outbox import Outbox
 from asyncpool._runtime.channel.page import WorkerPage
-from asyncpool._runtime.sandbox.places import Place
+from asyncpool._runtime.output.log_records import LogNotes
+from asyncpool._runtime.output.output import Output
 from asyncpool._runtime.worker.control_requests import ControlRequests
 from asyncpool._runtime.worker.identity import confined, identity_of
-from asyncpool._runtime.worker.log_records import LogNotes
-from asyncpool._runtime.worker.output import Output
 from asyncpool._runtime.worker.serving import ServingLink
 from asyncpool._runtime.worker.setup import WorkerSetup
+from asyncpool._system.sockets import socket_pair
 
 if TYPE_CHECKING:
+    from asyncpool._runtime.sandbox.places import Place
     from asyncpool._runtime.worker.handle import WorkerHandle
 
 _MAX_CONTROL = 1 << 20
@@ -202,7 +203,7 @@ class WorkerConnections:
 
 
 def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, int]:
-    ours, other = socket.socketpair()
+    ours, other = socket_pair()
     theirs.callback(other.close)
     return ours, other.fileno()
 

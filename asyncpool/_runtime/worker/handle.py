@@ -188,7 +188,7 @@ class WorkerHandle:
         if self.process is not None:
             self.process.signal(STACKS)
 
-    def read_late_stacks(self) -> None:
+    def read_requested_stacks(self) -> None:
         """Read the stacks that it was asked for shortly before its time to end was over.
 
         If it then ended by itself, it did not hang there, and the stacks do not matter.

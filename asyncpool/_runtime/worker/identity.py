@@ -5,9 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from asyncpool._core.wire.messages import Identity, Variables
-from asyncpool._runtime.sandbox.places import Place
+
+if TYPE_CHECKING:  # few pools have a sandbox
+    from asyncpool._runtime.sandbox.places import Place
 
 # Processes that have this key let each other in, so workers in a sandbox have another one.
 _OTHER_KEY = os.urandom(32)

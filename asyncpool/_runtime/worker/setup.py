@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from asyncpool._core.policies.worker_env import WorkerEnv
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.options.worker_options import OutputMode
-from asyncpool._runtime.sandbox.places import Places
-from asyncpool._runtime.worker.log_records import WorkerLogs
+from asyncpool._runtime.output.log_records import WorkerLogs
 from asyncpool._runtime.worker.serving import Serving
 from asyncpool._runtime.worker.worker_events import WorkerEvents
+
+if TYPE_CHECKING:  # few pools have a sandbox
+    from asyncpool._runtime.sandbox.places import Places
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class WorkerEvents(Protocol):
         """Hear what streams have yielded: ``ITEM`` frames, in their order."""
         ...
 
-    def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
+    def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
         """Hear that the worker will not begin the jobs with these sequence numbers."""
         ...
 

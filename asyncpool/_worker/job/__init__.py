@@ -1,1 +1,1 @@
-"""How a job runs, one at a time, and how it is made to end."""
+"""How a job runs, one at a time, and what its worker tells meanwhile."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.job.around import Hook
     from asyncpool._worker.job.coroutines import Coroutines
     from asyncpool._worker.job.heartbeats import HeartbeatWriter
-    from asyncpool._worker.job.interrupts import Interrupts
+    from asyncpool._worker.job_ending.interrupts import Interrupts
 
 
 class Broadcasts:

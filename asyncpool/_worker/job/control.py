@@ -31,10 +31,10 @@ from asyncpool._system.descriptors import HANDED, receive_fds
 from asyncpool._worker.channel.frames_io import decoder, receive
 from asyncpool._worker.channel.segments import Segments
 from asyncpool._worker.job.coroutines import waiting_frames
-from asyncpool._worker.job.interrupts import Interrupts
-from asyncpool._worker.job.job_claims import JobClaims
-from asyncpool._worker.job.live_stacks import live_stacks
 from asyncpool._worker.job.streams import Credit
+from asyncpool._worker.job_ending.interrupts import Interrupts
+from asyncpool._worker.job_ending.job_claims import JobClaims
+from asyncpool._worker.job_ending.live_stacks import live_stacks
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -265,7 +265,7 @@ class Control:
     def _fence(self, sequence: int, until: float) -> None:
         interrupts = self.interrupts
         if interrupts.fences is None:
-            from asyncpool._worker.job.lease_fences import LeaseFences  # noqa: PLC0415 - most need none
+            from asyncpool._worker.job_ending.lease_fences import LeaseFences  # noqa: PLC0415 - most need none
 
             interrupts.fences = LeaseFences(
                 self._claims, interrupts.runs, self._end_lapsed

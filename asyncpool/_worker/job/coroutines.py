@@ -14,7 +14,7 @@ from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.names import JOB_LOGGER
 from asyncpool._core.wire.stacks import COROUTINE
 from asyncpool._worker.api.context import NO_JOB, running
-from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py

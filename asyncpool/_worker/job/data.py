@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from asyncpool._core.codec.codec_messages import load_call, load_value, pack_value
-from asyncpool._core.codec.data_functions import Place
+from asyncpool._core.codec.call_messages import load_call, load_value, pack_value
 from asyncpool._core.codec.failures import pack_failure
 from asyncpool._core.codec.formats import json_format
-from asyncpool._core.codec.named_functions import DataFunction, NamedFunctions
+from asyncpool._core.codec.function_names import Place
+from asyncpool._core.codec.worker_functions import DataFunction, WorkerFunctions
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.pickling.serializers import WorkerSerializer
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from asyncpool._core.codec.codec_messages import Payload
+    from asyncpool._core.codec.message_bodies import Payload
 
 _ANY = Place()
 
@@ -31,7 +31,7 @@ def serializer_of(config: bytes) -> WorkerSerializer:
     Args:
         config: What the pool has said of its functions.
     """
-    functions = NamedFunctions(config)
+    functions = WorkerFunctions(config)
 
     def load_job(
         payload: Payload, known: DataFunction | None = None

@@ -6,20 +6,21 @@ from contextvars import copy_context
 from time import monotonic, perf_counter_ns
 from types import CoroutineType
 
-from asyncpool._core.base.names import misplaced
 from asyncpool._core.map.chunks import run_chunk
 from asyncpool._core.pickling.calls import text_of
 from asyncpool._core.pickling.functions import FunctionCache
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
+from asyncpool._core.policies.misplaced_option import note_on_misplaced
 from asyncpool._core.wire.context import PLAIN, JobContext
 from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
+from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._worker.api.context import running, set_variables
 from asyncpool._worker.api.trace_context import attach
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines
-from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool._worker.job.streams import Streams
+from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -66,6 +67,12 @@ class JobRunner:
         self.context = PLAIN
         self.hook: Hook | None = None
         self.entered: Entered | None = None
+
+    def configure(self, config: WorkerConfig, serializer: WorkerSerializer) -> None:
+        """Take over what the pool has sent about all jobs, for streams too."""
+        self.options = config.options
+        self.serializer = self.streams.serializer = serializer
+        self.max_payload = self.streams.max_payload = config.max_payload
 
     def prepare(self, frame: Frame) -> None:
         """Take what comes ahead of the job that it is for."""
@@ -161,7 +168,9 @@ class JobRunner:
             tb = error.__traceback__
             # Without a frame of the function, the call itself was wrong.
             at_fault = kwargs and tb is not None and tb.tb_next is None
-            if at_fault and (note := misplaced(kwargs, text_of(error), self.options)):
+            if at_fault and (
+                note := note_on_misplaced(kwargs, text_of(error), self.options)
+            ):
                 error.add_note(note)
             raise
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from mmap import mmap
 
-    from asyncpool._worker.job.interrupts import Interrupts
+    from asyncpool._worker.job_ending.interrupts import Interrupts
 
 _installed: HeartbeatWriter | None = None
 

@@ -17,7 +17,7 @@ from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._worker.channel.frames_io import send
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines
-from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool.errors import JobCancelled, JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.job.around import Hook
     from asyncpool._worker.job.control import Control
     from asyncpool._worker.job.coroutines import Coroutines
-    from asyncpool._worker.job.job_claims import JobClaims
+    from asyncpool._worker.job_ending.job_claims import JobClaims
 
 
 class ConcurrentJobs:
@@ -99,9 +99,7 @@ class ConcurrentJobs:
         self._streams = streams
         self._executor = JobRunner(large_buffers, interrupts, coroutines, streams)
         self._executor.hook = hook
-        self._executor.options = config.options
-        self._executor.serializer = streams.serializer = serializer
-        self._executor.max_payload = streams.max_payload = config.max_payload
+        self._executor.configure(config, serializer)
         interrupts.lanes = self.lanes
         install(self.beats)
         chunks.install(partial(run_chunk, page, layout, self.lanes, hook=hook))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mmap import mmap
 
     from asyncpool._core.wire.page import PageLayout
-    from asyncpool._worker.job.interrupts import Interrupts
+    from asyncpool._worker.job_ending.interrupts import Interrupts
     from asyncpool._worker.lanes.lanes import Lanes
 
 

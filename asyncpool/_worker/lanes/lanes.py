@@ -29,8 +29,8 @@ from asyncpool._worker.job.coroutines import (
     warn,
 )
 from asyncpool._worker.job.execute import pack_failure
-from asyncpool._worker.job.interrupts import Interrupts
-from asyncpool._worker.job.live_stacks import computing
+from asyncpool._worker.job_ending.interrupts import Interrupts
+from asyncpool._worker.job_ending.live_stacks import computing
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -32,6 +32,7 @@ from asyncpool._core.wire.messages import (
     unpack_environment,
 )
 from asyncpool._system.descriptors import receive_fds
+from asyncpool._system.sockets import socket_of
 from asyncpool._worker.launcher.reaper import Reaper
 from asyncpool._worker.launcher.rehearsal import rehearse
 from asyncpool._worker.launcher.spare import fork_spare
@@ -62,7 +63,7 @@ def main(channel_fd: int) -> NoReturn:
     reaper = Reaper()
     titles.show("pool-launcher", "launcher")
     # Keep the socket to the end: collecting an open one would cause a warning.
-    channel = socket.socket(fileno=channel_fd)
+    channel = socket_of(channel_fd)
     try:
         LauncherProcess(channel, reaper).run()
     except _Forked as forked:
@@ -248,9 +249,9 @@ class LauncherProcess:
         rehearse()
         config = self._config
         if config is not None and config.namespaces is not None:
-            from asyncpool._worker.sandbox import beginning  # noqa: PLC0415 - most are in none
+            from asyncpool._worker.sandbox import preparation  # noqa: PLC0415 - most are in none
 
-            beginning.rehearse(config.namespaces)
+            preparation.rehearse(config.namespaces)
 
     def _fork(
         self,

@@ -15,6 +15,7 @@ from io import FileIO
 
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.page import STACKS_SIZE, STACKS_START
+from asyncpool._system.sockets import socket_pair
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.loop import equip, make_executor
 
@@ -28,9 +29,9 @@ def rehearse() -> None:
     # It need not succeed: there may be no descriptors, or no such files on this platform.
     # An ExitStack would have each spare process import inspect, from Python 3.15 on.
     with contextlib.suppress(OSError, AttributeError):
-        outside, jobs = socket.socketpair()
+        outside, jobs = socket_pair()
         with outside, jobs:
-            control, theirs = socket.socketpair()
+            control, theirs = socket_pair()
             with control, theirs, _new_page() as page:
                 page.truncate(STACKS_START + STACKS_SIZE)
                 _take_steps(jobs, theirs, page.fileno(), control)

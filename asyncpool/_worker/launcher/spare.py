@@ -11,6 +11,7 @@ import os
 import socket
 
 from asyncpool._system.descriptors import receive_fds
+from asyncpool._system.sockets import socket_pair
 from asyncpool._worker.process import titles
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -36,7 +37,7 @@ def fork_spare(
     Raises:
         OSError: If the process cannot be made.
     """
-    door, inside = socket.socketpair()
+    door, inside = socket_pair()
 
     def await_fds() -> list[int]:
         door.close()

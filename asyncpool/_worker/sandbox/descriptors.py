@@ -32,7 +32,9 @@ _HARMLESS = frozenset(
 )
 
 
-def strays(found: Iterable[tuple[int, str]], known: Iterable[int]) -> list[str]:
+def unknown_descriptors(
+    found: Iterable[tuple[int, str]], known: Iterable[int]
+) -> list[str]:
     """Return what is in *found* beside the standard streams and *known*.
 
     A second descriptor of the same file counts as known.

@@ -19,10 +19,10 @@ from asyncpool._system.confinement import (
 )
 from asyncpool._worker.process.os_setup import apply_bounds
 from asyncpool._worker.process.preloading import threads_left
-from asyncpool._worker.sandbox.beginning import begin
-from asyncpool._worker.sandbox.descriptors import open_descriptors, strays
+from asyncpool._worker.sandbox.descriptors import open_descriptors, unknown_descriptors
 from asyncpool._worker.sandbox.imports import ReachableModules
-from asyncpool._worker.sandbox.trampolines import take_own
+from asyncpool._worker.sandbox.preparation import enter_namespaces
+from asyncpool._worker.sandbox.trampolines import unshare_trampolines
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def enter(
         OSError: If the kernel refuses a step.
         RuntimeError: If *preload* has left something that would be outside of the sandbox.
     """
-    separate = begin(plan.namespaces)
-    _check_what_is_left(take_own(open_descriptors()), descriptors)
+    separate = enter_namespaces(plan.namespaces)
+    _check_what_is_left(unshare_trampolines(open_descriptors()), descriptors)
     _join(cgroup)
     _settle(plan, folder)
     apply_bounds(0, None, plan.rlimits)
@@ -70,7 +70,7 @@ def _check_what_is_left(
             f"preload left threads behind, which would be outside of the sandbox: "
             f"{', '.join(names)}; start them in the initializer, or name another preload"
         )
-    if left := strays(found, descriptors):
+    if left := unknown_descriptors(found, descriptors):
         raise RuntimeError(
             f"preload left descriptors open, which jobs would have: {', '.join(left)}; "
             "close them after the import, or name another preload"

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 TRAMPOLINES = "/memfd:libffi (deleted)"
 
 
-def take_own(descriptors: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+def unshare_trampolines(
+    descriptors: Iterable[tuple[int, str]],
+) -> list[tuple[int, str]]:
     """Put a copy that nobody can write to in the place of each such descriptor.
 
     libffi goes on using the number of its descriptor.

@@ -64,6 +64,29 @@ def wsgi_application(found: Any, name: str, *, factory: bool) -> Any:
     )
 
 
+def with_usual_keys(app: Any, threads: int) -> Any:
+    """Return a WSGI application that finds what other servers give it, and a2wsgi does not.
+
+    A framework reads a body in chunks only if ``wsgi.input_terminated`` says that it may read to
+    the end, and sends files with ``wsgi.file_wrapper``.
+
+    Args:
+        app: The application.
+        threads: How many threads call it.
+    """
+    import sys  # noqa: PLC0415 - only WSGI needs them
+    from wsgiref.util import FileWrapper  # noqa: PLC0415 - likewise
+
+    def call(environ: dict[str, Any], start_response: Any) -> Any:
+        environ["wsgi.input_terminated"] = True
+        environ["wsgi.file_wrapper"] = FileWrapper
+        environ["wsgi.errors"] = sys.stderr
+        environ["wsgi.multithread"] = threads > 1
+        return app(environ, start_response)
+
+    return call
+
+
 def load_environment(path: str) -> None:
     """Set the variables of a file, but for those that are set already.
 

@@ -283,7 +283,9 @@ def _in_threads(app: Any, threads: int) -> Any:
         raise ModuleNotFoundError(
             "WSGI needs a2wsgi: pip install 'asyncpool-supervised[wsgi]'"
         ) from error
-    return WSGIMiddleware(app, workers=threads)
+    from asyncpool.cluster._servers.application import with_usual_keys  # noqa: PLC0415
+
+    return WSGIMiddleware(with_usual_keys(app, threads), workers=threads)
 
 
 async def _cancel(requests: set[asyncio.Task[None]]) -> None:

@@ -83,9 +83,9 @@ class Books:
         # Sessions, each with the call that does it, if that has come.
         self.rebuilding: dict[int, int | None] = {}
         self.given_back: set[int] = set()  # which of them have left a worker's hands
-        self.late: set[int] = set()  # those that were announced
-        self.announced: list[int] = []  # open, but they cannot be sent yet
-        self.landing: list[int] = []  # open, but what has become of them is not known
+        self.prepared: set[int] = set()  # those that were prepared apart
+        self.preparing: list[int] = []  # open, but they cannot be sent yet
+        self.unpacking: list[int] = []  # open, but what has become of them is not known
         self.open: set[int] = set()
         self.profiles: dict[int, Profile] = {}
         self.closing: Finish | None = None
@@ -147,7 +147,7 @@ class Books:
     @property
     def waiting(self) -> list[int]:
         """The jobs that have no worker, those included that cannot be sent yet."""
-        return [*self.queue, *self.keyed, *self.announced]
+        return [*self.queue, *self.keyed, *self.preparing]
 
     def loading(self) -> list[int]:
         """Return the slots whose workers have a job in hand that was not sent."""
@@ -176,7 +176,7 @@ class Books:
     @property
     def nobody_is_needed(self) -> bool:
         """Whether the pool closes, and no job may need another worker."""
-        if self.closing is None or self.waiting or self.landing:
+        if self.closing is None or self.waiting or self.unpacking:
             return False
         if self.closing is not Finish.ALL or self.broken:
             return True

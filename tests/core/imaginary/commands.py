@@ -250,9 +250,9 @@ class Commands(Ends):
                 assert why == "broken" or self.closing or self.time_is_over
             else:
                 assert self.closing is Finish.NONE or self.time_is_over
-                if job in self.landing:
-                    self.landing.remove(job)
-                    self.seen["closed while it landed"] += 1
+                if job in self.unpacking:
+                    self.unpacking.remove(job)
+                    self.seen["closed while it was unpacked"] += 1
                 for process in self.processes.values():
                     if process.hand.pop(job, None) and process.loading == job:
                         process.loading = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.policies.job_limits import CancelMode
+from asyncpool._core.policies.job_options import CancelMode
 from asyncpool._core.slots.lifecycle import KILL_GRACE, STOP_GRACE, TERM_GRACE
 from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish
@@ -17,21 +17,21 @@ __all__ = ["Ends"]
 class Ends(Lines):
     """Checks that nobody is pressed to end without a reason, or too hard, or too early."""
 
-    def _make_end(self, process: Process, job: int, press: CancelMode) -> None:
+    def _make_end(self, process: Process, job: int, mode: CancelMode) -> None:
         """Expect a job to end by itself for a while, or its worker to die of it."""
-        if process.told is not StopStage.NO or press.action == "wait":
+        if process.told is not StopStage.NO or mode.action == "wait":
             return
         if job in process.asked_to_end:
             return
         if job == process.silent:
             process.hung, process.silent = False, None
-        if press.grace:
-            process.asked_to_end[job] = self.now + press.grace
+        if mode.grace:
+            process.asked_to_end[job] = self.now + mode.grace
             process.doomed.pop(job, None)
             process.stalled.add(job)
-            if press.action == "kill":
+            if mode.action == "kill":
                 process.breaks_pool.add(job)
-            self.interrupts += press.action == "interrupt"
+            self.interrupts += mode.action == "interrupt"
         else:
             self._doom(process, job)
 

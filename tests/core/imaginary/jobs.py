@@ -12,7 +12,7 @@ from asyncpool._core.base.run_times import (
     Profile,
     SessionProfile,
 )
-from asyncpool._core.policies.job_limits import KILL, CancelMode
+from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.termination import LEAST_GRACE, STACK_GRACE
@@ -34,21 +34,23 @@ class Jobs(Commands):
         slot = submit(job, self.profiles[job], priority)
         self._enter(job, priority, slot)
 
-    def announce(self, cost: float, key: int | None = None) -> None:
+    def prepare(self, cost: float, key: int | None = None) -> None:
         """Let a job come that must be pickled first."""
         job = self._come(cost, key)
-        self.seen["announced"] += 1
-        self.announced.append(job)
-        self.late.add(job)
-        self.core.jobs.announce(job)
+        self.seen["prepared"] += 1
+        self.preparing.append(job)
+        self.prepared.add(job)
+        self.core.jobs.prepare(job)
 
-    def arrive(self, job: int, priority: int = 0) -> None:
-        """Let a job that was announced be pickled by now."""
-        self.announced.remove(job)
-        self.seen["arrived"] += 1
+    def submit_prepared(self, job: int, priority: int = 0) -> None:
+        """Let a job that is being prepared be pickled by now."""
+        self.preparing.remove(job)
+        self.seen["submitted when prepared"] += 1
         if self.closing is not None:
-            self.seen["arrived while the pool closes"] += 1
-        commands = self.core.jobs.arrive(job, self.profiles[job], self.now, priority)
+            self.seen["submitted when prepared while the pool closes"] += 1
+        commands = self.core.jobs.submit_prepared(
+            job, self.profiles[job], self.now, priority
+        )
         match commands:
             case [cmd.Assign(slot, (first,)), *rest]:
                 assert first == job
@@ -59,9 +61,9 @@ class Jobs(Commands):
                 self.feed(commands)
 
     def refuse(self, job: int) -> None:
-        """Let it turn out that a job which was announced cannot be pickled."""
+        """Let it turn out that a job that is being prepared cannot be pickled."""
         self._end(job, "refused")
-        self.announced.remove(job)
+        self.preparing.remove(job)
         self.feed(self.core.jobs.drop(job, self.now))
 
     def errand(self, slot: int) -> None:
@@ -158,7 +160,7 @@ class Jobs(Commands):
         assert list(process.hand.items())[-1] == (process.loading, process.sent)
         process.loading = None
         self.seen["loaded"] += 1
-        self.feed(self.core.jobs.loaded(slot, self.now))
+        self.feed(self.core.jobs.arguments_loaded(slot, self.now))
 
     def outcome(
         self, slot: int, *, count: int = 1, again: bool = False, heavy: bool = False
@@ -187,24 +189,24 @@ class Jobs(Commands):
             if job not in self.open:
                 continue  # its caller has left
             if heavy:
-                self.landing.append(job)
-                self.core.closing.landing(job)
+                self.unpacking.append(job)
+                self.core.closing.begin_unpacking(job)
                 continue
             if not again or job in errands or job in self.calls:
                 self._end(job, "completed")
                 continue
             self._again(job)
 
-    def land(self, job: int, *, again: bool = False) -> None:
+    def outcome_unpacked(self, job: int, *, again: bool = False) -> None:
         """Let an answer be loaded."""
-        self.landing.remove(job)
-        self.seen["landed"] += 1
-        self.seen["landed while the pool closes"] += self.closing is not None
+        self.unpacking.remove(job)
+        self.seen["unpacked"] += 1
+        self.seen["unpacked while the pool closes"] += self.closing is not None
         if again and job not in self.calls:
             self._again(job)
         else:
             self._end(job, "completed")
-        self.feed(self.core.jobs.landed(job, self.now))
+        self.feed(self.core.jobs.outcome_unpacked(job, self.now))
 
     def _again(self, job: int) -> None:
         self.seen["an answer to retry after"] += 1
@@ -240,25 +242,25 @@ class Jobs(Commands):
             *(p.unwanted for p in self.processes.values())
         ) | {
             *self.waiting,
-            *self.landing,
+            *self.unpacking,
             *self.waiting_errands,
             *self.waiting_calls,
         }
 
-    def expire(self, slot: int, press: CancelMode, job: int) -> None:
+    def expire(self, slot: int, mode: CancelMode, job: int) -> None:
         """Let the time of a job be over that a worker runs."""
         process = self.processes[slot]
-        if press.action == "kill" or press.grace < LEAST_GRACE:
+        if mode.action == "kill" or mode.grace < LEAST_GRACE:
             self._make_end(process, job, CancelMode("kill", STACK_GRACE))
         else:
-            self._make_end(process, job, CancelMode("interrupt", press.grace))
-        commands = self.core.termination.expire(job, self.now, index=slot, press=press)
+            self._make_end(process, job, CancelMode("interrupt", mode.grace))
+        commands = self.core.termination.expire(job, self.now, index=slot, mode=mode)
         assert (
             cmd.WriteStacks(slot, job) in commands or process.told is not StopStage.NO
         )
         self.feed(commands)
 
-    def cancel(self, job: int, press: CancelMode = KILL) -> None:
+    def cancel(self, job: int, mode: CancelMode = KILL) -> None:
         self._end(job, "cancelled")
         if job in self.waiting:
             self._unqueue(job)
@@ -266,9 +268,9 @@ class Jobs(Commands):
             return
         if job in self.waiting_calls:
             self.waiting_calls.remove(job)
-        if job in self.landing:
-            self.landing.remove(job)
-            self.feed(self.core.jobs.landed(job, self.now))
+        if job in self.unpacking:
+            self.unpacking.remove(job)
+            self.feed(self.core.jobs.outcome_unpacked(job, self.now))
             return
         if not any(job in p.hand for p in self.processes.values()):
             self.feed(self.core.jobs.drop(job, self.now))
@@ -277,15 +279,15 @@ class Jobs(Commands):
         if job == process.loading:
             self._withdraw(process)
             return
-        process.unwanted[job] = press
+        process.unwanted[job] = mode
         begun = job in process.running
         if begun:
-            self._make_end(process, job, press)
+            self._make_end(process, job, mode)
         commands = self.core.jobs.cancel(
-            job, self.now, index=process.slot, begun=begun, press=press
+            job, self.now, index=process.slot, begun=begun, mode=mode
         )
         self.feed(commands)
-        if begun and press is KILL and job in process.doomed:
+        if begun and mode is KILL and job in process.doomed:
             alone = len(process.hand) <= self.width
             asked = process.questions or process.answers
             assert process.told or asked, "a job runs on that nobody wants"

@@ -98,15 +98,19 @@ class Lines(Books):
         """Check that a job with a key is sent where it belongs, and in its turn."""
         self.keyed.remove(job)
         key = self.keys[job]
-        now = choose(key, self.seats), choose(key, self.seats_after)
+        before, after = choose(key, self.seats), choose(key, self.seats_after)
+        there = None if before is None else self.seats[before]
         assert slot in {
-            None if now[0] is None else self.seats[now[0]],
-            None if now[1] is None else self.seats_after[now[1]],
+            there,
+            None if after is None else self.seats_after[after],
         }, "it is somebody else's"
-        if job not in self.back and job not in self.late:
+        if there is not None and there != slot and there in self.processes:
+            # It waited there when that worker was last given jobs.
+            self.processes[there].line = True
+        if job not in self.back and job not in self.prepared:
             for other in self.keyed:
                 if self.keys[other] == key and self.ranks.get(other) == self.ranks[job]:
-                    assert other > job or other in self.late, "not in their order"
+                    assert other > job or other in self.prepared, "not in their order"
                     assert other not in self.back, "who comes back is first"
         if job in self.back:
             self.back.remove(job)
@@ -162,8 +166,8 @@ class Lines(Books):
         self.queue.give_back([job for job in jobs if job not in self.keys])
 
     def _unqueue(self, job: int) -> None:
-        if job in self.announced:
-            self.announced.remove(job)
+        if job in self.preparing:
+            self.preparing.remove(job)
         elif job in self.keyed:
             for process in self.processes.values():
                 process.line = process.line or process.slot == self.slot_for(job)

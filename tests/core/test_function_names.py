@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.codec.data_functions import (
+from asyncpool._core.codec.formats import format_of
+from asyncpool._core.codec.function_names import (
     FunctionNames,
     Plan,
     check_name,
     name_of,
 )
-from asyncpool._core.codec.formats import format_of
 from asyncpool.errors import JobNotPicklableError
 from tests.helpers.data_jobs import HOME, Order, echo, make_order
 

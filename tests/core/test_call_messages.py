@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.codec.codec_messages import (
+from asyncpool._core.codec.call_messages import (
     load_call,
     load_value,
     pack_call,
     pack_value,
 )
-from asyncpool._core.codec.data_functions import Place, Plan
 from asyncpool._core.codec.formats import Format, format_of
+from asyncpool._core.codec.function_names import Place, Plan
 from asyncpool._core.pickling.out_of_band import (
     OutOfBandPickle,
     ReceivedPickle,

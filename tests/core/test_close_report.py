@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from asyncpool._core.base.names import names_of, say_what_it_waits_for
+from asyncpool._core.supervision.close_report import describe_waiting, list_functions
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,11 @@ from asyncpool._core.base.names import names_of, say_what_it_waits_for
 def test_it_names_what_a_closing_pool_waits_for(
     jobs: int, queued: int, names: dict[str, int], maps: list[str], text: str
 ) -> None:
-    said = say_what_it_waits_for(
-        jobs=jobs, queued=queued, names=Counter(names), maps=maps
-    )
+    said = describe_waiting(jobs=jobs, queued=queued, names=Counter(names), maps=maps)
     assert said == text
 
 
 def test_it_names_five_functions_at_the_most() -> None:
     names = Counter({letter: 10 - n for n, letter in enumerate("abcdefg")})
     text = "10 x a, 9 x b, 8 x c, 7 x d, 6 x e, 9 of others"
-    assert names_of(names) == text
+    assert list_functions(names) == text

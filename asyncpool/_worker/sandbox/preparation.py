@@ -16,10 +16,10 @@ from asyncpool._system.confinement import (
 )
 from asyncpool._worker.process.preloading import threads_left
 from asyncpool._worker.process.warm_up import warm_up
-from asyncpool._worker.sandbox.descriptors import open_descriptors, strays
+from asyncpool._worker.sandbox.descriptors import open_descriptors, unknown_descriptors
 
 
-class _Begun:
+class _Entered:
     """What this process has done."""
 
     pid = 0
@@ -29,20 +29,20 @@ class _Begun:
 def rehearse(namespaces: int) -> None:
     """Do in a spare process what need not wait; see ``_worker/launcher/rehearsal.py``."""
     threads_left()
-    strays(open_descriptors(), ())  # what they find counts later
+    unknown_descriptors(open_descriptors(), ())  # what they find counts later
     landlock_version()
-    begin(namespaces)
+    enter_namespaces(namespaces)
 
 
-def begin(namespaces: int) -> bool:
+def enter_namespaces(namespaces: int) -> bool:
     """Make the namespaces of a worker, once; return whether the kernel allows them."""
-    if _Begun.pid != os.getpid():  # and not only the process that it was forked from
-        _Begun.pid = os.getpid()
+    if _Entered.pid != os.getpid():  # and not only the process that it was forked from
+        _Entered.pid = os.getpid()
         warm_up()
         if os.geteuid() == 0:
             forbid_capabilities()
-        _Begun.separate = bool(namespaces) and _separate(namespaces)
-    return _Begun.separate
+        _Entered.separate = bool(namespaces) and _separate(namespaces)
+    return _Entered.separate
 
 
 def _separate(flags: int) -> bool:

@@ -1,4 +1,4 @@
-"""A worker's half of a pool that is data only."""
+"""The functions that a worker may call in a pool that is data only: its half of the codec."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import pickle
 from binascii import a2b_base64
 
-from asyncpool._core.codec.data_functions import FunctionNames, Plan
 from asyncpool._core.codec.formats import Format, PluggedFormat, format_of
+from asyncpool._core.codec.function_names import FunctionNames, Plan
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class DataFunction:
         self.__module__ = module
 
 
-class NamedFunctions:
+class WorkerFunctions:
     """The functions that a worker may call.
 
     Args:

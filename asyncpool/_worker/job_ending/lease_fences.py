@@ -12,7 +12,7 @@ from __future__ import annotations
 from _thread import TIMEOUT_MAX, allocate_lock, start_new_thread
 from time import monotonic
 
-from asyncpool._worker.job.job_claims import JobClaims
+from asyncpool._worker.job_ending.job_claims import JobClaims
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from types import FrameType
 
-    from asyncpool._worker.job.interrupts import Interrupts
+    from asyncpool._worker.job_ending.interrupts import Interrupts
 
 _OURS = "/asyncpool/_worker/"
 

@@ -15,7 +15,7 @@ from asyncpool._core.supervision.termination import STACK_GRACE
 from asyncpool.enums import SlotState
 
 
-class LateWorkers:
+class OverdueWorkers:
     """Which workers the pool asks for their stacks, and when.
 
     Args:
@@ -38,13 +38,13 @@ class LateWorkers:
         for slot in self._slots:
             due = self._due(slot)
             if due is not None and due - STACK_GRACE <= now:
-                slot.is_late = True
+                slot.is_overdue = True
                 found.append((slot.index, due))
         return found
 
     def _due(self, slot: Slot) -> float | None:
         """Return when the pool kills the worker of *slot*, unless it was asked already."""
-        if slot.is_late:
+        if slot.is_overdue:
             return None
         if slot.state is SlotState.BUSY:
             jobs = slot.in_flight.jobs

@@ -1,4 +1,4 @@
-"""The times of a job, by themselves."""
+"""The options of a job, and its limits of time by themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.policies.job_limits import KILL, CancelMode, JobLimits, JobOptions
+from asyncpool._core.policies.job_options import KILL, CancelMode, JobLimits, JobOptions
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from asyncpool._core.slots.health import LATE
 from asyncpool._runtime.base.alarm import Alarm
 
 
-class Timeouts:
+class DeadlineTimer:
     """Watches the time limits of a pool's jobs.
 
     Args:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from asyncpool._cli.map.journal_file import JournalError, JournalFile
+from asyncpool._cli.journal.journal_file import JournalError, JournalFile
 
 # How many rows one statement inserts.  Each step of a statement gives the GIL away, and
 # beside a busy event loop it takes 5 ms to get it back: one row at a time made 200 rows

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Protocol
 
-    from asyncpool._worker.job.lease_fences import LeaseFences
+    from asyncpool._worker.job_ending.lease_fences import LeaseFences
 
     class Running(Protocol):
         """The jobs that run, if there may be several: see ``lanes.py``."""

@@ -2,7 +2,7 @@
 
 A heartbeat does not move the next look at its job.  When the time of the look has come, the
 worker's page tells whether there was a heartbeat.  If there was one, the look is moved then.
-``_core/policies/job_limits.py`` says whether a job has exceeded a limit.  The core decides how
+``_core/policies/job_options.py`` says whether a job has exceeded a limit.  The core decides how
 the job is made to end.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from asyncpool._runtime.job.deadline_timer import DeadlineTimer
 from asyncpool._runtime.job.job import Job, StreamJob
-from asyncpool._runtime.job.timeouts import Timeouts
 from asyncpool._runtime.state.crash_report import late_error, timeout_error
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
@@ -44,7 +44,7 @@ class JobTimers:
         self._heartbeats = heartbeats
         self._stack_dumps = stack_dumps
         self._job_control = job_control
-        self._timeouts = Timeouts(state.loop, state.registry.deadlines, self._on_due)
+        self._timer = DeadlineTimer(state.loop, state.registry.deadlines, self._on_due)
 
     def wait(self, job: Job[Any]) -> bool:
         """Watch how long a job is queued; if its time is over already, fail it and return false."""
@@ -57,7 +57,7 @@ class JobTimers:
             job._exceeded = limits.exceeded(now, running=False)
             self._state.registry.fail(job, timeout_error(job))
             return False
-        self._timeouts.watch(job.id, until)
+        self._timer.watch(job.id, until)
         return True
 
     def begin_first(self, slot: int) -> None:
@@ -74,7 +74,7 @@ class JobTimers:
             look = job._limits.first_check(now)
             # If there is an earlier look, since the job had to begin by then, that one will do.
             if look is None or not self._state.registry.deadlines.is_set(job.id, look):
-                self._timeouts.watch(job.id, look)
+                self._timer.watch(job.id, look)
 
     def end(self, job: Job[Any]) -> None:
         """Stop watching a job that has ended in time; its outcome is still to be loaded.
@@ -82,11 +82,11 @@ class JobTimers:
         Only its deadline goes on, since that includes the loading.
         """
         if job._limits.timed:
-            self._timeouts.watch(job.id, job._limits.deadline)
+            self._timer.watch(job.id, job._limits.deadline)
 
     def stop(self) -> None:
         """Stop watching."""
-        self._timeouts.stop()
+        self._timer.stop()
 
     def _on_due(self, numbers: list[int], now: float) -> None:
         """Check the jobs whose time may be over."""
@@ -110,8 +110,8 @@ class JobTimers:
         if job.done():
             return  # it is ending already
         state, slot, began = self._state, job._slot, job._began
-        if slot is not None and began is None and not self._must_go(job, slot):
-            self._timeouts.watch(job.id, now + _AGAIN)
+        if slot is not None and began is None and not self._is_given_up(job, slot):
+            self._timer.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
             # Its outcome may have come, and take long to load.
             state.registry.fail(job, late_error(job, now))
@@ -119,17 +119,17 @@ class JobTimers:
         elif state.core.jobs.runs(slot, job.id):
             end = job._limits.run_end(began)
             if end is None or now < end:
-                self._judge(job, slot, now)
+                self._check_silence(job, slot, now)
                 return
             job._exceeded = job._limits.exceeded(now, running=True)
-            press = job._limits.cancel_mode
+            mode = job._limits.cancel_mode
             self._state.performer.perform(
-                state.core.termination.expire(job.id, now, index=slot, press=press)
+                state.core.termination.expire(job.id, now, index=slot, mode=mode)
             )
             self._stack_dumps.signal_before_end(state.handles[slot], now, job.id)
 
-    def _must_go(self, job: Job[Any], slot: int) -> bool:
-        """Return whether to give up a job that its worker has not begun.
+    def _is_given_up(self, job: Job[Any], slot: int) -> bool:
+        """Return whether a job that its worker has not begun is given up now.
 
         If not, ask the worker to give the job back.  The worker may be beginning it just now,
         and then the job is in time.
@@ -141,13 +141,13 @@ class JobTimers:
             self._state.performer.perform(core.termination.revoke(job.id, slot))
         return False
 
-    def _judge(self, job: Job[Any], slot: int, now: float) -> None:
+    def _check_silence(self, job: Job[Any], slot: int, now: float) -> None:
         """Have a worker killed if its job has sent no heartbeat for too long."""
         handle = self._state.handles[slot]
         self._heartbeats.look(handle)
         next_look = self._next_look(job)
         if next_look is None or now < next_look:
-            self._timeouts.watch(job.id, next_look)
+            self._timer.watch(job.id, next_look)
         else:
             seconds = job._limits.heartbeat_timeout
             several = self._state.config.worker.concurrency > 1
@@ -160,7 +160,7 @@ class JobTimers:
         began, heartbeat_log = job._began, job._heartbeats
         assert began is not None
         # If this process has been suspended, the worker may have been too: count from then on.
-        beat = max(began, self._timeouts.resumed_at)
+        beat = max(began, self._timer.resumed_at)
         if heartbeat_log is not None and heartbeat_log.attempt == job.attempt:
             beat = max(beat, heartbeat_log.at)
         if isinstance(job, StreamJob):

@@ -1,4 +1,4 @@
-"""How long a job may take, and how the pool ends it."""
+"""What a caller can choose for a job: how often, how long and where it runs, and how it ends."""
 
 from __future__ import annotations
 

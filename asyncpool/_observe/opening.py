@@ -1,11 +1,11 @@
-"""Begin what a pool was asked to have beside it, before anything happens in it."""
+"""Open what a pool was asked to have beside it, before anything happens in it."""
 
 from __future__ import annotations
 
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 
 
-def begin(
+def open_control_and_trace(
     life: SupervisorRunner,
     *,
     name: str,
@@ -13,7 +13,7 @@ def begin(
     control: str | None,
     trace: str | None,
 ) -> None:
-    """Begin the control socket and the trace of a pool.
+    """Open the control socket and the trace of a pool.
 
     Args:
         life: The pool's life.  Not the pool itself: who drops it would not be noticed then.

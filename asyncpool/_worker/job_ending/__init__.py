@@ -1,0 +1,1 @@
+"""What ends a job before its time: revoked, interrupted, fenced; and where it is at that moment."""
