@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from asyncpool._core.base import pool_messages as say
-from asyncpool._core.base.run_times import BUDGET
+from asyncpool._core.base.job_traits import BUDGET
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._futures.delivery import Call, Delivery, What, settle
@@ -281,7 +281,7 @@ class Engine:
         job.add_done_callback(partial(self._on_done, call))
         if job._slot is not None:
             return False
-        self._room = self._workers * (1 + int(_AHEAD / job._profile.cost))
+        self._room = self._workers * (1 + int(_AHEAD / job._traits.cost))
         return True
 
     def _on_done(self, call: Call, job: Job[Any]) -> None:

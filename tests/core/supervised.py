@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import Command, Spawn
@@ -39,10 +39,10 @@ def pool(
     return core
 
 
-def short(cost: float = 10.0) -> Profile:
-    profile = Profile()
-    profile.cost = profile.least = cost
-    return profile
+def short(cost: float = 10.0) -> JobTraits:
+    traits = JobTraits()
+    traits.cost = traits.least = cost
+    return traits
 
 
 def gone(core: Supervision, slot: int, now: float) -> list[Command]:

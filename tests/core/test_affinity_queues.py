@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base.run_times import KeyedProfile, Profile
+from asyncpool._core.base.job_traits import JobTraits, KeyedTraits
 from asyncpool._core.dispatch.affinity_queues import AffinityQueues, choose
 from asyncpool._core.dispatch.queue import OLDEST_EVERY
 
@@ -14,7 +14,7 @@ def lines_of(*keys: int) -> AffinityQueues:
     lines = AffinityQueues(OLDEST_EVERY)
     lines.assign(SEATS)
     for job, key in enumerate(keys):
-        lines.add(job, KeyedProfile(Profile(), key), job % 3 - 1)
+        lines.add(job, KeyedTraits(JobTraits(), key), job % 3 - 1)
     return lines
 
 
@@ -51,7 +51,7 @@ def test_a_place_that_changes_with_another_one_moves_the_keys_of_both() -> None:
 
 def test_who_waits_for_nobody_goes_to_the_first_that_come() -> None:
     lines = AffinityQueues(OLDEST_EVERY)
-    lines.requeue({job: KeyedProfile(Profile(), job) for job in range(10)})
+    lines.requeue({job: KeyedTraits(JobTraits(), job) for job in range(10)})
     assert waiting(lines) == dict.fromkeys(range(10))
     lines.assign(SEATS)
     assert waiting(lines) == {key: choose(key, SEATS) for key in range(10)}
@@ -65,15 +65,15 @@ def test_nothing_is_kept_of_jobs_that_have_left() -> None:
         assert lines.remove(job)
         assert not lines.remove(job)
     assert sorted(lines.clear()) == list(range(9, 18))
-    lines.add(1, KeyedProfile(Profile(), 1), 0)
+    lines.add(1, KeyedTraits(JobTraits(), 1), 0)
     assert lines.remove(1)
     assert (lines.open, lines._keys, lines._groups) == ({}, {}, {})
 
 
 def test_who_joins_a_line_keeps_its_age() -> None:
     lines = lines_of(*range(30))
-    returned: dict[int, Profile] = {
-        job: KeyedProfile(Profile(), job % 7) for job in (43, 41, 47, 42)
+    returned: dict[int, JobTraits] = {
+        job: KeyedTraits(JobTraits(), job % 7) for job in (43, 41, 47, 42)
     }
     lines.requeue(returned)
     lines.assign({0: 10})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base.run_times import KeyedProfile, Profile
+from asyncpool._core.base.job_traits import JobTraits, KeyedTraits
 from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.capacity import GROW_EVERY
@@ -37,7 +37,7 @@ def key_of(place: int, count: int) -> int:
 
 
 def submit(core: Supervision, job: int, key: int, priority: int = 0) -> int | None:
-    return core.jobs.submit_keyed(job, KeyedProfile(Profile(), key), priority)
+    return core.jobs.submit_keyed(job, KeyedTraits(JobTraits(), key), priority)
 
 
 def test_those_with_which_a_pool_begins_have_their_places_from_the_start() -> None:
@@ -131,13 +131,13 @@ def test_who_comes_takes_the_lowest_place_that_is_free() -> None:
 
 def test_jobs_move_with_their_keys_and_keep_their_age_and_priority() -> None:
     core = pool_of(1)
-    core.jobs.submit(0, Profile())
+    core.jobs.submit(0, JobTraits())
     mine, other = key_of(1, 2), key_of(0, 2)
     for job, (key, priority) in enumerate(
         [(mine, 0), (other, 0), (mine, -1), (mine, 0), (other, 0)], 1
     ):
         assert submit(core, job, key, priority) is None
-    core.jobs.requeue({9: KeyedProfile(Profile(), mine)}, 0.0)
+    core.jobs.requeue({9: KeyedTraits(JobTraits(), mine)}, 0.0)
     core.replacements.resize(2, 2, 1.0)
     begun: list[int] = []
     commands = core.workers.ready(1, 2.0)
@@ -160,7 +160,7 @@ def test_nobody_is_started_for_a_job_that_waits_while_others_are_idle() -> None:
     core.replacements.sizing.job_waits(1.0)
     assert core.on_timer(1.0 + GROW_EVERY) == []
     # But for those that wait while nobody is, there may be.
-    core.jobs.submit(3, Profile())
+    core.jobs.submit(3, JobTraits())
     core.replacements.sizing.job_waits(2.0)
     assert Resized(3) in core.on_timer(2.0 + GROW_EVERY)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import LEAST, UNKNOWN, Profile
+from asyncpool._core.base.job_traits import LEAST, UNKNOWN, JobTraits
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.supervision.supervision import Supervision
 
@@ -23,10 +23,10 @@ def core_of(workers: int, ready: int, concurrency: int = 1) -> Supervision:
     return core
 
 
-def profile_of(cost: float) -> Profile:
-    profile = Profile()
-    profile.cost = profile.least = cost
-    return profile
+def traits_of(cost: float) -> JobTraits:
+    traits = JobTraits()
+    traits.cost = traits.least = cost
+    return traits
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_those_wait_that_have_not_begun_wherever_they_are(
     for job in range(5):
         found.append(core.balance.waiting)
         pipelining.append(core.balance.pipelining)
-        core.jobs.submit(job, profile_of(UNKNOWN if job > 3 else 4000.0))
+        core.jobs.submit(job, traits_of(UNKNOWN if job > 3 else 4000.0))
     assert found == waiting
     assert pipelining == [count > 0 for count in waiting]
     assert core.balance.waiting == waiting[-1] + 1  # the last one is in the queue
@@ -48,9 +48,9 @@ def test_those_wait_that_have_not_begun_wherever_they_are(
 
 
 def test_a_worker_is_idle_beside_one_that_others_wait_in() -> None:
-    core, profile = core_of(2, 1), profile_of(10.0)
-    core.jobs.submit(1, profile)
-    core.jobs.submit(2, profile)
+    core, traits = core_of(2, 1), traits_of(10.0)
+    core.jobs.submit(1, traits)
+    core.jobs.submit(2, traits)
     seen = {"nobody is idle": core.balance.unbalanced}
     core.workers.ready(1, 0.0)
     seen["one is"] = core.balance.unbalanced
@@ -80,10 +80,10 @@ def test_a_worker_is_idle_beside_one_that_others_wait_in() -> None:
 def test_a_worker_rests_that_has_enough_to_do_when_many_wait(
     workers: int, cost: float, waiting: int, what: str
 ) -> None:
-    core, profile = core_of(workers, workers), profile_of(cost)
+    core, traits = core_of(workers, workers), traits_of(cost)
     job = 0
     while core.dispatcher.waiting < waiting:
-        core.jobs.submit(job, profile)
+        core.jobs.submit(job, traits)
         job += 1
     assert {core.balance.may_rest(index) for index in range(workers)} == {
         what == "rest"

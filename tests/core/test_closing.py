@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import STREAM_PROFILE, Profile
+from asyncpool._core.base.job_traits import STREAM_TRAITS, JobTraits
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.capacity import GROW_EVERY
@@ -36,7 +36,7 @@ def pool_with(jobs: int, *, ready: bool = True) -> Supervision:
     core.workers.start(0.0)
     if ready:
         core.workers.ready(0, 0.0)
-    slots = [core.jobs.submit(job, Profile()) for job in range(jobs)]
+    slots = [core.jobs.submit(job, JobTraits()) for job in range(jobs)]
     assert slots[:1] in ([], [0])
     return core
 
@@ -176,7 +176,7 @@ def draining(
     for index in range(workers[0]):
         core.workers.ready(index, 0.0)
     for job in range(jobs):
-        core.jobs.submit(job, STREAM_PROFILE)
+        core.jobs.submit(job, STREAM_TRAITS)
     assert core.close(Finish.ALL, None, 1.0) == []
     return core
 
@@ -247,7 +247,7 @@ class TestDraining:
         core = Supervision(workers=(2, 2), policy=RestartPolicy(), start_timeout=20.0)
         core.workers.start(0.0)
         core.workers.ready(0, 0.0)
-        short = Profile()
+        short = JobTraits()
         short.note(10)
         assert [core.jobs.submit(job, short) for job in (0, 1)] == [0, 0]
         core.workers.ready(1, 0.0)
@@ -261,7 +261,7 @@ class TestDraining:
         core.hold()
         core.close(Finish.ALL, None, 1.0)
         assert done(core, 0, 0, 2.0) == []
-        assert core.jobs.submit(1, STREAM_PROFILE) == 0
+        assert core.jobs.submit(1, STREAM_TRAITS) == 0
         assert done(core, 0, 1, 3.0) == []
         assert core.release(4.0) == [Stop(0)]
 
@@ -277,7 +277,7 @@ class TestDraining:
 
     def test_a_close_before_the_start_waits_for_the_jobs_that_are_there(self) -> None:
         core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
-        core.jobs.submit(0, STREAM_PROFILE)
+        core.jobs.submit(0, STREAM_TRAITS)
         core.close(Finish.ALL, None, 0.0)
         assert core.workers.start(0.0) == [Spawn(0, 1)]
         assert core.workers.ready(0, 1.0) == [Assign(0, (0,))]

@@ -14,14 +14,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.base.run_times import (
+from asyncpool._core.base.job_traits import (
     BUDGET,
     DEEPEST,
     REFILL,
-    STREAM_PROFILE,
+    STREAM_TRAITS,
     UNKNOWN,
-    KeyedProfile,
-    Profile,
+    JobTraits,
+    KeyedTraits,
 )
 from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.dispatch.dispatcher import Dispatcher
@@ -35,12 +35,12 @@ KINDS = st.integers(0, 5)
 RANKS = st.sampled_from(PRIORITIES)
 
 
-def known(cost: float) -> Profile:
+def known(cost: float) -> JobTraits:
     """Return what is known of a function that takes *cost* thousandths of a budget."""
-    profile = Profile()
+    traits = JobTraits()
     if cost != UNKNOWN:
-        profile.cost = cost * BUDGET / 1000
-    return profile
+        traits.cost = cost * BUDGET / 1000
+    return traits
 
 
 class DispatchMachine(RuleBasedStateMachine):
@@ -48,9 +48,9 @@ class DispatchMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.profiles = [known(cost) for cost in (7.8125, 250.0, 500.0, 1007.8125)]
-        self.profiles += [Profile(), STREAM_PROFILE]
-        self.kinds: dict[int, Profile] = {}
+        self.traits = [known(cost) for cost in (7.8125, 250.0, 500.0, 1007.8125)]
+        self.traits += [JobTraits(), STREAM_TRAITS]
+        self.kinds: dict[int, JobTraits] = {}
         self.ranks: dict[int, int | None] = {}
         self.announced: list[int] = []
         self.idle: list[int] = []  # the last one is the next
@@ -223,9 +223,9 @@ class DispatchMachine(RuleBasedStateMachine):
         placed = self.dispatcher.requeue({job: self.known_of(job) for job in jobs})
         assert placed == expected
 
-    def known_of(self, job: int) -> Profile:
-        profile = self.kinds[job]
-        return KeyedProfile(profile, self.keys[job]) if job in self.keys else profile
+    def known_of(self, job: int) -> JobTraits:
+        traits = self.kinds[job]
+        return KeyedTraits(traits, self.keys[job]) if job in self.keys else traits
 
     def leaves(self, slot: int) -> None:
         self.dispatcher.worker_gone(slot)
@@ -247,7 +247,7 @@ class DispatchMachine(RuleBasedStateMachine):
             self.submit_keyed(self.jobs, kind, priority, key)
 
     def submit_keyed(self, job: int, kind: int, priority: int, key: int) -> None:
-        profile = self.kinds[job] = self.profiles[kind]
+        traits = self.kinds[job] = self.traits[kind]
         self.keys[job] = key
         slot, expected = self.slot_of(job), None
         if slot in self.idle:
@@ -255,7 +255,7 @@ class DispatchMachine(RuleBasedStateMachine):
             expected = slot
         elif slot in self.roomy:
             self.roomy.remove(slot)
-            if self.load(slot) + profile.cost <= BUDGET and self.queue.leads(priority):
+            if self.load(slot) + traits.cost <= BUDGET and self.queue.leads(priority):
                 self.queue.pass_by(job)
                 expected = slot
         if expected is None:
@@ -284,14 +284,14 @@ class DispatchMachine(RuleBasedStateMachine):
         assert self.dispatcher.discard(job) is False
 
     def submit_job(self, job: int, kind: int, priority: int) -> None:
-        profile = self.kinds[job] = self.profiles[kind]
+        traits = self.kinds[job] = self.traits[kind]
         leads = self.queue.leads(priority)
         slot = self.expect_a_place_for(job) if leads else None
         if slot is None:
             self.queue.add(job, priority)
         else:
             self.queue.pass_by(job)
-        assert self.dispatcher.submit(job, profile, priority) == slot
+        assert self.dispatcher.submit(job, traits, priority) == slot
 
     @rule(kind=KINDS, count=st.integers(2, 40))
     def submit_many(self, kind: int, count: int) -> None:
@@ -324,7 +324,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(kind=st.integers(0, 4), cost=st.sampled_from(COSTS))
     def more_is_learned(self, kind: int, cost: float) -> None:
-        self.profiles[kind].cost = known(cost).cost
+        self.traits[kind].cost = known(cost).cost
 
     @precondition(lambda self: len(self.hands) < 4)
     @rule()
@@ -466,7 +466,7 @@ def idle_pool(workers: int) -> tuple[Dispatcher, list[InFlight]]:
 def test_jobs_begin_in_the_order_in_which_they_came() -> None:
     dispatcher = Dispatcher()
     for job in (1, 2, 3):
-        assert dispatcher.submit(job, Profile()) is None
+        assert dispatcher.submit(job, JobTraits()) is None
     assert [dispatcher.refill(slot, InFlight()) for slot in range(4)] == [
         [1],
         [2],
@@ -478,7 +478,7 @@ def test_jobs_begin_in_the_order_in_which_they_came() -> None:
 def test_the_most_urgent_begin_first() -> None:
     dispatcher = Dispatcher()
     for job, priority in enumerate((0, 5, -1, 0, 5, -1)):
-        assert dispatcher.submit(job, Profile(), priority) is None
+        assert dispatcher.submit(job, JobTraits(), priority) is None
     assert dispatcher.waiting == 6
     assert [dispatcher.refill(slot, InFlight()) for slot in range(6)] == [
         [2],
@@ -493,8 +493,8 @@ def test_the_most_urgent_begin_first() -> None:
 
 def test_an_idle_worker_takes_a_job_whatever_its_priority() -> None:
     dispatcher, _ = idle_pool(2)
-    assert dispatcher.submit(1, Profile(), 100) == 1
-    assert dispatcher.submit(2, Profile(), -100) == 0
+    assert dispatcher.submit(1, JobTraits(), 100) == 1
+    assert dispatcher.submit(2, JobTraits(), -100) == 0
     assert dispatcher.waiting == 0
 
 
@@ -502,7 +502,7 @@ def test_urgent_jobs_go_on_beside_a_long_one_until_that_has_waited_its_time() ->
     dispatcher, [in_flight] = idle_pool(1)
     short = known(10)
     assert dispatcher.submit(0, short) == 0
-    assert dispatcher.submit(1, Profile()) is None
+    assert dispatcher.submit(1, JobTraits()) is None
     for job in range(2, OLDEST_EVERY + 1):
         assert dispatcher.submit(job, short, -1) == 0
     assert len(in_flight.jobs) == OLDEST_EVERY
@@ -517,13 +517,13 @@ def test_urgent_jobs_go_on_beside_a_long_one_until_that_has_waited_its_time() ->
 
 def test_nobody_starves_however_many_more_urgent_ones_come() -> None:
     dispatcher, [in_flight] = idle_pool(1)
-    profile = Profile()
-    assert dispatcher.submit(0, profile) == 0
+    traits = JobTraits()
+    assert dispatcher.submit(0, traits) == 0
     for job in (1, 2, 3):
-        assert dispatcher.submit(job, profile, 1) is None
+        assert dispatcher.submit(job, traits, 1) is None
     begun: list[int] = []
     for job in range(4, 3 * OLDEST_EVERY + 4):
-        assert dispatcher.submit(job, profile) is None
+        assert dispatcher.submit(job, traits) is None
         in_flight.complete(begun[-1] if begun else 0)
         begun += dispatcher.refill(0, in_flight)
     turns = [begun.index(job) + 1 for job in (1, 2, 3)]
@@ -532,12 +532,12 @@ def test_nobody_starves_however_many_more_urgent_ones_come() -> None:
 
 
 def test_who_finds_room_when_jobs_come_back_has_passed_those_who_wait() -> None:
-    dispatcher, profile = Dispatcher(oldest_every=2), Profile()
+    dispatcher, traits = Dispatcher(oldest_every=2), JobTraits()
     dispatcher.refill(0, InFlight())
     dispatcher.submit(1, known(10))
-    dispatcher.submit(2, Profile())
-    dispatcher.submit(3, profile, -1)
-    profile.note(10)
+    dispatcher.submit(2, JobTraits())
+    dispatcher.submit(3, traits, -1)
+    traits.note(10)
     assert dispatcher.requeue({9: known(10)}) == [(0, 9), (0, 3)]
     assert dispatcher.submit(4, known(10), -1) is None
     assert dispatcher.refill(1, InFlight()) == [2]
@@ -545,12 +545,12 @@ def test_who_finds_room_when_jobs_come_back_has_passed_those_who_wait() -> None:
 
 def test_jobs_that_lost_their_worker_are_before_more_urgent_ones() -> None:
     dispatcher, _ = idle_pool(1)
-    profile = Profile()
-    assert dispatcher.submit(1, profile, 5) == 0
-    assert dispatcher.submit(2, profile, -5) is None
+    traits = JobTraits()
+    assert dispatcher.submit(1, traits, 5) == 0
+    assert dispatcher.submit(2, traits, -5) is None
     dispatcher.worker_gone(0)
-    assert dispatcher.requeue({1: profile}) == []
-    assert dispatcher.submit(3, profile, -9) is None
+    assert dispatcher.requeue({1: traits}) == []
+    assert dispatcher.submit(3, traits, -9) is None
     assert dispatcher.waiting == 3
     assert [dispatcher.refill(slot, InFlight()) for slot in (1, 2, 3)] == [
         [1],
@@ -571,7 +571,7 @@ def test_after_those_with_priorities_the_usual_ones_fill_the_worker() -> None:
 
 def test_the_worker_that_stopped_last_is_the_next_to_work() -> None:
     dispatcher, _ = idle_pool(3)
-    slots = [dispatcher.submit(job, Profile()) for job in (1, 2, 3, 4)]
+    slots = [dispatcher.submit(job, JobTraits()) for job in (1, 2, 3, 4)]
     assert slots == [2, 1, 0, None]
 
 
@@ -588,9 +588,9 @@ def test_a_burst_of_short_jobs_spreads_over_all_workers(
     workers: int, jobs: int, cost: float
 ) -> None:
     dispatcher, flights = idle_pool(workers)
-    profile = known(cost)
+    traits = known(cost)
     for job in range(jobs):
-        assert dispatcher.submit(job, profile) is not None
+        assert dispatcher.submit(job, traits) is not None
     sizes = [len(in_flight.jobs) for in_flight in flights]
     assert sum(sizes) == jobs
     assert max(sizes) - min(sizes) <= 1
@@ -598,9 +598,9 @@ def test_a_burst_of_short_jobs_spreads_over_all_workers(
 
 def test_of_the_shortest_jobs_a_worker_holds_as_many_as_the_limit() -> None:
     dispatcher, flights = idle_pool(2)
-    profile = Profile()
-    profile.note(0)
-    slots = [dispatcher.submit(job, profile) for job in range(2 * DEEPEST + 1)]
+    traits = JobTraits()
+    traits.note(0)
+    slots = [dispatcher.submit(job, traits) for job in range(2 * DEEPEST + 1)]
     assert slots[-1] is None
     assert None not in slots[:-1]
     assert [len(in_flight.jobs) for in_flight in flights] == [DEEPEST, DEEPEST]
@@ -648,7 +648,7 @@ def test_a_job_goes_where_there_is_enough_room_for_it() -> None:
 def test_a_short_job_does_not_overtake_a_long_one_that_waits() -> None:
     dispatcher, [in_flight] = idle_pool(1)
     assert dispatcher.submit(1, known(10)) == 0
-    assert dispatcher.submit(2, Profile()) is None
+    assert dispatcher.submit(2, JobTraits()) is None
     assert dispatcher.submit(3, known(10)) is None
     assert dispatcher.refill(0, in_flight) == []
     in_flight.complete(1)
@@ -672,7 +672,7 @@ def test_a_worker_with_room_is_found_again_after_its_outcomes() -> None:
 def test_a_worker_that_is_full_after_a_refill_is_in_nobodys_way() -> None:
     dispatcher, [first, second] = idle_pool(2)
     assert [dispatcher.submit(job, known(10)) for job in (1, 2)] == [1, 0]
-    assert dispatcher.submit(3, Profile()) is None
+    assert dispatcher.submit(3, JobTraits()) is None
     second.complete(1)
     assert dispatcher.refill(1, second) == [3]
     assert [dispatcher.submit(job, known(10)) for job in (4, 5, 6)] == [0, 0, 0]
@@ -690,10 +690,10 @@ def test_a_worker_that_was_idle_meanwhile_is_the_last_in_turn() -> None:
 def test_a_worker_is_refilled_up_to_its_budget() -> None:
     dispatcher, [in_flight] = idle_pool(1)
     jobs = range(11)
-    profile = known(100)
-    assert [dispatcher.submit(job, profile) for job in jobs] == [0] * 10 + [None]
+    traits = known(100)
+    assert [dispatcher.submit(job, traits) for job in jobs] == [0] * 10 + [None]
     for job in range(11, 30):
-        assert dispatcher.submit(job, profile) is None
+        assert dispatcher.submit(job, traits) is None
     for job in range(5):
         in_flight.complete(job)
     assert dispatcher.refill(0, in_flight) == [10, 11, 12, 13, 14]
@@ -714,7 +714,7 @@ def test_jobs_that_lost_their_worker_are_the_next_to_begin() -> None:
 def test_jobs_that_come_back_need_not_wait_behind_the_queue() -> None:
     dispatcher, [in_flight] = idle_pool(1)
     dispatcher.submit(1, known(100))
-    dispatcher.submit(2, Profile())
+    dispatcher.submit(2, JobTraits())
     assert dispatcher.requeue({4: known(100), 3: known(100)}) == [(0, 4), (0, 3)]
     assert list(in_flight.jobs) == [1, 4, 3]
     assert dispatcher.waiting == 1
@@ -722,7 +722,7 @@ def test_jobs_that_come_back_need_not_wait_behind_the_queue() -> None:
 
 def test_jobs_that_come_back_are_for_idle_workers_first_and_keep_their_order() -> None:
     dispatcher, flights = idle_pool(2)
-    back = {7: known(600), 5: known(400), 6: known(300), 4: known(100), 3: Profile()}
+    back = {7: known(600), 5: known(400), 6: known(300), 4: known(100), 3: JobTraits()}
     assert dispatcher.requeue(back) == [(1, 7), (0, 5), (1, 6), (0, 4)]
     assert [list(in_flight.jobs) for in_flight in flights] == [[5, 4], [7, 6]]
     assert dispatcher.clear() == [3]
@@ -735,19 +735,19 @@ def test_what_waited_behind_jobs_that_come_back_is_not_forgotten() -> None:
     dispatcher.submit(3, known(500))
     in_flight.complete(1)
     dispatcher.refill(0, in_flight)
-    dispatcher.submit(4, Profile())
+    dispatcher.submit(4, JobTraits())
     assert dispatcher.requeue({}) == []
-    assert dispatcher.requeue({9: Profile()}) == []
+    assert dispatcher.requeue({9: JobTraits()}) == []
     assert dispatcher.clear() == [9, 4]
 
 
 def test_room_that_is_found_when_jobs_come_back_is_for_those_behind_them_too() -> None:
     dispatcher, [in_flight] = idle_pool(1)
-    profile = Profile()
+    traits = JobTraits()
     dispatcher.submit(1, known(10))
-    dispatcher.submit(2, profile)
+    dispatcher.submit(2, traits)
     dispatcher.submit(3, known(10))
-    profile.note(10)
+    traits.note(10)
     assert dispatcher.requeue({9: known(10)}) == [(0, 9), (0, 2), (0, 3)]
     assert list(in_flight.jobs) == [1, 9, 2, 3]
 
@@ -781,7 +781,7 @@ def test_what_is_announced_waits_in_nobodys_way() -> None:
     assert (dispatcher.waiting, dispatcher.idle) == (2, 1)
     assert dispatcher.submit(3, known(10)) == 0
     assert dispatcher.submit(4, known(10)) == 0
-    assert dispatcher.submit(5, Profile()) is None
+    assert dispatcher.submit(5, JobTraits()) is None
     assert dispatcher.waiting == 3
     for job in (3, 4):
         in_flight.complete(job)
@@ -808,7 +808,7 @@ def test_what_was_announced_is_forgotten_with_the_rest() -> None:
     for job in (1, 3, 5):
         dispatcher.prepare(job)
     for job in (2, 4):
-        dispatcher.submit(job, Profile())
+        dispatcher.submit(job, JobTraits())
     assert dispatcher.discard(3) is True
     assert dispatcher.discard(3) is False
     assert dispatcher.clear() == [2, 4, 1, 5]
@@ -820,7 +820,7 @@ def test_what_was_announced_is_forgotten_with_the_rest() -> None:
 def test_who_is_to_be_alone_has_an_idle_worker_and_nobody_behind(cost: float) -> None:
     dispatcher, [in_flight] = idle_pool(1)
     assert dispatcher.submit(1, known(cost)) == 0
-    assert dispatcher.submit(2, STREAM_PROFILE) is None, "nobody travels ahead of it"
+    assert dispatcher.submit(2, STREAM_TRAITS) is None, "nobody travels ahead of it"
     in_flight.complete(1)
     assert dispatcher.refill(0, in_flight) == [2]
     assert dispatcher.submit(3, known(cost)) is None, "nor behind it"
@@ -847,7 +847,7 @@ def test_what_is_forgotten_is_never_given_to_anybody() -> None:
 def one_worker_with_a_place() -> tuple[Dispatcher, InFlight]:
     dispatcher, [in_flight] = idle_pool(1)
     dispatcher.assign_buckets({0: 0})
-    assert dispatcher.submit(0, Profile()) == 0
+    assert dispatcher.submit(0, JobTraits()) == 0
     return dispatcher, in_flight
 
 
@@ -860,11 +860,11 @@ def test_neither_starves_while_more_urgent_ones_come_to_the_other_line(
     def submit(job: int, priority: int, *, keyed: bool) -> None:
         if keyed:
             assert (
-                dispatcher.submit_keyed(job, KeyedProfile(Profile(), 7), priority)
+                dispatcher.submit_keyed(job, KeyedTraits(JobTraits(), 7), priority)
                 is None
             )
         else:
-            assert dispatcher.submit(job, Profile(), priority) is None
+            assert dispatcher.submit(job, JobTraits(), priority) is None
 
     submit(1, 0, keyed=old_has_a_key)
     begun = [0]
@@ -880,10 +880,10 @@ def test_an_old_job_that_is_less_urgent_is_not_passed_for_ever_by_usual_ones() -
     in_flight = InFlight()
     dispatcher.assign_buckets({0: 0})
     assert dispatcher.refill(0, in_flight) == []
-    assert dispatcher.submit(0, Profile()) == 0
-    assert dispatcher.submit(1, Profile(), priority=1) is None
+    assert dispatcher.submit(0, JobTraits()) == 0
+    assert dispatcher.submit(1, JobTraits(), priority=1) is None
     for job in range(2, 7):
-        assert dispatcher.submit_keyed(job, KeyedProfile(Profile(), 7), 0) is None
+        assert dispatcher.submit_keyed(job, KeyedTraits(JobTraits(), 7), 0) is None
     begun = [0]
     while dispatcher.waiting:
         in_flight.complete(begun[-1])
@@ -894,7 +894,7 @@ def test_an_old_job_that_is_less_urgent_is_not_passed_for_ever_by_usual_ones() -
 def test_an_idle_worker_that_is_served_jobs_of_its_own_is_busy() -> None:
     dispatcher, [_] = idle_pool(1)
     dispatcher.assign_buckets({0: 0})
-    keyed = KeyedProfile(Profile(), 7)
+    keyed = KeyedTraits(JobTraits(), 7)
     assert dispatcher.requeue({1: keyed, 2: keyed}) == [(0, 1)]
     assert dispatcher.idle == 0
     assert dispatcher.submit(3, known(10)) is None
@@ -908,8 +908,8 @@ def test_a_worker_with_room_takes_nobody_past_a_job_of_its_own(
     dispatcher.assign_buckets({0: 0})
     assert dispatcher.refill(0, in_flight) == []
     assert dispatcher.submit(0, known(10)) == 0
-    keyed = KeyedProfile(Profile(), 7)
-    back: dict[int, Profile] = dict.fromkeys(range(1, concurrency + 1), keyed)
+    keyed = KeyedTraits(JobTraits(), 7)
+    back: dict[int, JobTraits] = dict.fromkeys(range(1, concurrency + 1), keyed)
     # All but one of those that came back begin in a free lane.
     assert len(dispatcher.requeue(back)) == concurrency - 1
     assert dispatcher.submit(9, known(10)) is None
@@ -930,11 +930,11 @@ def test_a_worker_with_two_lanes_takes_two_long_jobs_and_no_third() -> None:
     dispatcher, in_flight = Dispatcher(), InFlight(2)
     assert dispatcher.refill(0, in_flight) == []
     assert dispatcher.free == 2
-    assert dispatcher.submit(1, Profile()) == 0
+    assert dispatcher.submit(1, JobTraits()) == 0
     assert dispatcher.free == 1
-    assert dispatcher.submit(2, Profile()) == 0
+    assert dispatcher.submit(2, JobTraits()) == 0
     assert dispatcher.free == 0
-    assert dispatcher.submit(3, Profile()) is None
+    assert dispatcher.submit(3, JobTraits()) is None
     for job in (1, 2):
         in_flight.complete(job)
     assert dispatcher.refill(0, in_flight) == [3]
@@ -960,8 +960,8 @@ def test_a_worker_that_has_had_its_jobs_is_given_nothing(concurrency: int) -> No
 def test_who_has_waited_longer_is_not_passed_by_who_is_taken_before() -> None:
     dispatcher, in_flight = one_worker_with_a_place()
     for job in range(1, 2 * OLDEST_EVERY):
-        assert dispatcher.submit(job, Profile()) is None
-    assert dispatcher.submit_keyed(500, KeyedProfile(Profile(), 7), 0) is None
+        assert dispatcher.submit(job, JobTraits()) is None
+    assert dispatcher.submit_keyed(500, KeyedTraits(JobTraits(), 7), 0) is None
     begun = [0]
     while begun[-1] != 500 and len(begun) < 3 * OLDEST_EVERY:
         in_flight.complete(begun[-1])
@@ -972,10 +972,10 @@ def test_who_has_waited_longer_is_not_passed_by_who_is_taken_before() -> None:
 def test_short_jobs_do_not_pass_a_long_one_that_waits_for_their_worker() -> None:
     dispatcher, [in_flight] = idle_pool(1)
     dispatcher.assign_buckets({0: 0})
-    assert dispatcher.submit_keyed(1, KeyedProfile(known(10), 7), 0) == 0
-    assert dispatcher.submit_keyed(2, KeyedProfile(Profile(), 7), 0) is None
+    assert dispatcher.submit_keyed(1, KeyedTraits(known(10), 7), 0) == 0
+    assert dispatcher.submit_keyed(2, KeyedTraits(JobTraits(), 7), 0) is None
     assert dispatcher.submit(3, known(10)) is None
-    assert dispatcher.submit_keyed(4, KeyedProfile(known(10), 8), 0) is None
+    assert dispatcher.submit_keyed(4, KeyedTraits(known(10), 8), 0) is None
     in_flight.complete(1)
     assert dispatcher.refill(0, in_flight) == [2]
     in_flight.complete(2)
@@ -984,34 +984,34 @@ def test_short_jobs_do_not_pass_a_long_one_that_waits_for_their_worker() -> None
 
 def test_what_is_learned_of_a_function_counts_for_jobs_with_a_key_that_wait() -> None:
     dispatcher, in_flight = one_worker_with_a_place()
-    profile = Profile()
+    traits = JobTraits()
     for job in (1, 2, 3):
-        assert dispatcher.submit_keyed(job, KeyedProfile(profile, job), 0) is None
-    profile.note(10)
+        assert dispatcher.submit_keyed(job, KeyedTraits(traits, job), 0) is None
+    traits.note(10)
     in_flight.complete(0)
     assert dispatcher.refill(0, in_flight) == [1, 2, 3]
-    assert dispatcher.submit_keyed(4, KeyedProfile(profile, 4), 0) == 0
+    assert dispatcher.submit_keyed(4, KeyedTraits(traits, 4), 0) == 0
 
 
 def test_a_job_with_a_key_does_not_pass_those_without_one() -> None:
     dispatcher, [in_flight] = idle_pool(1)
     dispatcher.assign_buckets({0: 0})
     assert dispatcher.submit(1, known(10)) == 0
-    assert dispatcher.submit(2, Profile()) is None
-    assert dispatcher.submit_keyed(3, KeyedProfile(known(10), 7), 0) is None
+    assert dispatcher.submit(2, JobTraits()) is None
+    assert dispatcher.submit_keyed(3, KeyedTraits(known(10), 7), 0) is None
     in_flight.complete(1)
     assert dispatcher.refill(0, in_flight) == [2]
     in_flight.complete(2)
     assert dispatcher.refill(0, in_flight) == [3]
     # But a more urgent one may go ahead, as any other.
-    assert dispatcher.submit(4, Profile()) is None
-    assert dispatcher.submit_keyed(5, KeyedProfile(known(10), 7), -1) == 0
+    assert dispatcher.submit(4, JobTraits()) is None
+    assert dispatcher.submit_keyed(5, KeyedTraits(known(10), 7), -1) == 0
 
 
 def test_a_job_with_a_key_leaves_room_for_those_without_one() -> None:
     dispatcher, [in_flight] = idle_pool(1)
     dispatcher.assign_buckets({0: 0})
-    assert dispatcher.submit_keyed(1, KeyedProfile(known(10), 7), 0) == 0
+    assert dispatcher.submit_keyed(1, KeyedTraits(known(10), 7), 0) == 0
     assert dispatcher.submit(2, known(10)) == 0
     assert list(in_flight.jobs) == [1, 2]
 
@@ -1021,16 +1021,16 @@ def test_a_job_with_a_key_that_goes_ahead_has_passed_those_that_wait() -> None:
     dispatcher.refill(0, in_flight)
     dispatcher.assign_buckets({0: 0})
     assert dispatcher.submit(1, known(10)) == 0
-    assert dispatcher.submit(2, Profile()) is None
-    key = KeyedProfile(known(10), 7)
+    assert dispatcher.submit(2, JobTraits()) is None
+    key = KeyedTraits(known(10), 7)
     assert [dispatcher.submit_keyed(job, key, -1) for job in (3, 4, 5)] == [0, 0, None]
 
 
 def test_jobs_with_keys_that_come_back_go_to_their_worker_and_others_to_any() -> None:
     dispatcher, _ = idle_pool(2)
     dispatcher.assign_buckets({0: 0})
-    keyed = {job: KeyedProfile(Profile(), 7) for job in (1, 3)}
-    placed = dispatcher.requeue({1: keyed[1], 2: Profile(), 3: keyed[3]})
+    keyed = {job: KeyedTraits(JobTraits(), 7) for job in (1, 3)}
+    placed = dispatcher.requeue({1: keyed[1], 2: JobTraits(), 3: keyed[3]})
     assert placed == [(0, 1), (1, 2)]
     assert dispatcher.waiting == dispatcher.waiting_for(0) == 1
     assert dispatcher.waiting_for(1) == 0
@@ -1038,7 +1038,7 @@ def test_jobs_with_keys_that_come_back_go_to_their_worker_and_others_to_any() ->
 
 def test_a_job_with_a_key_that_comes_back_waits_if_nobody_has_its_bucket() -> None:
     dispatcher, _ = idle_pool(1)
-    assert dispatcher.requeue({1: KeyedProfile(Profile(), 7)}) == []
+    assert dispatcher.requeue({1: KeyedTraits(JobTraits(), 7)}) == []
     assert (dispatcher.waiting, dispatcher.idle) == (1, 1)
     assert dispatcher.assign_buckets({0: 0}) == [(0, 1)]
     assert dispatcher.assign_buckets({0: 0}) == []
@@ -1049,17 +1049,17 @@ def test_who_waits_for_its_own_worker_is_not_served_by_another() -> None:
     assert dispatcher.unserved == 0
     dispatcher.assign_buckets({0: 0})
     for job in (1, 2):
-        dispatcher.submit_keyed(job, KeyedProfile(Profile(), 7), 0)
+        dispatcher.submit_keyed(job, KeyedTraits(JobTraits(), 7), 0)
     dispatcher.wanted = 5
     assert (dispatcher.waiting, dispatcher.unserved) == (1, 5), "worker 1 is idle"
-    assert dispatcher.submit(3, Profile()) == 1
+    assert dispatcher.submit(3, JobTraits()) == 1
     assert dispatcher.unserved == 6, "a new worker might be theirs"
 
 
 def test_the_worker_that_is_next_is_the_first_of_the_idle_ones() -> None:
     dispatcher, _ = idle_pool(3)
     assert dispatcher.idle_slots() == [2, 1, 0]
-    assert dispatcher.submit(1, Profile()) == 2
+    assert dispatcher.submit(1, JobTraits()) == 2
     assert dispatcher.idle_slots() == [1, 0]
 
 
@@ -1071,6 +1071,6 @@ def test_whether_a_worker_is_there_for_a_job_that_comes() -> None:
     dispatcher.prepare(1)
     assert dispatcher.preparing == 1
     assert dispatcher.has_idle_worker_for(None)
-    dispatcher.submit_keyed(2, KeyedProfile(Profile(), 7), 0)
+    dispatcher.submit_keyed(2, KeyedTraits(JobTraits(), 7), 0)
     assert not dispatcher.has_idle_worker_for(None), "the other one is for job 1"
     assert not dispatcher.has_idle_worker_for(7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.policies.restart import RestartPolicy
@@ -28,7 +28,7 @@ class Crew:
     """One worker, which is starting."""
 
     def __init__(self, drain_timeout: float | None = 10.0) -> None:
-        self.short = Profile()
+        self.short = JobTraits()
         self.short.cost = 1.0
         self.dispatcher = Dispatcher()
         self.lifecycle = SlotLifecycle(

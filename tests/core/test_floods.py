@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.commands import Spawn, TellRestart
 from asyncpool._core.supervision.supervision import Supervision
@@ -32,12 +32,12 @@ def test_jobs_that_kill_their_workers_keep_nobody_waiting_for_a_timer(
         now += 0.001
         if succeed:
             job += 1
-            assert core.jobs.submit(job, Profile()) is not None
+            assert core.jobs.submit(job, JobTraits()) is not None
             [busy] = [it.index for it in core.slots if it.in_flight.jobs]
             core.jobs.outcome(busy, job)
             assert core.jobs.refill(busy, now) == []
         job += 1
-        index = core.jobs.submit(job, Profile()) or 0
+        index = core.jobs.submit(job, JobTraits()) or 0
         generations[index] += 1
         commands = core.workers.ended(index, now, started=True, requeue=(), jitter=0.0)
         assert commands == [

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from asyncpool._core.base.run_times import UNKNOWN
+from asyncpool._core.base.job_traits import UNKNOWN
 from asyncpool._core.figures.function_figures import FunctionTotals
 from asyncpool._core.pickling import functions
 from asyncpool._core.pickling.functions import (
@@ -142,7 +142,7 @@ def test_what_has_a_state_or_no_name_travels_with_each_call(name: str) -> None:
     table = FunctionTable(FunctionTotals())
     found = table.find(BY_VALUE[name])
     assert (found.number, found.payload) == (0, b"")
-    assert table.find(BY_VALUE[name]) is found, "its profile is kept all the same"
+    assert table.find(BY_VALUE[name]) is found, "its traits is kept all the same"
     assert table.find(add).number == 1, "and it has used no number"
 
 
@@ -159,7 +159,7 @@ def test_numbers_are_given_in_turn() -> None:
 def test_nothing_is_known_of_a_new_function() -> None:
     function = known_function(number=3, payload=b"payload")
     assert (function.number, function.payload) == (3, b"payload")
-    assert function.profile.cost == UNKNOWN
+    assert function.traits.cost == UNKNOWN
 
 
 def test_what_lives_in_main_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,16 +441,16 @@ def test_the_newest_are_remembered(crowd: list[ANY]) -> None:
     rest = [table.find(function) for function in crowd[1 : KNOWN + 1]]
     assert rest == [*found[1:], newest], "only the oldest has gone"
     again = table.find(crowd[0])
-    assert (again.number, again.profile.cost) == (KNOWN + 2, UNKNOWN)
+    assert (again.number, again.traits.cost) == (KNOWN + 2, UNKNOWN)
 
 
 def test_what_workers_have_forgotten_the_pool_knows(crowd: list[ANY]) -> None:
     table = FunctionTable(FunctionTotals())
     for _ in range(2):
         for function in crowd[: 2 * MEMORY]:
-            table.find(function).profile.note(1e6)
+            table.find(function).traits.note(1e6)
     found = [table.find(function) for function in crowd[: 2 * MEMORY]]
-    assert {each.profile.cost for each in found} == {1e6}
+    assert {each.traits.cost for each in found} == {1e6}
     assert [each.number for each in found] == list(range(1, 2 * MEMORY + 1))
 
 

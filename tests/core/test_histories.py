@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncpool._core.base.run_times import STREAM_PROFILE, UNKNOWN, Profile
+from asyncpool._core.base.job_traits import STREAM_TRAITS, UNKNOWN, JobTraits
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.commands import (
     Abandon,
@@ -54,9 +54,9 @@ def submit(*jobs: int, cost: float = UNKNOWN) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
         sent: list[Command] = []
         for job in jobs:
-            profile = Profile()
-            profile.cost = profile.least = cost
-            slot = core.jobs.submit(job, profile)
+            traits = JobTraits()
+            traits.cost = traits.least = cost
+            slot = core.jobs.submit(job, traits)
             sent += [] if slot is None else [Assign(slot, (job,))]
         return sent
 
@@ -67,7 +67,7 @@ def submit_large(job: int) -> Event:
     """A job comes whose arguments take a while to get to any worker."""
 
     def event(core: Supervision, now: float) -> list[Command]:
-        slot = core.jobs.submit(job, STREAM_PROFILE)
+        slot = core.jobs.submit(job, STREAM_TRAITS)
         return [] if slot is None else [Assign(slot, (job,))]
 
     return event
@@ -100,7 +100,7 @@ def announce(*jobs: int) -> Event:
 
 
 def arrive(job: int) -> Event:
-    return lambda core, now: core.jobs.submit_prepared(job, STREAM_PROFILE, now)
+    return lambda core, now: core.jobs.submit_prepared(job, STREAM_TRAITS, now)
 
 
 def ready(slot: int) -> Event:
@@ -141,7 +141,7 @@ def retry(slot: int, job: int) -> Event:
 
     def event(core: Supervision, now: float) -> list[Command]:
         land(core, slot)
-        again = {job: Profile()}
+        again = {job: JobTraits()}
         return [*core.jobs.refill(slot, now), *core.jobs.requeue(again, now)]
 
     return event

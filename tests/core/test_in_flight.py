@@ -15,14 +15,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.base.run_times import (
+from asyncpool._core.base.job_traits import (
     BUDGET,
     LEAST,
-    LOADING_PROFILE,
-    STREAM_PROFILE,
+    LOADING_TRAITS,
+    STREAM_TRAITS,
     UNKNOWN,
-    KeyedProfile,
-    Profile,
+    JobTraits,
+    KeyedTraits,
 )
 from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool.errors import ProtocolError
@@ -31,10 +31,10 @@ from asyncpool.errors import ProtocolError
 COSTS = (7.8125, 8.0, 100.0, 437.5, 1000.0, UNKNOWN)
 
 
-def known(cost: float) -> Profile:
-    profile = Profile()
-    profile.cost = profile.least = cost
-    return profile
+def known(cost: float) -> JobTraits:
+    traits = JobTraits()
+    traits.cost = traits.least = cost
+    return traits
 
 
 def flight_of(*jobs: int, cost: float = 10.0) -> InFlight:
@@ -54,7 +54,7 @@ class FlightMachine(RuleBasedStateMachine):
         self.in_flight = InFlight()
         self.sent: list[int] = []  # every job; its place is its index, from 1
         self.costs: dict[int, float] = {}
-        self.profiles: dict[int, Profile] = {}
+        self.traits: dict[int, JobTraits] = {}
         # The worker.
         self.taken = 0
         self.revoked: set[int] = set()
@@ -83,12 +83,12 @@ class FlightMachine(RuleBasedStateMachine):
     def jobs_are_sent(self, costs: list[float]) -> None:
         for cost in costs:
             job = 1000 + len(self.sent)
-            profile = known(cost)
-            self.in_flight.add(job, profile)
-            profile.note(0)  # what is learned later is not for this job
+            traits = known(cost)
+            self.in_flight.add(job, traits)
+            traits.note(0)  # what is learned later is not for this job
             self.sent.append(job)
             share = cost if self.width == 1 else max(LEAST, cost / self.width)
-            self.costs[job], self.profiles[job] = share, profile
+            self.costs[job], self.traits[job] = share, traits
 
     @rule(cost=st.sampled_from(COSTS), ask=st.booleans())
     def a_job_is_not_sent_after_all(self, cost: float, *, ask: bool) -> None:
@@ -150,8 +150,8 @@ class FlightMachine(RuleBasedStateMachine):
         won, asked = self.answers.pop(0), self.asked.pop(0)
         back, kept = self.in_flight.end_revoke(won)
         assert list(back) == [self.sent[place - 1] for place in sorted(won)]
-        for job, profile in back.items():
-            assert profile is self.profiles[job]
+        for job, traits in back.items():
+            assert traits is self.traits[job]
         self.returned += back
         jobs = [self.sent[place - 1] for place in asked]
         assert kept == [job for job in jobs if job in self.in_hand()]
@@ -245,12 +245,12 @@ def test_an_empty_flight() -> None:
 
 
 def test_a_job_keeps_what_was_known_when_it_was_sent() -> None:
-    in_flight, profile = InFlight(), Profile()
-    in_flight.add(7, profile)
-    assert in_flight.jobs == {7: (1, UNKNOWN, profile)}
-    profile.note(500)
-    in_flight.add(8, profile)
-    assert in_flight.jobs == {7: (1, UNKNOWN, profile), 8: (2, 500.0, profile)}
+    in_flight, traits = InFlight(), JobTraits()
+    in_flight.add(7, traits)
+    assert in_flight.jobs == {7: (1, UNKNOWN, traits)}
+    traits.note(500)
+    in_flight.add(8, traits)
+    assert in_flight.jobs == {7: (1, UNKNOWN, traits), 8: (2, 500.0, traits)}
     assert in_flight.backlog == UNKNOWN + 500
     in_flight.complete(7)
     assert in_flight.backlog == 500.0
@@ -292,7 +292,7 @@ def test_a_flight_is_empty_when_its_only_job_is_not_sent() -> None:
     in_flight.begin_revoke([8])
     in_flight.complete(7)
     in_flight.complete(8)
-    in_flight.add(9, STREAM_PROFILE)
+    in_flight.add(9, STREAM_TRAITS)
     assert (in_flight.head, in_flight.backlog) == (9, UNKNOWN)
     in_flight.withdraw(9)
     assert (in_flight.jobs, in_flight.head, in_flight.backlog) == ({}, None, 0.0)
@@ -371,13 +371,13 @@ def test_a_job_that_was_not_given_back_cannot_be_overtaken() -> None:
 
 def test_an_answer_tells_apart_what_comes_back_what_goes_on_and_what_is_done() -> None:
     in_flight = flight_of(6, 7, 8, 9, 10)
-    profiles = {job: entry[2] for job, entry in in_flight.jobs.items()}
+    traits = {job: entry[2] for job, entry in in_flight.jobs.items()}
     assert in_flight.begin_revoke([10, 7, 8, 9]) == (5, 2, 3, 4)
     in_flight.complete(6)
     in_flight.complete(7)
     back, kept = in_flight.end_revoke([5, 4])
-    assert list(back.items()) == [(9, profiles[9]), (10, profiles[10])]
-    assert all(back[job] is profiles[job] for job in back)
+    assert list(back.items()) == [(9, traits[9]), (10, traits[10])]
+    assert all(back[job] is traits[job] for job in back)
     assert kept == [8]
     assert not in_flight.revoking
     assert (list(in_flight.jobs), in_flight.backlog) == ([8], 10.0)
@@ -460,8 +460,8 @@ def test_a_stall_is_the_first_ones_and_ends_with_it() -> None:
     assert in_flight.backlog == UNKNOWN + 20
     in_flight.block(in_flight.running)
     assert in_flight.backlog == UNKNOWN + 20, "once is enough"
-    profile = in_flight.jobs[7][2]
-    assert profile.cost == 10.0, "it is known when it ends how long it took"
+    traits = in_flight.jobs[7][2]
+    assert traits.cost == 10.0, "it is known when it ends how long it took"
     in_flight.complete(7)
     assert in_flight.backlog == 20.0
     assert in_flight.begin_revoke([8]) == (2,)
@@ -506,12 +506,12 @@ def test_a_job_costs_what_a_lane_takes_for_it_but_never_nothing() -> None:
 
 def test_nothing_is_sent_behind_what_is_loading() -> None:
     in_flight = wide(3, 10.0)
-    in_flight.add(2, LOADING_PROFILE)
+    in_flight.add(2, LOADING_TRAITS)
     assert (in_flight.closed, in_flight.free_lanes, in_flight.last) == (True, 0, 2)
     assert not in_flight.takes(known(LEAST))
     in_flight.withdraw(2)
     assert (in_flight.closed, in_flight.free_lanes) == (False, 2)
-    in_flight.add(3, KeyedProfile(LOADING_PROFILE, 7))
+    in_flight.add(3, KeyedTraits(LOADING_TRAITS, 7))
     assert in_flight.closed
     assert in_flight.begin_revoke([3]) == (2,), "the place of the one that was not sent"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import STREAM_PROFILE, Profile
+from asyncpool._core.base.job_traits import STREAM_TRAITS, JobTraits
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
@@ -37,14 +37,14 @@ def test_a_closing_pool_lets_go_of_whom_the_job_that_arrives_does_not_need() -> 
     core.jobs.prepare(1)
     assert core.close(Finish.ALL, 30.0, 2.0) == []
     # The other worker would be idle for as long as the job takes.
-    assert core.jobs.submit_prepared(1, STREAM_PROFILE, 2.0) == [
+    assert core.jobs.submit_prepared(1, STREAM_TRAITS, 2.0) == [
         Assign(1, (1,)),
         Stop(0),
     ]
 
 
 def test_a_closing_pool_needs_nobody_after_the_last_jobs_of_one_that_leaves() -> None:
-    core, short = closing_core(2), Profile()
+    core, short = closing_core(2), JobTraits()
     short.note(10)
     for job in range(1, 5):
         core.jobs.submit(job, short)
@@ -63,15 +63,15 @@ def test_a_closing_pool_needs_nobody_after_the_last_jobs_of_one_that_leaves() ->
 
 
 def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
-    core, profile = closing_core(1), Profile()
-    core.jobs.submit(1, profile)
+    core, traits = closing_core(1), JobTraits()
+    core.jobs.submit(1, traits)
     core.jobs.outcome(0, 1)
     assert core.close(Finish.ALL, 30.0, 2.0) == []
     assert core.jobs.refill(0, 2.0) == [Stop(0)]
     core.closing.begin_unpacking(1)
     commands = core.workers.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
     # Its outcome is an error to retry after.
-    commands += core.jobs.requeue({1: profile}, 4.0)
+    commands += core.jobs.requeue({1: traits}, 4.0)
     commands += core.jobs.outcome_unpacked(1, 4.0)
     deadline = core.next_deadline()
     assert deadline is not None
@@ -80,8 +80,8 @@ def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
 
 def test_errands_are_run_one_by_one_before_all_other_jobs() -> None:
     core = closing_core(1)
-    assert core.jobs.submit(1, Profile()) == 0
-    assert core.jobs.submit(2, Profile(), -9) is None
+    assert core.jobs.submit(1, JobTraits()) == 0
+    assert core.jobs.submit(2, JobTraits(), -9) is None
     assert [core.jobs.submit_pinned(0, job) for job in (3, 4)] == [[], []]
     begun = [1]
     for _ in range(3):
@@ -93,7 +93,7 @@ def test_errands_are_run_one_by_one_before_all_other_jobs() -> None:
 
 
 def test_nothing_is_sent_behind_an_errand_nor_before_it() -> None:
-    core, short = closing_core(1), Profile()
+    core, short = closing_core(1), JobTraits()
     short.note(10)
     assert core.jobs.submit(1, short) == 0
     assert core.jobs.submit_pinned(0, 2) == []
@@ -108,7 +108,7 @@ def test_nothing_is_sent_behind_an_errand_nor_before_it() -> None:
 def test_an_errand_of_a_worker_that_leaves_is_dropped_at_once() -> None:
     core = closing_core(2)
     for job in (1, 2):
-        core.jobs.submit(job, Profile())
+        core.jobs.submit(job, JobTraits())
     core.jobs.submit_pinned(0, 3)
     core.replacements.replace(core.slots[0], "worn", 2.0)
     assert DropPinnedJobs((3,)) in core.workers.ready(2, 3.0)
@@ -140,13 +140,13 @@ def test_an_errand_waits_for_a_worker_to_be_ready() -> None:
     core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
     core.workers.start(0.0)
     assert core.jobs.submit_pinned(0, 1) == []
-    core.jobs.submit(2, Profile())
+    core.jobs.submit(2, JobTraits())
     assert core.workers.ready(0, 1.0) == [Assign(0, (1,))]
 
 
 def test_a_pool_that_drains_runs_its_errands() -> None:
     core = closing_core(2)
-    core.jobs.submit(1, Profile())
+    core.jobs.submit(1, JobTraits())
     core.jobs.submit_pinned(1, 2)
     assert core.close(Finish.ALL, None, 2.0) == []
     core.jobs.outcome(1, 1)
@@ -158,14 +158,14 @@ def test_a_pool_that_drains_runs_its_errands() -> None:
 @pytest.mark.parametrize("finish", [Finish.RUNNING, Finish.NONE])
 def test_errands_that_have_not_begun_end_with_the_pool(finish: Finish) -> None:
     core = closing_core(1)
-    core.jobs.submit(1, Profile())
+    core.jobs.submit(1, JobTraits())
     core.jobs.submit_pinned(0, 2)
     assert core.close(finish, None, 2.0)[0] == FailJobs((2,), "closed")
 
 
 def test_errands_end_when_the_time_is_over() -> None:
     core = closing_core(1)
-    core.jobs.submit(1, Profile())
+    core.jobs.submit(1, JobTraits())
     core.jobs.submit_pinned(0, 2)
     assert core.close(Finish.ALL, 3.0, 2.0) == []
     assert core.on_timer(3.0) == [FailJobs((1, 2), "closed"), Kill(0)]
@@ -181,6 +181,6 @@ def test_errands_do_not_wear_a_worker() -> None:
     core.jobs.submit_pinned(0, 1)
     core.jobs.outcome(0, 1)
     assert core.jobs.refill(0, 1.0) == []
-    core.jobs.submit(2, Profile())
+    core.jobs.submit(2, JobTraits())
     core.jobs.outcome(0, 2)
     assert core.jobs.refill(0, 2.0) == [Spawn(1, 1)]

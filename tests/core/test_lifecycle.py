@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.policies.restart import (
     BURST,
@@ -212,13 +212,13 @@ def test_an_end_that_is_due_is_planned_unless_the_worker_hangs(*, hung: bool) ->
 
 
 def test_a_worker_that_goes_gets_no_more_jobs() -> None:
-    dispatcher, profile = Dispatcher(), Profile()
+    dispatcher, traits = Dispatcher(), JobTraits()
     lifecycle = lives_of(1, dispatcher)
     slot = lifecycle.slots[0]
     dispatcher.refill(0, slot.in_flight)
     assert dispatcher.idle == 1
     lifecycle.stop_worker(slot, StopStage.STOPPED, 1.0, planned=True)
-    assert dispatcher.submit(1, profile) is None
+    assert dispatcher.submit(1, traits) is None
 
 
 FAILED, TWICE = "the start failed", "2 starts failed in a row"
@@ -241,7 +241,7 @@ def test_a_pool_without_hope_breaks_and_comes_back() -> None:
     dispatcher = Dispatcher()
     lifecycle = lives_of(2, dispatcher)
     for job in (1, 2):
-        dispatcher.submit(job, Profile())
+        dispatcher.submit(job, JobTraits())
     bury(lifecycle, 0, 1.0)
     bury(lifecycle, 1, 1.0)
     assert lifecycle.on_timer(2.0) == [Spawn(0, 2)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.policies.job_options import CancelMode
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
@@ -29,7 +29,7 @@ def pool(
     core.workers.start(0.0)
     core.workers.ready(0, 0.0)
     for job in jobs:
-        assert core.jobs.submit(job, Profile()) == 0
+        assert core.jobs.submit(job, JobTraits()) == 0
     return core
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.run_times import BUDGET
+from asyncpool._core.base.job_traits import BUDGET
 from asyncpool._core.map.chunks import CHUNK_SIZE
 from asyncpool._core.map.pace import TARGET, Pace
 

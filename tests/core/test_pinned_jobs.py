@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import PINNED, Profile
+from asyncpool._core.base.job_traits import PINNED, JobTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.slots.commands import Assign, DropPinnedJobs
@@ -24,7 +24,7 @@ class Crew:
 
     def busy(self) -> Slot:
         """Return one that has job 1 in hand."""
-        index = self.dispatcher.submit(1, Profile())
+        index = self.dispatcher.submit(1, JobTraits())
         assert index is not None
         slot = self.slots[index]
         slot.apply(SlotEvent.ASSIGN)
@@ -37,7 +37,7 @@ def test_an_idle_worker_begins_at_once_and_gets_nothing_else() -> None:
     before = slot.recycle_limits.jobs
     assert crew.errands.add(slot, 7) == [Assign(0, (7,))]
     assert (slot.state, slot.in_flight.jobs[7][2]) == (SlotState.BUSY, PINNED)
-    assert crew.dispatcher.submit(8, Profile()) is None
+    assert crew.dispatcher.submit(8, JobTraits()) is None
     assert slot.recycle_limits.jobs == before + 1  # it has not worn it
 
 

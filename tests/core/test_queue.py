@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.dispatch.queue import OLDEST_EVERY, Entry, JobQueue
 from tests.core.list_queue import PRIORITIES, ListQueue
 
-PROFILE = Profile()
+PROFILE = JobTraits()
 
 priorities = st.sampled_from([*PRIORITIES, -(10**12), 10**12])
 
@@ -23,7 +23,7 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.jobs = 0
-        self.profiles: dict[int, Profile] = {}
+        self.traits: dict[int, JobTraits] = {}
         self.left: list[int] = []
         self.late: list[int] = []
         self.start_over(3)
@@ -34,8 +34,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.model = ListQueue(patience)
 
     def come(self, job: int, priority: int) -> None:
-        self.profiles[job] = Profile()
-        self.queue.add(job, self.profiles[job], priority)
+        self.traits[job] = JobTraits()
+        self.queue.add(job, self.traits[job], priority)
         self.model.add(job, priority)
 
     @rule(priority=priorities, count=st.integers(1, 4))
@@ -67,8 +67,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def leave(self, count: int) -> None:
         for _ in range(min(count, len(self.model))):
-            job, profile = self.queue.head()
-            assert profile is self.profiles[job]
+            job, traits = self.queue.head()
+            assert traits is self.traits[job]
             assert job == self.model.pop()
             self.queue.pop(job)
             self.left.append(job)
@@ -86,7 +86,7 @@ class QueueMachine(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         jobs = data.draw(st.permutations(self.left[-3:]))
         del self.left[-3:]
-        self.queue.requeue({job: self.profiles[job] for job in jobs})
+        self.queue.requeue({job: self.traits[job] for job in jobs})
         self.model.give_back(jobs)
 
     @precondition(lambda self: len(self.model) > 5)
@@ -105,9 +105,9 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def the_head_is_the_same(self) -> None:
         if self.model:
-            job, profile = self.queue.head()
+            job, traits = self.queue.head()
             assert job == self.model.head
-            assert profile is self.profiles[job]
+            assert traits is self.traits[job]
 
     @invariant()
     def the_usual_line_is_in_its_order(self) -> None:
@@ -331,12 +331,12 @@ def test_nobody_is_passed_in_an_empty_queue() -> None:
 
 def test_every_job_is_told_with_its_profile_and_its_priority() -> None:
     queue = JobQueue()
-    profiles = [Profile() for _ in range(4)]
+    traits = [JobTraits() for _ in range(4)]
     for job, priority in enumerate((3, 0, -3)):
-        queue.add(job, profiles[job], priority)
-    queue.requeue({3: profiles[3]})
+        queue.add(job, traits[job], priority)
+    queue.requeue({3: traits[3]})
     entries = [
-        Entry(job, profiles[job], priority)
+        Entry(job, traits[job], priority)
         for job, priority in ((3, None), (1, 0), (0, 3), (2, -3))
     ]
     assert [*queue.entries()] == entries

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
@@ -321,8 +321,8 @@ def test_what_a_failed_roll_has_begun_is_ended_and_not_tried_again(
 
 def test_who_is_ready_only_to_be_rolled_gets_nothing_to_do() -> None:
     core = pool(1, max_surge=0, max_unavailable=1)
-    core.jobs.submit(1, Profile())
-    core.jobs.submit(2, Profile())
+    core.jobs.submit(1, JobTraits())
+    core.jobs.submit(2, JobTraits())
     core.replacements.roll(1.0)
     assert gone(core, 0, 1.1)[-1] == RollEnded(1, "")
     assert core.replacements.roll(1.2) == []

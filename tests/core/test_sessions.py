@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import Profile, SessionProfile
+from asyncpool._core.base.job_traits import JobTraits, SessionTraits
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
@@ -62,10 +62,10 @@ def test_who_was_to_be_replaced_is_offered_when_the_replacement_has_failed() -> 
 
 
 def test_whoever_is_held_back_and_leaves_is_waited_for_no_more() -> None:
-    core, profile = pool(2, concurrency=2), Profile()
+    core, traits = pool(2, concurrency=2), JobTraits()
     for job in range(4):
-        core.jobs.submit(job, profile)
-    core.jobs.submit(5, profile)
+        core.jobs.submit(job, traits)
+    core.jobs.submit(5, traits)
     assert core.sessions.want_worker() == []
     assert finish(core, 0, core.jobs.running(0)[0]) == [], "it is held back"
     core.replacements.retire(core.slots[0], "asked", 1.0, unsent=None)
@@ -73,7 +73,7 @@ def test_whoever_is_held_back_and_leaves_is_waited_for_no_more() -> None:
 
 
 def test_a_worker_that_must_die_of_a_job_is_not_what_somebody_waits_for() -> None:
-    core, short = pool(2, concurrency=2), Profile()
+    core, short = pool(2, concurrency=2), JobTraits()
     short.note(10)
     for job in range(8):
         core.jobs.submit(job, short)
@@ -87,7 +87,7 @@ def test_a_worker_that_must_die_of_a_job_is_not_what_somebody_waits_for() -> Non
 
 
 def test_who_is_held_back_in_vain_gets_jobs_again() -> None:
-    core, short = pool(1), Profile()
+    core, short = pool(1), JobTraits()
     short.note(10)
     for job in (1, 2):
         core.jobs.submit(job, short)
@@ -102,10 +102,10 @@ def test_who_is_held_back_in_vain_gets_jobs_again() -> None:
 
 def test_a_call_for_every_worker_comes_before_what_rebuilds_a_session() -> None:
     core = lasting()
-    core.sessions.call(1, SessionProfile(1))
+    core.sessions.call(1, SessionTraits(1))
     core.jobs.submit_pinned(0, 2)
     assert core.workers.ready(0, 2.0) == [Rebuild(0, 1), Assign(0, (2,))]
-    assert core.sessions.call(3, SessionProfile(1, first=True)) == [], (
+    assert core.sessions.call(3, SessionTraits(1, first=True)) == [], (
         "it waits for its turn"
     )
     assert finish(core, 0, 2) == [Assign(0, (3,))]
@@ -115,9 +115,9 @@ def test_a_call_for_every_worker_comes_before_what_rebuilds_a_session() -> None:
 
 def test_what_has_not_begun_to_rebuild_it_does_so_in_the_next_worker() -> None:
     core = lasting()
-    core.sessions.call(1, SessionProfile(1))
+    core.sessions.call(1, SessionTraits(1))
     assert core.workers.ready(0, 2.0) == [Rebuild(0, 1)]
-    assert core.sessions.call(2, SessionProfile(1, first=True)) == [Assign(0, (2,))]
+    assert core.sessions.call(2, SessionTraits(1, first=True)) == [Assign(0, (2,))]
     core.workers.kill(0, 2.0)
     core.workers.ended(0, 3.0, started=False, requeue=[2], jitter=0.0)
     assert core.workers.ready(0, 4.0) == [Rebuild(0, 1), Assign(0, (2,))]
@@ -125,24 +125,24 @@ def test_what_has_not_begun_to_rebuild_it_does_so_in_the_next_worker() -> None:
 
 def test_a_worker_that_died_after_it_was_rebuilt_is_no_news_of_the_next_one() -> None:
     core = lasting()
-    core.sessions.call(1, SessionProfile(1))
+    core.sessions.call(1, SessionTraits(1))
     core.workers.ready(0, 2.0)
-    core.sessions.call(2, SessionProfile(1, first=True))
+    core.sessions.call(2, SessionTraits(1, first=True))
     finish(core, 0, 2)
     core.workers.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
     assert core.workers.ready(0, 4.0) == [Rebuild(0, 1)]
     assert core.sessions.rebuilt(1, 2) == []
-    assert core.sessions.call(3, SessionProfile(1, first=True)) == [Assign(0, (3,))]
+    assert core.sessions.call(3, SessionTraits(1, first=True)) == [Assign(0, (3,))]
 
 
 def test_what_comes_too_late_for_its_session_ends_with_it() -> None:
     core = pool(1)
     core.sessions.want_worker()
-    core.sessions.call(1, SessionProfile(1))
-    core.sessions.call(2, SessionProfile(1))
+    core.sessions.call(1, SessionTraits(1))
+    core.sessions.call(2, SessionTraits(1))
     commands = core.workers.ended(0, 1.0, started=True, requeue=(), jitter=0.0)
     assert EndSession(1, (2,)) in commands
-    assert core.sessions.call(3, SessionProfile(1)) == [EndSession(1, (3,))]
+    assert core.sessions.call(3, SessionTraits(1)) == [EndSession(1, (3,))]
     assert core.sessions.rebuilt(1, 3) == []
     assert core.sessions.end(1, 2.0, fresh=True) == []
 
@@ -151,7 +151,7 @@ def test_a_call_that_is_withdrawn_is_the_first_again_of_its_session() -> None:
     core = pool(1)
     core.sessions.want_worker()
     for job in (1, 2):
-        core.sessions.call(job, SessionProfile(1))
+        core.sessions.call(job, SessionTraits(1))
     core.jobs.submit_pinned(0, 3)
     assert core.jobs.withdraw(0, 1, 1.0) == [Unassign((1,)), Assign(0, (3,))]
     assert finish(core, 0, 3) == [Assign(0, (2,))]
@@ -161,9 +161,9 @@ def test_a_worker_with_an_exact_limit_stays_until_its_session_is_over() -> None:
     core = pool(1, limits=WorkerLimits(max_jobs=2, exact=True, jitter=0.0))
     core.sessions.want_worker()
     for job in (1, 2, 3):
-        assert core.sessions.call(job, SessionProfile(1)) == [Assign(0, (job,))]
+        assert core.sessions.call(job, SessionTraits(1)) == [Assign(0, (job,))]
         assert finish(core, 0, job) == []
-    assert core.jobs.submit(4, Profile()) is None
+    assert core.jobs.submit(4, JobTraits()) is None
     core.sessions.end(1, 9.0, fresh=False)
     assert core.slots[0].exit_planned, "it ends, and has got no other job"
 
@@ -171,7 +171,7 @@ def test_a_worker_with_an_exact_limit_stays_until_its_session_is_over() -> None:
 @pytest.mark.parametrize("how", [Finish.RUNNING, Finish.NONE])
 def test_a_pool_that_finishes_no_more_turns_away_who_waits(how: Finish) -> None:
     core = pool(1)
-    core.jobs.submit(1, Profile())
+    core.jobs.submit(1, JobTraits())
     core.sessions.want_worker()
     assert RefuseSessions() in core.close(how, None, 1.0)
     assert core.dispatcher.wanted == 0
@@ -180,13 +180,13 @@ def test_a_pool_that_finishes_no_more_turns_away_who_waits(how: Finish) -> None:
 def test_who_is_held_back_when_the_pool_closes_has_room_for_what_is_tried_again() -> (
     None
 ):
-    core, profile = pool(1, concurrency=2), Profile()
+    core, traits = pool(1, concurrency=2), JobTraits()
     for job in (1, 2):
-        core.jobs.submit(job, profile)
+        core.jobs.submit(job, traits)
     core.sessions.want_worker()
     assert finish(core, 0, 2) == [], "it is held back"
     assert core.close(Finish.RUNNING, None, 10.0) == [RefuseSessions()]
-    assert core.jobs.requeue({2: profile}, 10.0) == [Assign(0, (2,))]
+    assert core.jobs.requeue({2: traits}, 10.0) == [Assign(0, (2,))]
 
 
 def test_a_smaller_pool_keeps_whom_a_session_has() -> None:

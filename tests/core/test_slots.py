@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.base.transitions import IllegalTransitionError
 from asyncpool._core.policies.job_options import KILL
 from asyncpool._core.slots.job_ending import JobEnding, JobEndings
@@ -52,7 +52,7 @@ ARROWS = """
 )
 def test_every_pair_is_an_arrow_or_an_error(state: SlotState, event: SlotEvent) -> None:
     slot = Slot(3, state=state, generation=2, seen=(17,), due=4.5)
-    slot.in_flight.add(17, Profile())
+    slot.in_flight.add(17, JobTraits())
     before = dataclasses.replace(slot)
     if event in TRANSITIONS[state]:
         slot.apply(event)
@@ -125,7 +125,7 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         stop_stage=StopStage.KILLED,
     )
     in_flight, endings = slot.in_flight, slot.job_endings
-    in_flight.add(17, Profile())
+    in_flight.add(17, JobTraits())
     slot.renew()
     fresh = Slot(3, state=SlotState.STARTING, generation=5, in_flight=slot.in_flight)
     assert slot == fresh
@@ -162,6 +162,6 @@ def test_a_new_slot_has_nothing_in_hand() -> None:
 
 def test_no_two_slots_have_anything_in_common() -> None:
     first, second = Slot(0), Slot(1)
-    first.in_flight.add(17, Profile())
+    first.in_flight.add(17, JobTraits())
     first.job_endings.of(17).mode = KILL
     assert (second.in_flight.jobs, second.job_endings) == ({}, {})

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncpool._core.base.run_times import UNKNOWN
+from asyncpool._core.base.job_traits import UNKNOWN
 from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.policies.restart import BURST, RestartPolicy
@@ -752,10 +752,10 @@ class SupervisionMachine(RuleBasedStateMachine):
                 assert list(process.hand.items())[-1] == (job, process.sent + 1)
                 assert len(process.hand) <= width
                 slot = self.shell.core.slots[process.slot]
-                profile = self.shell.profiles[job]
+                traits = self.shell.traits[job]
                 if slot.in_flight.jobs:
                     place, cost, known = slot.in_flight.jobs[job]
-                    assert (place, known) == (process.sent + 1, profile)
+                    assert (place, known) == (process.sent + 1, traits)
                     assert cost == (
                         UNKNOWN if job in process.stalled else UNKNOWN / width
                     )

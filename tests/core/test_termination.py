@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import LOADING_PROFILE, Profile
+from asyncpool._core.base.job_traits import LOADING_TRAITS, JobTraits
 from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.commands import (
@@ -34,10 +34,10 @@ def busy(*jobs: int) -> Supervision:
     core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
     core.workers.start(0.0)
     core.workers.ready(0, 0.0)
-    profile = Profile()
-    profile.cost = 10.0
+    traits = JobTraits()
+    traits.cost = 10.0
     for job in jobs:
-        assert core.jobs.submit(job, profile) == 0
+        assert core.jobs.submit(job, traits) == 0
     return core
 
 
@@ -100,16 +100,16 @@ def test_a_job_that_ends_in_time_is_forgiven() -> None:
     core.jobs.outcome(0, 1)
     assert core.jobs.refill(0, 1.5) == []
     assert core.next_deadline() is None
-    assert core.jobs.submit(2, Profile()) == 0
+    assert core.jobs.submit(2, JobTraits()) == 0
 
 
 def test_nobody_waits_behind_a_job_that_is_to_end() -> None:
     core = busy(1, 2, 3)
     commands = core.jobs.cancel(1, 1.0, index=0, begun=True, mode=INTERRUPT)
     assert commands == [Interrupt(0, 1), Revoke(0, (2, 3))]
-    profile = Profile()
-    profile.cost = 10.0
-    assert core.jobs.submit(4, profile) is None
+    traits = JobTraits()
+    traits.cost = 10.0
+    assert core.jobs.submit(4, traits) is None
     core.jobs.revoked(0, (2, 3), 1.1)
     core.jobs.outcome(0, 1)
     assert core.jobs.refill(0, 1.2) == [Assign(0, (2, 3, 4))]
@@ -221,9 +221,9 @@ def several(*jobs: int, width: int = 3) -> Supervision:
     core.workers.start(0.0)
     core.workers.ready(0, 0.0)
     for job in jobs:
-        profile = Profile()
-        profile.note(10)
-        assert core.jobs.submit(job, profile) == 0
+        traits = JobTraits()
+        traits.note(10)
+        assert core.jobs.submit(job, traits) == 0
     return core
 
 
@@ -232,7 +232,7 @@ def test_one_of_several_is_asked_to_end_and_nothing_begins_beside_it() -> None:
     assert core.jobs.cancel(2, 1.0, index=0, begun=True, mode=INTERRUPT) == [
         Interrupt(0, 2)
     ]
-    assert core.jobs.submit(3, Profile()) is None
+    assert core.jobs.submit(3, JobTraits()) is None
     core.jobs.outcome(0, 1)
     assert core.jobs.refill(0, 1.1) == []
     core.jobs.outcome(0, 2)
@@ -294,8 +294,8 @@ def test_a_stall_is_one_of_all_lanes() -> None:
 
 def test_nothing_is_sent_while_a_job_is_loading_and_more_when_it_is_sent() -> None:
     core = several(1)
-    assert core.jobs.submit(2, LOADING_PROFILE) == 0
-    assert core.jobs.submit(3, Profile()) is None
+    assert core.jobs.submit(2, LOADING_TRAITS) == 0
+    assert core.jobs.submit(3, JobTraits()) is None
     assert core.jobs.arguments_loaded(0, 1.0) == [Assign(0, (3,))]
     assert core.jobs.arguments_loaded(0, 1.0) == []
 
@@ -390,10 +390,10 @@ def busy_second(*jobs: int) -> Supervision:
     core = Supervision(workers=(2, 2), policy=RestartPolicy(), start_timeout=20.0)
     core.workers.start(0.0)
     core.workers.ready(1, 0.0)
-    profile = Profile()
-    profile.cost = 10.0
+    traits = JobTraits()
+    traits.cost = 10.0
     for job in jobs:
-        assert core.jobs.submit(job, profile) == 1
+        assert core.jobs.submit(job, traits) == 1
     core.workers.ready(0, 0.0)
     return core
 
@@ -415,7 +415,7 @@ def test_a_worker_with_a_stall_is_asked_once_and_gets_nothing_more() -> None:
     core.termination.check_for_stalls()
     assert core.termination.check_for_stalls() == [Revoke(0, (2,))]
     assert core.termination.check_for_stalls() == []
-    short = Profile()
+    short = JobTraits()
     short.cost = 10.0
     assert core.jobs.submit(3, short) is None
 
@@ -424,7 +424,7 @@ def test_an_idle_worker_that_is_silent_gets_nothing_more_and_is_killed() -> None
     core = busy()
     assert core.termination.hang(0, 1.0) == [WriteStacks(0, None)]
     assert core.termination.hang(0, 1.1) == [], "it is killed once"
-    assert core.jobs.submit(1, Profile()) is None
+    assert core.jobs.submit(1, JobTraits()) is None
     assert core.next_deadline() == 1.0 + STACK_GRACE
     assert core.on_timer(1.0 + STACK_GRACE) == [Kill(0)]
     assert not core.slots[0].exit_planned

@@ -27,7 +27,7 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool._core.base.run_times import LEAST
+from asyncpool._core.base.job_traits import LEAST
 from asyncpool._core.wire.frames import FrameKind
 from asyncpool._runtime.channel.segments import Segment
 from asyncpool.events import TakenOver

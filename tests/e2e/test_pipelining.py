@@ -22,7 +22,7 @@ from asyncpool import (
     PoolFullError,
     WorkerCrashedError,
 )
-from asyncpool._core.base.run_times import LEAST
+from asyncpool._core.base.job_traits import LEAST
 from asyncpool._core.policies.attempts import MAX_FREE_RETURNS
 from asyncpool._runtime.traffic import stall_watch as rounds
 from asyncpool.enums import CrashKind

@@ -17,7 +17,7 @@ from asyncpool import (
     WorkerLimits,
     WorkerOutOfMemoryError,
 )
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -50,7 +50,7 @@ def rested(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
     monkeypatch.setattr(WorkerHandle, "pause_reading", note)
     # What is expected stays so, however short the jobs really are.
-    monkeypatch.setattr(Profile, "note", lambda *_: None)
+    monkeypatch.setattr(JobTraits, "note", lambda *_: None)
     return event
 
 

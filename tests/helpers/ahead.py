@@ -10,7 +10,7 @@ import pytest
 from asyncpool import Pool
 from asyncpool._core.supervision.termination import Termination
 from asyncpool._runtime.traffic import stall_watch as rounds
-from tests.helpers.inside import profile_of
+from tests.helpers.inside import traits_of
 from tests.helpers.pools import idle
 
 __all__ = ["expect", "never_look", "never_revoke"]
@@ -19,8 +19,8 @@ __all__ = ["expect", "never_look", "never_revoke"]
 async def expect(pool: Pool, function: Callable[..., Any], cost: float) -> None:
     """Have the pool believe that a call of *function* takes so many microseconds."""
     await idle(pool)
-    profile = profile_of(pool, function)
-    profile.cost = profile.least = cost
+    traits = traits_of(pool, function)
+    traits.cost = traits.least = cost
 
 
 def never_look(monkeypatch: pytest.MonkeyPatch) -> None:

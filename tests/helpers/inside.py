@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from asyncpool import Crash, Job, Pool, ProcessPoolExecutor
     from asyncpool._core.base.deadlines import Deadlines
-    from asyncpool._core.base.run_times import Profile
+    from asyncpool._core.base.job_traits import JobTraits
     from asyncpool._core.dispatch.affinity_queues import AffinityQueues
     from asyncpool._core.policies.attempts import AttemptPolicy
     from asyncpool._core.policies.job_options import JobLimits
@@ -162,14 +162,14 @@ def due_ever(deadlines: Deadlines) -> set[int]:
 # How long calls take, and how many jobs go to a worker ahead.
 
 
-def profile_of(pool: Pool, function: Callable[..., Any]) -> Profile:
+def traits_of(pool: Pool, function: Callable[..., Any]) -> JobTraits:
     """Return what *pool* knows of the calls of *function*."""
-    return supervisor_of(pool).traffic._functions.find(function).profile
+    return supervisor_of(pool).traffic._functions.find(function).traits
 
 
 def cost_of(pool: Pool, function: Callable[..., Any]) -> float:
     """Return the microseconds that *pool* expects a call of *function* to take."""
-    return profile_of(pool, function).cost
+    return traits_of(pool, function).cost
 
 
 def in_hand(pool: Pool, slot: int = 0, job: Job[Any] | None = None) -> int:

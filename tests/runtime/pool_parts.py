@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncpool import Pool
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.slots.commands import Command
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.pool.parts import Parts, assemble
@@ -50,7 +50,7 @@ def queue_jobs(state: PoolState, count: int) -> list[int]:
     """Have so many more jobs wait, since there is no worker, and return them."""
     first = 1_000_000 + state.core.balance.waiting
     jobs = list(range(first, first + count))
-    assert all(state.core.jobs.submit(job, Profile()) is None for job in jobs)
+    assert all(state.core.jobs.submit(job, JobTraits()) is None for job in jobs)
     return jobs
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from asyncpool import RestartPolicy, events
-from asyncpool._core.base.run_times import KeyedProfile, Profile
+from asyncpool._core.base.job_traits import JobTraits, KeyedTraits
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.slots.commands import Spawn
 from asyncpool._core.slots.lifecycle import WANTED_AGAIN
@@ -90,7 +90,7 @@ async def test_for_whom_a_worker_is_idle_does_not_wait() -> None:
     keys = {slot_of(key): key for key in range(100)}
     assert keys.keys() == {0, 1}
     for job in range(6):  # the first one runs
-        door.core.jobs.submit_keyed(job, KeyedProfile(Profile(), keys[0]), 0)
+        door.core.jobs.submit_keyed(job, KeyedTraits(JobTraits(), keys[0]), 0)
     assert door.core.balance.waiting == 5
     door.admission.check(JobOptions(key=keys[1]))
     with pytest.raises(PoolFullError):

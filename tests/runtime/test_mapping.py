@@ -118,7 +118,7 @@ class FakePool:
         if isinstance(job, ChunkJob):
             self._finish_chunk(job, items, stop)
             return
-        job._function.profile.note(60)
+        job._function.traits.note(60)
         [(number, what)] = items
         self.ran[number] += 1
         if what == "die":

@@ -31,7 +31,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.dispatch.queue import Entry, JobQueue
 
 
@@ -70,15 +70,15 @@ class AffinityQueues:
         """Return the queue of the jobs that wait for *slot*, unless it is empty."""
         return self.open.get(self._buckets[slot]) if slot in self._buckets else None
 
-    def add(self, job: int, profile: Profile, priority: int) -> None:
+    def add(self, job: int, traits: JobTraits, priority: int) -> None:
         """Queue *job*."""
-        self._enter(job, profile.key).add(job, profile, priority)
+        self._enter(job, traits.key).add(job, traits, priority)
 
-    def requeue(self, jobs: dict[int, Profile]) -> None:
+    def requeue(self, jobs: dict[int, JobTraits]) -> None:
         """Queue *jobs* before all others, in their order."""
         for job in reversed(jobs):
-            profile = jobs[job]
-            self._enter(job, profile.key).requeue({job: profile})
+            traits = jobs[job]
+            self._enter(job, traits.key).requeue({job: traits})
 
     def left(self, job: int) -> None:
         """Record that *job* has left its queue."""
@@ -133,10 +133,10 @@ class AffinityQueues:
         if present is not None:
             entries += present.entries()
         entries.sort()
-        back = {entry.job: entry.profile for entry in entries if entry.priority is None}
+        back = {entry.job: entry.traits for entry in entries if entry.priority is None}
         for entry in entries:
             if entry.priority is not None:
-                self.add(entry.job, entry.profile, entry.priority)
+                self.add(entry.job, entry.traits, entry.priority)
         self.requeue(back)
 
     def _enter(self, job: int, key: int | None) -> JobQueue:

@@ -10,7 +10,7 @@ that the pool can let them go.
 
 If no worker is idle, a job that is known to be short may travel ahead.  It then waits
 inside a worker behind other short jobs, as long as what that worker has in flight does
-not exceed a budget; see ``run_times.py``.  So a worker need not wait for the pool
+not exceed a budget; see ``job_traits.py``.  So a worker need not wait for the pool
 between two short jobs, and no job waits behind a long one.
 
 Where workers run several jobs at once, workers with a free lane come after the idle
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from asyncpool._core.base.run_times import BUDGET, Profile
+from asyncpool._core.base.job_traits import BUDGET, JobTraits
 from asyncpool._core.dispatch.affinity_queues import AffinityQueues
 from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue
@@ -114,34 +114,34 @@ class Dispatcher:
         slot = self._affinity_queues.slot_of(key)
         return slot in self._idle or slot in self._spacious
 
-    def submit(self, job: int, profile: Profile, priority: int = 0) -> int | None:
+    def submit(self, job: int, traits: JobTraits, priority: int = 0) -> int | None:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
         queue = self._queue
         if priority or queue.others:
-            return self._submit_among_others(job, profile, priority)
+            return self._submit_among_others(job, traits, priority)
         usual = queue.usual
-        slot = None if usual else self._place(job, profile)
+        slot = None if usual else self._place(job, traits)
         if slot is None:
-            usual[job] = profile
+            usual[job] = traits
         return slot
 
-    def submit_keyed(self, job: int, profile: Profile, priority: int) -> int | None:
+    def submit_keyed(self, job: int, traits: JobTraits, priority: int) -> int | None:
         """Do the same as :meth:`submit` for a job that has a key."""
-        slot = self._affinity_queues.slot_of(profile.key)
+        slot = self._affinity_queues.slot_of(traits.key)
         if slot in self._idle:
             in_flight = self._idle.pop(slot)
         elif slot in self._spacious:
             in_flight = self._spacious.pop(slot)
-        elif slot in self._roomy and self._may_go_ahead(slot, profile, priority):
+        elif slot in self._roomy and self._may_go_ahead(slot, traits, priority):
             in_flight = self._roomy.pop(slot)
             self._queue.passes(job)
         else:
-            self._affinity_queues.add(job, profile, priority)
+            self._affinity_queues.add(job, traits, priority)
             if slot is not None:
                 self._roomy.pop(slot, None)
             return None
         assert slot is not None
-        in_flight.add(job, profile)
+        in_flight.add(job, traits)
         self._classify(slot, in_flight)
         return slot
 
@@ -153,7 +153,7 @@ class Dispatcher:
         """Count *job*, which was being prepared, no longer: it is submitted now."""
         self._preparing.pop(job, None)
 
-    def requeue(self, jobs: dict[int, Profile]) -> list[tuple[int, int]]:
+    def requeue(self, jobs: dict[int, JobTraits]) -> list[tuple[int, int]]:
         """Put *jobs* at the head of the queue, in their order.
 
         Returns:
@@ -168,12 +168,12 @@ class Dispatcher:
         queue.requeue(jobs)
         if keyed:
             slots = {
-                self._affinity_queues.slot_of(profile.key) for profile in keyed.values()
+                self._affinity_queues.slot_of(traits.key) for traits in keyed.values()
             }
             placed += self._serve(slot for slot in slots if slot is not None)
         while queue:
-            job, profile = queue.head()
-            slot = self._place(job, profile)
+            job, traits = queue.head()
+            slot = self._place(job, traits)
             if slot is None:
                 break
             queue.pop(job)
@@ -197,11 +197,11 @@ class Dispatcher:
         usual = queue.usual
         while usual and not queue.others:
             job = next(iter(usual))
-            profile = usual[job]
-            if not in_flight.takes(profile):
+            traits = usual[job]
+            if not in_flight.takes(traits):
                 break
             del usual[job]
-            in_flight.add(job, profile)
+            in_flight.add(job, traits)
             jobs.append(job)
         self._classify(slot, in_flight)
         return jobs
@@ -239,16 +239,16 @@ class Dispatcher:
         return jobs
 
     def _submit_among_others(
-        self, job: int, profile: Profile, priority: int
+        self, job: int, traits: JobTraits, priority: int
     ) -> int | None:
         """Submit a job when its priority, or that of the others, matters."""
         queue = self._queue
         if queue.leads(priority):
-            slot = self._place(job, profile)
+            slot = self._place(job, traits)
             if slot is not None:
                 queue.passes(job)
                 return slot
-        queue.add(job, profile, priority)
+        queue.add(job, traits, priority)
         return None
 
     def _take_in_turn(self, in_flight: InFlight) -> list[int]:
@@ -256,11 +256,11 @@ class Dispatcher:
         jobs: list[int] = []
         queue = self._queue
         while queue.others:
-            job, profile = queue.head()
-            if not in_flight.takes(profile):
+            job, traits = queue.head()
+            if not in_flight.takes(traits):
                 break
             queue.pop(job)
-            in_flight.add(job, profile)
+            in_flight.add(job, traits)
             jobs.append(job)
         return jobs
 
@@ -272,15 +272,15 @@ class Dispatcher:
             first, second, rank = line, queue, line.rank()
             if queue and queue.rank() < rank:
                 first, second, rank = queue, line, queue.rank()
-            job, profile = first.head()
-            if not in_flight.takes(profile):
+            job, traits = first.head()
+            if not in_flight.takes(traits):
                 break
             first.pop(job)
             if first is line:
                 self._affinity_queues.left(job)
             if rank[0]:  # a job that comes back had its turn before
                 second.passed_by(job)
-            in_flight.add(job, profile)
+            in_flight.add(job, traits)
             jobs.append(job)
         return jobs
 
@@ -301,29 +301,29 @@ class Dispatcher:
                 served += [(slot, job) for job in self.refill(slot, in_flight)]
         return served
 
-    def _may_go_ahead(self, slot: int, profile: Profile, priority: int) -> bool:
+    def _may_go_ahead(self, slot: int, traits: JobTraits, priority: int) -> bool:
         """Tell whether the job may be sent to a worker that has other jobs in flight."""
-        return self._roomy[slot].takes(profile) and self._queue.leads(priority)
+        return self._roomy[slot].takes(traits) and self._queue.leads(priority)
 
-    def _place(self, job: int, profile: Profile) -> int | None:
+    def _place(self, job: int, traits: JobTraits) -> int | None:
         if self._idle:
             slot, in_flight = self._idle.popitem()
         elif self._spacious:
             slot = next(iter(self._spacious))
             in_flight = self._spacious.pop(slot)
         else:
-            found = self._first_with_room(profile)
+            found = self._first_with_room(traits)
             if found is None:
                 return None
             # The workers get jobs in turn, so that a burst spreads over all.
             slot, in_flight = found, self._roomy.pop(found)
-        in_flight.add(job, profile)
+        in_flight.add(job, traits)
         self._classify(slot, in_flight)
         return slot
 
-    def _first_with_room(self, profile: Profile) -> int | None:
+    def _first_with_room(self, traits: JobTraits) -> int | None:
         for slot, in_flight in self._roomy.items():
-            if in_flight.takes(profile):
+            if in_flight.takes(traits):
                 return slot
         return None
 

@@ -18,13 +18,13 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from asyncpool._core.base.run_times import (
+from asyncpool._core.base.job_traits import (
     BUDGET,
     LEAST,
     PINNED,
     REFILL,
     UNKNOWN,
-    Profile,
+    JobTraits,
 )
 from asyncpool._core.policies.worker_limits import NEVER
 from asyncpool.errors import ProtocolError
@@ -37,7 +37,7 @@ class InFlight:
         concurrency: How many jobs its worker runs at once.
 
     Attributes:
-        jobs: For each job its sequence number, its expected cost, and the profile
+        jobs: For each job its sequence number, its expected cost, and the traits
             which that comes from; in the order of sending.
         backlog: The sum of those costs.
         concurrency: How many jobs its worker runs at once.
@@ -51,7 +51,7 @@ class InFlight:
     __slots__ = ("_asked", "backlog", "closed", "concurrency", "jobs", "most", "sent")
 
     def __init__(self, concurrency: int = 1) -> None:
-        self.jobs: dict[int, tuple[int, float, Profile]] = {}
+        self.jobs: dict[int, tuple[int, float, JobTraits]] = {}
         self.backlog = 0.0
         self.concurrency = concurrency
         self.closed = False
@@ -95,13 +95,13 @@ class InFlight:
         """Whether the worker should get more jobs."""
         return len(self.jobs) < self.concurrency or self.backlog <= REFILL
 
-    def takes(self, profile: Profile) -> bool:
+    def takes(self, traits: JobTraits) -> bool:
         """Tell whether a job may be sent now, because it begins at once or soon."""
         if self.closed or self.sent >= self.most:
             return False
         if len(self.jobs) < self.concurrency:
             return True
-        return self.backlog + self._cost(profile) <= BUDGET
+        return self.backlog + self._cost(traits) <= BUDGET
 
     @property
     def least_work(self) -> float:
@@ -119,14 +119,14 @@ class InFlight:
         """Whether the worker has been asked for jobs, and has not answered."""
         return bool(self._asked)
 
-    def add(self, job: int, profile: Profile) -> None:
+    def add(self, job: int, traits: JobTraits) -> None:
         """Add *job*, which is sent."""
         self.sent += 1
         if self.concurrency == 1:
-            cost = profile.cost
+            cost = traits.cost
         else:
-            cost, self.closed = self._cost(profile), profile.exclusive
-        self.jobs[job] = (self.sent, cost, profile)
+            cost, self.closed = self._cost(traits), traits.exclusive
+        self.jobs[job] = (self.sent, cost, traits)
         self.backlog += cost
 
     def complete(self, job: int) -> None:
@@ -145,9 +145,9 @@ class InFlight:
 
     def remove(self, job: int) -> None:
         """Forget *job*, which has come back."""
-        _, cost, profile = self.jobs.pop(job)
+        _, cost, traits = self.jobs.pop(job)
         self.backlog -= cost
-        self.most += profile is not PINNED  # a pinned job had its room made for it
+        self.most += traits is not PINNED  # a pinned job had its room made for it
         if not self.jobs:
             self.backlog = 0.0
             self.closed = False
@@ -162,8 +162,8 @@ class InFlight:
     def block(self, jobs: Iterable[int]) -> None:
         """Expect no end of *jobs*, so that no other job waits behind them."""
         for job in jobs:
-            sequence, cost, profile = self.jobs[job]
-            self.jobs[job] = (sequence, UNKNOWN, profile)
+            sequence, cost, traits = self.jobs[job]
+            self.jobs[job] = (sequence, UNKNOWN, traits)
             self.backlog += UNKNOWN - cost
 
     def waiting(self) -> list[int]:
@@ -185,7 +185,7 @@ class InFlight:
         sequence = self.jobs[job][0]
         return any(sequence in sequences for sequences in self._asked)
 
-    def end_revoke(self, won: Iterable[int]) -> tuple[dict[int, Profile], list[int]]:
+    def end_revoke(self, won: Iterable[int]) -> tuple[dict[int, JobTraits], list[int]]:
         """Take the worker's answer to the oldest request.
 
         Args:
@@ -213,10 +213,10 @@ class InFlight:
         kept = [sequences[sequence] for sequence in asked if sequence in sequences]
         return back, [job for job in kept if job in self.jobs]
 
-    def _cost(self, profile: Profile) -> float:
+    def _cost(self, traits: JobTraits) -> float:
         # The lower bound is that of one lane, since more than DEEPEST jobs gain nothing
         # either.
-        return max(profile.cost / self.concurrency, LEAST)
+        return max(traits.cost / self.concurrency, LEAST)
 
     def _check_turn(self, job: int) -> None:
         # It can have begun only if all jobs before it have begun, except those that the

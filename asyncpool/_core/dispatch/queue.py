@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 
 # Of this many jobs that leave in a row, at least one is the oldest.  With 16, urgent
 # jobs would give up 6 % of all turns.  With 1024, and jobs of a second each, an oldest
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
     """A job that waits; it has no priority if it came back."""
 
     job: int
-    profile: Profile
+    traits: JobTraits
     priority: int | None
 
 
@@ -85,13 +85,13 @@ class JobQueue:
     )
 
     def __init__(self, oldest_every: int = OLDEST_EVERY) -> None:
-        self.usual: OrderedDict[int, Profile] = OrderedDict()
+        self.usual: OrderedDict[int, JobTraits] = OrderedDict()
         self.others = 0
         self._oldest_every = oldest_every
-        self._returned: OrderedDict[int, Profile] = OrderedDict()
+        self._returned: OrderedDict[int, JobTraits] = OrderedDict()
         # The other lines, none of them empty, and the jobs in them in the order in
         # which they came.
-        self._lines: dict[int, OrderedDict[int, Profile]] = {}
+        self._lines: dict[int, OrderedDict[int, JobTraits]] = {}
         self._priority_of: OrderedDict[int, int] = OrderedDict()
         # A heap of their priorities, and of those of some lines that are closed.
         self._priorities: list[int] = []
@@ -103,19 +103,19 @@ class JobQueue:
     def __len__(self) -> int:
         return len(self.usual) + self.others
 
-    def add(self, job: int, profile: Profile, priority: int = 0) -> None:
+    def add(self, job: int, traits: JobTraits, priority: int = 0) -> None:
         """Add *job* behind all jobs that are as urgent."""
         if not priority:
-            self.usual[job] = profile
+            self.usual[job] = traits
             return
         line = self._lines.get(priority)
         if line is None:
             line = self._open(priority)
-        line[job] = profile
+        line[job] = traits
         self._priority_of[job] = priority
         self.others += 1
 
-    def requeue(self, jobs: dict[int, Profile]) -> None:
+    def requeue(self, jobs: dict[int, JobTraits]) -> None:
         """Put *jobs* before all others, in their order."""
         returned = self._returned
         for job in reversed(jobs):
@@ -123,7 +123,7 @@ class JobQueue:
             returned.move_to_end(job, last=False)
         self.others += len(jobs)
 
-    def head(self) -> tuple[int, Profile]:
+    def head(self) -> tuple[int, JobTraits]:
         """Return the job whose turn it is; there must be one."""
         if self._returned:
             return next(iter(self._returned.items()))
@@ -221,7 +221,7 @@ class JobQueue:
         self.others = 0
         return jobs
 
-    def _open(self, priority: int) -> OrderedDict[int, Profile]:
+    def _open(self, priority: int) -> OrderedDict[int, JobTraits]:
         if len(self._priorities) > 2 * len(self._lines) + _SPARE:
             # Most of them are of lines that were closed since the last time, so on
             # average this costs little.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from asyncpool._core.base.run_times import BUDGET
+from asyncpool._core.base.job_traits import BUDGET
 from asyncpool._core.map.chunks import CHUNK_SIZE
 
 # How many microseconds a job of several items should take: a hundred times what the

@@ -14,8 +14,8 @@ from functools import partial
 from itertools import count
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.base.names import function_name
-from asyncpool._core.base.run_times import Profile
 from asyncpool._core.main.main_module import is_importable
 from asyncpool._core.pickling.out_of_band import MAIN
 from asyncpool._core.pickling.serializers import PICKLE, Serializer
@@ -50,13 +50,13 @@ class Function:
     Attributes:
         number: Its number on the wire; 0 if it travels with each call.
         payload: What a ``FUNCTION`` frame carries.
-        profile: How long its calls take.
+        traits: How long its calls take.
         figures: Counts and times of its jobs.
         name: Its name in errors and reports.
         serializer: How its calls and outcomes travel.
     """
 
-    __slots__ = ("figures", "name", "number", "payload", "profile", "serializer")
+    __slots__ = ("figures", "name", "number", "payload", "serializer", "traits")
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Function:
     ) -> None:
         self.number: int = number
         self.payload: bytes = payload
-        self.profile: Profile = Profile()
+        self.traits: JobTraits = JobTraits()
         self.figures: FunctionFigures = figures
         self.name: str = name
         self.serializer: Serializer = serializer
@@ -76,7 +76,7 @@ class Function:
     def known_as(self, name: str, figures: FunctionFigures) -> Function:
         """Return the same function under another name, with other figures."""
         other = Function(self.number, self.payload, name, figures, self.serializer)
-        other.profile = self.profile
+        other.traits = self.traits
         return other
 
 

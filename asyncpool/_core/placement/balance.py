@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncpool._core.base.run_times import REFILL
+from asyncpool._core.base.job_traits import REFILL
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.slots.capacity import Sizing
 from asyncpool._core.slots.slots import Slot

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncpool._core.base.run_times import PINNED
+from asyncpool._core.base.job_traits import PINNED
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.slots.commands import Assign, Command, DropPinnedJobs
 from asyncpool._core.slots.slots import Slot

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from asyncpool._core.base.run_times import SessionProfile
+from asyncpool._core.base.job_traits import SessionTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.slots.commands import (
@@ -139,16 +139,16 @@ class Sessions:
         """Let *session* go on in another worker if it loses its own."""
         self._lasting.add(session)
 
-    def call(self, job: int, profile: SessionProfile) -> list[Command]:
+    def call(self, job: int, traits: SessionTraits) -> list[Command]:
         """Run *job* in the worker of its session, after the session's other calls.
 
         The call that rebuilds the session goes before the others.
         """
-        slot = self._slot_of.get(profile.session)
+        slot = self._slot_of.get(traits.session)
         if slot is None:
-            return [EndSession(profile.session, (job,))]
-        if profile.first:
-            self._rebuilding[profile.session] = job
+            return [EndSession(traits.session, (job,))]
+        if traits.first:
+            self._rebuilding[traits.session] = job
             slot.calls.appendleft(job)
         else:
             slot.calls.append(job)
@@ -176,17 +176,17 @@ class Sessions:
         if self._rebuilding.get(slot.session, slot.calls[0]) != slot.calls[0]:
             return []  # the other calls wait for the one that rebuilds the state
         job = slot.calls.popleft()
-        slot.in_flight.add(job, SessionProfile(slot.session))
+        slot.in_flight.add(job, SessionTraits(slot.session))
         slot.assign()
         return [Assign(slot.index, (job,))]
 
-    def requeue(self, jobs: Mapping[int, SessionProfile]) -> list[Command]:
+    def requeue(self, jobs: Mapping[int, SessionTraits]) -> list[Command]:
         """Put *jobs*, which have not begun, before the other calls of their session."""
         commands: list[Command] = []
-        for job, profile in jobs.items():
-            slot = self._slot_of.get(profile.session)
+        for job, traits in jobs.items():
+            slot = self._slot_of.get(traits.session)
             if slot is None:
-                commands.append(EndSession(profile.session, (job,)))
+                commands.append(EndSession(traits.session, (job,)))
             else:
                 slot.calls.appendleft(job)
         return commands

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.base.run_times import SessionProfile
+from asyncpool._core.base.job_traits import SessionTraits
 from asyncpool._core.base.validation import INT, SECONDS, check_types, or_none
 from asyncpool._core.policies.attempts import AttemptPolicy, CrashKindText
 from asyncpool._core.wire.context import JobContext, end_of, with_details
@@ -237,7 +237,7 @@ class JobOptions:
     via: Via = "submit"
     prefetch: int = 16
     hold: DrainHold | None = None
-    bound: SessionProfile | None = None
+    bound: SessionTraits | None = None
     name: str = ""
     codec: Any = None
 

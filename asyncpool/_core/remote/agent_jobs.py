@@ -12,11 +12,11 @@ agent holds up the others by a few jobs, not by thousands.
 
 from __future__ import annotations
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.dispatch.queue import JobQueue
 from asyncpool.errors import ProtocolError
 
-_PROFILE = Profile()
+_TRAITS = JobTraits()
 
 # How many jobs of one client may be with an agent.
 CREDITS = 1024
@@ -142,7 +142,7 @@ class AgentJobs:
             ProtocolError: If it is here already, or is one too many.
         """
         client = self._take(session, job)
-        client.queue.add(job, _PROFILE, priority)
+        client.queue.add(job, _TRAITS, priority)
         self.waiting += 1
         self._turns[session] = None
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from asyncpool._core.base.run_times import KeyedProfile, Profile
+from asyncpool._core.base.job_traits import JobTraits, KeyedTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool.enums import Delivery
 
 # Nothing is known of the times of jobs: an agent gets as many as it has credits.
-_PROFILE = Profile()
+_TRAITS = JobTraits()
 
 # The most credits of an agent: what one client may cost it.
 MAX_CREDITS = 4096
@@ -88,10 +88,10 @@ class ClientJobs:
         """Return the agent that gets *job*, or queue it; it may have been prepared before."""
         self._dispatcher.withdraw(job)
         if key is None:
-            agent = self._dispatcher.submit(job, _PROFILE, priority)
+            agent = self._dispatcher.submit(job, _TRAITS, priority)
         else:
-            profile = KeyedProfile(_PROFILE, key)
-            agent = self._dispatcher.submit_keyed(job, profile, priority)
+            traits = KeyedTraits(_TRAITS, key)
+            agent = self._dispatcher.submit_keyed(job, traits, priority)
         if agent is not None:
             self._agent_of[job] = agent
         return agent
@@ -173,9 +173,9 @@ class ClientJobs:
         lost = self._agents.pop(agent)
         self._dispatcher.worker_gone(agent)
         losses: list[LostJob] = []
-        back: dict[int, Profile] = {}
-        profiles = {job: entry[2] for job, entry in lost.in_flight.jobs.items()}
-        for job in (*profiles, *lost.calls):
+        back: dict[int, JobTraits] = {}
+        traits = {job: entry[2] for job, entry in lost.in_flight.jobs.items()}
+        for job in (*traits, *lost.calls):
             del self._agent_of[job]
             if job in self._given_up:
                 self._given_up.discard(job)
@@ -183,8 +183,8 @@ class ClientJobs:
                 losses.append(LostJob(job, Delivery.STARTED))
             else:
                 losses.append(LostJob(job, Delivery.SENT))
-                if job in profiles:
-                    back[job] = profiles[job]
+                if job in traits:
+                    back[job] = traits[job]
         moved = self._assign_buckets()
         pairs = [(other, job) for other, jobs in moved.items() for job in jobs]
         return losses, [*pairs, *self._place(back)]
@@ -192,12 +192,12 @@ class ClientJobs:
     def _requeue(self, jobs: dict[int, int | None]) -> list[tuple[int, int]]:
         return self._place(
             {
-                job: _PROFILE if key is None else KeyedProfile(_PROFILE, key)
+                job: _TRAITS if key is None else KeyedTraits(_TRAITS, key)
                 for job, key in jobs.items()
             }
         )
 
-    def _place(self, jobs: dict[int, Profile]) -> list[tuple[int, int]]:
+    def _place(self, jobs: dict[int, JobTraits]) -> list[tuple[int, int]]:
         pairs = self._dispatcher.requeue(jobs)
         for agent, job in pairs:
             self._agent_of[job] = agent

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from asyncpool._core.base.run_times import PINNED, Profile, SessionProfile
+from asyncpool._core.base.job_traits import PINNED, JobTraits, SessionTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.affinity_slots import AffinitySlots
 from asyncpool._core.placement.pinned_jobs import PinnedJobs
@@ -74,16 +74,16 @@ class JobAssignment:
 
     # The hot path.
 
-    def submit(self, job: int, profile: Profile, priority: int = 0) -> int | None:
+    def submit(self, job: int, traits: JobTraits, priority: int = 0) -> int | None:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
-        index = self._dispatcher.submit(job, profile, priority)
+        index = self._dispatcher.submit(job, traits, priority)
         if index is not None:
             self._slots[index].assign()
         return index
 
-    def submit_keyed(self, job: int, profile: Profile, priority: int) -> int | None:
+    def submit_keyed(self, job: int, traits: JobTraits, priority: int) -> int | None:
         """Do the same as :meth:`submit` for a job that has a key."""
-        index = self._dispatcher.submit_keyed(job, profile, priority)
+        index = self._dispatcher.submit_keyed(job, traits, priority)
         if index is not None:
             self._slots[index].assign()
         return index
@@ -101,15 +101,15 @@ class JobAssignment:
         self._dispatcher.prepare(job)
 
     def submit_prepared(
-        self, job: int, profile: Profile, now: float, priority: int = 0
+        self, job: int, traits: JobTraits, now: float, priority: int = 0
     ) -> list[Command]:
         """Submit a job that is pickled now."""
         self._dispatcher.discard(job)
-        if isinstance(profile, SessionProfile):
-            commands = self._sessions.call(job, profile)
+        if isinstance(traits, SessionTraits):
+            commands = self._sessions.call(job, traits)
             return [*commands, *self.settle(now)]
-        submit = self.submit if profile.key is None else self.submit_keyed
-        index = submit(job, profile, priority)
+        submit = self.submit if traits.key is None else self.submit_keyed
+        index = submit(job, traits, priority)
         commands = [] if index is None else [Assign(index, (job,))]
         return [*commands, *self.settle(now)]
 
@@ -187,7 +187,7 @@ class JobAssignment:
 
     # Jobs that leave their worker, or the queue.
 
-    def requeue(self, jobs: dict[int, Profile], now: float) -> list[Command]:
+    def requeue(self, jobs: dict[int, JobTraits], now: float) -> list[Command]:
         """Put *jobs* at the head of the queue, or assign them to workers with room."""
         return [*self.put_back(jobs), *self.settle(now)]
 
@@ -271,7 +271,7 @@ class JobAssignment:
 
     # For the other decisions.
 
-    def put_back(self, jobs: dict[int, Profile]) -> list[Command]:
+    def put_back(self, jobs: dict[int, JobTraits]) -> list[Command]:
         """Put *jobs*, which have left their worker, where they wait for another one."""
         if self._lifecycle.broken is not None:
             return fail_jobs(list(jobs), "broken")
@@ -280,7 +280,7 @@ class JobAssignment:
         if pinned_jobs:
             jobs = {job: jobs[job] for job in jobs if job not in pinned_jobs}
             commands.append(DropPinnedJobs(pinned_jobs))
-        calls = {job: of for job, of in jobs.items() if isinstance(of, SessionProfile)}
+        calls = {job: of for job, of in jobs.items() if isinstance(of, SessionTraits)}
         if calls:
             jobs = {job: jobs[job] for job in jobs if job not in calls}
             commands += self._sessions.requeue(calls)

@@ -6,7 +6,7 @@ there.  This module decides what follows for jobs, keys and planned exits.
 
 from __future__ import annotations
 
-from asyncpool._core.base.run_times import SessionProfile
+from asyncpool._core.base.job_traits import SessionTraits
 from asyncpool._core.slots.commands import Command
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.job_assignment import JobAssignment, SupervisionParts
@@ -40,9 +40,9 @@ class SessionWorkers:
         """Let *session* go on in another worker when it loses its own."""
         self._sessions.last(session)
 
-    def call(self, job: int, profile: SessionProfile) -> list[Command]:
+    def call(self, job: int, traits: SessionTraits) -> list[Command]:
         """Let the worker of a session run *job*, after the session's other calls."""
-        return self._sessions.call(job, profile)
+        return self._sessions.call(job, traits)
 
     def rebuilt(self, session: int, job: int) -> list[Command]:
         """Let the calls of *session* begin, now that *job* has rebuilt its state."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.policies.job_options import CancelMode
 from asyncpool._core.slots.commands import (
@@ -112,7 +112,7 @@ class Termination:
 
     def take_answer(
         self, slot: Slot, sequences: Iterable[int], now: float
-    ) -> tuple[list[Command], dict[int, Profile]]:
+    ) -> tuple[list[Command], dict[int, JobTraits]]:
         """Handle the answer of *slot*'s worker to a :class:`Revoke`: the jobs it will not begin.
 
         Returns:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from asyncpool._core.base.run_times import SessionProfile
+from asyncpool._core.base.job_traits import SessionTraits
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.own_objects import load_own
 from asyncpool._core.remote.remote_messages import Kind, Message
@@ -134,7 +134,7 @@ class ClientSessions:
         """Have the worker of a session run a call after the session's other calls."""
         if session_worker.gone:
             raise session_worker.error()
-        bound = SessionProfile(session_worker.session)
+        bound = SessionTraits(session_worker.session)
         options = replace(options, bound=bound, hold=session_worker.hold)
         job = self._owner.traffic.submit(function, args, kwargs, options)
         if not job.done():

@@ -7,11 +7,11 @@ from collections import deque
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
-from asyncpool._core.base.run_times import (
-    LOADING_PROFILE,
-    STREAM_PROFILE,
-    KeyedProfile,
-    Profile,
+from asyncpool._core.base.job_traits import (
+    LOADING_TRAITS,
+    STREAM_TRAITS,
+    JobTraits,
+    KeyedTraits,
 )
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
@@ -121,15 +121,15 @@ class Job(asyncio.Future[R], Generic[R]):
         self._owner = owner
 
     @property
-    def _profile(self) -> Profile:
+    def _traits(self) -> JobTraits:
         """How long its function takes; its place in the queue depends on that."""
         options = self._options
         if options.bound is not None:
             return options.bound
-        profile = STREAM_PROFILE if self._credit else self._function.profile
+        traits = STREAM_TRAITS if self._credit else self._function.traits
         if type(self._payload) is not bytes:
-            profile = LOADING_PROFILE
-        return profile if options.key is None else KeyedProfile(profile, options.key)
+            traits = LOADING_TRAITS
+        return traits if options.key is None else KeyedTraits(traits, options.key)
 
     @property
     def _title(self) -> str:

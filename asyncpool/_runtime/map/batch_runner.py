@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from asyncpool._core.base.job_traits import UNKNOWN
 from asyncpool._core.base.names import function_name
-from asyncpool._core.base.run_times import UNKNOWN
 from asyncpool._core.map.chunks import LOST, Failure, run_chunk
 from asyncpool._core.map.pace import Pace
 from asyncpool._core.pickling.functions import travels_by_name
@@ -252,7 +252,7 @@ class BatchRunner:
             outcome = job.result() if error is None else Failure(error)
             failed = error is not None
             self._settle(part.batch, part.offset, [outcome], failed=failed)
-            cost = job._function.profile.cost
+            cost = job._function.traits.cost
             if cost < UNKNOWN:
                 self.pace.note(1, cost)
         if self._held:

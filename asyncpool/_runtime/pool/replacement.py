@@ -62,8 +62,8 @@ class WorkerReplacement:
         )
         if unsent is not None:
             self._state.performer.perform(core.jobs.withdraw(slot.index, unsent, now))
-            profile = registry.jobs[unsent]._profile
-            self._state.performer.perform(core.jobs.requeue({unsent: profile}, now))
+            traits = registry.jobs[unsent]._traits
+            self._state.performer.perform(core.jobs.requeue({unsent: traits}, now))
 
     @decision
     def replace(self, handle: WorkerHandle, reason: str = "") -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from asyncpool._core.base.run_times import SessionProfile
+from asyncpool._core.base.job_traits import SessionTraits
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.admission import Admission
@@ -230,7 +230,7 @@ class Sessions:
         if session_worker.gone:
             self._admission.check_open(session_worker.hold)  # raises that error first
             raise session_worker.error()
-        bound = SessionProfile(session_worker.session)
+        bound = SessionTraits(session_worker.session)
         options = replace(options, bound=bound, hold=session_worker.hold)
         job = self._traffic.submit(function, args, kwargs, options)
         session_worker.add(job)
@@ -248,7 +248,7 @@ class Sessions:
         session_worker.pid = pid
         if session_worker.rebuild is not None and not session_worker.rebuild.done():
             return
-        bound = SessionProfile(session, first=True)
+        bound = SessionTraits(session, first=True)
         options = replace(session_worker.options, bound=bound, hold=session_worker.hold)
         try:
             job = self._traffic.submit(session_worker.on_restart, (), {}, options)

@@ -78,7 +78,7 @@ class LargeObjects:
         now = self._state.loop.time()
         self._state.performer.perform(
             self._state.core.jobs.submit_prepared(
-                job.id, job._profile, now, job._options.priority
+                job.id, job._traits, now, job._options.priority
             )
         )
         if self._sizing.watching:
@@ -109,9 +109,7 @@ class LargeObjects:
         """Settle a job."""
         core, now = self._state.core, self._state.loop.time()
         if self._state.registry.settle(job, outcome):
-            self._state.performer.perform(
-                core.jobs.requeue({job.id: job._profile}, now)
-            )
+            self._state.performer.perform(core.jobs.requeue({job.id: job._traits}, now))
         self._state.performer.perform(core.jobs.outcome_unpacked(job.id, now))
 
 

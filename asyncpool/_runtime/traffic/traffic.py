@@ -15,7 +15,7 @@ from threading import get_ident
 from time import monotonic
 from typing import Any
 
-from asyncpool._core.base.run_times import LEAST
+from asyncpool._core.base.job_traits import LEAST
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
@@ -163,7 +163,7 @@ class Traffic:
                 and options.bound is None
                 and not job._credit
             ):
-                slot = state.core.jobs.submit(job.id, known.profile, options.priority)
+                slot = state.core.jobs.submit(job.id, known.traits, options.priority)
             else:
                 slot = self._place(job)
             if slot is not None:
@@ -214,7 +214,7 @@ class Traffic:
             self._state.performer.perform(core.sessions.call(job.id, options.bound))
             return None
         submit = core.jobs.submit if options.key is None else core.jobs.submit_keyed
-        return submit(job.id, job._profile, options.priority)
+        return submit(job.id, job._traits, options.priority)
 
     @decision
     def send_pinned(
@@ -320,7 +320,7 @@ class Traffic:
         for job, frame in to_settle:
             if registry.settle(job, outcome_of(job, handle, frame)):
                 self._state.performer.perform(
-                    core.jobs.requeue({job.id: job._profile}, now)
+                    core.jobs.requeue({job.id: job._traits}, now)
                 )
 
     def _tell_begun(self, slot: int, at: float) -> None:
@@ -351,9 +351,9 @@ class Traffic:
                 registry.leases.give_back(frame.job)
             else:
                 function, run = job._function, frame.number
-                profile = function.profile
-                if run > LEAST or profile.cost != LEAST:  # else it changes nothing
-                    profile.note(run)
+                traits = function.traits
+                if run > LEAST or traits.cost != LEAST:  # else it changes nothing
+                    traits.note(run)
                 function.figures.ran(run, int((at - job._queued_at) * 1e6) - run)
                 if watched:
                     registry.watch.ran(job, slot, run / 1e6, at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 
-from asyncpool._core.base.run_times import LEAST, REFILL, UNKNOWN, Profile
+from asyncpool._core.base.job_traits import LEAST, REFILL, UNKNOWN, JobTraits
 from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
@@ -87,7 +87,7 @@ class Books:
         self.preparing: list[int] = []  # open, but they cannot be sent yet
         self.unpacking: list[int] = []  # open, but what has become of them is not known
         self.open: set[int] = set()
-        self.profiles: dict[int, Profile] = {}
+        self.traits: dict[int, JobTraits] = {}
         self.closing: Finish | None = None
         self.close_at = math.inf
         self.holds = 0  # how many have more jobs to come
@@ -105,7 +105,7 @@ class Books:
     @property
     def jobs(self) -> int:
         """How many jobs there have been."""
-        return len(self.profiles)
+        return len(self.traits)
 
     @property
     def trying(self) -> bool:
@@ -223,7 +223,7 @@ class Books:
         )
 
     def _share(self, job: int) -> float:
-        cost = self.profiles[job].cost
+        cost = self.traits[job].cost
         return cost if self.width == 1 else max(LEAST, cost / self.width)
 
     def _able(self, process: Process) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base.run_times import SessionProfile
+from asyncpool._core.base.job_traits import SessionTraits
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish
@@ -173,7 +173,7 @@ class Commands(Ends):
         job = self._come_as_call(session)
         self.rebuilding[session] = job
         self.waiting_calls.insert(0, job)
-        self.feed(self.core.sessions.call(job, SessionProfile(session, first=True)))
+        self.feed(self.core.sessions.call(job, SessionTraits(session, first=True)))
 
     @property
     def nobody_needs_sessions(self) -> bool:
@@ -188,7 +188,7 @@ class Commands(Ends):
 
     def _come_as_call(self, session: int) -> int:
         job = self.jobs + 1
-        self.profiles[job] = SessionProfile(session)
+        self.traits[job] = SessionTraits(session)
         self.open.add(job)
         self.calls[job] = session
         return job

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from asyncpool._core.base.run_times import (
-    LOADING_PROFILE,
+from asyncpool._core.base.job_traits import (
+    LOADING_TRAITS,
     REFILL,
     UNKNOWN,
-    KeyedProfile,
-    Profile,
-    SessionProfile,
+    JobTraits,
+    KeyedTraits,
+    SessionTraits,
 )
 from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.slots import commands as cmd
@@ -31,7 +31,7 @@ class Jobs(Commands):
         job = self._come(cost, key)
         self.seen["submit"] += 1
         submit = self.core.jobs.submit if key is None else self.core.jobs.submit_keyed
-        slot = submit(job, self.profiles[job], priority)
+        slot = submit(job, self.traits[job], priority)
         self._enter(job, priority, slot)
 
     def prepare(self, cost: float, key: int | None = None) -> None:
@@ -49,7 +49,7 @@ class Jobs(Commands):
         if self.closing is not None:
             self.seen["submitted when prepared while the pool closes"] += 1
         commands = self.core.jobs.submit_prepared(
-            job, self.profiles[job], self.now, priority
+            job, self.traits[job], self.now, priority
         )
         match commands:
             case [cmd.Assign(slot, (first,)), *rest]:
@@ -112,7 +112,7 @@ class Jobs(Commands):
     def call(self, session: int) -> None:
         job = self._come_as_call(session)
         self.waiting_calls.append(job)
-        self.feed(self.core.sessions.call(job, SessionProfile(session)))
+        self.feed(self.core.sessions.call(job, SessionTraits(session)))
 
     def end_session(self, session: int, *, fresh: bool) -> None:
         """Let somebody give his worker back, and cancel what he has it do."""
@@ -139,16 +139,16 @@ class Jobs(Commands):
 
     def _come(self, cost: float, key: int | None) -> int:
         job = self.jobs + 1
-        profile: Profile = LOADING_PROFILE
+        traits: JobTraits = LOADING_TRAITS
         if cost == math.inf:
             self.large.add(job)
         if cost < math.inf:
-            profile = Profile()
-            profile.cost = profile.least = cost
+            traits = JobTraits()
+            traits.cost = traits.least = cost
         if key is not None:
-            profile = KeyedProfile(profile, key)
+            traits = KeyedTraits(traits, key)
             self.keys[job] = key
-        self.profiles[job] = profile
+        self.traits[job] = traits
         self.open.add(job)
         return job
 
@@ -211,7 +211,7 @@ class Jobs(Commands):
     def _again(self, job: int) -> None:
         self.seen["an answer to retry after"] += 1
         self._put_back([job])
-        self.feed(self.core.jobs.requeue({job: self.profiles[job]}, self.now))
+        self.feed(self.core.jobs.requeue({job: self.traits[job]}, self.now))
 
     def answer(self, slot: int) -> None:
         """Let a worker answer what it was asked."""

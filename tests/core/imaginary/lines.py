@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from asyncpool._core.base.run_times import BUDGET, REFILL
+from asyncpool._core.base.job_traits import BUDGET, REFILL
 from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.slots.slots import StopStage
 from tests.core.imaginary.books import Books
@@ -31,7 +31,7 @@ class Lines(Books):
         roomy = [p for p in self.processes.values() if p.hand and self._has_room(p)]
         roomy = [p for p in roomy if not self._has_line(p)]
         assert not leads or not any(map(self._lanes_free, roomy)), "a lane is free"
-        short = self.profiles[job].cost <= REFILL
+        short = self.traits[job].cost <= REFILL
         assert not leads or not roomy or not short, "a short job might have gone"
         self.queue.add(job, priority)
         if self.core.replacements.sizing.watching:

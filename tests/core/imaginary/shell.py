@@ -224,8 +224,8 @@ class ImaginaryShell(Jobs):
             process.given -= 1
             self._forgive(process, unsent, "a job withdrawn")
             self.feed(self.core.jobs.withdraw(slot, unsent, self.now))
-            profile = self.profiles[unsent]
-            self.feed(self.core.jobs.requeue({unsent: profile}, self.now))
+            traits = self.traits[unsent]
+            self.feed(self.core.jobs.requeue({unsent: traits}, self.now))
 
     def oversized(self, slot: int) -> None:
         process = self.processes[slot]

@@ -1,6 +1,6 @@
-"""How long the calls of a function take, which decides whether jobs may travel ahead.
+"""What the pool knows of a job when it places it: how long it takes, its key, its session.
 
-A job may wait inside a worker, behind another one, only if both are known to be short.
+The run times of a function decide whether its jobs may travel ahead.  A job may wait inside a worker, behind another one, only if both are known to be short.
 The pool knows what it has measured: an exponential average of the run times of the same
 function, in microseconds.  One long call among many short ones raises the average at
 once, and the average forgets it after some dozens of calls.
@@ -12,13 +12,13 @@ __all__ = [
     "BUDGET",
     "DEEPEST",
     "LEAST",
-    "LOADING_PROFILE",
+    "LOADING_TRAITS",
     "PINNED",
     "REFILL",
-    "STREAM_PROFILE",
+    "STREAM_TRAITS",
     "UNKNOWN",
-    "KeyedProfile",
-    "Profile",
+    "JobTraits",
+    "KeyedTraits",
 ]
 
 # How much work a worker may have in flight at once.  Half of it bridges a rest, see
@@ -44,8 +44,8 @@ _WEIGHT = 1 / 8
 _FADING = 1 / 64
 
 
-class Profile:
-    """The run times of one function.
+class JobTraits:
+    """What the jobs of one function have in common: their run times.
 
     Attributes:
         cost: How long the next call is expected to take.
@@ -84,7 +84,7 @@ class Profile:
             self.least += (duration - self.least) * _FADING
 
 
-class _Exclusive(Profile):
+class _Exclusive(JobTraits):
     __slots__ = ()
 
     @property
@@ -92,19 +92,19 @@ class _Exclusive(Profile):
         return True
 
 
-# The profiles of jobs behind which no other job waits, whatever is known of them:
+# The traits of jobs behind which no other job waits, whatever is known of them:
 # streams, and jobs whose large arguments take a while to send, so that nothing else can
 # be sent meanwhile.
-STREAM_PROFILE = Profile()
-LOADING_PROFILE = _Exclusive()
+STREAM_TRAITS = JobTraits()
+LOADING_TRAITS = _Exclusive()
 
-# The profile of pinned jobs.  No other worker may run them, and no job begins beside
+# The traits of pinned jobs.  No other worker may run them, and no job begins beside
 # them: each later job finds what they have done.
 PINNED = _Exclusive()
 
 
-class SessionProfile(_Exclusive):
-    """The profile of a call of a session: nothing begins beside it, or behind it.
+class SessionTraits(_Exclusive):
+    """The traits of a call of a session: nothing begins beside it, or behind it.
 
     Args:
         session: The session.
@@ -120,17 +120,17 @@ class SessionProfile(_Exclusive):
         self.first: bool = first
 
 
-class KeyedProfile(Profile):
-    """The profile of a job that has a key: that of its function, and the key.
+class KeyedTraits(JobTraits):
+    """The traits of a job that has a key: that of its function, and the key.
 
     Args:
-        function: The profile of its function, whose run times change later, too.
+        function: The traits of its function, whose run times change later, too.
         key: The hash of the key.
     """
 
     __slots__ = ("_function", "_key")
 
-    def __init__(self, function: Profile, key: int) -> None:
+    def __init__(self, function: JobTraits, key: int) -> None:
         self._function = function
         self._key = key
 
@@ -144,7 +144,7 @@ class KeyedProfile(Profile):
         """Whether no other job may be sent while such a job is the last one."""
         return self._function.exclusive
 
-    # Reads and writes go to the profile of the function.
+    # Reads and writes go to the traits of the function.
     @property
     def cost(self) -> float:
         """How long the next call of the function is expected to take."""

@@ -1,20 +1,20 @@
-"""Tests of asyncpool/_core/base/run_times.py."""
+"""Tests of asyncpool/_core/base/job_traits.py."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base import run_times as profiles
-from asyncpool._core.base.run_times import (
+from asyncpool._core.base import job_traits as traits
+from asyncpool._core.base.job_traits import (
     BUDGET,
     DEEPEST,
     LEAST,
     REFILL,
-    STREAM_PROFILE,
+    STREAM_TRAITS,
     UNKNOWN,
-    KeyedProfile,
-    Profile,
+    JobTraits,
+    KeyedTraits,
 )
 
 # The least that a call counts for.
@@ -24,25 +24,25 @@ durations = st.integers(0, 2**32 - 1)
 
 
 def after(*durations: float) -> float:
-    profile = Profile()
+    traits = JobTraits()
     for duration in durations:
-        profile.note(duration)
-    return profile.cost
+        traits.note(duration)
+    return traits.cost
 
 
 def test_the_figures() -> None:
     assert (BUDGET, REFILL, DEEPEST, UNKNOWN) == (16000.0, 8000.0, 128, 1e9)
-    assert set(profiles.__all__) == {
-        "STREAM_PROFILE",
+    assert set(traits.__all__) == {
+        "STREAM_TRAITS",
         "BUDGET",
         "DEEPEST",
         "PINNED",
         "LEAST",
-        "LOADING_PROFILE",
+        "LOADING_TRAITS",
         "REFILL",
         "UNKNOWN",
-        "KeyedProfile",
-        "Profile",
+        "KeyedTraits",
+        "JobTraits",
     }
 
 
@@ -52,8 +52,8 @@ def test_what_was_never_called_is_unknown_and_fits_behind_nothing() -> None:
 
 
 def test_what_is_to_be_alone_costs_as_much_as_what_is_unknown() -> None:
-    assert type(STREAM_PROFILE) is Profile
-    assert STREAM_PROFILE.cost == UNKNOWN
+    assert type(STREAM_TRAITS) is JobTraits
+    assert STREAM_TRAITS.cost == UNKNOWN
 
 
 def test_the_first_call_is_taken_at_its_word() -> None:
@@ -80,21 +80,21 @@ def test_each_further_call_counts_for_an_eighth(
 
 
 def test_the_least_is_that_of_the_shortest_calls_of_late() -> None:
-    profile = Profile()
-    profile.note(200)
-    assert profile.least == 200.0
-    profile.note(160_200)
-    assert profile.least == 2700.0
-    profile.note(300)
-    assert profile.least == 300.0, "one is enough"
+    traits = JobTraits()
+    traits.note(200)
+    assert traits.least == 200.0
+    traits.note(160_200)
+    assert traits.least == 2700.0
+    traits.note(300)
+    assert traits.least == 300.0, "one is enough"
     for _ in range(300):
-        profile.note(1000)
-    assert 990 < profile.least < 1000, "and is forgotten"
-    profile.note(0)
-    assert profile.least == LEAST
-    keyed = KeyedProfile(profile, 1)
+        traits.note(1000)
+    assert 990 < traits.least < 1000, "and is forgotten"
+    traits.note(0)
+    assert traits.least == LEAST
+    keyed = KeyedTraits(traits, 1)
     keyed.least = 7.0
-    assert (profile.least, keyed.least) == (7.0, 7.0)
+    assert (traits.least, keyed.least) == (7.0, 7.0)
 
 
 @pytest.mark.parametrize("duration", [0, 1, 7, 62, 62.5])
@@ -129,21 +129,21 @@ def test_the_average_moves_towards_each_call(calls: list[int], last: int) -> Non
 
 
 def test_one_long_call_among_short_ones_is_noticed_at_once_and_forgotten() -> None:
-    profile = Profile()
+    traits = JobTraits()
     for _ in range(100):
-        profile.note(200)
-    assert profile.cost == 200.0
-    profile.note(160_200)
-    assert profile.cost == 20_200.0, "nothing travels ahead for a while"
+        traits.note(200)
+    assert traits.cost == 200.0
+    traits.note(160_200)
+    assert traits.cost == 20_200.0, "nothing travels ahead for a while"
     costs = []
     for _ in range(60):
-        costs.append(profile.cost)
-        profile.note(200)
+        costs.append(traits.cost)
+        traits.note(200)
     assert costs == sorted(costs, reverse=True)
     assert sum(cost > BUDGET for cost in costs) == 2
     assert sum(cost > REFILL for cost in costs) == 8
     assert sum(cost > 202 for cost in costs) == 60
-    assert profile.cost < 210
+    assert traits.cost < 210
 
 
 @given(st.integers(126, 300), st.integers(64_000, 2**32 - 1))
@@ -156,14 +156,14 @@ def test_any_long_call_keeps_others_from_waiting_behind_the_next(
 
 
 def test_functions_are_known_one_by_one() -> None:
-    first, second = Profile(), Profile()
+    first, second = JobTraits(), JobTraits()
     first.note(500)
     assert (first.cost, second.cost) == (500.0, UNKNOWN)
 
 
 def test_a_job_with_a_key_costs_what_its_function_does_by_now() -> None:
-    function = Profile()
-    first, second = KeyedProfile(function, 7), KeyedProfile(function, 8)
+    function = JobTraits()
+    first, second = KeyedTraits(function, 7), KeyedTraits(function, 8)
     assert (first.key, second.key, function.key) == (7, 8, None)
     assert first.cost == UNKNOWN
     function.note(250)
