@@ -326,8 +326,8 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
 
         Raises:
             ValueError: If a value is out of range or a kind unknown.
-            TypeError: If an element of *retry_on* is neither a kind nor a type of exception,
-                *key* is not hashable or equals nothing but itself, or an option is unknown.
+            TypeError: If a value is of the wrong type, *key* is not hashable or equals nothing
+                but itself, or an option is unknown.
         """
         return BoundPool(self, changed(self._options, changes))
 

@@ -277,7 +277,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
     @rule(
         count=st.integers(1, 2),
-        then=st.sampled_from(["nothing", "call", "lose", "lose"]),
+        then=st.sampled_from(["nothing", "call", "lose", "lose", "end"]),
         much=st.integers(0, 3),
     )
     def want_a_worker(self, count: int, then: str, much: int) -> None:
@@ -289,6 +289,9 @@ class SupervisionMachine(RuleBasedStateMachine):
             if then == "lose" and session not in shell.rebuilding:
                 shell.last(session)
                 shell.lose(session, much)
+            elif then == "end" and not shell.broken:
+                shell.call(session)  # it waits behind the first one
+                shell.lose(session, 0)
             if shell.broken:
                 break  # and refuses further calls
 
@@ -879,109 +882,119 @@ class CountedMachine(SupervisionMachine):
     seen: ClassVar[Counter[str]] = Counter()
 
 
+# How often each thing must have happened.
+_FLOOR = {
+    "submit": 150,
+    "completed": 100,
+    "cancelled": 15,
+    "lost": 3,
+    "broken": 10,
+    "closed": 15,
+    "an answer to retry after": 3,
+    "a late hello": 6,
+    "a fault": 15,
+    "close again": 1,
+    "a broken pool recovered": 5,
+    "parked": 30,
+    "a restart behind the limit of forks": 10,
+    "died busy, told no": 10,
+    "died idle, told no": 6,
+    "died starting, told no": 30,
+    "died idle, told stopped": 15,
+    "died starting, told terminated": 1,
+    "died busy, told killed": 1,
+    "a job that travels ahead": 100,
+    "a job beside others": 100,
+    "died beside others": 10,
+    "killed beside others": 3,
+    "a job that overtakes others": 30,
+    "an urgent job that need not wait": 1,
+    "a keyed job that need not wait": 30,
+    "a keyed job that waits": 30,
+    "a keyed job that waits while others are idle": 10,
+    "a keyed job whom nobody is there for": 1,
+    "a keyed job that had to wait": 30,
+    "a keyed job that came back": 10,
+    "places that changed": 30,
+    "an errand": 100,
+    "an errand that begins": 60,
+    "an errand that nobody runs": 10,
+    "a revoked job": 3,
+    "a revoke in vain": 1,
+    "a stall": 1,
+    "an outcome that nobody wanted": 1,
+    "an outcome of a job that was asked to end": 1,
+    "Interrupt": 6,
+    "WriteStacks": 6,
+    "killed when it had said where it was": 1,
+    "killed for a job": 1,
+    "hung": 1,
+    "hung without a job": 1,
+    "hung while it was to end": 1,
+    "hung no more": 1,
+    "killed since it hung": 1,
+    "left: worn": 1,
+    "left: asked": 1,
+    "left: max_jobs": 1,
+    "left: max_age": 1,
+    "left: idle": 1,
+    "left: resize": 1,
+    "left: roll": 1,
+    "left a job behind": 1,
+    "killed for its size": 1,
+    "as many jobs as it may have": 30,
+    "killed by order": 3,
+    "killed by order, at work": 1,
+    "killed since it would not leave": 1,
+    "roll": 10,
+    "a complete roll": 3,
+    "a roll in vain": 1,
+    "an early start that failed": 3,
+    "an early replacement that came up": 3,
+    "filled by a roll": 1,
+    "resize": 10,
+    "killed for a job, late": 1,
+    "untouched by a death": 10,
+    "requeued": 1,
+    "prepared": 150,
+    "submitted when prepared": 100,
+    "submitted when prepared while the pool closes": 15,
+    "refused": 3,
+    "loaded": 100,
+    "withdrawn": 6,
+    "withdrawn, and another one sent": 3,
+    "requeued before it was sent": 10,
+    "closed before it was sent": 1,
+    "unpacked": 30,
+    "unpacked while the pool closes": 3,
+    "closed while it was unpacked": 1,
+    "Offer": 100,
+    "a call of a session": 60,
+    "a call whose session is over": 3,
+    "a session that ends": 60,
+    "a session that lost its worker": 30,
+    "a session that is rebuilt": 3,
+    "a worker of a pool that drains": 15,
+    "held open while the pool closes": 6,
+}
+
+# Hypothesis takes numbers from the source of all modules that a process has imported, and so
+# finds other stories beside other tests.  What is rare may need another round.
+_ROUNDS = 12
+
+
 @pytest.mark.timeout(600)  # half a minute alone, two beside others on a slow machine
 def test_the_machine_exercises_what_it_is_for() -> None:
-    run_state_machine_as_test(
-        CountedMachine,
-        settings=settings(
-            max_examples=400, stateful_step_count=60, derandomize=True, database=None
-        ),
-    )
-    seen = CountedMachine.seen
-    assert {command.__name__ for command in get_args(Command)} <= set(seen)
-    floor = {
-        "submit": 150,
-        "completed": 100,
-        "cancelled": 15,
-        "lost": 3,
-        "broken": 10,
-        "closed": 15,
-        "an answer to retry after": 3,
-        "a late hello": 6,
-        "a fault": 15,
-        "close again": 1,
-        "a broken pool recovered": 5,
-        "parked": 30,
-        "a restart behind the limit of forks": 10,
-        "died busy, told no": 10,
-        "died idle, told no": 6,
-        "died starting, told no": 30,
-        "died idle, told stopped": 15,
-        "died starting, told terminated": 1,
-        "died busy, told killed": 1,
-        "a job that travels ahead": 100,
-        "a job beside others": 100,
-        "died beside others": 10,
-        "killed beside others": 3,
-        "a job that overtakes others": 30,
-        "an urgent job that need not wait": 1,
-        "a keyed job that need not wait": 30,
-        "a keyed job that waits": 30,
-        "a keyed job that waits while others are idle": 10,
-        "a keyed job whom nobody is there for": 1,
-        "a keyed job that had to wait": 30,
-        "a keyed job that came back": 10,
-        "places that changed": 30,
-        "an errand": 100,
-        "an errand that begins": 60,
-        "an errand that nobody runs": 10,
-        "a revoked job": 3,
-        "a revoke in vain": 1,
-        "a stall": 1,
-        "an outcome that nobody wanted": 1,
-        "an outcome of a job that was asked to end": 1,
-        "Interrupt": 6,
-        "WriteStacks": 6,
-        "killed when it had said where it was": 1,
-        "killed for a job": 1,
-        "hung": 1,
-        "hung without a job": 1,
-        "hung while it was to end": 1,
-        "hung no more": 1,
-        "killed since it hung": 1,
-        "left: worn": 1,
-        "left: asked": 1,
-        "left: max_jobs": 1,
-        "left: max_age": 1,
-        "left: idle": 1,
-        "left: resize": 1,
-        "left: roll": 1,
-        "left a job behind": 1,
-        "killed for its size": 1,
-        "as many jobs as it may have": 30,
-        "killed by order": 3,
-        "killed by order, at work": 1,
-        "killed since it would not leave": 1,
-        "roll": 10,
-        "a complete roll": 3,
-        "a roll in vain": 1,
-        "an early start that failed": 3,
-        "an early replacement that came up": 3,
-        "filled by a roll": 1,
-        "resize": 10,
-        "killed for a job, late": 1,
-        "untouched by a death": 10,
-        "requeued": 1,
-        "prepared": 150,
-        "submitted when prepared": 100,
-        "submitted when prepared while the pool closes": 15,
-        "refused": 3,
-        "loaded": 100,
-        "withdrawn": 6,
-        "withdrawn, and another one sent": 3,
-        "requeued before it was sent": 10,
-        "closed before it was sent": 1,
-        "unpacked": 30,
-        "unpacked while the pool closes": 3,
-        "closed while it was unpacked": 1,
-        "Offer": 100,
-        "a call of a session": 60,
-        "a call whose session is over": 3,
-        "a session that ends": 60,
-        "a session that lost its worker": 30,
-        "a session that is rebuilt": 3,
-        "a worker of a pool that drains": 15,
-        "held open while the pool closes": 6,
-    }
-    rare = {what: seen[what] for what, least in floor.items() if seen[what] < least}
+    seen, rounds = CountedMachine.seen, 0
+    rare: dict[str, int] = {"": 0}
+    while rare and rounds < _ROUNDS:
+        rounds += 1
+        run_state_machine_as_test(
+            CountedMachine,
+            settings=settings(max_examples=150, stateful_step_count=60, database=None),
+        )
+        rare = {
+            what: seen[what] for what, least in _FLOOR.items() if seen[what] < least
+        }
     assert not rare, f"hardly ever happened: {rare}"
+    assert {command.__name__ for command in get_args(Command)} <= set(seen)
