@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.scripts import run_script
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "asyncpool"
 
@@ -181,3 +183,40 @@ def test_workers_start_light(module: str) -> None:
         [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False
     )
     assert (found.stdout.strip(), found.stderr) == ("", "")
+
+
+# What a pool imports only if it has that, and what takes some milliseconds.
+OF_FEW_POOLS = [
+    "asyncpool._core.codec.formats",
+    "asyncpool._core.control.control_protocol",
+    "asyncpool._core.profile",
+    "asyncpool._core.remote",
+    "asyncpool._core.sandbox.plan",
+    "asyncpool._core.trace",
+    "asyncpool._observe",
+    "asyncpool._runtime.client",
+    "asyncpool._runtime.cluster",
+    "asyncpool._runtime.control",
+    "asyncpool._runtime.sandbox",
+    "asyncpool.profile",
+    "html",
+    "importlib.resources",
+    "tempfile",
+]
+
+POOL = f"""
+import asyncio, sys
+import asyncpool
+
+async def main():
+    async with asyncpool.Pool(1) as pool:
+        print(await pool.submit(abs, -4))
+
+if __name__ == "__main__":
+    asyncio.run(main())
+    print(*[name for name in {OF_FEW_POOLS!r} if name in sys.modules])
+"""
+
+
+def test_a_pool_imports_what_it_has(tmp_path: Path) -> None:
+    assert run_script(tmp_path, POOL).splitlines() == ["4", ""]

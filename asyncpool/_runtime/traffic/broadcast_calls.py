@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.codec.formats import Format
 from asyncpool._core.pickling.out_of_band import StreamTooLongError, dump
 from asyncpool._core.pickling.serializers import PICKLE, Serializer
 from asyncpool._core.policies.job_options import JobOptions
@@ -16,6 +14,10 @@ from asyncpool._core.wire.messages import MAX_BROADCASTS
 from asyncpool._runtime.base.threads import Pause, Threads
 from asyncpool._runtime.traffic.large_jobs import Call, unpicklable
 from asyncpool.errors import JobNotPicklableError, PoolClosedError
+
+if TYPE_CHECKING:  # few pools have a codec
+    from asyncpool._core.codec.data_only import DataOnly
+    from asyncpool._core.codec.formats import Format
 
 
 def check_broadcast(options: JobOptions) -> None:
