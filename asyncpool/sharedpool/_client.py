@@ -162,8 +162,8 @@ class SharedPool(Orders, JobsListened, Caller):
 
         Args:
             timeout: Seconds until the jobs that are left fail; ``None`` for no limit.
-            finish: Which jobs to finish: ``"all"``, only those that have begun
-                (``"running"``), or ``"none"``.
+            finish: Which jobs to finish: ``"all"``, only those that the pool has got
+                (``"running"``; as many as it has workers may wait there), or ``"none"``.
 
         Returns:
             How many jobs finished and failed meanwhile.

