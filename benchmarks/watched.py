@@ -73,20 +73,30 @@ def prometheus(pool: asyncpool.Pool) -> AbstractAsyncContextManager[None]:
     return repeated(partial(generate_latest, registry))
 
 
+def opentelemetry(pool: asyncpool.Pool) -> AbstractAsyncContextManager[None]:
+    """Read the metrics once a second; the sampler refuses each job that it is asked about."""
+    return instrumented(pool, sampled=False)
+
+
+def sampled(pool: asyncpool.Pool) -> AbstractAsyncContextManager[None]:
+    """Read the metrics once a second; the sampler wants each job that it is asked about."""
+    return instrumented(pool, sampled=True)
+
+
 @asynccontextmanager
-async def opentelemetry(pool: asyncpool.Pool) -> AsyncGenerator[None]:
-    """Read the metrics once a second; no span of a job is sampled."""
+async def instrumented(pool: asyncpool.Pool, *, sampled: bool) -> AsyncGenerator[None]:
+    """Have metrics and spans; nobody exports these."""
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 
     from asyncpool.opentelemetry import instrument, uninstrument
 
     reader = InMemoryMetricReader()
     instrument(
         pool,
-        tracer_provider=TracerProvider(sampler=ALWAYS_OFF),
+        tracer_provider=TracerProvider(sampler=ALWAYS_ON if sampled else ALWAYS_OFF),
         meter_provider=MeterProvider([reader]),
     )
     try:
@@ -158,6 +168,7 @@ WATCHERS: dict[str, Callable[[asyncpool.Pool], AbstractAsyncContextManager[None]
     "stats": stats,
     "prometheus": prometheus,
     "opentelemetry": opentelemetry,
+    "the same, sampled": sampled,
     "status --watch": status_watch,
     "dashboard": dashboard,
     "every job": every_job,
@@ -202,11 +213,11 @@ def main() -> None:
         for name in [*found][first:] + [*found][:first]:
             found[name].append(asyncio.run(measure(name, options.seconds)))
     usual = [statistics.median(column) for column in zip(*found["nobody"], strict=True)]
-    print(f"{'':>16}  jobs/s          CPU of one       one call")
+    print(f"{'':>17}  jobs/s          CPU of one       one call")
     for name, rows in found.items():
         rate, cpu, call = (statistics.median(each) for each in zip(*rows, strict=True))
         print(
-            f"{name:>16}  {rate:7,.0f} {rate / usual[0] - 1:+6.1%}  "
+            f"{name:>17}  {rate:7,.0f} {rate / usual[0] - 1:+6.1%}  "
             f"{cpu:5.2f} us {cpu / usual[1] - 1:+6.1%}  "
             f"{call * 1e6:5.0f} us {call / usual[2] - 1:+6.1%}"
         )

@@ -20,7 +20,7 @@ from asyncpool._core.figures.durations import Durations
 from asyncpool._observe.readings import BOUNDS
 from asyncpool.enums import JobOutcome, RunState
 from asyncpool.opentelemetry import instrument, uninstrument
-from asyncpool.opentelemetry._durations import NewDurations
+from asyncpool.opentelemetry._durations import MOST_AT_ONCE, Budget, NewDurations
 from asyncpool.opentelemetry._metrics import PoolMetrics
 from asyncpool.stats import FunctionStats, Histogram
 from tests.helpers.scripts import ROOT
@@ -195,6 +195,30 @@ def test_of_very_many_durations_a_part_is_told(figures: Figures) -> None:
     assert sorted(point.count for point in points) == [1, 9_900]
 
 
+def test_one_collection_may_tell_many_durations_and_frequent_ones_few() -> None:
+    budget = Budget(0.0)
+    assert budget.divide(5_000, 0.0) == 1
+    assert budget.divide(50_000, 0.0) == 11, "5,000 are left"
+    # Each second there are 100,000 more, and 1,000 may be told.
+    assert [budget.divide(100_000, 3.0 + second) for second in range(3)] == [
+        pytest.approx(30, abs=5),
+        pytest.approx(100, abs=2),
+        pytest.approx(100, abs=2),
+    ]
+    assert budget.divide(100_000, 100.0) == 11
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 10**6)), max_size=50))
+def test_no_more_durations_are_told_than_may_be(
+    collections: list[tuple[float, int]],
+) -> None:
+    budget, now, told = Budget(0.0), 0.0, 0.0
+    for pause, due in collections:
+        now += pause
+        told += due // budget.divide(due, now)
+        assert told <= MOST_AT_ONCE + 1000 * now + len(collections)
+
+
 @given(st.lists(st.floats(0, 1e4), min_size=1, max_size=30), st.integers(1, 29))
 def test_what_is_told_is_in_the_right_buckets_and_has_the_right_sum(
     seconds: list[float], first: int
@@ -302,6 +326,16 @@ def test_what_is_refused(figures: Figures) -> None:
     with pytest.raises(ValueError) as wrong:  # noqa: PT011 - see below
         instrument(pool, spans=False, metrics=False)
     assert str(wrong.value) == "instrument() needs spans, or metrics, or both"
+    with pytest.raises(TypeError) as caught:
+        instrument(pool, max_traced="all")  # type: ignore[arg-type]
+    assert str(caught.value) == "max_traced must be a number or None, not 'all'"
+    for few in (0, 0.5, float("nan")):
+        with pytest.raises(ValueError) as wrong:  # noqa: PT011 - see below
+            instrument(pool, max_traced=few)
+        assert str(wrong.value) == (
+            f"max_traced must be at least 1 job a second, not {few}; spans=False makes none, "
+            "and None makes those of all jobs"
+        )
     watch(pool, figures)  # nothing of that has left a trace
 
 
@@ -339,7 +373,7 @@ def test_pools_that_have_ended_are_not_kept_for_ever(figures: Figures) -> None:
 
     def begin_and_end(number: int) -> None:
         pool = told(name=f"pool-{number}")
-        metrics.add(pool).end(pool)
+        metrics.add(pool, None).end(pool)
 
     for number in range(150):
         begin_and_end(number)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 
+from asyncpool._core.base.validation import NUMBER, check_type, or_none
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.pool import Pool
@@ -40,6 +41,7 @@ def instrument(
     meter_provider: MeterProvider | None = None,
     spans: bool = True,
     metrics: bool = True,
+    max_traced: float | None = 200,
 ) -> None:
     """Export the figures of *pool* as metrics, and make spans of its jobs.
 
@@ -52,14 +54,19 @@ def instrument(
         pool: The pool.  Its name is an attribute of all metrics and spans.
         tracer_provider: Makes the spans; the global one by default.
         meter_provider: Collects the metrics; the global one by default.
-        spans: Whether to make spans.  Those of a job that the sampler does not want cost the
-            question to the sampler.
+        spans: Whether to make spans.
         metrics: Whether to export metrics.  They cost nothing until they are collected.
+        max_traced: How many jobs a second may have spans, so that a busy pool stays fast; ``None``
+            for all.  A job that the sampler does not want counts as a tenth.  A job above the
+            bound hands the context of its caller on to its worker, and has spans only if it
+            fails: as many of these a second, made afterwards.
 
     Raises:
-        TypeError: If *pool* is not a :class:`asyncpool.Pool`, or a provider is none.
+        TypeError: If *pool* is not a :class:`asyncpool.Pool`, or a provider is none, or
+            *max_traced* is no number.
         ValueError: If the pool is instrumented already, if another pool with its name is
-            instrumented that is not closed, or if neither spans nor metrics are wanted.
+            instrumented that is not closed, if neither spans nor metrics are wanted, or if
+            *max_traced* is less than 1.
         PoolClosedError: If the pool is closed.
         RuntimeError: If the pool was started in another event loop.
     """
@@ -70,6 +77,12 @@ def instrument(
         _check("instrument", meter_provider, MeterProvider)
     if not spans and not metrics:
         raise ValueError("instrument() needs spans, or metrics, or both")
+    check_type("max_traced", max_traced, or_none(NUMBER))
+    if max_traced is not None and not max_traced >= 1:  # it may be NaN
+        raise ValueError(
+            f"max_traced must be at least 1 job a second, not {max_traced}; "
+            "spans=False makes none, and None makes those of all jobs"
+        )
     pool._life.check_loop()  # noqa: SLF001
     with _lock:
         if pool in _instrumented:
@@ -78,11 +91,13 @@ def instrument(
             )
         if pool.stats().state is RunState.CLOSED:
             raise PoolClosedError(f"pool {pool.name} is closed")
-        _instrumented[pool] = _Instrumentation(
-            pool,
-            JobSpans(get_tracer(*SCOPE, tracer_provider), pool.name) if spans else None,
-            metrics_of(meter_provider) if metrics else None,
-        )
+        made = None
+        if spans:
+            hub = pool._life.hub  # noqa: SLF001
+            tracer = get_tracer(*SCOPE, tracer_provider)
+            made = JobSpans(tracer, pool.name, hub, max_traced)
+        meter = metrics_of(meter_provider) if metrics else None
+        _instrumented[pool] = _Instrumentation(pool, made, meter)
 
 
 def uninstrument(pool: Pool) -> None:
@@ -122,14 +137,14 @@ class _Instrumentation:
         self._metrics = metrics
         self._exported: ExportedPool | None = None
         if metrics is not None:
-            self._exported = metrics.add(pool)
+            self._exported = metrics.add(pool, None if spans is None else spans.limit)
             self._life.hub.add_end(self._on_end)
         if spans is not None:
-            self._life.hub.set_tracer(spans)
+            self._life.hub.add_tracer(spans)
 
     def undo(self) -> None:
         if self._spans is not None:
-            self._life.hub.set_tracer(None)
+            self._life.hub.remove_tracer(self._spans)
             self._spans.stop()
         if self._metrics is not None and self._exported is not None:
             self._metrics.remove(self._exported)

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from functools import partial
+from time import monotonic
 
 from opentelemetry.metrics import (
     CallbackOptions,
@@ -17,9 +18,10 @@ from opentelemetry.metrics import (
     get_meter_provider,
 )
 
+from asyncpool._core.base.rate_limit import RateLimit
 from asyncpool._observe.readings import BOUNDS, Readable, Reading, StatsReader
 from asyncpool.enums import RunState
-from asyncpool.opentelemetry._durations import NewDurations
+from asyncpool.opentelemetry._durations import Budget, NewDurations
 from asyncpool.opentelemetry._instruments import (
     DISTRIBUTIONS,
     INSTRUMENTS,
@@ -31,10 +33,6 @@ from asyncpool.opentelemetry._instruments import (
 )
 from asyncpool.pool import Pool
 from asyncpool.stats import PoolStats
-
-# How many durations are told in one collection, of all pools: each takes 2 us or more of the
-# thread that collects.  If there are more, one of so many is told.
-MOST_TOLD = 10_000
 
 # How many pools that have ended are kept until their last figures are collected.  Without
 # this bound a program that has no reader of metrics would keep all of them.
@@ -49,13 +47,15 @@ class ExportedPool:
 
     Attributes:
         name: Its name.
+        limit: What counts the jobs that got no spans, if it has spans.
         pool: The pool.
         final: The last figures, once the pool has ended.
         told: Whether these were collected.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, limit: RateLimit | None) -> None:
         self.name = pool.name
+        self.limit = limit
         self.pool = weakref.ref(pool)
         self.final: Reading[PoolStats] | None = None
         self.told = False
@@ -103,9 +103,10 @@ class PoolMetrics:
         # Reentrant, since the garbage collector may run any code, also an uninstrument().
         self._lock = threading.RLock()
         self._pools: dict[str, ExportedPool] = {}
-        self._readings: list[tuple[str, Reading[PoolStats]]] = []
+        self._readings: list[tuple[ExportedPool, Reading[PoolStats]]] = []
         # The instruments that have read these; at first they are as if all had.
         self._seen = {instrument.name for instrument in INSTRUMENTS}
+        self._budget = Budget(monotonic())
         meter = get_meter(*SCOPE, provider)
         self._histograms = [(each, _histogram(meter, each)) for each in DISTRIBUTIONS]
         for instrument in INSTRUMENTS:
@@ -116,9 +117,15 @@ class PoolMetrics:
                 unit=instrument.unit,
                 description=instrument.meaning,
             )
+        meter.create_observable_counter(
+            "asyncpool.job.untraced",
+            callbacks=[self._observe_untraced],
+            unit="{job}",
+            description="Jobs above max_traced, which got no spans unless they failed.",
+        )
 
-    def add(self, pool: Pool) -> ExportedPool:
-        """Export *pool*.
+    def add(self, pool: Pool, limit: RateLimit | None) -> ExportedPool:
+        """Export *pool*, and how many of its jobs *limit* refuses.
 
         Raises:
             ValueError: If another pool has its name that is not closed.
@@ -132,7 +139,7 @@ class PoolMetrics:
                     f"another pool called {pool.name} is instrumented: give one of them "
                     "another name, or uninstrument() the other one first"
                 )
-            self._pools[pool.name] = exported = ExportedPool(pool)
+            self._pools[pool.name] = exported = ExportedPool(pool, limit)
             ended = [each for each in self._pools.values() if each.final is not None]
             for each in ended[:-_MOST_ENDED]:
                 del self._pools[each.name]
@@ -151,9 +158,18 @@ class PoolMetrics:
             self._seen.add(instrument.name)
             readings = self._readings
         return [
-            Observation(value, {POOL: name, **attributes})
-            for name, reading in readings
+            Observation(value, {POOL: exported.name, **attributes})
+            for exported, reading in readings
             for attributes, value in instrument.read(reading)
+        ]
+
+    def _observe_untraced(self, _: CallbackOptions) -> list[Observation]:
+        with self._lock:
+            pools = [each for each, _ in self._readings]
+        return [
+            Observation(each.limit.refused, {POOL: each.name})
+            for each in pools
+            if each.limit is not None
         ]
 
     def _read(self) -> None:
@@ -166,9 +182,8 @@ class PoolMetrics:
             if exported.over:
                 del self._pools[exported.name]
         found = [(each, each.read()) for each in self._pools.values()]
-        known = [(each, reading) for each, reading in found if reading is not None]
-        self._readings = [(each.name, reading) for each, reading in known]
-        self._tell_durations(known)
+        self._readings = [(each, reading) for each, reading in found if reading]
+        self._tell_durations(self._readings)
 
     def _tell_durations(
         self, readings: list[tuple[ExportedPool, Reading[PoolStats]]]
@@ -179,7 +194,7 @@ class PoolMetrics:
             for exported, reading in readings
             for attributes, new, count in exported.durations(distribution, reading)
         ]
-        every = 1 + sum(count for *_, count in due) // MOST_TOLD
+        every = self._budget.divide(sum(count for *_, count in due), monotonic())
         for histogram, attributes, new, _ in due:
             for value, times in new.take(every):
                 for _ in range(times):

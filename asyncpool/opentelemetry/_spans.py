@@ -5,41 +5,45 @@ own, ``process FUNCTION``, which begins as the job is sent to a worker.  Only th
 known, and only what the worker knows can be the parent of spans that are made there.  The
 sampler decides once for each job, about the first of these spans.  If that is not recorded,
 nothing more is done for the job but to hand the trace context on, which says so.
+
+Only so many jobs a second get as far as that.  The others hand on the context of their caller,
+and if one of them fails, its spans are made afterwards.
 """
 
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Callable
 from contextlib import suppress
-from time import time_ns
+from time import monotonic, time_ns
 from typing import Any, Concatenate, ParamSpec, TypeAlias
 
 from opentelemetry.context import Context, get_current
-from opentelemetry.propagate import inject
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
     Span,
     SpanKind,
-    Status,
-    StatusCode,
     Tracer,
     get_current_span,
     set_span_in_context,
 )
 
 from asyncpool._core.base import pool_messages as say
-from asyncpool._core.wire.context import with_trace
+from asyncpool._core.base.rate_limit import RateLimit
+from asyncpool._runtime.base.job_tracer import Attempt
+from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import Job
 from asyncpool.enums import JobOutcome
-from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 from asyncpool.events import Via
+from asyncpool.opentelemetry._contexts import JobContexts, is_of_map
+from asyncpool.opentelemetry._failures import (
+    GIVEN_BACK,
+    finish,
+    outcome_of,
+)
 from asyncpool.opentelemetry._instruments import (
-    ERROR,
     FUNCTION,
-    OUTCOME,
     POOL,
     SLOT,
     VIA,
@@ -50,16 +54,11 @@ P = ParamSpec("P")
 JOB = "asyncpool.job.id"
 ATTEMPT = "asyncpool.job.attempt"
 RUN = "asyncpool.job.run.duration"
-DELIVERY = "asyncpool.job.delivery"
 PID = "asyncpool.worker.pid"
-CRASH_KIND = "asyncpool.worker.crash.kind"
-CRASH_SIGNAL = "asyncpool.worker.crash.signal"
 
-# How an attempt ends that its worker gives back without having begun it.
-GIVEN_BACK = "given back"
-
-# Neither a caller that has cancelled a job nor a worker that gives one back has failed.
-_NO_FAILURES = frozenset((JobOutcome.OK, JobOutcome.CANCELLED, GIVEN_BACK))
+# A job that the sampler does not want counts as a tenth of one that has spans: it takes 5 us of
+# the event loop, and the other one takes 65.
+_ASKED = 0.1
 
 # Of so many functions the name and the attributes of their spans are kept.
 _MOST_NAMED = 1000
@@ -76,9 +75,7 @@ def _harmless(method: _Method[P]) -> _Method[P]:
         try:
             method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - no concern of the pool
-            if not self.failed:  # it may raise for each span
-                self.failed = True
-                say.SPANS_FAILED.log(_LOGGER, {"pool": self.pool}, error=error)
+            self.fail(error)
 
     return call
 
@@ -92,19 +89,9 @@ class _Trace:
         waiting: The span in which the job waits, or has waited.
         attempt: The span of the attempt, while there is one.
         before: The span of the attempt before.
-        ran_at: When that attempt came to an outcome.
-        run: How many seconds the function ran.
     """
 
-    __slots__ = (
-        "attempt",
-        "attributes",
-        "before",
-        "parent",
-        "ran_at",
-        "run",
-        "waiting",
-    )
+    __slots__ = ("attempt", "attributes", "before", "parent", "waiting")
 
     def __init__(
         self, waiting: Span, parent: Context, attributes: dict[str, Any]
@@ -114,8 +101,6 @@ class _Trace:
         self.attributes = attributes
         self.attempt: Span | None = None
         self.before: Span | None = None
-        self.ran_at = 0
-        self.run = 0.0
 
 
 class JobSpans:
@@ -124,61 +109,86 @@ class JobSpans:
     Args:
         tracer: Makes spans.
         pool: The name of the pool.
+        hub: What tells of its jobs.
+        most: How many jobs a second may have spans, and how many of the others that fail;
+            ``None`` for all.  A job that the sampler does not want counts as a tenth.
 
     Attributes:
         pool: As above.
         failed: Whether anything has raised.
         traced: The open jobs that have spans, by number.
+        limit: Which jobs may have spans; it counts the others.
     """
 
-    def __init__(self, tracer: Tracer, pool: str) -> None:
+    def __init__(
+        self, tracer: Tracer, pool: str, hub: PoolHub, most: float | None
+    ) -> None:
         self.pool = pool
         self.failed = False
         self._tracer = tracer
+        self._hub = hub
+        self._since = monotonic()
         self.traced: dict[int, _Trace] = {}
+        self.limit = RateLimit(most)
+        self._failures = RateLimit(most)
+        self._contexts = JobContexts()
         self._named: dict[tuple[str, Via], tuple[str, dict[str, str]]] = {}
-        # The last jobs that were dropped: where and what they were, and their packed context
-        # before and after.
-        self._dropped: tuple[object, str, bytes, bytes] = (None, "", b"", b"")
-        self._dropped_root: tuple[object, bytes, bytes] = (None, b"", b"")
-        self._unsampled: Span | None = None
+
+    def fail(self, error: Exception) -> None:
+        """Log what a sampler or a processor has raised; it may do so for each span."""
+        if not self.failed:
+            self.failed = True
+            say.SPANS_FAILED.log(_LOGGER, {"pool": self.pool}, error=error)
 
     # Of every job: as little as possible.
 
-    @_harmless
     def queued(self, job: Job[Any], /) -> None:
-        """Begin the span in which a job waits, if the sampler wants it."""
-        context, function = get_current(), job._function
-        dropped_in, dropped, before, after = self._dropped
-        if (
-            dropped_in is context
-            and dropped == function.name
-            and before == job._context
-        ):
-            job._context = after
-            return
-        via = function.figures.via
-        found = self._named.get((function.name, via))
-        name, attributes = found or self._name(function.name, via)
-        options = job._options
-        # What holds the pool open is a map, or a session.
-        if options.hold is None or options.bound is not None:
-            span = self._tracer.start_span(name, context, SpanKind.PRODUCER, attributes)
-        else:
+        """Begin the span in which a job waits, if there may be one, and the sampler wants it."""
+        try:
+            context, limit = get_current(), self.limit
+            # Nearly all jobs of a busy pool end here, so what they have in common is compared here.
+            if job._queued_at < limit.next_at:
+                limit.refused += 1
+                known_in, map_, before, after = self._contexts.handed
+                if (
+                    context is known_in
+                    and job._context == before
+                    and (job._options.hold is not None and is_of_map(job)) is map_
+                ):
+                    job._context = after
+                else:
+                    self._contexts.hand_on(job, context)
+            elif not self._contexts.drop_again(job, context):
+                limit.spend(job._queued_at, _ASKED)
+                self._begin(job, context)
+        except Exception as error:  # noqa: BLE001 - no concern of the pool
+            self.fail(error)
+
+    def _begin(self, job: Job[Any], context: Context) -> None:
+        name, attributes = self._name(job)
+        if is_of_map(job):
             span = self._start_of_map(name, context, attributes)
+        else:
+            span = self._tracer.start_span(name, context, SpanKind.PRODUCER, attributes)
         if span.is_recording():
             span.set_attribute(JOB, job.id)
             parent = set_span_in_context(span, context)
             self.traced[job.id] = _Trace(span, parent, {**attributes, JOB: job.id})
+            self.limit.spend(job._queued_at, 1 - _ASKED)
+            self._hub.follow(job.id)
         else:
-            self._hand_on(job, context, span)
+            self._contexts.drop(job, context, span)
 
-    def _name(self, function: str, via: Via) -> tuple[str, dict[str, str]]:
-        attributes = {POOL: self.pool, FUNCTION: function, VIA: via}
-        named = f"submit {function}", attributes
-        if len(self._named) >= _MOST_NAMED:
-            self._named.clear()
-        self._named[function, via] = named
+    def _name(self, job: Job[Any]) -> tuple[str, dict[str, str]]:
+        """Return what the first span of a job is called, and its attributes."""
+        function, via = job._function.name, job._function.figures.via
+        named = self._named.get((function, via))
+        if named is None:
+            attributes = {POOL: self.pool, FUNCTION: function, VIA: via}
+            named = f"submit {function}", attributes
+            if len(self._named) >= _MOST_NAMED:
+                self._named.clear()
+            self._named[function, via] = named
         return named
 
     def _start_of_map(
@@ -196,33 +206,6 @@ class JobSpans:
         return self._tracer.start_span(
             name, Context(), SpanKind.PRODUCER, attributes, [Link(caller)]
         )
-
-    def _hand_on(self, job: Job[Any], context: Context, span: Span) -> None:
-        """Have the worker know that the trace of a job is not recorded."""
-        before, caller = job._context, get_current_span(context)
-        if caller.get_span_context().is_valid:
-            self._send(job, context)
-            # What is dropped of a caller whose trace is not recorded is dropped each time.
-            # All jobs of one caller share one context, which each worker gets once.
-            if not caller.get_span_context().trace_flags.sampled:
-                self._dropped = context, job._function.name, before, job._context
-        elif span.get_span_context().is_valid:  # else there is no SDK
-            # One for all jobs without a trace: which one they have not makes no difference.
-            root, packed, after = self._dropped_root
-            if root is not context or packed != before:
-                self._unsampled = self._unsampled or span
-                self._send(job, set_span_in_context(self._unsampled, context))
-                self._dropped_root = context, before, job._context
-            else:
-                job._context = after
-
-    def _send(self, job: Job[Any], context: Context) -> None:
-        headers: dict[str, str] = {}
-        inject(headers, context)
-        with suppress(
-            ValueError
-        ):  # too much baggage: then the worker knows of no trace
-            job._context = with_trace(job._context, pickle.dumps(headers, 5))
 
     # Of jobs that are recorded.
 
@@ -248,41 +231,45 @@ class JobSpans:
             () if before is None else [Link(before.get_span_context())],
             now,
         )
-        trace.ran_at = 0
-        self._send(job, set_span_in_context(trace.attempt, trace.parent))
-
-    @_harmless
-    def ran(self, job: Job[Any], run: float, /) -> None:
-        """Take note of when an attempt has come to its outcome."""
-        trace = self.traced.get(job.id)
-        if trace is not None:
-            trace.ran_at, trace.run = time_ns(), run
+        self._contexts.send(job, set_span_in_context(trace.attempt, trace.parent))
 
     @_harmless
     def given_back(self, job: Job[Any], /) -> None:
         """End an attempt that has not begun, and let the job wait again."""
         trace = self.traced.get(job.id)
         if trace is not None and trace.attempt is not None:
-            self._end(trace, GIVEN_BACK, None)
+            self._end(trace, GIVEN_BACK, None, None)
             self._wait(trace)
 
     @_harmless
-    def again(self, job: Job[Any], error: BaseException, /) -> None:
+    def again(
+        self, job: Job[Any], error: BaseException, attempt: Attempt | None, /
+    ) -> None:
         """End an attempt that has failed, and let the job wait again."""
         trace = self.traced.get(job.id)
         if trace is not None and trace.attempt is not None:
             trace.before = trace.attempt
-            self._end(trace, _outcome_of(error), error)
+            self._end(trace, outcome_of(error), error, attempt)
             self._wait(trace)
 
     @_harmless
     def ended(
-        self, job: Job[Any], outcome: JobOutcome, error: BaseException | None, /
+        self,
+        job: Job[Any],
+        outcome: JobOutcome,
+        error: BaseException | None,
+        attempt: Attempt | None,
+        /,
     ) -> None:
-        """End the last span of a job."""
+        """End the last span of a job, or make those of one that has failed without any."""
         trace = self.traced.pop(job.id, None)
         if trace is not None:
-            self._end(trace, outcome, error)
+            self._end(trace, outcome, error, attempt)
+        # A call that was refused has never been a job.
+        elif error is not None and outcome is not JobOutcome.REFUSED:
+            queued = job._queued_at if attempt is None else attempt.queued
+            if queued >= self._since and self._failures.take(monotonic()):
+                self._tell_failure(job, outcome, error, attempt)
 
     def stop(self) -> None:
         """End the spans of all jobs that are open, without an outcome."""
@@ -299,51 +286,63 @@ class JobSpans:
             trace.attributes,
         )
 
-    def _end(self, trace: _Trace, outcome: str, error: BaseException | None) -> None:
+    def _end(
+        self,
+        trace: _Trace,
+        outcome: str,
+        error: BaseException | None,
+        attempt: Attempt | None,
+    ) -> None:
         end, span = time_ns(), trace.attempt
         if span is None:
             span = trace.waiting
-        elif trace.ran_at:
-            end = trace.ran_at
-            span.set_attribute(RUN, trace.run)
+        elif attempt is not None and attempt.run is not None:
+            # It has come to its outcome some time ago.
+            end -= int((monotonic() - attempt.began - attempt.run) * 1e9)
+            span.set_attribute(RUN, attempt.run)
             # It may have waited in its worker, behind another short job.
-            span.add_event("begun", timestamp=end - int(trace.run * 1e9))
+            span.add_event("begun", timestamp=end - int(attempt.run * 1e9))
         trace.attempt = None
-        span.set_attribute(OUTCOME, str(outcome))
-        if outcome not in _NO_FAILURES:
-            _describe(span, outcome, error, end)
-        span.end(end)
+        finish(span, outcome, error, end)
 
+    def _tell_failure(
+        self,
+        job: Job[Any],
+        outcome: JobOutcome,
+        error: BaseException,
+        attempt: Attempt | None,
+    ) -> None:
+        """Make the spans of a job that has failed without any, if the sampler wants them.
 
-def _describe(span: Span, outcome: str, error: BaseException | None, end: int) -> None:
-    """Say in *span* what has failed."""
-    if error is None:
-        span.set_status(Status(StatusCode.ERROR, outcome))
-        return
-    kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ != "builtins":
-        name = f"{kind.__module__}.{name}"
-    span.set_attribute(ERROR, name)
-    delivery = getattr(error, "delivery", None)
-    if delivery is not None:
-        span.set_attribute(DELIVERY, str(delivery))
-    if isinstance(error, WorkerCrashedError) and error.crashes:
-        crash = error.crashes[-1]
-        span.set_attribute(CRASH_KIND, str(crash.kind))
-        if crash.signal is not None:
-            span.set_attribute(CRASH_SIGNAL, crash.signal)
-    # Before anything that asks the error for its text, which may raise.
-    span.set_status(Status(StatusCode.ERROR, outcome))
-    with suppress(Exception):
-        span.set_status(Status(StatusCode.ERROR, str(error)))
-        span.record_exception(error, timestamp=end)
+        If it has been asked about the job before, it is asked the same once more: whoever
+        decides by the trace gives the same answer.
+        """
+        now, at = time_ns(), monotonic()
 
+        def moment(then: float) -> int:
+            return now - int((at - then) * 1e9)
 
-def _outcome_of(error: BaseException) -> JobOutcome:
-    """Return how an attempt has ended after which there is another one."""
-    if isinstance(error, WorkerCrashedError):
-        return JobOutcome.CRASHED
-    if isinstance(error, JobTimeoutError):
-        return JobOutcome.TIMEOUT
-    return JobOutcome.RAISED
+        context, links = self._contexts.caller_of(job)
+        name, common = self._name(job)
+        about: dict[str, Any] = {**common, JOB: job.id}
+        queued = moment(job._queued_at if attempt is None else attempt.queued)
+        span = self._tracer.start_span(
+            name, context, SpanKind.PRODUCER, about, links, queued
+        )
+        if not span.is_recording():
+            return
+        if attempt is not None:
+            began = moment(attempt.began)
+            span.end(began)
+            about |= {ATTEMPT: job.attempt, SLOT: attempt.slot}
+            if attempt.run is not None:
+                about[RUN] = attempt.run
+                now = began + int(attempt.run * 1e9)
+            span = self._tracer.start_span(
+                f"process {common[FUNCTION]}",
+                set_span_in_context(span, context),
+                SpanKind.CONSUMER,
+                about,
+                start_time=began,
+            )
+        finish(span, outcome, error, now)

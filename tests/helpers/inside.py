@@ -10,6 +10,7 @@ Workers import this too, so it imports nothing of the package but for the type c
 from __future__ import annotations
 
 import asyncio
+import math
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -55,6 +56,12 @@ if TYPE_CHECKING:
     from asyncpool.sharedpool import SharedPool
 
 # A pool, and its parts.
+
+
+def trace_no_more(pool: Pool) -> None:
+    """Have an instrumented pool, or one with a trace, trace no more jobs, as if it had too many."""
+    for tracer in pool._life.hub.tracers:
+        tracer.limit.next_at = math.inf  # type: ignore[attr-defined]
 
 
 def supervisor_of(pool: Pool | Cluster) -> Supervisor:

@@ -171,7 +171,7 @@ async def test_who_listens_to_ends_hears_of_nothing_else() -> None:
 
 async def test_the_end_of_all_listening_is_noticed_once() -> None:
     hub, times = PoolHub(), list[str]()
-    hub.on_unwatched = lambda: times.append("unwatched")
+    hub.set_watch(repr, lambda: times.append("unwatched"))
     hub.add_end_listener(repr)
     hub.add_job_listener(print)
     hub.remove_listener(repr)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from asyncpool._core.base import pool_messages as say
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
-from asyncpool.enums import JobOutcome
+from asyncpool._runtime.base.job_tracer import JobTracer
 from asyncpool.events import Event, JobEnded, JobEvent
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -33,45 +33,6 @@ class Reader(Protocol):
         ...
 
 
-class JobTracer(Protocol):
-    """Something that follows some of the jobs itself, not through events, such as for spans.
-
-    It is called in the loop, for each new job, and for each step of those that it follows.  It
-    raises nothing.  A job is a :class:`asyncpool.Job`, which this room does not know.
-
-    Attributes:
-        traced: The open jobs that it follows, by number.
-    """
-
-    traced: dict[int, Any]
-
-    def queued(self, job: Any, /) -> None:
-        """Take note of a new job; it may set the trace context of the job."""
-        ...
-
-    def sending(self, job: Any, slot: int, /) -> None:
-        """Take note that an attempt is about to be sent to the worker in *slot*."""
-        ...
-
-    def ran(self, job: Any, run: float, /) -> None:
-        """Take note that an attempt has just come to an outcome, after *run* seconds."""
-        ...
-
-    def given_back(self, job: Any, /) -> None:
-        """Take note that a worker has not begun a job, which waits again."""
-        ...
-
-    def again(self, job: Any, error: BaseException, /) -> None:
-        """Take note that an attempt has failed, and that the job waits for the next one."""
-        ...
-
-    def ended(
-        self, job: Any, outcome: JobOutcome, error: BaseException | None, /
-    ) -> None:
-        """Take note of the end of a job; *error* is what its caller gets."""
-        ...
-
-
 class Companion(Protocol):
     """Something that lives beside a pool, and must have ended before the pool has."""
 
@@ -88,18 +49,22 @@ class PoolHub(EventHub[Event]):
             events of jobs while nobody does.
         listened: Whether anybody may listen to jobs.
         followed: Whether to more than their ends.
-        on_unwatched: Called when nobody listens to jobs any more.
-        tracer: What traces them, if anything does.
-        traced: Which of the open jobs it follows.
+        tracers: What traces them.
+        traced: The numbers of the open jobs that tracers follow.
+        telling: Whether there are jobs of which each step is told, and not only a failure: all
+            if somebody listens, else the traced ones.
+        on_new: What hears of each new job, if anything does.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.watched = False
+        self.watched = self.telling = False
         self.listened = self.followed = False
-        self.on_unwatched: Callable[[], object] = _nothing
-        self.tracer: JobTracer | None = None
-        self.traced: dict[int, Any] = {}
+        self.on_new: Callable[[Any], object] | None = None
+        self.tracers: tuple[JobTracer, ...] = ()
+        self.traced: set[int] = set()
+        self._on_queued: Callable[[Any], object] = _ignore
+        self._on_unwatched: Callable[[], object] = _nothing
         # To iterate over a WeakSet takes 2 us, for each event of each job.
         self._job_streams: list[weakref.ref[EventStream[Event | JobEvent]]] = []
         self._listeners: list[Callable[[Event], object]] = []
@@ -158,11 +123,35 @@ class PoolHub(EventHub[Event]):
         """Have *callback* called at the end of the pool."""
         self._ends.append(callback)
 
-    def set_tracer(self, tracer: JobTracer | None) -> None:
-        """Have *tracer* follow the jobs that come from now on, or nothing."""
-        self.tracer = tracer
-        self.traced = {} if tracer is None else tracer.traced
+    def set_watch(
+        self, queued: Callable[[Any], object], unwatched: Callable[[], object]
+    ) -> None:
+        """Have *queued* called with each new job while somebody listens to more than ends.
+
+        And *unwatched* when nobody listens to jobs any more.
+        """
+        self._on_queued, self._on_unwatched = queued, unwatched
         self._look()
+
+    def add_tracer(self, tracer: JobTracer) -> None:
+        """Have *tracer* told of the jobs that come from now on."""
+        self.tracers = (*self.tracers, tracer)
+        self._look()
+
+    def remove_tracer(self, tracer: JobTracer) -> None:
+        """Tell *tracer* nothing any more."""
+        self.tracers = tuple(each for each in self.tracers if each is not tracer)
+        self._look()
+
+    def follow(self, number: int) -> None:
+        """Take note that a tracer follows a job, up to its end."""
+        self.traced.add(number)
+        self.telling = True
+
+    def forget(self, number: int) -> None:
+        """Take note that a job has ended."""
+        self.traced.discard(number)
+        self.telling = self.listened or bool(self.traced)
 
     def remove_reader(self, reader: Reader) -> None:
         """Tell *reader* nothing any more but the end."""
@@ -184,8 +173,7 @@ class PoolHub(EventHub[Event]):
     def publish(self, event: Event) -> None:
         """Hand *event* to everybody who listens."""
         super().publish(event)
-        for listener in self._listeners:
-            _call(listener, event)
+        _call(self._listeners, event)
         if self.followed:
             self.publish_job(event)
 
@@ -195,15 +183,13 @@ class PoolHub(EventHub[Event]):
             stream = ref()
             if stream is not None:
                 self.dropped += not stream.put(event)
-        for listener in self._job_listeners:
-            _call(listener, event)
+        _call(self._job_listeners, event)
 
     def publish_end(self, event: JobEnded) -> None:
         """Hand the end of a job to everybody who listens to jobs, or to their ends."""
         if self.followed:
             self.publish_job(event)
-        for listener in self._end_listeners:
-            _call(listener, event)
+        _call(self._end_listeners, event)
 
     def end(self) -> None:
         """End all streams, tell the readers, and call nobody any more."""
@@ -230,20 +216,42 @@ class PoolHub(EventHub[Event]):
         before = self.listened
         self.followed = bool(self._job_listeners or self._job_streams)
         self.listened = self.followed or bool(self._end_listeners)
-        self.watched = self.listened or self.tracer is not None
+        self.watched = self.listened or bool(self.tracers)
+        if not self.tracers:
+            self.traced.clear()
+        self.telling = self.listened or bool(self.traced)
+        new: list[Callable[[Any], object]] = [each.queued for each in self.tracers]
+        if self.followed:
+            new.append(self._on_queued)
+        self.on_new = None if not new else new[0] if len(new) == 1 else _in_turn(new)
         if before and not self.listened:
-            self.on_unwatched()
+            self._on_unwatched()
 
 
 def _nothing() -> None:
     pass
 
 
-def _call(listener: Callable[[Any], object], event: object) -> None:
-    """Call *listener*; what it raises is logged, and nobody else's concern."""
-    try:
-        listener(event)
-    except Exception as error:  # noqa: BLE001 - see above
-        say.LISTENER_FAILED.log(
-            _LOGGER, {}, error=error, listener=listener, event=event
-        )
+def _ignore(_: object) -> None:
+    pass
+
+
+def _in_turn(listeners: list[Callable[[Any], object]]) -> Callable[[Any], object]:
+    """Return what calls each of *listeners*."""
+
+    def call(job: Any) -> None:
+        for listener in listeners:
+            listener(job)
+
+    return call
+
+
+def _call(listeners: list[Callable[[Any], object]], event: object) -> None:
+    """Call *listeners*; what one raises is logged, and nobody else's concern."""
+    for listener in listeners:
+        try:
+            listener(event)
+        except Exception as error:  # noqa: BLE001 - see above
+            say.LISTENER_FAILED.log(
+                _LOGGER, {}, error=error, listener=listener, event=event
+            )

@@ -8,31 +8,33 @@ as anything else is.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
+from asyncpool._core.wire.frames import Frame
+from asyncpool._runtime.base.job_tracer import Attempt
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import Job
 from asyncpool.enums import JobOutcome
 from asyncpool.events import JobEnded, JobQueued, JobStarted
 
-
-class _Attempt(NamedTuple):
-    """The last attempt at a job: where and when it began, and how long it ran if it is over."""
-
-    slot: int
-    began: float
-    run: float | None
+# What Attempt(...) and so on do, in half of the time: there are five of these for each job.
+_attempt = partial(tuple.__new__, Attempt)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
+_job_queued = partial(tuple.__new__, JobQueued)  # pyright: ignore[reportUnknownMemberType]
+_job_started = partial(tuple.__new__, JobStarted)  # pyright: ignore[reportUnknownMemberType]
+_job_ended = partial(tuple.__new__, JobEnded)  # pyright: ignore[reportUnknownMemberType]
 
 
 class JobWatch:
-    """Publishes the events of jobs.
+    """Publishes the events of jobs, and tells tracers.
 
     Its methods are called only while ``hub.watched`` is true: the caller looks, since a
-    call costs as much as a tenth of a short job.
+    call costs as much as a tenth of a short job.  What goes well with a job is told only if
+    somebody listens or the job is traced.
 
     Args:
-        hub: Where the events go.
+        hub: Where the events go, and which knows the tracers.
 
     Attributes:
         hub: As above.
@@ -40,107 +42,106 @@ class JobWatch:
 
     def __init__(self, hub: PoolHub) -> None:
         self.hub = hub
-        self._attempts: dict[int, _Attempt] = {}
+        self._attempts: dict[int, Attempt] = {}
         # Of jobs that end while nobody listens, nobody would forget them.
-        hub.on_unwatched = self._attempts.clear
-
-    def queued(self, job: Job[Any]) -> None:
-        """Tell that a job waits for its first attempt."""
-        if self.hub.tracer is not None:
-            self.hub.tracer.queued(job)
-        if self.hub.listened:
-            self._queued(job)
+        hub.set_watch(self._queued, self._attempts.clear)
 
     def again(self, job: Job[Any], error: BaseException) -> None:
         """Tell that an attempt has failed with *error*, and that the job waits for the next."""
-        if job.id in self.hub.traced and self.hub.tracer is not None:
-            self.hub.tracer.again(job, error)
-        if self.hub.listened:
+        attempt = self._attempts.pop(job.id, None)
+        for tracer in self.hub.tracers:
+            tracer.again(job, error, attempt)
+        if self.hub.followed:
             self._queued(job)
 
     def sending(self, job: Job[Any], slot: int) -> None:
         """Take note that an attempt is about to be sent to the worker in *slot*."""
-        if job.id in self.hub.traced and self.hub.tracer is not None:
-            self.hub.tracer.sending(job, slot)
-
-    def _queued(self, job: Job[Any]) -> None:
-        self._attempts.pop(job.id, None)
-        if not self.hub.followed:
-            return
-        self.hub.publish_job(
-            JobQueued(
-                job_id=job.id,
-                function=job._title,
-                via=job._options.via,
-                attempts=job.attempt,
-                at=job._queued_at,
-            )
-        )
+        for tracer in self.hub.tracers:
+            tracer.sending(job, slot)
 
     def running(self, jobs: Iterable[Job[Any]], slot: int, at: float) -> None:
         """Tell which of *jobs*, those that run in *slot*, have begun since the last look."""
+        attempts = self._attempts
         for job in jobs:
-            if job.id not in self._attempts:
-                self._began(job, slot, at)
+            if job.id not in attempts:
+                attempts[job.id] = _attempt((slot, job._queued_at, at, None))
+                if self.hub.followed:
+                    self._began(job, slot, at)
 
-    def ran(self, job: Job[Any], slot: int, run: float, at: float) -> None:
-        """Take note of an attempt that was over at *at*, after *run* seconds."""
-        if job.id in self.hub.traced and self.hub.tracer is not None:
-            self.hub.tracer.ran(job, run)
-        if not self.hub.listened:
-            return
-        known = self._attempts.get(job.id)
-        began = at - run
-        if known is None:
-            self._began(job, slot, began)
-        self._attempts[job.id] = _Attempt(slot, began, run)
+    def ran(self, job: Job[Any], slot: int, frame: Frame, at: float) -> None:
+        """Take note of an attempt whose outcome, *frame*, came at *at* from *slot*."""
+        hub, number, run = self.hub, job.id, frame.number / 1e6
+        if hub.followed and number not in self._attempts:
+            self._began(job, slot, at - run)
+        self._attempts[number] = _attempt((slot, job._queued_at, at - run, run))
+
+    def lost(self, job: Job[Any], slot: int, began: float) -> None:
+        """Take note of an attempt that ends with its worker."""
+        attempt = Attempt(slot, job._queued_at, began, None)
+        self._attempts.setdefault(job.id, attempt)
 
     def given_back(self, job: Job[Any]) -> None:
         """Take note that a job has not begun after all."""
-        if job.id in self.hub.traced and self.hub.tracer is not None:
-            self.hub.tracer.given_back(job)
-        if job.id in self._attempts:
+        if job.id in self.hub.traced:
+            for tracer in self.hub.tracers:
+                tracer.given_back(job)
+        known = self._attempts.pop(job.id, None)
+        if known is not None and self.hub.followed:
             self._queued(job)
 
     def ended(
         self, job: Job[Any], outcome: JobOutcome, error: BaseException | None = None
     ) -> None:
         """Tell how a job has ended, and with which *error* if there is one."""
-        if job.id in self.hub.traced and self.hub.tracer is not None:
-            self.hub.tracer.ended(job, outcome, error)
-        if self.hub.listened:
-            self._ended(job, outcome)
+        hub, attempt = self.hub, self._attempts.pop(job.id, None)
+        if error is not None or job.id in hub.traced:
+            for tracer in hub.tracers:
+                tracer.ended(job, outcome, error, attempt)
+            hub.forget(job.id)
+        if hub.listened:
+            self._ended(job, outcome, attempt)
 
-    def _ended(self, job: Job[Any], outcome: JobOutcome) -> None:
-        now, slot, run = monotonic(), None, 0.0
-        began = now
-        attempt = self._attempts.pop(job.id, None)
-        if attempt is not None:
-            slot, began = attempt.slot, attempt.began
-            run = now - began if attempt.run is None else attempt.run
-        self.hub.publish_end(
-            JobEnded(
-                job_id=job.id,
-                function=job._title,
-                outcome=outcome,
-                attempts=job.attempt,
-                slot=slot,
-                wait=max(0.0, began - job._queued_at),
-                run=run,
-                at=now,
+    def _queued(self, job: Job[Any]) -> None:
+        """Tell that a job waits for an attempt."""
+        self.hub.publish_job(
+            # number, function, via, attempts, at
+            _job_queued(
+                (
+                    job.id,
+                    job._title,
+                    job._options.via,
+                    job.attempt,
+                    job._queued_at,
+                )
             )
         )
 
     def _began(self, job: Job[Any], slot: int, at: float) -> None:
-        self._attempts[job.id] = _Attempt(slot, at, None)
-        if not self.hub.followed:
-            return
         self.hub.publish_job(
-            JobStarted(
-                job_id=job.id,
-                function=job._title,
-                attempt=job.attempt,
-                slot=slot,
-                at=at,
+            # number, function, attempt, slot, at
+            _job_started((job.id, job._title, job.attempt, slot, at))
+        )
+
+    def _ended(
+        self, job: Job[Any], outcome: JobOutcome, attempt: Attempt | None
+    ) -> None:
+        began = now = monotonic()
+        slot, queued, run = None, job._queued_at, 0.0
+        if attempt is not None:
+            slot, queued, began, known = attempt
+            run = now - began if known is None else known
+        self.hub.publish_end(
+            # number, function, outcome, attempts, slot, wait, run, at
+            _job_ended(
+                (
+                    job.id,
+                    job._title,
+                    outcome,
+                    job.attempt,
+                    slot,
+                    max(0.0, began - queued),
+                    run,
+                    now,
+                )
             )
         )

@@ -84,24 +84,6 @@ def unreadable(why: ProtocolError) -> JobNotPicklableError:
     return error
 
 
-def outcome_of(job: Job[Any], handle: WorkerHandle, frame: Frame) -> Any:
-    """Return the outcome of a job, see :func:`load_outcome`; an error if it is too late."""
-    serializer = job._function.serializer
-    if job._exceeded is None:
-        result = load_outcome(serializer, frame)
-        if type(result) is Failed and result.distrust:
-            handle.distrust(result.distrust)
-        return result
-    if isinstance(job, ChunkJob):
-        result = load_outcome(serializer, frame)
-        if isinstance(result, Failed):  # the outcome cannot be read
-            job.found = [LOST] * CHUNK_SIZE
-        else:
-            # The last item was running when the time was over, so its outcome does not count.
-            job.found = result.load()[:-1]
-    return _overdue(job, handle)
-
-
 def _overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
     """Return the error of a job that ended because its time was over, or after that.
 
@@ -186,8 +168,9 @@ class JobRegistry:
             self.timed += 1
         if self.leases.coming is not None:
             self.leases.enter(job)
-        if self._hub.watched:
-            self.watch.queued(job)
+        on_new = self._hub.on_new
+        if on_new is not None:
+            on_new(job)
 
     def withdraw(self) -> None:
         """Note that a job got a number, and that its caller never got the job."""
@@ -199,6 +182,31 @@ class JobRegistry:
         self.failed += 1
         self._count(job, JobOutcome.REFUSED, error)
         job.set_exception(error)
+
+    def outcome_of(self, job: Job[Any], handle: WorkerHandle, frame: Frame) -> Any:
+        """Return the outcome of a job, see :func:`load_outcome`; an error if it is too late."""
+        serializer = job._function.serializer
+        if job._exceeded is None:
+            result = load_outcome(serializer, frame)
+            if type(result) is Failed:
+                self.note_failing(job, handle, frame)
+                if result.distrust:
+                    handle.distrust(result.distrust)
+            return result
+        self.note_failing(job, handle, frame)
+        if isinstance(job, ChunkJob):
+            result = load_outcome(serializer, frame)
+            if isinstance(result, Failed):  # the outcome cannot be read
+                job.found = [LOST] * CHUNK_SIZE
+            else:
+                # The last item was running when the time was over, so its outcome does not count.
+                job.found = result.load()[:-1]
+        return _overdue(job, handle)
+
+    def note_failing(self, job: Job[Any], handle: WorkerHandle, frame: Frame) -> None:
+        """Have tracers know how long an attempt ran that has failed with *frame*."""
+        if self._hub.tracers:
+            self.watch.ran(job, handle.slot, frame, handle.since)
 
     def settle(self, job: Job[Any], loaded: Any) -> bool:
         """End *job* with its outcome; or return true, if the job is to be tried again.
@@ -214,7 +222,8 @@ class JobRegistry:
             self._leave(job)
             self.completed += 1
             job._function.figures.ok += 1
-            if self._hub.watched:
+            hub = self._hub
+            if hub.telling and (hub.listened or job.id in hub.traced):
                 self.watch.ended(job, JobOutcome.OK)
             job.set_result(loaded)
             return False
@@ -271,6 +280,10 @@ class JobRegistry:
             attempt = job.attempt if begun else 0
             losses.append(Loss(job, delivery, attempt, counts, again, error))
             if begun:
+                if self._hub.tracers:
+                    lanes = slot.in_flight.concurrency > 1
+                    began = job._sent_at if lanes else handle.since
+                    self.watch.lost(job, slot.index, began)
                 job.worker_pid = job._slot = None
                 job._queued_at = monotonic()
                 self._return(job)

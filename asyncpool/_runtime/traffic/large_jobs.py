@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 from asyncpool._core.pickling.calls import describe
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-from asyncpool._core.wire.frames import Frame
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Pause, Threads
 from asyncpool._runtime.job.job import Job, claim
 from asyncpool._runtime.state.admission import Admission
@@ -98,6 +98,8 @@ class LargeObjects:
     def unpack(self, job: Job[Any], frame: Frame, handle: WorkerHandle) -> None:
         """Unpickle the outcome of a job, which has left its worker, and settle the job then."""
         self._state.core.closing.begin_unpacking(job.id)
+        if frame.kind is FrameKind.ERROR:
+            self._state.registry.note_failing(job, handle, frame)
         self._unpacker.add(job, frame, handle.distrust)
 
     def is_unpacking(self, job: Job[Any]) -> bool:

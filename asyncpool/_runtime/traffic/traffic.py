@@ -31,7 +31,6 @@ from asyncpool._runtime.channel.outbox import NOT_PUT
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState, decision
-from asyncpool._runtime.state.registry import outcome_of
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.traffic.job_control import JobControl
@@ -251,7 +250,7 @@ class Traffic:
             job._slot, job.worker_pid = slot, worker
             if lanes:
                 job._sent_at = now
-            if hub.traced:
+            if hub.traced and job.id in hub.traced:
                 self._state.registry.watch.sending(job, slot)
             payload = job._payload
             if isinstance(payload, OutOfBandPickle):
@@ -318,7 +317,7 @@ class Traffic:
         if self._state.hub.listened:
             self._tell_begun(handle.slot, at)
         for job, frame in to_settle:
-            if registry.settle(job, outcome_of(job, handle, frame)):
+            if registry.settle(job, registry.outcome_of(job, handle, frame)):
                 self._state.performer.perform(
                     core.jobs.requeue({job.id: job._traits}, now)
                 )
@@ -335,7 +334,7 @@ class Traffic:
     ) -> list[tuple[Job[Any], Frame]]:
         """Take jobs off their worker; return those that still have to be settled."""
         core, registry = self._state.core, self._state.registry
-        slot, watched = handle.slot, self._state.hub.watched
+        slot, hub, telling = handle.slot, self._state.hub, self._state.hub.telling
         to_settle: list[tuple[Job[Any], Frame]] = []
         for frame in frames:
             job = registry.jobs.get(frame.job)
@@ -355,8 +354,8 @@ class Traffic:
                 if run > LEAST or traits.cost != LEAST:  # else it changes nothing
                     traits.note(run)
                 function.figures.ran(run, int((at - job._queued_at) * 1e6) - run)
-                if watched:
-                    registry.watch.ran(job, slot, run / 1e6, at)
+                if telling and (hub.listened or job.id in hub.traced):
+                    registry.watch.ran(job, slot, frame, at)
                 job._slot = job.worker_pid = None
                 payload = frame.payload
                 # Most are bytes, for which the call would cost 50 ns and say the same.
