@@ -161,6 +161,8 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         trace: A file that the pool writes while it lives, and that https://ui.perfetto.dev
             shows: what each worker did when, how long jobs waited, retries and crashes.
             It grows by some 500 bytes for each job.  An older trace in that file is replaced.
+        max_traced: How many jobs a second the trace shows, so that a busy pool stays fast; ``None``
+            for all.  It always shows jobs that fail, change their worker, or run for a second.
         control: Whether commands such as ``asyncpool status`` find the pool, by a Unix socket in a
             folder that only this user can enter.  Each process of this user may then see what the
             pool does, kill its workers, and change their number.  A text is the name that
@@ -221,6 +223,7 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         name: str | None = None,
         worker_output: OutputMode = "log",
         trace: str | os.PathLike[str] | None = None,
+        max_traced: int | None = 5000,
         control: bool | str | os.PathLike[str] | None = None,
     ) -> None:
         check_platform()
@@ -230,6 +233,7 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         self._options = JobOptions(limits=options.job_limits, codec=options.codec)
         self._close_timeout = options.close_timeout
         self._trace = options.trace
+        self._max_traced = options.max_traced
         self._control = options.control
         self._life = SupervisorRunner("pool", self.name)
 
@@ -266,6 +270,7 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
             concurrency=self._config.worker.concurrency,
             control=self._control,
             trace=self._trace,
+            max_traced=self._max_traced,
         )
         return self._config
 

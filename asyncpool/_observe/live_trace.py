@@ -6,11 +6,11 @@ import asyncio
 import itertools
 import os
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
 from asyncpool._observe.trace_file import TraceFile
 from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool.events import Event, JobEvent
+from asyncpool.events import Event
 
 # Seconds between two looks at the figures, and how long a line waits at most.
 INTERVAL = 0.5
@@ -63,13 +63,21 @@ class LiveTrace:
         self._timer = self._loop.call_later(INTERVAL, self._look)
         hub.add_reader(self)
 
-    def hear(self, event: Event | JobEvent) -> None:
+    def hear(self, event: Event) -> None:
         """Take note of an event."""
         self.note(event)
+        self.hand_over_many()
+
+    def hand_over_many(self) -> None:
+        """Hand the lines over, if they are many."""
         if len(self._lines.lines) >= _MANY:
             self._hand_over()
 
-    def note(self, event: Any) -> None:
+    def stop(self) -> None:
+        """Hear of nothing any more but of the end."""
+        self._hub.remove_reader(self)
+
+    def note(self, event: Event) -> None:
         """Have the book note an event."""
         raise NotImplementedError
 
@@ -89,7 +97,7 @@ class LiveTrace:
 
     def _look(self) -> None:
         if self._file.stopped:
-            self._hub.remove_reader(self)
+            self.stop()
             return
         self._timer = self._loop.call_later(INTERVAL, self._look)
         self.count()

@@ -12,6 +12,7 @@ def open_control_and_trace(
     concurrency: int,
     control: str | None,
     trace: str | None,
+    max_traced: int | None,
 ) -> None:
     """Open the control socket and the trace of a pool.
 
@@ -22,6 +23,7 @@ def open_control_and_trace(
         control: The name or path of the control socket; ``""`` for the pool's name, ``None``
             for no socket.
         trace: The file of the trace, or ``None``.
+        max_traced: How many jobs a second it shows; ``None`` for all.
 
     Raises:
         OSError: If the file cannot be written, or the socket cannot be made at its path.
@@ -42,6 +44,7 @@ def open_control_and_trace(
             concurrency=concurrency,
             hub=life.hub,
             stats=lambda: life.running().stats(),
+            most=max_traced,
         )
     except BaseException:
         if opened is not None:

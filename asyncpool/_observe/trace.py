@@ -1,22 +1,22 @@
-"""The trace of one pool: from the events that it publishes to the lines of a file."""
+"""The trace of one pool: from what it tells of its life and its jobs to the lines of a file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
 
 from asyncpool._core.trace.trace_book import TraceBook
 from asyncpool._observe.live_trace import LiveTrace, next_number
 from asyncpool._observe.trace_file import TraceFile
+from asyncpool._observe.traced_jobs import TracedJobs
 from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool.events import JobEnded, JobQueued, JobStarted
+from asyncpool.events import Event
 from asyncpool.stats import PoolStats
 
 
 class Trace(LiveTrace):
-    """Hears the events of a pool, and writes its trace.
+    """Hears the events of a pool, follows its jobs, and writes its trace.
 
     Args:
         path: The file.
@@ -24,6 +24,10 @@ class Trace(LiveTrace):
         concurrency: How many jobs each worker runs at once.
         hub: What tells the events.
         stats: Returns the pool's figures.
+        most: How many jobs a second are shown; ``None`` for all.
+
+    Attributes:
+        jobs: What follows the jobs.
 
     Raises:
         OSError: If the file cannot be written.
@@ -37,34 +41,36 @@ class Trace(LiveTrace):
         concurrency: int,
         hub: PoolHub,
         stats: Callable[[], PoolStats],
+        most: int | None,
     ) -> None:
         title = f"pool {name}"
         file = TraceFile(path, title)
         self._book = TraceBook(title, next_number(), os.getpid(), concurrency)
         self._stats = stats
+        self._omitted = 0
+        self.jobs = TracedJobs(hub, self._book, most, self.hand_over_many)
         super().__init__(file, self._book, hub)
+        hub.add_tracer(self.jobs)
 
-    def note(self, event: Any) -> None:
+    def note(self, event: Event) -> None:
         """Have the book note an event."""
-        book = self._book
-        # By the exact class, which takes the least time: there are three of each job.
-        kind = type(event)
-        if kind is JobQueued:
-            book.queued(event)
-        elif kind is JobStarted:
-            book.started(event)
-        elif kind is JobEnded:
-            book.ended(event)
-        else:
-            book.happened(event, monotonic())
+        self._book.happened(event, monotonic())
+
+    def stop(self) -> None:
+        """Follow no job any more."""
+        super().stop()
+        self._hub.remove_tracer(self.jobs)
 
     def count(self) -> None:
         """Have the book note the figures, and which attempts run for long."""
-        self._book.look(monotonic())
-        stats = self._stats()
+        stats, now = self._stats(), monotonic()
+        self.jobs.look(stats.slots, now)
+        omitted = self.jobs.limit.refused
         self._book.count(
-            monotonic(),
+            now,
             queued=stats.queued,
             busy=stats.busy,
             memory=sum(slot.memory for slot in stats.slots),
+            omitted=max(0, omitted - self._omitted),
         )
+        self._omitted = omitted

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-from asyncpool._core.base.validation import NUMBER, check_type, or_none
+from asyncpool._runtime.options.checks import at_least
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.pool import Pool
@@ -41,7 +41,7 @@ def instrument(
     meter_provider: MeterProvider | None = None,
     spans: bool = True,
     metrics: bool = True,
-    max_traced: float | None = 200,
+    max_traced: int | None = 200,
 ) -> None:
     """Export the figures of *pool* as metrics, and make spans of its jobs.
 
@@ -63,7 +63,7 @@ def instrument(
 
     Raises:
         TypeError: If *pool* is not a :class:`asyncpool.Pool`, or a provider is none, or
-            *max_traced* is no number.
+            *max_traced* is no int.
         ValueError: If the pool is instrumented already, if another pool with its name is
             instrumented that is not closed, if neither spans nor metrics are wanted, or if
             *max_traced* is less than 1.
@@ -77,12 +77,7 @@ def instrument(
         _check("instrument", meter_provider, MeterProvider)
     if not spans and not metrics:
         raise ValueError("instrument() needs spans, or metrics, or both")
-    check_type("max_traced", max_traced, or_none(NUMBER))
-    if max_traced is not None and not max_traced >= 1:  # it may be NaN
-        raise ValueError(
-            f"max_traced must be at least 1 job a second, not {max_traced}; "
-            "spans=False makes none, and None makes those of all jobs"
-        )
+    at_least(1, optional=True)("max_traced", max_traced)
     pool._life.check_loop()  # noqa: SLF001
     with _lock:
         if pool in _instrumented:

@@ -121,7 +121,7 @@ class JobSpans:
     """
 
     def __init__(
-        self, tracer: Tracer, pool: str, hub: PoolHub, most: float | None
+        self, tracer: Tracer, pool: str, hub: PoolHub, most: int | None
     ) -> None:
         self.pool = pool
         self.failed = False

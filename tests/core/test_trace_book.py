@@ -251,12 +251,13 @@ def test_workers_of_a_slot_share_its_track() -> None:
 
 def test_counters_are_told_when_they_change() -> None:
     it = book()
-    it.count(1.0, queued=3, busy=1, memory=1_000_000)
-    it.count(2.0, queued=3, busy=2, memory=1_000_000)
+    it.count(1.0, queued=3, busy=1, memory=1_000_000, omitted=0)
+    it.count(2.0, queued=3, busy=2, memory=1_000_000, omitted=7)
     assert shown(it).counters == {
         "queued jobs": [3],
         "busy workers": [1, 2],
         "memory of the workers": [1.0],
+        "jobs not shown": [0, 7],
     }
 
 

@@ -14,6 +14,7 @@ import pytest
 from asyncpool import JobTimeoutError, Pool, WorkerCrashedError
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import trace_no_more
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -150,6 +151,61 @@ async def test_arrows_lead_over_the_takeover_of_a_job(tmp_path: Path) -> None:
         assert times == sorted(times)
 
 
+async def test_of_too_many_jobs_a_part_is_shown_and_all_that_fail(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "trace.json"
+    async with patience(), Gate() as gate, Pool(1, trace=path) as pool:
+        for _ in range(3):
+            await pool.submit(jobs.square, 2)
+        trace_no_more(pool)
+        await asyncio.gather(*(pool.submit(jobs.square, 2) for _ in range(50)))
+        with pytest.raises(ZeroDivisionError):
+            await pool.submit(jobs.divide, 1, 0)  # job 54
+        with pytest.raises(JobTimeoutError):
+            await pool.options(timeout=0.05).submit(jobs.stay, 60.0)
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(os._exit, 3)
+        job = pool.options(max_attempts=2).submit(jobs.wait_in_every_attempt, gate.path)
+        os.kill((await gate.visitor("attempt 1")).pid, signal.SIGKILL)
+        (await gate.visitor("attempt 2")).release()
+        await job
+        again = pool.options(max_attempts=3, retry_on=(LookupError,))
+        await again.submit(jobs.fail_before_attempt_3, 1)
+        holder = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        with pytest.raises(JobTimeoutError):
+            await pool.options(queue_timeout=0.01).submit(jobs.square, 2)  # job 60
+        visitor.release()
+        await holder
+    trace = whole(path)
+    shown = {
+        job: [s.args["outcome"] for s in trace.of_job(job)] for job in range(1, 61)
+    }
+    assert {job: outcomes for job, outcomes in shown.items() if outcomes} == {
+        **{key: ["ok"] for key in (1, 2, 3)},
+        54: ["raised"],
+        55: ["timeout"],
+        56: ["crashed"],
+        57: ["taken over", "ok"],
+        58: ["retry", "retry", "ok"],
+    }
+    assert [wait.args["then"] for wait in trace.waits[60]] == ["timeout"]
+    assert trace.waits.keys() == {1, 2, 3, *range(54, 59), 60}
+    assert sum(trace.counters["jobs not shown"]) == 51
+
+
+async def test_without_a_bound_all_jobs_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    async with patience(), Pool(2, trace=path, max_traced=None) as pool:
+        await pool.submit(jobs.square, 2)
+        for tasks in (10_000, 1):
+            await asyncio.gather(*(pool.submit(jobs.square, 2) for _ in range(tasks)))
+    trace = whole(path)
+    assert len(trace.slices) == 10_002
+    assert trace.counters["jobs not shown"] == [0]
+
+
 async def test_figures_are_counters(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     async with patience(), Pool(1, trace=path) as pool:
@@ -158,6 +214,7 @@ async def test_figures_are_counters(tmp_path: Path) -> None:
         "queued jobs",
         "busy workers",
         "memory of the workers",
+        "jobs not shown",
     }
 
 

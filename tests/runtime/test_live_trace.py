@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import errno
+import math
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._observe.live_trace import LiveTrace
 from asyncpool._observe.trace import Trace
 from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool.enums import JobOutcome, RunState
-from asyncpool.events import JobEnded, JobQueued, JobStarted, Resized
+from asyncpool.events import Resized
 from asyncpool.stats import PoolStats
 from tests.helpers.inside import join_writer, wait_for_disk
+from tests.helpers.told_pool import SLOT
 from tests.helpers.traces import read_trace
 
 pytestmark = pytest.mark.asyncio
@@ -24,14 +32,31 @@ def figures() -> PoolStats:
 
 
 def trace_of(path: Path, hub: PoolHub) -> LiveTrace:
-    return Trace(str(path), name="shop", concurrency=1, hub=hub, stats=figures)
+    return Trace(
+        str(path), name="shop", concurrency=1, hub=hub, stats=figures, most=None
+    )
 
 
 def run_jobs(hub: PoolHub, first: int, count: int) -> None:
-    for job in range(first, first + count):
-        hub.publish_job(JobQueued(job, "f", "submit", 0, 1.0))
-        hub.publish_job(JobStarted(job, "f", 1, 0, 2.0))
-        hub.publish_job(JobEnded(job, "f", JobOutcome.OK, 1, 0, 1.0, 0.5, 2.5))
+    watch = JobWatch(hub)
+    for number in range(first, first + count):
+        job: Any = QuickJob(number)
+        if hub.on_new is not None:
+            hub.on_new(job)
+        if hub.watched:
+            watch.ran(job, 0, Frame(FrameKind.VALUE, number, 1, 500_000, b""), 2.5)
+            watch.ended(job, JobOutcome.OK)
+
+
+@dataclass
+class QuickJob:
+    """What is read of a job that returns."""
+
+    id: int
+    attempt: int = 1
+    _title: str = "f"
+    _queued_at: float = 1.0
+    _options: JobOptions = field(default_factory=JobOptions)
 
 
 async def test_the_trace_has_all_from_the_first_event_to_the_end(
@@ -47,6 +72,39 @@ async def test_the_trace_has_all_from_the_first_event_to_the_end(
     assert [slice_.args["job"] for slice_ in trace.slices] == list(range(1, 2001))
     assert trace.counters["queued jobs"] == [5]
     assert [i["name"] for i in trace.instants][:1] == ["resized"]
+
+
+async def test_what_runs_for_long_is_shown_although_there_are_too_many_jobs(
+    tmp_path: Path,
+) -> None:
+    path, hub = tmp_path / "trace.json", PoolHub()
+    slots = [SLOT]
+    trace = Trace(
+        str(path),
+        name="shop",
+        concurrency=1,
+        hub=hub,
+        stats=lambda: replace(figures(), slots=tuple(slots)),
+        most=1,
+    )
+    trace.jobs.limit.next_at = math.inf
+    job: Any = QuickJob(815, _title="shop.resize")
+    assert hub.on_new is not None
+    hub.on_new(job)
+    trace._look()
+    trace._look()
+    slots.clear()
+    watch = JobWatch(hub)
+    now = time.monotonic()
+    watch.ran(job, 1, Frame(FrameKind.VALUE, 815, 1, 3_000_000, b""), now)
+    watch.ended(job, JobOutcome.OK)
+    hub.end()
+    found = read_trace(path)
+    (long,) = found.slices
+    assert (long.name, long.args["outcome"]) == ("shop.resize", "ok")
+    assert long.end is not None
+    assert sum(found.counters["jobs not shown"]) == 0
+    assert hub.traced == set()
 
 
 async def test_what_is_lost_is_counted_in_the_trace(tmp_path: Path) -> None:
@@ -88,7 +146,7 @@ async def test_figures_that_cannot_be_had_cost_only_themselves(
     def broken() -> PoolStats:
         raise OSError(errno.EMFILE, "too many open files")
 
-    Trace(str(path), name="shop", concurrency=1, hub=hub, stats=broken)
+    Trace(str(path), name="shop", concurrency=1, hub=hub, stats=broken, most=None)
     run_jobs(hub, 1, 3)
     hub.end()
     trace = read_trace(path)

@@ -221,7 +221,9 @@ class TraceBook:
         name, args = told_of(event)
         self.lines.append(self._make.instant(name, int(now * _MICRO), args, track))
 
-    def count(self, now: float, *, queued: int, busy: int, memory: int) -> None:
+    def count(
+        self, now: float, *, queued: int, busy: int, memory: int, omitted: int
+    ) -> None:
         """Write those of some figures that have changed.
 
         Args:
@@ -229,11 +231,13 @@ class TraceBook:
             queued: How many jobs wait.
             busy: How many workers run one.
             memory: Bytes that the workers have to themselves.
+            omitted: How many jobs were not shown since the last look.
         """
         figures = (
             ("queued jobs", "jobs", queued),
             ("busy workers", "workers", busy),
             ("memory of the workers", "MB", round(memory / 1e6, 1)),
+            ("jobs not shown", "jobs", omitted),
         )
         for name, unit, value in figures:
             if self._figures.get(name) != value:

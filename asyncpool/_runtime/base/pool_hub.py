@@ -22,9 +22,9 @@ Listener: TypeAlias = (
 
 
 class Reader(Protocol):
-    """Something that hears all that a pool tells, up to its end, such as a trace."""
+    """Something that hears what a pool tells of its life, up to its end, such as a trace."""
 
-    def hear(self, event: Event | JobEvent) -> None:
+    def hear(self, event: Event) -> None:
         """Take note of an event."""
         ...
 
@@ -115,9 +115,9 @@ class PoolHub(EventHub[Event]):
                 say.READER_FAILED.log(_LOGGER, {}, error=error, reader=companion)
 
     def add_reader(self, reader: Reader) -> None:
-        """Have *reader* hear each event, those of jobs among them, and the end."""
+        """Have *reader* hear each event, and the end."""
         self.add_end(reader.end)
-        self.add_job_listener(reader.hear)
+        self.add_listener(reader.hear)
 
     def add_end(self, callback: Callable[[], object]) -> None:
         """Have *callback* called at the end of the pool."""

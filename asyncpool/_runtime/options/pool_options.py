@@ -136,6 +136,7 @@ POOL_CHECKS: dict[str, Check] = {
     "initargs": items("a tuple of arguments"),
     "worker_env": _worker_env,
     "fresh": switch,
+    "max_traced": at_least(1, optional=True),
     "control": _control,
     "codec": _codec,
     "functions": _functions,
@@ -172,6 +173,7 @@ class PoolOptions(WorkerOptions):
     worker_env: WorkerEnv | None
     fresh: bool
     propagate: Iterable[ContextVar[Any] | str]
+    max_traced: int | None
     control: str | None
     codec: Format | None
     functions: tuple[Any, ...] | None

@@ -208,6 +208,14 @@ class JobRegistry:
         if self._hub.tracers:
             self.watch.ran(job, handle.slot, frame, handle.since)
 
+    def note_begun(self, job: Job[Any], handle: WorkerHandle, slot: Slot) -> None:
+        """Have tracers know since when an attempt runs that comes to no outcome."""
+        if self._hub.tracers:
+            # In one lane it has begun when the job before it has ended.
+            lanes = slot.in_flight.concurrency > 1
+            began = job._sent_at if lanes else handle.since
+            self.watch.lost(job, slot.index, began)
+
     def settle(self, job: Job[Any], loaded: Any) -> bool:
         """End *job* with its outcome; or return true, if the job is to be tried again.
 
@@ -280,10 +288,7 @@ class JobRegistry:
             attempt = job.attempt if begun else 0
             losses.append(Loss(job, delivery, attempt, counts, again, error))
             if begun:
-                if self._hub.tracers:
-                    lanes = slot.in_flight.concurrency > 1
-                    began = job._sent_at if lanes else handle.since
-                    self.watch.lost(job, slot.index, began)
+                self.note_begun(job, handle, slot)
                 job.worker_pid = job._slot = None
                 job._queued_at = monotonic()
                 self._return(job)

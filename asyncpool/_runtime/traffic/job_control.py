@@ -70,7 +70,11 @@ class JobControl:
         state, slot = self._state, job._slot
         if state.deciding:
             state.loop.call_soon(self.on_cancel, job)
-        elif state.registry.cancelled(job):
+            return
+        if job.id in state.hub.traced and slot is not None and self.is_running(job):
+            slots = state.core.slots
+            state.registry.note_begun(job, state.handles[slot], slots[slot])
+        if state.registry.cancelled(job):
             self.take_out(job, slot)
 
     def take_out(self, job: Job[Any], slot: int | None) -> None:
