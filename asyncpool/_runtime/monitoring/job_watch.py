@@ -103,45 +103,24 @@ class JobWatch:
 
     def _queued(self, job: Job[Any]) -> None:
         """Tell that a job waits for an attempt."""
-        self.hub.publish_job(
-            # number, function, via, attempts, at
-            _job_queued(
-                (
-                    job.id,
-                    job._title,
-                    job._options.via,
-                    job.attempt,
-                    job._queued_at,
-                )
-            )
-        )
+        via, attempts, at = job._options.via, job.attempt, job._queued_at
+        self.hub.publish_job(_job_queued((job.id, job._title, via, attempts, at)))
 
     def _began(self, job: Job[Any], slot: int, at: float) -> None:
-        self.hub.publish_job(
-            # number, function, attempt, slot, at
-            _job_started((job.id, job._title, job.attempt, slot, at))
-        )
+        self.hub.publish_job(_job_started((job.id, job._title, job.attempt, slot, at)))
 
     def _ended(
         self, job: Job[Any], outcome: JobOutcome, attempt: Attempt | None
     ) -> None:
-        began = now = monotonic()
-        slot, queued, run = None, job._queued_at, 0.0
+        now, slot, run = monotonic(), None, 0.0
+        wait = now - job._queued_at
         if attempt is not None:
             slot, queued, began, known = attempt
             run = now - began if known is None else known
+            wait = began - queued
+        if wait < 0.0:  # noqa: PLR1730 - max() takes 100 ns
+            wait = 0.0
+        number, attempts = job.id, job.attempt
         self.hub.publish_end(
-            # number, function, outcome, attempts, slot, wait, run, at
-            _job_ended(
-                (
-                    job.id,
-                    job._title,
-                    outcome,
-                    job.attempt,
-                    slot,
-                    max(0.0, began - queued),
-                    run,
-                    now,
-                )
-            )
+            _job_ended((number, job._title, outcome, attempts, slot, wait, run, now))
         )
