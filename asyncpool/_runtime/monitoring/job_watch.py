@@ -12,6 +12,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+from asyncpool._core.slots.slots import Slot
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.job_tracer import Attempt
 from asyncpool._runtime.base.pool_hub import PoolHub
@@ -75,10 +76,24 @@ class JobWatch:
             self._began(job, slot, at - run)
         self._attempts[number] = _attempt((slot, job._queued_at, at - run, run))
 
-    def lost(self, job: Job[Any], slot: int, began: float) -> None:
-        """Take note of an attempt that ends with its worker."""
-        attempt = Attempt(slot, job._queued_at, began, None)
-        self._attempts.setdefault(job.id, attempt)
+    def failed(self, job: Job[Any], slot: int, frame: Frame, at: float) -> None:
+        """Take note of an attempt whose outcome is a failure, if anybody traces jobs."""
+        if self.hub.tracers:
+            self.ran(job, slot, frame, at)
+
+    def lost(self, job: Job[Any], slot: Slot, since: float) -> None:
+        """Take note of an attempt that comes to no outcome, if anybody traces jobs.
+
+        Args:
+            job: The job.
+            slot: The slot of its worker.
+            since: When the worker has ended the job before, or got the first one.
+        """
+        if self.hub.tracers:
+            # In one lane it has begun when the job before it has ended.
+            began = job._sent_at if slot.in_flight.concurrency > 1 else since
+            attempt = Attempt(slot.index, job._queued_at, began, None)
+            self._attempts.setdefault(job.id, attempt)
 
     def given_back(self, job: Job[Any]) -> None:
         """Take note that a job has not begun after all."""

@@ -189,11 +189,11 @@ class JobRegistry:
         if job._exceeded is None:
             result = load_outcome(serializer, frame)
             if type(result) is Failed:
-                self.note_failing(job, handle, frame)
+                self.watch.failed(job, handle.slot, frame, handle.since)
                 if result.distrust:
                     handle.distrust(result.distrust)
             return result
-        self.note_failing(job, handle, frame)
+        self.watch.failed(job, handle.slot, frame, handle.since)
         if isinstance(job, ChunkJob):
             result = load_outcome(serializer, frame)
             if isinstance(result, Failed):  # the outcome cannot be read
@@ -202,19 +202,6 @@ class JobRegistry:
                 # The last item was running when the time was over, so its outcome does not count.
                 job.found = result.load()[:-1]
         return _overdue(job, handle)
-
-    def note_failing(self, job: Job[Any], handle: WorkerHandle, frame: Frame) -> None:
-        """Have tracers know how long an attempt ran that has failed with *frame*."""
-        if self._hub.tracers:
-            self.watch.ran(job, handle.slot, frame, handle.since)
-
-    def note_begun(self, job: Job[Any], handle: WorkerHandle, slot: Slot) -> None:
-        """Have tracers know since when an attempt runs that comes to no outcome."""
-        if self._hub.tracers:
-            # In one lane it has begun when the job before it has ended.
-            lanes = slot.in_flight.concurrency > 1
-            began = job._sent_at if lanes else handle.since
-            self.watch.lost(job, slot.index, began)
 
     def settle(self, job: Job[Any], loaded: Any) -> bool:
         """End *job* with its outcome; or return true, if the job is to be tried again.
@@ -288,7 +275,7 @@ class JobRegistry:
             attempt = job.attempt if begun else 0
             losses.append(Loss(job, delivery, attempt, counts, again, error))
             if begun:
-                self.note_begun(job, handle, slot)
+                self.watch.lost(job, slot, handle.since)
                 job.worker_pid = job._slot = None
                 job._queued_at = monotonic()
                 self._return(job)

@@ -72,8 +72,8 @@ class JobControl:
             state.loop.call_soon(self.on_cancel, job)
             return
         if job.id in state.hub.traced and slot is not None and self.is_running(job):
-            slots = state.core.slots
-            state.registry.note_begun(job, state.handles[slot], slots[slot])
+            since = state.handles[slot].since
+            state.registry.watch.lost(job, state.core.slots[slot], since)
         if state.registry.cancelled(job):
             self.take_out(job, slot)
 

@@ -99,7 +99,8 @@ class LargeObjects:
         """Unpickle the outcome of a job, which has left its worker, and settle the job then."""
         self._state.core.closing.begin_unpacking(job.id)
         if frame.kind is FrameKind.ERROR:
-            self._state.registry.note_failing(job, handle, frame)
+            watch = self._state.registry.watch
+            watch.failed(job, handle.slot, frame, handle.since)
         self._unpacker.add(job, frame, handle.distrust)
 
     def is_unpacking(self, job: Job[Any]) -> bool:
