@@ -550,6 +550,13 @@ class HookError(JobError):
         self.__cause__: BaseException | None = exception
 
 
+_DELIVERED = {
+    Delivery.NEVER_SENT: "had not been sent",
+    Delivery.SENT: "had been sent but not started",
+    Delivery.STARTED: "had started",
+}
+
+
 class WorkerCrashedError(JobError):
     """The worker of a job died, and there is no other attempt.
 
@@ -583,18 +590,13 @@ class WorkerCrashedError(JobError):
         who = "the job" if last.job_id == job_id else job_text(job_id, function)
         # The last crash may be the fault of another job, and then has that one's attempt.
         own = [crash.attempt for crash in crashes if crash.job_id == job_id]
-        state = {
-            Delivery.NEVER_SENT: f"{who} had not been sent",
-            Delivery.SENT: f"{who} had been sent but not started",
-            Delivery.STARTED: f"{who} had started",
-        }[delivery]
         hung = (
             last.kind is CrashKind.HUNG
         )  # else the stack is a traceback, which stderr_tail has too
         tail = _innermost_calls(last.stack) if hung else ""
         tail = tail or _last_lines(last)
         super().__init__(
-            f"{last}; {state}{tail}",
+            f"{last}; {who} {_DELIVERED[delivery]}{tail}",
             job_id=job_id,
             function=function,
             attempt=own[-1] if own else 0,
@@ -700,6 +702,9 @@ class NodeLostError(WorkerCrashedError):
         super().__init__(
             job_id=job_id, crashes=crashes, delivery=delivery, function=function
         )
+        gone = f"agent {node} is gone, or has given this client up"
+        job = f"{job_text(job_id, function)} {_DELIVERED[delivery]}"
+        self.args = (f"{gone}; it was heard last {silence:.1f} s before; {job}",)
         self.node = node
         self.silence = silence
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,12 @@ sys.dont_write_bytecode = False
 
 # These assert too, and are to say as much as a test when it fails.
 pytest.register_assert_rewrite("tests.helpers.pools", "tests.helpers.scripts")
+
+# A loop in debug mode logs what has taken 0.1 s, which on a busy machine says nothing of the code;
+# and tests look at all that was logged.
+logging.getLogger("asyncio").addFilter(
+    lambda record: record.msg != "Executing %s took %.3f seconds"
+)
 
 # How hard hypothesis tries: HYPOTHESIS_PROFILE=deep before a release.  No example has a
 # deadline: on a machine that is shared, that only measures others.

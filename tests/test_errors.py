@@ -216,8 +216,8 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         node="models@4711",
         silence=0.5,
     ): (
-        "worker 4242 in slot 2 was killed by SIGKILL (out of memory) during attempt "
-        "1 of job 17; the job had started"
+        "agent models@4711 is gone, or has given this client up; it was heard last 0.5 s before; "
+        "job 17 had started"
     ),
 }
 

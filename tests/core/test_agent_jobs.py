@@ -66,6 +66,20 @@ def test_an_agent_begins_nothing_for_a_client_whose_lease_is_over() -> None:
     assert agent.open(5.0) != session
 
 
+def test_an_agent_that_was_held_up_gives_its_clients_time_to_answer() -> None:
+    agent = AgentJobs(credits=3, most_clients=2, lease=4.0)
+    session = agent.open(0.0)
+    assert session is not None
+    agent.accept(session, 1, 0)
+    agent.held_up(60.0)
+    assert agent.lapsed(60.0) == agent.lapsed(63.9) == []
+    assert agent.release(1, 63.9) == [], "but it begins nothing meanwhile"
+    assert agent.lapsed(64.0) == [session]
+    agent.heard(session, 60.5)
+    assert agent.lapsed(64.0) == []
+    assert agent.release(1, 64.0) == [(session, 1)]
+
+
 def test_a_pool_gets_more_at_a_time_only_where_its_workers_take_all() -> None:
     ahead = Lookahead()
     rooms: list[int] = []

@@ -17,3 +17,11 @@ def test_an_agent_is_suspected_before_it_is_lost() -> None:
 def test_an_agent_cannot_be_lost_while_it_may_still_begin_jobs() -> None:
     with pytest.raises(ValueError, match="node_timeout must be at least 4 s"):
         SignsOfLife(lease=4.0, patience=3.0, now=0.0)
+
+
+def test_a_process_that_hears_nobody_takes_that_for_no_silence() -> None:
+    signs = SignsOfLife(lease=4.0, patience=6.0, now=0.0)
+    signs.held_up(90.0)
+    assert [signs.trust(now) for now in (91.9, 92.0, 96.0)] == [*Trust]
+    signs.heard(96.0)
+    assert signs.trust(102.0) is Trust.LOST, "after a sign of life it counts as ever"

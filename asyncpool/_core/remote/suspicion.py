@@ -37,15 +37,21 @@ class SignsOfLife:
             )
         self._suspect_after = lease / 2
         self._patience = patience
+        self._deaf = 0.0
         self.heard_at = now
 
     def heard(self, now: float) -> None:
         """Record a sign of life."""
         self.heard_at = now
+        self._deaf = 0.0
+
+    def held_up(self, seconds: float) -> None:
+        """Record that this process could hear nobody for so long: that is no silence."""
+        self._deaf += seconds
 
     def trust(self, now: float) -> Trust:
         """Return what to think of the agent *now*."""
-        silent = now - self.heard_at
+        silent = now - self.heard_at - self._deaf
         if silent >= self._patience:
             return Trust.LOST
         return Trust.SUSPECTED if silent >= self._suspect_after else Trust.TRUSTED

@@ -144,6 +144,8 @@ class Agent:
         self.turn_soon()
 
     def _on_beat(self, now: float) -> None:
+        if now - self._beat.due > self._beat_every:
+            self._jobs.held_up(now)
         for number in self._jobs.lapsed(now):
             self._end(self._clients[number])
         for client in self._clients.values():

@@ -161,7 +161,10 @@ class Nodes:
         ends.fail_lost(job, node, silence, delivery)
 
     def _on_beat(self, now: float) -> None:
+        # What came while the loop did not run is not read yet: uvloop's timers come first.
+        late = now - self._beat.due
         for node in [*self._nodes.values()]:
+            node.signs.held_up(late)
             trust = node.signs.trust(now)
             if trust is Trust.LOST:
                 self._lose(node)

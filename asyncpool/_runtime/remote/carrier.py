@@ -11,8 +11,9 @@ from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool.errors import ProtocolError
 
-# For how many seconds an agent works for a client that it does not hear, by default.
-LEASE = 10.0
+# For how many seconds an agent works for a client that it does not hear, by default.  A program
+# that computes in its event loop is silent for that long, and is not gone.
+LEASE = 60.0
 
 # By default a client gives an agent up that it has not heard for so many times as long.
 _PATIENCE = 1.5
