@@ -35,6 +35,8 @@ logging.getLogger("asyncio").addFilter(
 # deadline: on a machine that is shared, that only measures others.
 settings.register_profile("dev", max_examples=60, deadline=None)
 settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
+# For another Python, beside a run with more: it is the same code.
+settings.register_profile("brief", max_examples=20, deadline=None, print_blob=True)
 settings.register_profile(
     "deep",
     max_examples=3_000,
