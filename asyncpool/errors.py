@@ -704,7 +704,9 @@ class NodeLostError(WorkerCrashedError):
         )
         gone = f"agent {node} is gone, or has given this client up"
         job = f"{job_text(job_id, function)} {_DELIVERED[delivery]}"
-        self.args = (f"{gone}; it was heard last {silence:.1f} s before; {job}",)
+        self.args: tuple[Any, ...] = (
+            f"{gone}; it was heard last {silence:.1f} s before; {job}",
+        )
         self.node = node
         self.silence = silence
 
