@@ -7,23 +7,17 @@ and what was before is told with the times that it had.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
-from time import monotonic
 from typing import Any
 
 from asyncpool._core.base.rate_limit import RateLimit
 from asyncpool._core.trace.trace_book import LONG, TraceBook
-from asyncpool._runtime.base.job_tracer import Attempt
+from asyncpool._runtime.base.job_tracer import Attempt, waited_since
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.monitoring.job_events import job_ended, job_queued, job_started
 from asyncpool.enums import JobOutcome
-from asyncpool.events import JobEnded, JobQueued, JobStarted
+from asyncpool.events import JobQueued, JobStarted
 from asyncpool.stats import SlotStats
-
-# What JobQueued(...) and so on do, in half of the time.
-_job_queued = partial(tuple.__new__, JobQueued)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
-_job_started = partial(tuple.__new__, JobStarted)  # pyright: ignore[reportUnknownMemberType]
-_job_ended = partial(tuple.__new__, JobEnded)  # pyright: ignore[reportUnknownMemberType]
 
 
 class TracedJobs:
@@ -62,9 +56,7 @@ class TracedJobs:
         number = job.id
         self._open.add(number)
         self._hub.follow(number)
-        self._book.queued(
-            _job_queued((number, job._title, job._options.via, job.attempt, at))
-        )
+        self._book.queued(job_queued(job, at))
 
     def sending(self, job: Job[Any], slot: int, /) -> None:
         """Do nothing: how long a job waited is known when it ends."""
@@ -72,14 +64,14 @@ class TracedJobs:
     def given_back(self, job: Job[Any], /) -> None:
         """Show that an attempt has not begun after all."""
         if job.id in self._open:
-            self._waits(job, job._queued_at)
+            self._book.queued(job_queued(job, job._queued_at))
 
     def again(
         self, job: Job[Any], _: BaseException, attempt: Attempt | None, /
     ) -> None:
         """Show an attempt that has failed, and that the job waits again."""
         self._show(job, attempt)
-        self._waits(job, job._queued_at)
+        self._book.queued(job_queued(job, job._queued_at))
 
     def ended(
         self,
@@ -96,16 +88,7 @@ class TracedJobs:
         elif error is None:
             return
         self._open.discard(job.id)
-        slot, queued, began, run, now = None, job._queued_at, 0.0, 0.0, monotonic()
-        if attempt is None:
-            began = now
-        else:
-            slot, queued, began, known = attempt
-            run = now - began if known is None else known
-        wait = max(0.0, began - queued)
-        self._book.ended(
-            _job_ended((job.id, job._title, outcome, job.attempt, slot, wait, run, now))
-        )
+        self._book.ended(job_ended(job, outcome, attempt))
         self._on_line()
 
     def look(self, slots: Iterable[SlotStats], now: float) -> None:
@@ -130,19 +113,11 @@ class TracedJobs:
         """Show what there was of a job up to now."""
         if job.id not in self._open:
             self._follow(job.id)
-            self._waits(job, job._queued_at if attempt is None else attempt.queued)
+            self._book.queued(job_queued(job, waited_since(job, attempt)))
         if attempt is not None:
-            self._book.started(
-                _job_started(
-                    (job.id, job._title, job.attempt, attempt.slot, attempt.began)
-                )
-            )
+            self._book.started(job_started(job, attempt.slot, attempt.began))
 
     def _follow(self, number: int) -> None:
         self.limit.refused -= 1
         self._open.add(number)
         self._hub.follow(number)
-
-    def _waits(self, job: Job[Any], since: float) -> None:
-        via = job._options.via
-        self._book.queued(_job_queued((job.id, job._title, via, job.attempt, since)))

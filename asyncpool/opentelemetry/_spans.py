@@ -31,7 +31,7 @@ from opentelemetry.trace import (
 
 from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.rate_limit import RateLimit
-from asyncpool._runtime.base.job_tracer import Attempt
+from asyncpool._runtime.base.job_tracer import Attempt, waited_since
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import Job
 from asyncpool.enums import JobOutcome
@@ -267,7 +267,7 @@ class JobSpans:
             self._end(trace, outcome, error, attempt)
         # A call that was refused has never been a job.
         elif error is not None and outcome is not JobOutcome.REFUSED:
-            queued = job._queued_at if attempt is None else attempt.queued
+            queued = waited_since(job, attempt)
             if queued >= self._since and self._failures.take(monotonic()):
                 self._tell_failure(job, outcome, error, attempt)
 
@@ -325,7 +325,7 @@ class JobSpans:
         context, links = self._contexts.caller_of(job)
         name, common = self._name(job)
         about: dict[str, Any] = {**common, JOB: job.id}
-        queued = moment(job._queued_at if attempt is None else attempt.queued)
+        queued = moment(waited_since(job, attempt))
         span = self._tracer.start_span(
             name, context, SpanKind.PRODUCER, about, links, queued
         )

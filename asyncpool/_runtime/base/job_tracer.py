@@ -23,6 +23,12 @@ class Attempt(NamedTuple):
     run: float | None
 
 
+def waited_since(job: Any, attempt: Attempt | None) -> float:
+    """Return since when a job has waited for *attempt*, or waits if that has not begun."""
+    since: float = job._queued_at if attempt is None else attempt.queued
+    return since
+
+
 class JobTracer(Protocol):
     """Something that follows some of the jobs.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from asyncpool._core.slots.slots import Slot
@@ -17,14 +16,11 @@ from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.job_tracer import Attempt
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.monitoring.job_events import job_ended, job_queued, job_started
 from asyncpool.enums import JobOutcome
-from asyncpool.events import JobEnded, JobQueued, JobStarted
 
-# What Attempt(...) and so on do, in half of the time: there are five of these for each job.
+# What Attempt(...) does, in half of the time: there are two of these for each job.
 _attempt = partial(tuple.__new__, Attempt)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
-_job_queued = partial(tuple.__new__, JobQueued)  # pyright: ignore[reportUnknownMemberType]
-_job_started = partial(tuple.__new__, JobStarted)  # pyright: ignore[reportUnknownMemberType]
-_job_ended = partial(tuple.__new__, JobEnded)  # pyright: ignore[reportUnknownMemberType]
 
 
 class JobWatch:
@@ -114,28 +110,11 @@ class JobWatch:
                 tracer.ended(job, outcome, error, attempt)
             hub.forget(job.id)
         if hub.listened:
-            self._ended(job, outcome, attempt)
+            hub.publish_end(job_ended(job, outcome, attempt))
 
     def _queued(self, job: Job[Any]) -> None:
         """Tell that a job waits for an attempt."""
-        via, attempts, at = job._options.via, job.attempt, job._queued_at
-        self.hub.publish_job(_job_queued((job.id, job._title, via, attempts, at)))
+        self.hub.publish_job(job_queued(job, job._queued_at))
 
     def _began(self, job: Job[Any], slot: int, at: float) -> None:
-        self.hub.publish_job(_job_started((job.id, job._title, job.attempt, slot, at)))
-
-    def _ended(
-        self, job: Job[Any], outcome: JobOutcome, attempt: Attempt | None
-    ) -> None:
-        now, slot, run = monotonic(), None, 0.0
-        wait = now - job._queued_at
-        if attempt is not None:
-            slot, queued, began, known = attempt
-            run = now - began if known is None else known
-            wait = began - queued
-        if wait < 0.0:  # noqa: PLR1730 - max() takes 100 ns
-            wait = 0.0
-        number, attempts = job.id, job.attempt
-        self.hub.publish_end(
-            _job_ended((number, job._title, outcome, attempts, slot, wait, run, now))
-        )
+        self.hub.publish_job(job_started(job, slot, at))
