@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
-from asyncpool._core.base.job_traits import SessionTraits
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.own_objects import load_own
 from asyncpool._core.remote.remote_messages import Kind, Message
@@ -134,8 +131,7 @@ class ClientSessions:
         """Have the worker of a session run a call after the session's other calls."""
         if session_worker.gone:
             raise session_worker.error()
-        bound = SessionTraits(session_worker.session)
-        options = replace(options, bound=bound, hold=session_worker.hold)
+        options = session_worker.options_of_call(options)
         job = self._owner.traffic.submit(function, args, kwargs, options)
         if not job.done():
             session_worker.add(job)
@@ -211,12 +207,8 @@ class ClientSessions:
             Gives it back at once.
         """
         try:
-            while session_worker.jobs and not failed:
-                await asyncio.wait([*session_worker.jobs])
+            await session_worker.finish(failed=failed)
         finally:
-            for job in [*session_worker.jobs]:
-                job.cancel()
-            session_worker.gone = True
             lent = self._lent.pop(session_worker.session)
             lent.node.put(
                 Message(Kind.LEAVE, session_worker.session, options=int(fresh))

@@ -61,6 +61,24 @@ class SessionWorker:
         error.__cause__ = self.cause
         return error
 
+    def options_of_call(self, options: JobOptions) -> JobOptions:
+        """Return *options* as those of a call for this worker."""
+        return replace(options, bound=SessionTraits(self.session), hold=self.hold)
+
+    async def finish(self, *, failed: bool) -> None:
+        """Wait for the open calls, unless the session has *failed*; take no more.
+
+        Cancellation:
+            Cancels the calls that are left.
+        """
+        try:
+            while self.jobs and not failed:
+                await asyncio.wait([*self.jobs])
+        finally:
+            for job in [*self.jobs]:
+                job.cancel()
+            self.gone = True
+
     def add(self, job: Job[Any]) -> None:
         """Add a call to those that are open."""
         self.jobs[job] = None
@@ -230,8 +248,7 @@ class Sessions:
         if session_worker.gone:
             self._admission.check_open(session_worker.hold)  # raises that error first
             raise session_worker.error()
-        bound = SessionTraits(session_worker.session)
-        options = replace(options, bound=bound, hold=session_worker.hold)
+        options = session_worker.options_of_call(options)
         job = self._traffic.submit(function, args, kwargs, options)
         session_worker.add(job)
         return job
@@ -325,12 +342,8 @@ class Sessions:
             Ends it at once.
         """
         try:
-            while session_worker.jobs and not failed:
-                await asyncio.wait([*session_worker.jobs])
+            await session_worker.finish(failed=failed)
         finally:
-            for job in [*session_worker.jobs]:
-                job.cancel()
-            session_worker.gone = True
             self._end(session_worker, fresh=fresh)
             session_worker.hold.release()
 
