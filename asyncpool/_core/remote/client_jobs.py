@@ -65,11 +65,6 @@ class ClientJobs:
         """How many jobs no agent has."""
         return self._dispatcher.waiting
 
-    @property
-    def agents(self) -> tuple[int, ...]:
-        """The agents, suspected ones included."""
-        return tuple(self._agents)
-
     def agent_of(self, job: int) -> int | None:
         """Return the agent that has *job*, if any has."""
         return self._agent_of.get(job)
@@ -109,7 +104,7 @@ class ClientJobs:
         """Add *agent*, a number that none had before, and return the jobs that it gets."""
         self._agents[agent] = _Agent(max(1, min(credits, MAX_CREDITS)))
         moved = self._assign_buckets()
-        return [*moved.get(agent, ()), *self._refill(agent)]
+        return [*moved.get(agent, ()), *self.refill(agent)]
 
     def began(self, agent: int, jobs: Iterable[int]) -> list[int]:
         """Record that *agent* gives *jobs* to its pool; return those that it has."""
@@ -129,7 +124,13 @@ class ClientJobs:
 
     def refill(self, agent: int) -> list[int]:
         """Return the jobs that *agent* gets now."""
-        return self._refill(agent)
+        known = self._agents[agent]
+        if known.suspected:
+            return []
+        jobs = self._dispatcher.refill(agent, known.in_flight)
+        for job in jobs:
+            self._agent_of[job] = agent
+        return jobs
 
     def again(self, job: int, *, key: int | None) -> list[tuple[int, int]]:
         """Put *job*, which has left its agent, at the head of the queue.
@@ -161,7 +162,7 @@ class ClientJobs:
         if not self._agents[agent].suspected:
             return []
         self._agents[agent].suspected = False
-        return self._refill(agent)
+        return self.refill(agent)
 
     def lose(self, agent: int) -> tuple[list[LostJob], list[tuple[int, int]]]:
         """Forget *agent*, which is dead, or whose session is over.
@@ -212,15 +213,6 @@ class ClientJobs:
             known.in_flight.remove(job)
         self._given_up.discard(job)
         del self._agent_of[job]
-
-    def _refill(self, agent: int) -> list[int]:
-        known = self._agents[agent]
-        if known.suspected:
-            return []
-        jobs = self._dispatcher.refill(agent, known.in_flight)
-        for job in jobs:
-            self._agent_of[job] = agent
-        return jobs
 
     def _assign_buckets(self) -> dict[int, list[int]]:
         """Spread the keys over the agents; return the jobs that agents get by that."""

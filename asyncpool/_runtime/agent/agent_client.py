@@ -22,7 +22,7 @@ from asyncpool._runtime.agent.relay import Call, Relay
 from asyncpool._runtime.agent.turns import Turns
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.remote.begun_page import BegunPage
-from asyncpool._runtime.remote.carrier import Carrier
+from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new
 from asyncpool.errors import ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -136,16 +136,11 @@ class AgentClient:
 
     def flush(self, now: float) -> None:
         """Send what was put."""
-        link = self._link
-        while link.unsent or link.owes:
-            self._carrier.send(link.next_batch(int(now * _MICRO)).pack())
+        send_new(self._carrier, self._link, int(now * _MICRO))
 
     def beat(self, now: float) -> None:
         """Show that the agent is alive, and send again what may be lost."""
-        link, stamp = self._link, int(now * _MICRO)
-        again = self._carrier.loses and link.unacknowledged
-        batch = link.repeat(stamp) if again else link.next_batch(stamp)
-        self._carrier.send(batch.pack())
+        send_beat(self._carrier, self._link, int(now * _MICRO))
 
     # The end.
 

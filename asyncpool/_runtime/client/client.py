@@ -22,7 +22,7 @@ from asyncpool._runtime.client.client_sessions import ClientSessions, packed_cal
 from asyncpool._runtime.client.job_ends import JobEnds
 from asyncpool._runtime.client.job_waits import JobWaits
 from asyncpool._runtime.client.node import Node
-from asyncpool._runtime.client.nodes import Nodes
+from asyncpool._runtime.client.nodes import Nodes, no_agent
 from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.client.submissions import Submissions
 from asyncpool._runtime.job.job import Job, StreamJob
@@ -151,7 +151,7 @@ class Client:
         """
         node = self.nodes.first
         if node is None or self.draining.closed:
-            raise PoolClosedError("the shared pool is closed, or its agent is gone")
+            raise no_agent()
         return node
 
     # What jobs need of their owner.
@@ -198,7 +198,7 @@ class Client:
         self.check_home()
         node = self.nodes.first
         if node is None:
-            raise PoolClosedError("the shared pool is closed, or its agent is gone")
+            raise no_agent()
         return await self._questions.ask(node, what, payload, **details)
 
     def listen(self) -> None:

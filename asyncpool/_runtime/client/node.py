@@ -16,7 +16,7 @@ from asyncpool._core.remote.suspicion import SignsOfLife
 from asyncpool._core.wire.context import JobContext
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.begun_page import open_page
-from asyncpool._runtime.remote.carrier import Carrier
+from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new
 from asyncpool.errors import ProtocolError
 
 # Functions that travel with each call have numbers from here on, which stand for their names.
@@ -62,16 +62,11 @@ class Node:
 
     def flush(self) -> None:
         """Send what was put."""
-        link = self.link
-        while link.unsent or link.owes:
-            self.carrier.send(link.next_batch().pack())
+        send_new(self.carrier, self.link)
 
     def beat(self) -> None:
         """Show that the client is alive, and send again what may be lost."""
-        link = self.link
-        again = self.carrier.loses and link.unacknowledged
-        batch = link.repeat() if again else link.next_batch()
-        self.carrier.send(batch.pack())
+        send_beat(self.carrier, self.link)
 
     def has_begun(self, job: int) -> bool:
         """Tell whether the page says that *job* has begun."""

@@ -19,11 +19,16 @@ from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.carrier import Carrier, beat_every, node_timeout
 from asyncpool.enums import Delivery
-from asyncpool.errors import ProtocolError
+from asyncpool.errors import PoolClosedError, ProtocolError
 
 # So many jobs go out in the middle of a turn of the loop: whoever submits thousands in one turn
 # has the agent begin meanwhile.
 _AT_ONCE = 64
+
+
+def no_agent() -> PoolClosedError:
+    """Return the error of whoever comes too late."""
+    return PoolClosedError("the shared pool is closed, or its agent is gone")
 
 
 class Nodes:

@@ -18,12 +18,12 @@ from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.client_holds import ClientHolds
 from asyncpool._runtime.client.client_sessions import ClientSessions
 from asyncpool._runtime.client.job_waits import JobWaits
-from asyncpool._runtime.client.nodes import Nodes
+from asyncpool._runtime.client.nodes import Nodes, no_agent
 from asyncpool._runtime.job.job import Job, JobOwner, StreamJob
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import Packer, too_large, unpicklable
-from asyncpool.errors import JobNotPicklableError, PoolClosedError, PoolFullError
+from asyncpool.errors import JobNotPicklableError, PoolFullError
 
 # How many large calls are pickled ahead of those that an agent has.
 _PACKED_AHEAD = 3
@@ -120,7 +120,7 @@ class Submissions:
             options.hold and options.hold.held
         )
         if closed or not self._client.nodes.any:
-            raise PoolClosedError("the shared pool is closed, or its agent is gone")
+            raise no_agent()
         if self._is_full() and options.bound is None:
             if options.hold is None:
                 self._client.registry.figures.refused += 1

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from asyncpool._core.remote.reliable_link import ReliableLink
 from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool.errors import ProtocolError
@@ -131,3 +132,16 @@ def flaw(about: dict[str, Any]) -> str:
     if not (about["lease"] > 0 and about["credits"] > 0):
         return "it does not answer as an agent does"
     return ""
+
+
+def send_new(carrier: Carrier, link: ReliableLink, stamp: int = 0) -> None:
+    """Send the messages that were put into *link*; *stamp* is the agent's time."""
+    while link.unsent or link.owes:
+        carrier.send(link.next_batch(stamp).pack())
+
+
+def send_beat(carrier: Carrier, link: ReliableLink, stamp: int = 0) -> None:
+    """Show the other end that this one is alive, and send again what may be lost."""
+    again = carrier.loses and link.unacknowledged
+    batch = link.repeat(stamp) if again else link.next_batch(stamp)
+    carrier.send(batch.pack())
