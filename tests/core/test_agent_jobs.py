@@ -56,7 +56,6 @@ def test_an_agent_begins_nothing_for_a_client_whose_lease_is_over() -> None:
     agent.accept(session, 1, 0)
     agent.accept(session, 2, 0)
     assert agent.release(1, 3.9) == [(session, 1)]
-    assert agent.next_lapse() == 4.0
     assert agent.release(1, 4.0) == []
     agent.heard(session, 0.5)
     assert agent.release(1, 4.0) == [(session, 2)]
@@ -80,6 +79,32 @@ def test_an_agent_that_was_held_up_gives_its_clients_time_to_answer() -> None:
     assert agent.release(1, 64.0) == [(session, 1)]
 
 
+def test_a_job_begins_when_its_client_has_acknowledged_that_and_has_a_lease() -> None:
+    agent = AgentJobs(credits=4, most_clients=2, lease=4.0)
+    session = agent.open(0.0)
+    assert session is not None
+    for job in (1, 2, 3, 4):
+        agent.accept(session, job, 0)
+    assert agent.release(4, 0.0) == [(session, job) for job in (1, 2, 3, 4)]
+    agent.told(session, [1, 2], 7)
+    agent.told(session, [3, 4], 8)
+    assert agent.pending == 4
+    assert agent.may_begin(session, 6, 1.0) == []
+    assert agent.cancel(session, 2), "it never begins"
+    assert agent.may_begin(session, 7, 4.0) == [], "the lease is over"
+    agent.heard(session, 0.5)
+    assert agent.may_begin(session, 7, 4.0) == [1]
+    assert not agent.cancel(session, 1), "the pool has it"
+    assert agent.pending == 2
+    assert agent.may_begin(session, 8, 4.0) == [3, 4]
+    assert agent.ended(session, 3)
+    agent.accept(session, 5, 0)
+    assert agent.release(1, 4.0) == [(session, 5)]
+    agent.told(session, [5], 9)
+    assert agent.close(session) == {1, 4}, "5 never begins"
+    assert agent.pending == 0
+
+
 def test_a_pool_gets_more_at_a_time_only_where_its_workers_take_all() -> None:
     ahead = Lookahead()
     rooms: list[int] = []
@@ -92,6 +117,7 @@ def test_a_pool_gets_more_at_a_time_only_where_its_workers_take_all() -> None:
     assert ahead.has_room(255, 2)
     ahead.released(256, 1)
     assert ahead.room(0, 2) == 256
+    assert ahead.room(1, 2, 200) == 55, "those that begin soon need room, too"
     assert [ahead.room(5, 2) for _ in range(8)] == [123, 59, 27, 11, 3, 0, 0, 0]
 
 

@@ -52,6 +52,22 @@ def test_an_end_acknowledges_by_itself_after_some_messages() -> None:
     assert not one.unsent
 
 
+def test_an_end_that_waits_for_an_acknowledgement_gets_it_at_once() -> None:
+    one, other = ReliableLink(1), ReliableLink(1)
+    assert [one.put(b"a"), one.put(b"b")] == [1, 2]
+    other.receive(one.next_batch())
+    owed = [other.owes]
+    other.owe()
+    owed.append(other.owes)
+    known = [one.acknowledged]
+    one.receive(other.next_batch())
+    owed.append(other.owes)
+    known.append(one.acknowledged)
+    assert owed == [False, True, False]
+    assert known == [0, 2]
+    assert one.put(b"c") == 3
+
+
 def test_a_batch_has_a_bound_but_any_message_travels() -> None:
     link = ReliableLink(1)
     for _ in range(3):

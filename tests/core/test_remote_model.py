@@ -164,13 +164,17 @@ class RemoteModel(RuleBasedStateMachine):
             return
         for session in agent.jobs.lapsed(self.now):
             agent.running -= agent.jobs.close(session)
-        room = ROOM - len(agent.running)
-        released = agent.jobs.release(room, self.now)
-        for _, number in released:
-            agent.link.put(MESSAGE.pack(BEGAN, number))
+        room = max(0, ROOM - len(agent.running) - agent.jobs.pending)
+        for session, number in agent.jobs.release(room, self.now):
+            message = agent.link.put(MESSAGE.pack(BEGAN, number))
+            agent.jobs.told(session, [number], message)
         if agent.session in agent.jobs.sessions:
+            self.begin_what_is_known(agent)
             self.agent_sends(agent, again=again)
-        for _, number in released:
+
+    def begin_what_is_known(self, agent: ModelAgent) -> None:
+        known = agent.link.acknowledged
+        for number in agent.jobs.may_begin(agent.session, known, self.now):
             agent.running.add(number)
             self.jobs[number].really += 1
 
@@ -197,12 +201,28 @@ class RemoteModel(RuleBasedStateMachine):
     @rule()
     def exchange(self) -> None:
         """Have the network be well for a moment."""
-        for number in [*self.links]:
-            self.network.append((number, True, self.links[number].repeat().pack()))
-        self.carry_all()
+        self.agents_hear()
         for agent in self.agents.values():
             self.agent_works(agent, again=True)
         self.carry_all()
+
+    @rule()
+    def agents_hear(self) -> None:
+        """Have all that clients say come to the agents, at once."""
+        for number in [*self.links]:
+            self.network.append((number, True, self.links[number].repeat().pack()))
+        self.carry_all()
+
+    @rule(at=INDEX, again=st.booleans(), dies=st.booleans())
+    def an_agent_works_and_its_word_is_lost(
+        self, at: int, *, again: bool, dies: bool
+    ) -> None:
+        agent = self.pick(at)
+        self.agent_works(agent, again=again)
+        self.network = [it for it in self.network if it[1] or it[0] != agent.number]
+        if dies:
+            self.kill(at)
+            self.carrier_says_gone(at)
 
     def deliver(self, number: int, to_agent: bool, data: bytes) -> None:  # noqa: FBT001
         batch = Batch.unpack(data)
@@ -222,6 +242,7 @@ class RemoteModel(RuleBasedStateMachine):
             agent.jobs.heard(agent.session, batch.echo / 1e6)
             for message in agent.link.receive(batch):
                 self.agent_hears(agent, *MESSAGE.unpack(message))
+            self.begin_what_is_known(agent)
 
     # Both ends.
 
@@ -297,7 +318,7 @@ class RemoteModel(RuleBasedStateMachine):
     @invariant()
     def promises_hold(self) -> None:
         for job in self.jobs.values():
-            assert job.really <= job.max_attempts
+            assert job.really <= job.counted <= job.max_attempts
             assert job.settled <= 1
             if job.outcome == "crashed":
                 assert job.counted == job.max_attempts
@@ -342,4 +363,4 @@ class RemoteModel(RuleBasedStateMachine):
 
 
 TestRemoteModel = RemoteModel.TestCase
-TestRemoteModel.settings = settings(max_examples=150, stateful_step_count=60)
+TestRemoteModel.settings = settings(max_examples=500, stateful_step_count=60)

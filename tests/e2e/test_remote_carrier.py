@@ -130,3 +130,27 @@ async def test_a_partition_costs_what_had_begun_and_the_rest_goes_elsewhere(
         assert set(again) <= {1, 2}
         assert again.count(2) <= 3  # what the lost pool may have had ahead
     assert max(Counter(signed.read_text().split()).values()) <= 2
+
+
+async def test_a_job_of_which_its_client_heard_nothing_has_not_begun(
+    tmp_path: Path,
+) -> None:
+    signed = tmp_path / "signed"
+    near, far = Network(0, 0.0), Network(1, 0.0)
+    async with (
+        patience(2),
+        Pool(1) as one,
+        Pool(1) as two,
+        client_of((one, far), (two, near)) as client,
+    ):
+        # The agent hears the client, and not the other way round.
+        far.mute = far.ways[0][1]
+        once = JobOptions(attempts=AttemptPolicy(max_attempts=1))
+        given = [
+            client.traffic.submit(jobs.sign, (str(signed), n), {}, once)
+            for n in range(100)
+        ]
+        assert await asyncio.gather(*given) == [*range(100)]
+        assert [node.name for node in client.nodes] == ["node 1"]
+        assert (one.stats().completed, two.stats().completed) == (0, 100)
+    assert Counter(map(int, signed.read_text().split())) == dict.fromkeys(range(100), 1)

@@ -54,6 +54,8 @@ class Network:
     Attributes:
         faults: As above; it may be changed.
         parted: Whether nothing comes through.
+        ways: The two ends of each way.
+        mute: The end of which nothing comes through, if there is one.
         counts: How many pieces were sent, and how many were lost.
     """
 
@@ -61,17 +63,20 @@ class Network:
         self._random = random.Random(seed)
         self.faults = faults
         self.parted = False
+        self.ways: list[tuple[End, End]] = []
+        self.mute: End | None = None
         self.counts = [0, 0]
 
     def way(self) -> tuple[End, End]:
         """Return the two ends of a way."""
         one, two = End(self), End(self)
         one.other, two.other = two, one
+        self.ways.append((one, two))
         return one, two
 
     def carry(self, end: End, data: bytes) -> None:
         self.counts[0] += 1
-        if self.parted or self._random.random() < self.faults:
+        if self.parted or end is self.mute or self._random.random() < self.faults:
             self.counts[1] += 1
             return
         times = 1 + (self._random.random() < self.faults)

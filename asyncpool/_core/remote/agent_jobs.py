@@ -8,11 +8,18 @@ job to another agent.
 The jobs that an agent has and its pool has not wait here, in a queue for each client.  The
 pool gets jobs only while it has room, one of each client in turn.  So a client that floods the
 agent holds up the others by a few jobs, not by thousands.
+
+The client must know that a job begins before it does, since it gives the jobs of a lost agent that
+have not begun to another one, at no cost.  Where both see the same memory, the agent notes it
+there.  Elsewhere it sends a message, which may be lost with the agent: the job begins only when
+the client has acknowledged that message.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import takewhile
 
 from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.dispatch.queue import JobQueue
@@ -65,18 +72,19 @@ class Lookahead:
         """Tell whether the pool may get a job that has just come; see :meth:`room`."""
         return waiting < self._times * lanes
 
-    def room(self, waiting: int, lanes: int) -> int:
+    def room(self, waiting: int, lanes: int, pending: int = 0) -> int:
         """Return how many jobs the pool may get.
 
         Args:
             waiting: How many wait in the pool.
             lanes: How many can run at once.
+            pending: How many more it gets when their clients have acknowledged that they begin.
         """
         if waiting > lanes:
             self._times = max(1, self._times // 2)
         elif not waiting and self._was_full:
             self._times = min(_MOST_AHEAD, 2 * self._times)
-        return max(0, self._times * lanes - waiting)
+        return max(0, self._times * lanes - waiting - pending)
 
     def released(self, room: int, count: int) -> None:
         """Record that of *room* jobs *count* were there to be released."""
@@ -84,13 +92,15 @@ class Lookahead:
 
 
 class _Client:
-    __slots__ = ("calls", "jobs", "lease", "queue", "released")
+    __slots__ = ("calls", "jobs", "lease", "pending", "queue", "released")
 
     def __init__(self, lease: ClientLease) -> None:
         self.lease = lease
         self.queue = JobQueue()
         self.jobs: set[int] = set()  # in the queue or released
         self.released: set[int] = set()
+        # Those of them that the client may not know to begin, and the message that tells it.
+        self.pending: dict[int, int] = {}
         self.calls: set[int] = set()  # for workers that belong to the client
 
 
@@ -104,7 +114,8 @@ class AgentJobs:
 
     Attributes:
         credits: As above.
-        waiting: How many jobs the pool has not got.
+        waiting: How many jobs wait for their turn.
+        pending: How many jobs wait until their client has acknowledged that they begin.
     """
 
     def __init__(self, *, credits: int, most_clients: int, lease: float) -> None:  # noqa: A002
@@ -114,7 +125,7 @@ class AgentJobs:
         self._patient_until = -math.inf
         self._clients: dict[int, _Client] = {}
         self._sessions = 0
-        self.waiting = 0
+        self.waiting = self.pending = 0
         # The sessions with a queue, whose turn is next first.
         self._turns: dict[int, None] = {}
 
@@ -213,6 +224,28 @@ class AgentJobs:
         self.waiting -= len(released)
         return released
 
+    def told(self, session: int, jobs: Iterable[int], message: int) -> None:
+        """Record that the message with the number *message* says that released *jobs* begin."""
+        pending = self._clients[session].pending
+        self.pending -= len(pending)
+        pending.update(dict.fromkeys(jobs, message))
+        self.pending += len(pending)
+
+    def may_begin(self, session: int, acknowledged: int, now: float) -> list[int]:
+        """Return the jobs that begin now: their client has taken *acknowledged* messages."""
+        client = self._clients[session]
+        if not client.pending or client.lease.until <= now:
+            return []
+        # The older messages come first.
+        known = takewhile(
+            lambda job: client.pending[job] <= acknowledged, client.pending
+        )
+        jobs = [*known]
+        for job in jobs:
+            del client.pending[job]
+        self.pending -= len(jobs)
+        return jobs
+
     def ended(self, session: int, job: int) -> bool:
         """Record that the pool is done with *job*; return whether its client is there."""
         client = self._clients.get(session)
@@ -226,6 +259,9 @@ class AgentJobs:
     def cancel(self, session: int, job: int) -> bool:
         """Forget *job* if the pool has not got it, and tell whether that was so."""
         client = self._clients[session]
+        if client.pending.pop(job, None) is not None:
+            self.pending -= 1
+            return self.ended(session, job)
         if not client.queue.remove(job):
             return False
         self.waiting -= 1
@@ -233,10 +269,6 @@ class AgentJobs:
         if not client.queue:
             del self._turns[session]
         return True
-
-    def next_lapse(self) -> float | None:
-        """Return when the next lease is over, if there is no word of its client until then."""
-        return min((c.lease.until for c in self._clients.values()), default=None)
 
     def held_up(self, now: float) -> None:
         """Record that this process could hear nobody until *now*.
@@ -259,4 +291,5 @@ class AgentJobs:
         if client is None:
             return set()
         self.waiting -= len(client.queue)
-        return client.released
+        self.pending -= len(client.pending)
+        return client.released - client.pending.keys()

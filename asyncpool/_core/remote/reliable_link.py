@@ -106,7 +106,13 @@ class ReliableLink:
         self._sent = 0  # how many of them have been in a batch
         self._taken = 0  # how many of the other end's messages this end has taken
         self._told = 0  # the last of these that a batch has acknowledged
-        self._repeated = False  # whether the other end sends what it has sent before
+        # Whether the other end sends what it has sent before, or waits for an acknowledgement.
+        self._owes = False
+
+    @property
+    def acknowledged(self) -> int:
+        """How many of this end's messages the other end is known to have taken."""
+        return self._acknowledged
 
     @property
     def unacknowledged(self) -> int:
@@ -121,11 +127,16 @@ class ReliableLink:
     @property
     def owes(self) -> bool:
         """Whether the other end should have an acknowledgement, even in an empty batch."""
-        return self._repeated or self._taken - self._told >= ACKNOWLEDGE_EVERY
+        return self._owes or self._taken - self._told >= ACKNOWLEDGE_EVERY
 
-    def put(self, message: bytes) -> None:
-        """Have *message* sent with the next batches."""
+    def put(self, message: bytes) -> int:
+        """Have *message* sent with the next batches, and return its number."""
         self._kept.append(message)
+        return self._acknowledged + len(self._kept)
+
+    def owe(self) -> None:
+        """Have the next batch acknowledge what came, although there may be nothing to send."""
+        self._owes = True
 
     def next_batch(self, stamp: int = 0) -> Batch:
         """Return the messages that were not sent yet, or as many as a batch takes.
@@ -161,7 +172,7 @@ class ReliableLink:
         new = batch.messages[known:] if known >= 0 else []
         self._taken += len(new)
         if len(new) < len(batch.messages):
-            self._repeated = True
+            self._owes = True
         return new
 
     def _from(self, begin: int, stamp: int) -> Batch:
@@ -174,5 +185,5 @@ class ReliableLink:
                 break
             messages.append(message)
             at += 1
-        self._told, self._repeated = self._taken, False
+        self._told, self._owes = self._taken, False
         return Batch(self.session, begin + 1, self._taken, stamp, self.echo, messages)

@@ -192,7 +192,7 @@ class Agent:
         self._idle.set()
 
     def _begin(self, released: list[tuple[int, int]]) -> None:
-        """Give jobs to the pool."""
+        """Give jobs to the pool, or tell their clients first that they begin."""
         begun: dict[int, list[int]] = {}
         for number, job in released:
             begun.setdefault(number, []).append(job)
@@ -203,4 +203,4 @@ class Agent:
     def _room(self) -> int:
         pool = self._supervisor
         lanes = pool.most_workers * pool.concurrency
-        return self._lookahead.room(pool.unserved, lanes)
+        return self._lookahead.room(pool.unserved, lanes, self._jobs.pending)

@@ -166,6 +166,7 @@ class AgentClient:
             self._jobs.heard(self.number, batch.echo / _MICRO)
             for packed in self._link.receive(batch):
                 self._on_message(Message.unpack(packed))
+            self._begin_pending()
         except (ProtocolError, LookupError, ValueError, TypeError) as error:
             self._refuse(error)
             return
@@ -201,6 +202,11 @@ class AgentClient:
                 self._calls[message.job] = call
             return
         self._jobs.accept_call(self.number, message.job)
+        if self._carrier.loses:
+            self._calls[message.job] = call
+            self._tell([message.job], self._loop.time())
+            return
+        # Nobody else has its worker, so it is never sent again, and may save the time of an answer.
         self.put(Message(Kind.BEGAN, payload=pack_numbers([message.job])))
         self.flush(self._loop.time())
         self._relay.submit(self, call)
@@ -225,17 +231,32 @@ class AgentClient:
         return True
 
     def begin(self, numbers: list[int], now: float) -> None:
-        """Give jobs to the pool; the client can know before that they begin."""
-        calls = [self._calls.pop(number) for number in numbers]
-        if self._page_is_used:
-            assert self._page is not None
-            for call in calls:
-                self._page.mark(call.message.place, call.message.job)
+        """Give jobs to the pool; the client knows before that they begin."""
+        if not self._page_is_used:
+            self._tell(numbers, now)
+            return
+        assert self._page is not None
+        for number in numbers:
+            self._page.mark(self._calls[number].message.place, number)
         if self._tells_begins:
             self.put(Message(Kind.BEGAN, payload=pack_numbers(numbers)))
             self.flush(now)
-        for call in calls:
-            self._relay.submit(self, call)
+        self._give_to_pool(numbers)
+
+    def _tell(self, numbers: list[int], now: float) -> None:
+        """Tell the client that jobs begin, which they do when it has acknowledged that."""
+        message = Message(Kind.BEGAN, payload=pack_numbers(numbers))
+        self._jobs.told(self.number, numbers, self._link.put(message.pack()))
+        self.flush(now)
+
+    def _begin_pending(self) -> None:
+        """Give the pool the jobs of which the client knows by now that they begin."""
+        known, now = self._link.acknowledged, self._loop.time()
+        self._give_to_pool(self._jobs.may_begin(self.number, known, now))
+
+    def _give_to_pool(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._relay.submit(self, self._calls.pop(number))
 
     def lend_page(self, fd: int) -> None:
         """Keep the descriptor of the page open until the client has opened it."""

@@ -75,6 +75,11 @@ class Node:
             return False
         return self._page.has_begun(place, job)
 
+    def acknowledge_begins(self) -> None:
+        """Answer at once that the client knows of begins: without a page the agent waits for it."""
+        if self._page is None:
+            self.link.owe()
+
     def begun(self) -> list[int]:
         """Return the jobs of which the page says that they have begun."""
         return [job for job in self._places if self.has_begun(job)]

@@ -109,6 +109,7 @@ class NodeNews:
 
     def _on_began(self, node: Node, message: Message) -> None:
         now = self._loop.time()
+        node.acknowledge_begins()
         for number in self._jobs.began(node.number, unpack_numbers(message.payload)):
             self._client.waits.forget(number)
             job = self._registry.jobs.get(number)
