@@ -223,7 +223,7 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         name: str | None = None,
         worker_output: OutputMode = "log",
         trace: str | os.PathLike[str] | None = None,
-        max_traced: int | None = 5000,
+        max_traced: int | None = 3000,
         control: bool | str | os.PathLike[str] | None = None,
     ) -> None:
         check_platform()

@@ -1,12 +1,14 @@
 """What it costs a pool to be watched: no-op jobs a second, and the time of one call.
 
-    python -m benchmarks.watched [--rounds 9] [--seconds 2] [--only nobody stats trace]
+    python -m benchmarks.watched [--rounds 5] [--seconds 1] [--only nobody stats trace]
 
-The same pool of two workers, a new one for each measurement, with somebody else who watches it
-each time.  They take turns, and the table has medians.  ``nobody`` has its turn twice, which
-shows how far two equal things differ here.  Whoever watches from a process of his own takes his
-part of the cores too; that counts, since it is so wherever a service runs.  What the pool's
-figures themselves cost, although nobody reads them, is part of ``nobody``.
+Two equal pools differ by more than what is to be seen here.  So each pool of two workers is
+measured by turns, watched and not, and the table has the medians of how much the two differ.
+``nobody`` is not watched in either turn, which shows how exact this is.  A trace is for the whole
+life of a pool: there the two turns are those of two pools, as they are with ``another pool``,
+which nobody watches.  Whoever watches from a process of his own takes his part of the cores too;
+that counts, since it is so wherever a service runs.  What the pool's figures themselves cost,
+although nobody reads them, is part of what ``nobody`` has.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import (
     AbstractAsyncContextManager,
+    AsyncExitStack,
     asynccontextmanager,
     contextmanager,
 )
 from functools import partial
+from typing import NamedTuple
 
 import asyncpool
 from benchmarks.base import rate_of, workers_of
@@ -158,13 +162,20 @@ def reading(fd: int) -> Generator[None]:
 @asynccontextmanager
 async def every_job(pool: asyncpool.Pool) -> AsyncGenerator[None]:
     """Hear of every job when it begins and ends."""
-    pool.add_job_listener(lambda _: None)
-    yield
+
+    def listener(_: object) -> None:
+        """Do nothing."""
+
+    pool.add_job_listener(listener)
+    try:
+        yield
+    finally:
+        pool.remove_listener(listener)
 
 
 WATCHERS: dict[str, Callable[[asyncpool.Pool], AbstractAsyncContextManager[None]]] = {
     "nobody": nobody,
-    "nobody again": nobody,
+    "another pool": nobody,
     "stats": stats,
     "prometheus": prometheus,
     "opentelemetry": opentelemetry,
@@ -176,20 +187,55 @@ WATCHERS: dict[str, Callable[[asyncpool.Pool], AbstractAsyncContextManager[None]
 }
 
 
-async def measure(name: str, seconds: float) -> tuple[float, float, float]:
-    """Return jobs a second, the microseconds of CPU of one, and the seconds of one call."""
+class Turn(NamedTuple):
+    """What a pool did in a while.
+
+    Attributes:
+        rate: Its no-op jobs a second.
+        cpu: The seconds of CPU time of one of them, in this process.
+        call: The seconds of a call when nothing else is in flight; the median.
+    """
+
+    rate: float
+    cpu: float
+    call: float
+
+
+# Who has a pool of its own, beside another one that nobody watches.
+_OWN_POOL = ("another pool", "trace")
+
+_TURNS = 4  # of each kind with the same pool
+
+
+async def measure(name: str, seconds: float) -> list[tuple[Turn, Turn]]:
+    """Return pairs of turns: nobody watches in the first of each, and *name* in the second."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/trace.json" if name == "trace" else None
-        async with asyncpool.Pool(2, control=True, trace=path) as pool:
-            await workers_of(pool.submit, 2)
-            async with WATCHERS[name](pool):
-                await rate_of(pool.submit, in_flight=1000, seconds=seconds / 2)
-                before, cpu = pool.stats().completed, time.process_time()
-                rate = await rate_of(pool.submit, in_flight=1000, seconds=seconds)
-                used = time.process_time() - cpu
-                used /= pool.stats().completed - before
-                calls = [await one_call(pool) for _ in range(round(1000 * seconds))]
-    return rate, used * 1e6, statistics.median(calls)
+        async with AsyncExitStack() as stack:
+            plain = await stack.enter_async_context(asyncpool.Pool(2, control=True))
+            watched = plain
+            if name in _OWN_POOL:
+                pool = asyncpool.Pool(2, control=True, trace=path)
+                watched = await stack.enter_async_context(pool)
+            for pool in {plain, watched}:
+                await workers_of(pool.submit, 2)
+                await rate_of(pool.submit, in_flight=1000, seconds=seconds)
+            pairs: list[tuple[Turn, Turn]] = []
+            for _ in range(_TURNS):
+                unwatched = await turn(plain, seconds)
+                async with WATCHERS[name](watched):
+                    pairs.append((unwatched, await turn(watched, seconds)))
+    return pairs
+
+
+async def turn(pool: asyncpool.Pool, seconds: float) -> Turn:
+    """Let *pool* do no-op jobs for some *seconds*."""
+    before, cpu = pool.stats().completed, time.process_time()
+    rate = await rate_of(pool.submit, in_flight=1000, seconds=seconds)
+    used = time.process_time() - cpu
+    used /= pool.stats().completed - before
+    calls = [await one_call(pool) for _ in range(round(1000 * seconds))]
+    return Turn(rate, used, statistics.median(calls))
 
 
 async def one_call(pool: asyncpool.Pool) -> float:
@@ -201,25 +247,25 @@ async def one_call(pool: asyncpool.Pool) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--only", nargs="+", choices=WATCHERS, default=[*WATCHERS])
     options = parser.parse_args()
-    found: dict[str, list[tuple[float, float, float]]] = {
-        name: [] for name in options.only
-    }
+    found: dict[str, list[tuple[Turn, Turn]]] = {name: [] for name in options.only}
     for number in range(options.rounds):
         first = number % len(found)
         for name in [*found][first:] + [*found][:first]:
-            found[name].append(asyncio.run(measure(name, options.seconds)))
-    usual = [statistics.median(column) for column in zip(*found["nobody"], strict=True)]
+            found[name] += asyncio.run(measure(name, options.seconds))
     print(f"{'':>17}  jobs/s          CPU of one       one call")
-    for name, rows in found.items():
-        rate, cpu, call = (statistics.median(each) for each in zip(*rows, strict=True))
+    for name, pairs in found.items():
+        turns = zip(*(watched for _, watched in pairs), strict=True)
+        rate, cpu, call = (statistics.median(each) for each in turns)
+        more = [
+            statistics.median(on[n] / off[n] - 1 for off, on in pairs) for n in range(3)
+        ]
         print(
-            f"{name:>17}  {rate:7,.0f} {rate / usual[0] - 1:+6.1%}  "
-            f"{cpu:5.2f} us {cpu / usual[1] - 1:+6.1%}  "
-            f"{call * 1e6:5.0f} us {call / usual[2] - 1:+6.1%}"
+            f"{name:>17}  {rate:7,.0f} {more[0]:+6.1%}  "
+            f"{cpu * 1e6:5.2f} us {more[1]:+6.1%}  {call * 1e6:5.0f} us {more[2]:+6.1%}"
         )
 
 
