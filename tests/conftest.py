@@ -33,8 +33,11 @@ logging.getLogger("asyncio").addFilter(
 
 # How hard hypothesis tries: HYPOTHESIS_PROFILE=deep before a release.  No example has a
 # deadline: on a machine that is shared, that only measures others.
+# Where CI is set, Hypothesis has each run make the same examples, unless a profile says otherwise.
 settings.register_profile("dev", max_examples=60, deadline=None)
-settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
+settings.register_profile(
+    "ci", max_examples=100, deadline=None, print_blob=True, derandomize=True
+)
 # For another Python, beside a run with more: it is the same code.
 settings.register_profile("brief", max_examples=20, deadline=None, print_blob=True)
 settings.register_profile(
@@ -43,6 +46,7 @@ settings.register_profile(
     stateful_step_count=120,
     deadline=None,
     print_blob=True,
+    derandomize=False,
     suppress_health_check=[HealthCheck.too_slow],
 )
 # For mutants: what fails need not be small, and lives or dies the same each time.
