@@ -194,7 +194,7 @@ async def test_orders_are_for_the_whole_pool(tmp_path: Path) -> None:
             await pool.kill(-1)
         await pool.resize((1, 3))
         profile = await pool.profile(0.05)
-        assert profile.seconds >= 0.05
+        assert profile.seconds > 0.049  # timers of asyncio may be early by nanoseconds
         with pytest.raises(ValueError, match="rate"):
             await pool.profile(1, rate=0)
 
