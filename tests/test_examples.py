@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -54,33 +52,3 @@ def test_the_census_refuses_nonsense(arguments: list[str], complaint: str) -> No
     assert done.returncode == 2
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_joblib_backend_runs_initializers_and_ends_what_runs(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "program.py"
-    path.write_text("""
-import os, time
-import joblib
-import with_joblib
-
-def step(number):
-    if number:
-        raise ValueError("the second")
-    time.sleep(3600)
-
-with joblib.parallel_config(
-    "asyncpool", n_jobs=2, initializer=os.chdir, initargs=("/",)
-):
-    print(joblib.Parallel()(joblib.delayed(os.getcwd)() for _ in range(2)))
-    with joblib.Parallel() as parallel:
-        try:
-            parallel(joblib.delayed(step)(number) for number in range(2))
-        except ValueError as error:
-            print(error)
-        print(parallel(joblib.delayed(abs)(-number) for number in range(2)))
-""")
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"}
-    done = run(str(path), env=environment)
-    assert done.stdout == "['/', '/']\nthe second\n[0, 1]\n", done.stderr

@@ -1,0 +1,129 @@
+"""What joblib asks of a backend, by an executor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
+
+import joblib
+from joblib.parallel import (
+    AutoBatchingMixin,
+    FallbackToBackend,
+    ParallelBackendBase,
+    SequentialBackend,
+)
+
+from asyncpool.executor import ProcessPoolExecutor
+from asyncpool.joblib._workers import prepare
+
+# What ``Parallel`` gives to every backend.  A worker gets what is large through shared memory
+# anyway, so there are no files to be mapped.
+_FOR_OTHERS = frozenset(
+    {
+        "context",
+        "max_nbytes",
+        "mmap_mode",
+        "prefer",
+        "require",
+        "temp_folder",
+        "verbose",
+    }
+)
+
+
+class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
+    """Runs batches of calls in an executor.
+
+    All ``Parallel`` of a ``parallel_config`` have this object in common, and several of them may
+    be in use at a time: generators that are not exhausted yet.  They share the executor, and the
+    last one ends it.
+    """
+
+    supports_retrieve_callback = True
+    supports_inner_max_num_threads = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._lock = threading.Lock()  # a generator may be dropped in any thread
+        self._executor: ProcessPoolExecutor | None = None
+        self._how: dict[str, Any] = {}
+        self._users = 0
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """Return how many workers are meant; -1 stands for one on each CPU."""
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        if n_jobs is None:
+            return 1
+        return n_jobs if n_jobs > 0 else max(1, joblib.cpu_count() + 1 + n_jobs)
+
+    def configure(
+        self, n_jobs: int = 1, parallel: object = None, **options: Any
+    ) -> int:
+        """Begin a ``Parallel``, and return how many workers it has."""
+        workers = self.effective_n_jobs(n_jobs)
+        if workers == 1:
+            raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
+        how = self._arguments(workers, {**self.backend_kwargs, **options})
+        with self._lock:
+            if self._executor is None or how != self._how:
+                executor = ProcessPoolExecutor(**how)
+                if self._executor is not None:
+                    self._executor.shutdown(wait=False)  # when its calls are done
+                self._executor, self._how = executor, how
+            self._users += 1
+        self.parallel = parallel
+        return workers
+
+    def _arguments(self, workers: int, options: dict[str, Any]) -> dict[str, Any]:
+        how = {k: value for k, value in options.items() if k not in _FOR_OTHERS}
+        initializer: Callable[..., object] | None = how.get("initializer")
+        initargs: Iterable[Any] = how.get("initargs", ())
+        threads = self._prepare_worker_env(n_jobs=workers)
+        return {
+            **how,
+            "max_workers": workers,
+            "initializer": prepare,
+            "initargs": (initializer, *initargs),
+            "worker_env": {**threads, **how.get("worker_env", {})},
+        }
+
+    def terminate(self) -> None:
+        """End a ``Parallel``."""
+        with self._lock:
+            self._users = max(0, self._users - 1)
+            if self._users:
+                return
+            ended, self._executor = self._executor, None
+        if ended is not None:
+            ended.shutdown(cancel_futures=True)
+        self.reset_batch_stats()
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: FBT001, FBT002 - joblib's
+        """End what is running, since a call has failed or the time is over."""
+        with self._lock:
+            aborted, self._executor = self._executor, None
+            if ensure_ready or self._users > 1:
+                self._executor = ProcessPoolExecutor(**self._how)
+        if aborted is not None:
+            aborted.kill_workers()
+            aborted.shutdown()
+
+    def submit(
+        self, func: Callable[[], Any], callback: Callable[[Future[Any]], None]
+    ) -> Future[Any]:
+        """Run a batch, unless all was aborted in another thread."""
+        with self._lock:  # else the executor might be shut down in between
+            if self._executor is None:
+                future: Future[Any] = Future()
+                future.cancel()
+                return future
+            future = self._executor.submit(func)
+        future.add_done_callback(callback)
+        return future
+
+    def retrieve_result_callback(self, out: Future[Any]) -> Any:
+        """Return what came of a batch."""
+        return out.result()
