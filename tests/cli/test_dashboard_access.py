@@ -52,7 +52,17 @@ def test_an_address_and_localhost_are_good_names(host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:8750", "127.0.0.1.evil.example", "", "[::1", "a@b"],
+    [
+        "evil.example",
+        "evil.example:8750",
+        "127.0.0.1.evil.example",
+        "",
+        "[::1",
+        "a@b",
+        "evil.example@localhost",
+        "localhost/evil.example",
+        "localhost?evil.example",
+    ],
 )
 def test_another_name_of_this_machine_is_refused(host: str) -> None:
     """It may be that of a page whose owner has it point here (DNS rebinding)."""

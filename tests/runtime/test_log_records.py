@@ -191,16 +191,32 @@ async def test_fields_cannot_pose_as_anything_else() -> None:
     assert logging.Formatter("%(message)s").format(record) == "posing"
 
 
-async def test_a_worker_does_not_speak_for_the_service() -> None:
+@pytest.mark.parametrize(
+    "name", ["asyncpool", "asyncpool.worker", "asyncpool.job", "asyncpool.x.y"]
+)
+async def test_a_worker_does_not_speak_for_the_service(name: str) -> None:
     kept, logs = Kept(), worker_logs()
     worker = Worker(logs)
     with handled_by(kept, "asyncpool"):
-        worker.notes.add(entry("a worker died")._replace(name="asyncpool").pack())
+        worker.notes.add(entry("a worker died")._replace(name=name).pack())
         async with patience():
             await logs.finish()
     assert [(it.name, it.msg) for it in kept.records] == [
         ("asyncpool.job", "a worker died")
     ]
+
+
+async def test_a_worker_gives_no_message_an_id_of_the_service() -> None:
+    kept, logs = Kept(), worker_logs()
+    worker = Worker(logs)
+    given = {"message_id": "worker-crashed", "kind": "crash"}
+    with handled_by(kept):
+        worker.notes.add(entry("forged")._replace(fields=given).pack())
+        async with patience():
+            await logs.finish()
+    found = vars(kept.records[0])
+    assert "message_id" not in found
+    assert (found["extra_message_id"], found["kind"]) == ("worker-crashed", "crash")
 
 
 async def test_what_is_given_by_our_names_has_others() -> None:

@@ -17,6 +17,9 @@ from urllib.parse import urlsplit
 
 _TOKEN_BYTES = 16
 
+# None of these is in the Host header of a browser.
+_PARTS_OF_URLS = frozenset("@/?#\\")
+
 # What the page may load, and who may show it in a frame: itself and nobody.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -92,6 +95,8 @@ class Access:
 
         The port is not compared: it may be another one, forwarded by ssh.
         """
+        if not _PARTS_OF_URLS.isdisjoint(host):
+            return False
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from asyncpool._core.base.pool_messages import ERROR_LINE, LINE
@@ -24,7 +25,9 @@ _LINES = frozenset((LINE.id, ERROR_LINE.id))
 
 def is_printed(record: logging.LogRecord) -> bool:
     """Tell whether a record is a line that a worker has printed."""
-    return getattr(record, "message_id", None) in _LINES
+    is_line = getattr(record, "message_id", None) in _LINES
+    # The code of an application may have made up the id, in this process too.
+    return is_line and isinstance(record.args, Mapping) and "line" in record.args
 
 
 class TextFormat(logging.Formatter):
@@ -65,7 +68,8 @@ class JsonFormat(logging.Formatter):
             "logger": record.name,
         }
         if is_printed(record):
-            line = str(record.args["line"])  # type: ignore[index,call-overload]
+            assert isinstance(record.args, Mapping)
+            line = str(record.args["line"])
             if _is_object(line):
                 return line
             found["message"] = line

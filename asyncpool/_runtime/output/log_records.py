@@ -22,6 +22,7 @@ from asyncpool._runtime.channel.channel import Channel
 from asyncpool.errors import ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")
+_OURS = "asyncpool."  # how the names of the service's other loggers begin
 
 _TURN = 0.00025  # s
 _AHEAD = 64
@@ -165,7 +166,7 @@ def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
 
 
 def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
-    if entry.name == _LOGGER.name:
+    if entry.name == _LOGGER.name or entry.name.startswith(_OURS):
         # What is under this name was said by the service.  A pool in a worker says it too, and
         # so may a worker that lies.
         entry = entry._replace(name=JOB_LOGGER)
@@ -211,6 +212,9 @@ def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
         # A job's own logger may have set the same field.
         if (given := entry.fields[name]) != ours[name]:
             vars(record)[f"extra_{name}"] = given
+    # Filters and alerts take it for the service's word.
+    if "message_id" in entry.fields:
+        vars(record)["extra_message_id"] = vars(record).pop("message_id")
     entry = _harmless(entry)
     path = PurePath(entry.path)
     age = record.created - entry.created
