@@ -1,0 +1,6 @@
+# What the tests use.
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+def offload(function: Callable[..., Any]) -> Awaitable[Any]: ...
