@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -226,3 +228,19 @@ def test_each_plot_has_the_peers_beside_us(tmp_path: Path) -> None:
         assert sorted(panels[title]) == sorted(map(label, rows)), title
         assert label(OURS) in panels[title]
         assert len(panels[title]) > 3, "peers"
+
+
+def test_the_simulated_cluster_ends_its_jobs_and_draws_how(tmp_path: Path) -> None:
+    path = tmp_path / "curves.svg"
+    printed = run(
+        *("-m", "benchmarks.simulated_cluster", "--agents", "20", "--jobs", "5000"),
+        *("--losses", "20", "--credits", "16", "32", "--picture", str(path)),
+    )
+    lines = printed.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["credits 16", "credits 32"]
+    for line in lines:
+        lost, again = re.findall(r"(\d+) nodes lost, (\d+) jobs begun again", line)[0]
+        assert int(lost) > 0
+        assert int(again) > 0
+    drawing = ET.fromstring(path.read_text())
+    assert len(drawing.findall("{http://www.w3.org/2000/svg}polyline")) == 2

@@ -1,0 +1,327 @@
+"""A thousand agents and one client, by the pure core under a virtual clock.
+
+``python -m benchmarks.simulated_cluster --jobs 1000000 --picture docs/img/simulated-cluster.svg``
+
+What decides is the code of the package: ClientJobs, AgentJobs, Lookahead, ReliableLink and
+SignsOfLife, with packed batches.  What is imagined is the time: the network's, the jobs', and
+the lives of the nodes.  Only the client's own work is measured by a real clock; it takes no virtual time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import random
+import resource
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asyncpool._core.remote.agent_jobs import AgentJobs, Lookahead
+from asyncpool._core.remote.client_jobs import ClientJobs
+from asyncpool._core.remote.reliable_link import Batch, ReliableLink
+from asyncpool._core.remote.remote_messages import (
+    Kind,
+    Message,
+    pack_end,
+    pack_numbers,
+    unpack_numbers,
+)
+from asyncpool._core.remote.suspicion import SignsOfLife, Trust
+from asyncpool.enums import Delivery
+
+_MICRO = 1e6
+_LEASE, _PATIENCE, _BEAT = 60.0, 90.0, 7.5  # seconds
+_LONGEST = 60.0  # seconds that a job may take
+_BACK_AFTER = 120.0  # seconds until a lost node has a successor
+_PAYLOAD = bytes(100)
+
+
+class World:
+    """The virtual time, and what happens next."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._order = itertools.count()
+        self._next: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
+
+    def later(self, seconds: float, what: Callable[..., Any], *args: Any) -> None:
+        heapq.heappush(self._next, (self.now + seconds, next(self._order), what, args))
+
+    def run(self, until: Callable[[], bool]) -> None:
+        while not until():
+            self.now, _, what, args = heapq.heappop(self._next)
+            what(*args)
+
+
+@dataclass
+class Figures:
+    """What a run has shown."""
+
+    batches: int = 0
+    bytes: int = 0
+    cpu: float = 0.0
+    lost: int = 0
+    again: int = 0
+    busy: float = 0.0
+    workers: int = 0
+    memory: float = 0.0
+    seconds: float = 0.0
+    curve: list[float] = field(default_factory=list)
+
+    def idle(self, lanes: int) -> float:
+        return 1 - self.busy / (lanes * self.seconds)
+
+
+class Agent:
+    """A node: an agent whose pool takes as long as the jobs say."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self.cluster, self.number = cluster, number
+        self.alive = True
+        self.jobs = AgentJobs(credits=cluster.credits, most_clients=1, lease=_LEASE)
+        session = self.jobs.open(cluster.world.now)
+        assert session is not None
+        self.session = session
+        self.link = ReliableLink(session)
+        self._ahead = Lookahead()
+        self._queue: deque[int] = deque()
+        self._busy = 0
+
+    def on_bytes(self, data: bytes) -> None:
+        if not self.alive:
+            return
+        batch, now = Batch.unpack(data), self.cluster.world.now
+        self.jobs.heard(self.session, batch.echo / _MICRO)
+        for packed in self.link.receive(batch):
+            self.jobs.accept(self.session, Message.unpack(packed).job, 0)
+        known = self.link.acknowledged
+        self._queue += self.jobs.may_begin(self.session, known, now)
+        self._turn()
+
+    def _turn(self) -> None:
+        now, lanes = self.cluster.world.now, self.cluster.lanes
+        while self._queue and self._busy < lanes:
+            job = self._queue.popleft()
+            self._busy += 1
+            self.cluster.count(1)
+            self.cluster.world.later(self.cluster.durations[job], self._ended, job)
+        if self.jobs.waiting:
+            room = self._ahead.room(len(self._queue), lanes, self.jobs.pending)
+            released = [job for _, job in self.jobs.release(room, now)]
+            self._ahead.released(room, len(released))
+            if released:
+                told = Message(Kind.BEGAN, payload=pack_numbers(released))
+                self.jobs.told(self.session, released, self.link.put(told.pack()))
+        if self.link.unsent or self.link.owes:
+            self.send()
+
+    def _ended(self, job: int) -> None:
+        if not self.alive:
+            return
+        self._busy -= 1
+        self.cluster.count(-1)
+        self.jobs.ended(self.session, job)
+        self.link.put(pack_end(Kind.VALUE, job, _PAYLOAD))
+        self._turn()
+
+    def send(self) -> None:
+        data = self.link.next_batch(int(self.cluster.world.now * _MICRO)).pack()
+        self.cluster.carry(self.cluster.on_bytes, self.number, data)
+
+    def die(self) -> None:
+        self.alive = False
+        self.cluster.count(-self._busy)
+
+
+class Cluster:
+    """The client, and all that it has."""
+
+    def __init__(self, args: argparse.Namespace, agent_credits: int) -> None:
+        self.world, self.figures = World(), Figures()
+        self.lanes, self.credits, self.total = args.lanes, agent_credits, args.jobs
+        self._chance = random.Random(args.seed)
+        self.durations = array(
+            "d",
+            (
+                min(self._chance.lognormvariate(0.7, 1.5), _LONGEST)
+                for _ in range(self.total)
+            ),
+        )
+        self._jobs = ClientJobs()
+        self._agents: dict[int, Agent] = {}
+        self._links: dict[int, ReliableLink] = {}
+        self._signs: dict[int, SignsOfLife] = {}
+        self._numbers = itertools.count()
+        self._deaths = args.losses / 3600
+        self._done = 0
+        self._running, self._since = 0, 0.0
+        self._agents_at_first = args.agents
+
+    def run(self) -> Figures:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        begin = time.perf_counter()
+        for job in range(self.total):
+            self._jobs.submit(job, key=None, priority=0)
+        self.figures.cpu += time.perf_counter() - begin
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self.figures.memory = 1024 * (after - before) / self.total
+        for _ in range(self._agents_at_first):
+            self._join()
+        self._watch()
+        self.world.run(lambda: self._done == self.total)
+        self.count(0)
+        self.figures.seconds = self.world.now
+        return self.figures
+
+    def count(self, change: int) -> None:
+        now = self.world.now
+        self.figures.busy += self._running * (now - self._since)
+        self._running, self._since = self._running + change, now
+
+    def carry(self, to: Callable[..., Any], *args: Any) -> None:
+        self.figures.batches += 1
+        self.figures.bytes += len(args[-1])
+        # In order, as a carrier brings them: a constant latency.
+        self.world.later(0.0005, to, *args)
+
+    def on_bytes(self, number: int, data: bytes) -> None:
+        begin = time.perf_counter()
+        link = self._links.get(number)
+        if link is not None:
+            self._read(number, link, data)
+        self.figures.cpu += time.perf_counter() - begin
+
+    def _read(self, number: int, link: ReliableLink, data: bytes) -> None:
+        self._signs[number].heard(self.world.now)
+        for packed in link.receive(Batch.unpack(data)):
+            message = Message.unpack(packed)
+            if message.kind is Kind.BEGAN:
+                self._jobs.began(number, unpack_numbers(message.payload))
+                link.owe()
+            elif self._jobs.ended(number, message.job):
+                self._done += 1
+        self._give(number, self._jobs.trust(number) or self._jobs.refill(number))
+
+    def _give(self, number: int, jobs: list[int]) -> None:
+        link = self._links[number]
+        for job in jobs:
+            link.put(Message(Kind.JOB, job, payload=_PAYLOAD).pack())
+        if link.unsent or link.owes:
+            self._send(number)
+
+    def _send(self, number: int) -> None:
+        data = self._links[number].next_batch().pack()
+        self.carry(self._agents[number].on_bytes, data)
+
+    def _join(self) -> None:
+        number, now = next(self._numbers), self.world.now
+        agent = self._agents[number] = Agent(self, number)
+        self._links[number] = link = ReliableLink(agent.session)
+        link.echo = int(now * _MICRO)
+        self._signs[number] = SignsOfLife(lease=_LEASE, patience=_PATIENCE, now=now)
+        self.world.later(self._chance.expovariate(self._deaths), self._die, agent)
+        self._give(number, self._jobs.join(number, self.credits))
+
+    def _die(self, agent: Agent) -> None:
+        self.figures.lost += 1
+        agent.die()
+        self.world.later(_BACK_AFTER, self._join)
+
+    def _watch(self) -> None:
+        """Send beats both ways, and look who was not heard."""
+        self.figures.curve.append(self._running / (self.lanes * self._agents_at_first))
+        begin = time.perf_counter()
+        for number in [*self._agents]:
+            trust = self._signs[number].trust(self.world.now)
+            if trust is Trust.LOST:
+                self._lose(number)
+            elif trust is Trust.SUSPECTED:
+                self._jobs.suspect(number)
+            else:
+                self._send(number)
+        self.figures.cpu += time.perf_counter() - begin
+        for agent in self._agents.values():
+            if agent.alive:
+                agent.send()
+        self.world.later(_BEAT, self._watch)
+
+    def _lose(self, number: int) -> None:
+        losses, placed = self._jobs.lose(number)
+        del self._agents[number], self._links[number], self._signs[number]
+        for loss in losses:
+            if loss.delivery is Delivery.STARTED:
+                self.figures.again += 1
+                placed += self._jobs.again(loss.job, key=None)
+        for other, job in placed:
+            self._give(other, [job])
+
+
+def picture(curves: dict[int, list[float]], path: Path) -> None:
+    """Draw which share of the workers was busy, for each number of credits."""
+    longest = max(map(len, curves.values()))
+    colours = ("#3366cc", "#dc3912", "#109618", "#ff9900")
+    parts = [
+        (
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 300" '
+            'font-family="sans-serif" font-size="13">'
+        ),
+        '<rect width="720" height="300" fill="white"/>',
+        '<path d="M50 20V250H700" fill="none" stroke="#555"/>',
+        '<text x="6" y="26">100 %</text><text x="22" y="254">0 %</text>',
+        f'<text x="560" y="270">{longest * _BEAT:.0f} seconds</text>',
+        '<text x="50" y="14">share of the workers that run a job</text>',
+    ]
+    for place, (agent_credits, curve) in enumerate(curves.items()):
+        points = " ".join(
+            f"{50 + 640 * at / longest:.1f},{250 - 230 * share:.1f}"
+            for at, share in enumerate(curve)
+        )
+        colour, left = colours[place % len(colours)], 50 + 140 * place
+        parts += [
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>',
+            f'<text x="{left}" y="292" fill="{colour}">{agent_credits} credits</text>',
+        ]
+    path.write_text("\n".join([*parts, "</svg>"]) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=100_000)
+    parser.add_argument("--agents", type=int, default=1000)
+    parser.add_argument("--lanes", type=int, default=16)
+    parser.add_argument("--credits", type=int, nargs="+", default=[32, 1024])
+    parser.add_argument("--losses", type=float, default=0.01, help="of a node, an hour")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--picture", type=Path)
+    args = parser.parse_args()
+    curves: dict[int, list[float]] = {}
+    for agent_credits in args.credits:
+        cluster = Cluster(args, agent_credits)
+        begin = time.perf_counter()
+        figures = cluster.run()
+        curves[agent_credits] = figures.curve
+        lanes = args.agents * args.lanes
+        least = sum(cluster.durations) / lanes
+        print(
+            f"credits {agent_credits}: {figures.seconds:.0f} s, at least {least:.0f}; "
+            f"idle {figures.idle(lanes):.1%}; "
+            f"client {1e6 * figures.cpu / args.jobs:.1f} us, "
+            f"{figures.batches / args.jobs:.2f} batches and "
+            f"{figures.bytes / args.jobs:.0f} bytes sent, "
+            f"{figures.memory:.0f} bytes kept a job; "
+            f"{figures.lost} nodes lost, {figures.again} jobs begun again "
+            f"({time.perf_counter() - begin:.0f} s)",
+            flush=True,
+        )
+    if args.picture:
+        picture(curves, args.picture)
+
+
+if __name__ == "__main__":
+    main()
