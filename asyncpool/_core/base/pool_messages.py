@@ -283,6 +283,12 @@ CONTROL_REFUSED = LogMessage(
     "the control socket has refused user %(uid)d",
     "uid",
 )
+NODE_REFUSED = LogMessage(
+    "node-refused",
+    WARNING,
+    "there is no agent on the node %(node)s: %(why)s",
+    "node",
+)
 CLIENT_REFUSED = LogMessage(
     "client-refused",
     WARNING,

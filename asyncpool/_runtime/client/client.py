@@ -58,6 +58,7 @@ class Client:
         threads: Pickle and copy large objects.
         draining: What keeps it open.
         leases: The holders of leases; submits jobs that have one.
+        title: As above.
         hub: As above.
     """
 
@@ -74,7 +75,8 @@ class Client:
         max_queued: int | None,
         hub: PoolHub,
     ) -> None:
-        self._title, self._data = title, data
+        self.title, self._data = title, data
+        self._listens = False
         self._loop = asyncio.get_running_loop()
         self.hub = hub
         self._left = False
@@ -113,7 +115,7 @@ class Client:
 
     def check_home(self) -> None:
         """Check that this is the client's event loop."""
-        check_home(self._loop, self._title)
+        check_home(self._loop, self.title)
 
     def hold(self, hold: Any, /) -> None:
         """Let *hold* keep the client open."""
@@ -143,16 +145,16 @@ class Client:
         call = packed_call(known.serializer, function, known.number)
         return known.name, known.payload, call
 
-    def usual_node(self) -> Node:
-        """Return an agent.
+    def usual_nodes(self) -> list[Node]:
+        """Return the agents.
 
         Raises:
             PoolClosedError: If there is none, or the client is closed.
         """
-        node = self.nodes.first
-        if node is None or self.draining.closed:
-            raise no_agent()
-        return node
+        nodes = [*self.nodes]
+        if not nodes or self.draining.closed:
+            raise no_agent(self.title)
+        return nodes
 
     # What jobs need of their owner.
 
@@ -193,17 +195,25 @@ class Client:
 
     # What is asked about the pool.
 
-    async def ask(self, what: str, payload: bytes = b"", **details: Any) -> Any:
-        """Ask the agent, and return its answer; see :meth:`Questions.ask`."""
+    async def ask(
+        self, what: str, payload: bytes = b"", *, at: Node | None = None, **details: Any
+    ) -> Any:
+        """Ask the agent *at* hand, or the first one; see :meth:`Questions.ask`."""
         self.check_home()
-        node = self.nodes.first
+        node = at or self.nodes.first
         if node is None:
-            raise no_agent()
+            raise no_agent(self.title)
         return await self._questions.ask(node, what, payload, **details)
 
     def listen(self) -> None:
         """Have the agents tell of events."""
+        self._listens = True
         for node in self.nodes:
+            self._questions.send(node, "events")
+
+    def on_join(self, node: Node) -> None:
+        """Hear that there is another agent."""
+        if self._listens:
             self._questions.send(node, "events")
 
     async def broadcast(
@@ -213,15 +223,21 @@ class Client:
         kwargs: Mapping[str, Any],
         options: JobOptions,
     ) -> dict[int, Any]:
-        """Have every worker of the agent make a call; see :meth:`asyncpool.Pool.broadcast`."""
+        """Have every worker of all agents make a call; see :meth:`asyncpool.Pool.broadcast`."""
         check_broadcast(options)
         self.traffic.check(options)
         serializer = serializer_of(self._data, function, options)
         call = (function, args, kwargs)
         payload = await pack_broadcast(self.threads, self._data, call, options)
         about = Broadcast.of(0, function, b"")
-        found = await self.ask("broadcast", payload, name=about.name, line=about.line)
-        return read_broadcast(found, about.name, serializer)
+        nodes = self.usual_nodes()
+        asked = [
+            self.ask("broadcast", payload, at=node, name=about.name, line=about.line)
+            for node in nodes
+        ]
+        found = zip(nodes, await asyncio.gather(*asked), strict=True)
+        answers = [(node.first_slot, answer) for node, answer in found]
+        return read_broadcast(answers, about.name, serializer)
 
     # The end.
 
@@ -231,7 +247,7 @@ class Client:
         for job in [*self.registry.jobs.values()]:
             if self.jobs.agent_of(job.id) is None:
                 self.drop(job)
-                self.registry.fail(job, PoolClosedError("the shared pool is closed"))
+                self.registry.fail(job, PoolClosedError(f"{self.title} is closed"))
 
     async def finish(self, which: str) -> None:
         """Take no more jobs, and wait for ``"all"``, for the ``"running"`` ones or for ``"none"``.
@@ -261,7 +277,7 @@ class Client:
         self._left = True
         self.draining.close()
         self.registry.fail_all(
-            PoolClosedError("the shared pool was left before the job was done")
+            PoolClosedError(f"{self.title} was left before the job was done")
         )
         self.waits.stop()
         self.nodes.close()

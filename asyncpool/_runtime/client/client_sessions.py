@@ -53,8 +53,8 @@ class SessionOwner(Protocol):
         """Return the name of a function, its reference, and a call of it without arguments."""
         ...
 
-    def usual_node(self) -> Node:
-        """Return the agent that lends a worker."""
+    def usual_nodes(self) -> list[Node]:
+        """Return the agents that lend workers."""
         ...
 
     def hold(self, hold: Any, /) -> None:
@@ -84,6 +84,7 @@ class ClientSessions:
         self._owner = owner
         self._questions = questions
         self._lent: dict[int, _Lent] = {}
+        self._asked: list[Node] = []  # for workers, which they have not lent yet
 
     async def take(
         self,
@@ -92,11 +93,12 @@ class ClientSessions:
         options: JobOptions,
     ) -> SessionWorker:
         """Wait for a worker; see :meth:`asyncpool.Pool.worker`."""
-        node, number = self._owner.usual_node(), self._questions.next_number()
+        node, number = self._node_to_ask(), self._questions.next_number()
         hold, rebuild = SessionHold(), None
         if on_restart is not None:
             rebuild = self._rebuild(on_restart, options)
         self._owner.hold(hold)
+        self._asked.append(node)
         try:
             slot, pid = await self._questions.ask(
                 node, "session", number=number, timeout=timeout, on_restart=rebuild
@@ -104,10 +106,21 @@ class ClientSessions:
         except BaseException:
             hold.release()
             raise
-        worker = SessionWorker(number, slot, pid)
+        finally:
+            self._asked.remove(node)
+        worker = SessionWorker(number, node.first_slot + slot, pid)
         worker.hold, worker.on_restart = hold, on_restart
         self._lent[number] = _Lent(node, worker)
         return worker
+
+    def _node_to_ask(self) -> Node:
+        """Return the agent with the most workers to spare, as far as this client knows."""
+
+        def taken(node: Node) -> float:
+            lent = sum(one.node is node for one in self._lent.values())
+            return (lent + self._asked.count(node)) / max(1, node.lanes)
+
+        return min(self._owner.usual_nodes(), key=taken)
 
     def _rebuild(
         self, on_restart: Callable[[], Any], options: JobOptions
@@ -183,7 +196,7 @@ class ClientSessions:
                 raise ProtocolError(f"an agent told of a worker {other!r}")
         if lent is None:
             return []
-        worker = lent.worker
+        worker, slot = lent.worker, lent.node.first_slot + slot
         worker.slot, worker.pid, worker.gone, worker.crash = slot, pid, gone, crash
         return self._drop(lent) if gone else []
 

@@ -12,6 +12,7 @@ from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.client_jobs import MAX_CREDITS
 from asyncpool._core.remote.reliable_link import ReliableLink
 from asyncpool._core.remote.remote_messages import Kind, Message, pack_head
+from asyncpool._core.remote.slot_numbers import first_slot
 from asyncpool._core.remote.suspicion import SignsOfLife
 from asyncpool._core.wire.context import JobContext
 from asyncpool._runtime.job.job import Job
@@ -31,12 +32,16 @@ class Node:
         carrier: Brings batches there.
         about: What the agent has told about itself.
         signs: When it was heard.
+
+    Attributes:
+        first_slot: What is added to the slots of its workers, so that no other agent has them.
     """
 
     def __init__(
         self, number: int, carrier: Carrier, about: dict[str, Any], signs: SignsOfLife
     ) -> None:
         self.number = number
+        self.first_slot = first_slot(number)
         self.name = str(about["node"])
         self.lanes = int(about["lanes"])
         self.credits = min(int(about["credits"]), MAX_CREDITS)

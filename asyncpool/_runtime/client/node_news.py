@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from asyncpool._core.remote.client_jobs import ClientJobs
@@ -50,6 +51,14 @@ class NodeOwner(Protocol):
     @property
     def traffic(self) -> GoesOn:
         """What pickles large calls."""
+        ...
+
+    def drop(self, job: Job[Any]) -> None:
+        """Take a job out of the queue, or off its agent."""
+        ...
+
+    def on_join(self, node: Node) -> None:
+        """Hear that there is another agent."""
         ...
 
     def on_closing(self) -> None:
@@ -158,8 +167,10 @@ class NodeNews:
         self._client.on_closing()
 
     def _on_event(self, node: Node, message: Message) -> None:
-        del node
-        event = load_own(message.payload)
+        event: Any = load_own(message.payload)
         if not isinstance(event, Event):
             raise ProtocolError(f"an agent told of {event!r} as an event")
+        slot = getattr(event, "slot", None)
+        if node.first_slot and slot is not None:
+            event = replace(event, slot=node.first_slot + slot)
         self._client.hub.publish(event)

@@ -10,6 +10,7 @@ from typing import Any
 
 from asyncpool._core.remote.reliable_link import MAX_PIECE, Batch
 from asyncpool._core.remote.remote_messages import PLAIN, Kind, Message
+from asyncpool._core.remote.slot_numbers import SLOTS
 from asyncpool._core.remote.suspicion import SignsOfLife, Trust
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.client.loads import Loads
@@ -19,16 +20,16 @@ from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.carrier import Carrier, beat_every, node_timeout
 from asyncpool.enums import Delivery
-from asyncpool.errors import PoolClosedError, ProtocolError
+from asyncpool.errors import AsyncPoolError, PoolClosedError, ProtocolError
 
 # So many jobs go out in the middle of a turn of the loop: whoever submits thousands in one turn
 # has the agent begin meanwhile.
 _AT_ONCE = 64
 
 
-def no_agent() -> PoolClosedError:
-    """Return the error of whoever comes too late."""
-    return PoolClosedError("the shared pool is closed, or its agent is gone")
+def no_agent(title: str) -> PoolClosedError:
+    """Return the error of whoever comes too late; *title* is what errors call the pool."""
+    return PoolClosedError(f"{title} is closed, or its agent is gone")
 
 
 class Nodes:
@@ -38,11 +39,15 @@ class Nodes:
         client: The client.
         questions: Hear of answers.
         patience: Seconds after which an agent is lost that is not heard.
+
+    Attributes:
+        expected: Whether jobs wait for another agent if there is none.
     """
 
     def __init__(
         self, client: NodeOwner, questions: Questions, patience: float | None
     ) -> None:
+        self.expected = False
         self._client = client
         self._jobs, self._registry = client.jobs, client.registry
         self._questions = questions
@@ -63,13 +68,17 @@ class Nodes:
 
     @property
     def any(self) -> bool:
-        """Whether there is an agent."""
-        return bool(self._nodes)
+        """Whether there is an agent, or one may come."""
+        return bool(self._nodes) or self.expected
 
     @property
     def first(self) -> Node | None:
         """The agent that is asked about the pool."""
         return next(iter(self._nodes.values()), None)
+
+    def with_slot(self, slot: int) -> Node | None:
+        """Return the agent whose worker may have that slot."""
+        return next((one for one in self if 0 <= slot - one.first_slot < SLOTS), None)
 
     def of(self, job: int) -> Node | None:
         """Return the agent that has *job*, if any has."""
@@ -110,7 +119,18 @@ class Nodes:
         carrier.on_gone = partial(self._lose, node)
         self._beat_every = min(self._beat_every, beat_every(lease))
         self._beat.set_by(now + self._beat_every)
+        self._client.on_join(node)
         self.send(number, self._jobs.join(number, node.credits))
+
+    def give_up(self, error: AsyncPoolError) -> None:
+        """Expect no other agent; if there is none, all jobs fail with *error*."""
+        self.expected = False
+        if not self._nodes:
+            for job in [*self._registry.jobs.values()]:
+                self._client.drop(job)
+                self._registry.fail(job, error)
+            self._client.draining.look()
+            self._turned.set()
 
     def close(self) -> None:
         """Leave the agents."""
@@ -140,7 +160,7 @@ class Nodes:
                 self._on_loss(job, node, silence, loss.delivery)
         for other, number in pairs:
             self.send(other, [number])
-        if not self._nodes:  # no other can come: a shared pool has one
+        if not self.any:
             for job in [*self._registry.jobs.values()]:
                 self._client.ends.fail_lost(job, node, silence, Delivery.NEVER_SENT)
         self._registry.leases.worker_gone(node.number)
@@ -154,14 +174,14 @@ class Nodes:
         self._client.waits.forget(job.id)
         ends, bound = self._client.ends, job._options.bound is not None
         if delivery is Delivery.STARTED:
-            if ends.lost_attempt(job, node, silence) and self._nodes:
+            if ends.lost_attempt(job, node, silence) and self.any:
                 for other, number in self._jobs.again(job.id, key=job._options.key):
                     self.send(other, [number])
                 return
         else:
             if not self._loads.give_up(job.id):
                 self._registry.unassign(job)
-            if self._nodes and not bound:
+            if self.any and not bound:
                 return  # another agent gets it
         ends.fail_lost(job, node, silence, delivery)
 

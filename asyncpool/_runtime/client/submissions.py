@@ -39,6 +39,7 @@ class Submitter(JobOwner, Protocol):
     waits: JobWaits
     nodes: Nodes
     threads: Threads
+    title: str
 
     def check_home(self) -> None:
         """Check that this is the client's event loop."""
@@ -120,7 +121,7 @@ class Submissions:
             options.hold and options.hold.held
         )
         if closed or not self._client.nodes.any:
-            raise no_agent()
+            raise no_agent(self._client.title)
         if self._is_full() and options.bound is None:
             if options.hold is None:
                 self._client.registry.figures.refused += 1

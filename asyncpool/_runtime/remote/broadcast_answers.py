@@ -25,21 +25,28 @@ def pack_failure(error: BroadcastError) -> tuple[Any, Any]:
     return pack_results(error.results), errors
 
 
-def read_broadcast(answer: object, name: str, serializer: Serializer) -> dict[int, Any]:
-    """Return the result of each worker, by slot.
+def read_broadcast(
+    answers: list[tuple[int, object]], name: str, serializer: Serializer
+) -> dict[int, Any]:
+    """Return the result of each worker, by slot, of several agents, each with its first slot.
 
     Raises:
         BroadcastError: If some of them have failed.
         ProtocolError: If the answer is none.
     """
-    match answer:
-        case (dict() as results, dict() as errors):
-            values = {slot: _value(serializer, it) for slot, it in results.items()}
-        case _:
-            raise ProtocolError(f"an agent answered a broadcast with {answer!r}")
-    if not errors:
+    values: dict[int, Any] = {}
+    failed: dict[int, BaseException] = {}
+    for first, answer in answers:
+        match answer:
+            case (dict() as results, dict() as errors):
+                for slot, it in results.items():
+                    values[first + slot] = _value(serializer, it)
+                for slot, it in errors.items():
+                    failed[first + slot] = _error(serializer, it)
+            case _:
+                raise ProtocolError(f"an agent answered a broadcast with {answer!r}")
+    if not failed:
         return values
-    failed = {slot: _error(serializer, it) for slot, it in errors.items()}
     raise BroadcastError(name, results=values, errors=failed)
 
 

@@ -1,0 +1,78 @@
+"""The actor that has the pool of a node: Ray starts one on each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from asyncpool import __version__
+from asyncpool._core.remote.own_objects import pack_own
+from asyncpool._runtime.agent.agent import Agent
+from asyncpool.errors import AsyncPoolError
+from asyncpool.pool import Pool
+from asyncpool.ray._agent_end import AgentEnd, Answer
+
+
+class NodeAgent:
+    """The pool of one node, and the agent that lets the client use it.
+
+    Ray calls its methods in one event loop.
+
+    Args:
+        name: What the client calls the node.
+        workers: How many workers its pool has.
+        options: The other options of the pool.
+        lease: For how many seconds it works for a client that it does not hear.
+    """
+
+    def __init__(
+        self, name: str, workers: int, options: Mapping[str, Any], lease: float
+    ) -> None:
+        self._name, self._lease = f"{name}/{os.getpid()}", lease
+        self._pool = Pool(workers, **options)
+        self._end = AgentEnd()
+        self._agent: Agent | None = None
+
+    async def start(self, hello: bytes) -> tuple[bool, bytes]:
+        """Start the pool and begin a session with the client.
+
+        Returns:
+            Whether that went well, and the greeting, or the error.
+        """
+        try:
+            await self._pool.start()
+        except AsyncPoolError as error:
+            return False, pack_own(error)
+        supervisor = self._pool._running_supervisor()  # noqa: SLF001 - as PoolServer
+        self._agent = Agent(
+            self._pool,
+            supervisor,
+            self._name,
+            __version__,
+            most_clients=1,
+            lease=self._lease,
+        )
+        self._agent.welcome(self._end, hello)
+        return True, self._end.greeting()
+
+    async def exchange(self, number: int, *pieces: bytes) -> Answer | None:
+        """Hear what the client says, and return what there is to say to it.
+
+        Args:
+            number: Which of the client's calls it is, counting from 1.
+            pieces: What it says.
+
+        Returns:
+            When there is something to say, or the client calls again; ``None`` if the session
+            is over.
+        """
+        return await self._end.exchange(number, pieces)
+
+    async def stop(self) -> None:
+        """End the session and the pool; all jobs end."""
+        if self._agent is not None:
+            self._agent.close()
+        await self._pool.close(finish="none", timeout=0)
+        await asyncio.sleep(0)

@@ -1,0 +1,183 @@
+"""A pool over the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from asyncpool._core.base.validation import TEXT, check_type
+from asyncpool._core.codec.codec import Codec
+from asyncpool._core.codec.data_only import DataOnly
+from asyncpool._core.codec.formats import format_of
+from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._runtime.base.arguments import check_int, check_seconds
+from asyncpool._runtime.client.client import Client
+from asyncpool._runtime.options.pool_options import pool_options
+from asyncpool.pool import Pool as LocalPool
+from asyncpool.ray._engine import Engine
+from asyncpool.ray._node_orders import NodeOrders
+from asyncpool.ray._placement import Placement, Plan
+from asyncpool.sharedpool._remote_pool import RemotePool
+
+# For how much longer the client waits for an agent than that works for a client.
+_PATIENCE = 1.5
+
+# What the client decides about each job, and not the pool of a node.
+_OF_JOBS = frozenset(
+    ("timeout", "queue_timeout", "heartbeat_timeout", "on_cancel", "cancel_grace")
+)
+
+
+class Pool(NodeOrders, RemotePool):
+    """A pool whose workers are on the nodes of a Ray cluster, for ``async with``.
+
+    It has one *agent* on each node, which Ray starts as an actor, and which has a pool of workers
+    there.  Jobs go to agents in batches.  Nodes that come later get an agent, and a node that goes
+    costs what its agent had begun.
+
+    It has the calls of a :class:`asyncpool.Pool`: ``submit``, ``map``, ``stream``, ``broadcast``,
+    ``worker``, ``options`` and so on.  What is about the pool as a whole, such as ``stats`` and
+    ``resize``, has to be awaited.
+
+    Args: Cluster
+        address: Where the cluster is, as :func:`ray.init` takes it: ``"auto"``, or the host and
+            the port of its head.  ``None`` for a cluster on this machine that ends with this
+            process.  It is not used if this process is connected to Ray already.
+        nodes: On how many nodes there are workers at the most; ``None`` for all.
+        workers_per_node: How many workers each node has; ``None`` for as many as Ray has CPUs there.
+            Nodes without a CPU have none then.
+        resources: What Ray sets aside for the workers of each node, by Ray's names, such as
+            ``{"CPU": 4, "GPU": 1}``.  By default a CPU for each worker.
+        start_timeout: Seconds until the first agent must be ready.
+        node_timeout: Seconds without a sign of life after which an agent is lost, and with it
+            the jobs that it has begun (:exc:`asyncpool.NodeLostError`).  An agent gives the
+            jobs of a client up that it has not heard for two thirds of that.
+
+    Args: Jobs
+        max_queued: How many jobs may wait with the client; ``None`` for no bound.
+        codec: As in :class:`asyncpool.Pool`, and so are *functions* and *errors*.
+        functions: Likewise.
+        errors: Likewise.
+        **options: The options of the pools of nodes, as :class:`asyncpool.Pool` takes them, such as
+            *preload*, *initializer* and *worker_limits*; but no default for what :meth:`options`
+            sets for each job.
+
+    Raises:
+        ValueError: If an argument is out of range, or *address* one of Ray's client (``ray://``).
+        TypeError: If an argument is of the wrong type, or there is no such option.
+        ImportError: If the package of *codec* is not installed.
+    """
+
+    def __init__(
+        self,
+        address: str | None = "auto",
+        *,
+        nodes: int | None = None,
+        workers_per_node: int | None = None,
+        resources: Mapping[str, float] | None = None,
+        start_timeout: float = 60.0,
+        node_timeout: float = 60.0,
+        max_queued: int | None = None,
+        codec: Literal["json", "msgspec"] | Codec | None = None,
+        functions: Iterable[Any] | None = None,
+        errors: Iterable[type[BaseException]] = (),
+        **options: Any,
+    ) -> None:
+        if address is not None:
+            _check_address(address)
+        for name, count in (
+            ("nodes", nodes),
+            ("workers_per_node", workers_per_node),
+            ("max_queued", max_queued),
+        ):
+            if count is not None:
+                check_int(name, count, at_least=1)
+        check_seconds("start_timeout", start_timeout)
+        check_seconds("node_timeout", node_timeout)
+        data = None
+        if codec is not None:
+            data = DataOnly(format_of(codec), functions, errors)
+            options |= {"codec": codec, "functions": functions, "errors": errors}
+        _check_options(options)
+        super().__init__(
+            "the Ray pool",
+            node_timeout=node_timeout,
+            max_queued=max_queued,
+            options=JobOptions(codec=None if data is None else data.how),
+            data=data,
+        )
+        self._engine = Engine(address)
+        self._plan = Plan(
+            nodes=nodes,
+            workers=workers_per_node,
+            resources=None if resources is None else dict(resources),
+            options=options,
+            codec=self._codec,
+            lease=node_timeout / _PATIENCE,
+        )
+        self._address = address
+        self._start_timeout = start_timeout
+        self._placement: Placement | None = None
+
+    @property
+    def name(self) -> str:
+        """What logs call it: where its cluster is."""
+        return f"ray:{self._address or 'local'}"
+
+    async def start(self) -> None:
+        """Connect to the cluster, and wait until one agent is ready.
+
+        Raises:
+            ModuleNotFoundError: If Ray is not installed.
+            OSError: If nobody is at the address; a ConnectionError if there is no cluster, or it
+                has no node with a CPU.
+            ProtocolError: If all agents have another version of asyncpool or Python.
+            PoolBrokenError: If no agent can start workers.
+            TimeoutError: If no agent is ready after *start_timeout*.
+            RuntimeError: If it was started before.
+
+        Cancellation:
+            Safe: nothing is left on the nodes.
+        """
+        await self._start()
+
+    async def _reach(self, client: Client) -> None:
+        placement = self._placement = Placement(client, self._engine, self._plan)
+        await placement.connect()
+        seconds = self._start_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                await placement.start()
+        except TimeoutError:
+            raise TimeoutError(
+                f"no agent of the Ray pool is ready after {seconds:g} s: Ray may have no "
+                "resources left for one"
+            ) from None
+
+    async def _leave(self) -> None:
+        if self._placement is not None:
+            await self._placement.close()
+
+
+def _check_address(address: object) -> None:
+    check_type("address", address, TEXT)
+    if str(address).startswith("ray://"):
+        raise ValueError(
+            "address must be that of the cluster's head, and not one of Ray's client: "
+            f"{address!r}"
+        )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Check what the pools of nodes are made with, here and not on a node."""
+    wrong = _OF_JOBS & options.keys()
+    if wrong:
+        raise TypeError(
+            f"{', '.join(sorted(wrong))}: each job has its own, see options()"
+        )
+    # Not LocalPool(): that looks at the main module, which workers elsewhere cannot import.
+    given = inspect.signature(LocalPool).bind(1, **options)
+    given.apply_defaults()
+    pool_options(given.arguments)

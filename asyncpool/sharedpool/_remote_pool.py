@@ -1,0 +1,192 @@
+"""A pool whose workers belong to agents in other processes: what callers have of it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack, cast
+
+from asyncpool._api.caller import Caller
+from asyncpool._api.listened import JobsListened
+from asyncpool._core.codec.data_only import DataOnly
+from asyncpool._core.policies.job_options import JobOptions, Options
+from asyncpool._runtime.base.arguments import check_choice, check_timeout, not_callable
+from asyncpool._runtime.base.event_loop import check_home
+from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._runtime.client.client import Client
+from asyncpool._runtime.options.job_options import changed
+from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool.boundpool import BoundPool
+from asyncpool.errors import PoolClosedError
+from asyncpool.events import CloseSummary
+from asyncpool.sharedpool._orders import Orders
+
+
+class _Life:
+    """The hub of a client, before, during and after its time."""
+
+    def __init__(self, title: str) -> None:
+        self.hub = PoolHub()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.listened = False
+        self._title = title
+
+    def check_loop(self) -> None:
+        """Check that the client's loop runs."""
+        check_home(self.loop, self._title)
+
+
+class RemotePool(Orders, JobsListened, Caller):
+    """A pool whose workers belong to agents; see :class:`SharedPool`.
+
+    Args:
+        title: What errors call it.
+        node_timeout: Seconds after which an agent is lost that is not heard.
+        max_queued: How many jobs may wait for an agent.
+        options: Those of its jobs.
+        data: What calls may be, if the pool is data only.
+    """
+
+    _life: _Life
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        node_timeout: float | None,
+        max_queued: int | None,
+        options: JobOptions,
+        data: DataOnly | None,
+    ) -> None:
+        self._title = title
+        self._node_timeout = node_timeout
+        self._max_queued = max_queued
+        self._options = options
+        self._data = data
+        self._life = _Life(title)
+        self._client: Client | None = None
+
+    def options(self, **changes: Unpack[Options]) -> BoundPool:
+        """Return a view of the pool whose jobs have these options; see :meth:`Pool.options`."""
+        return BoundPool(self, changed(self._options, changes))
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Reach the agents."""
+
+    @abstractmethod
+    async def _reach(self, client: Client) -> None:
+        """Have *client* join at least one agent."""
+
+    async def _leave(self) -> None:
+        """Do what is left to do when the client has left the agents."""
+
+    async def _start(self) -> None:
+        if self._client is not None:
+            raise RuntimeError(
+                f"{self._title} can be started only once: ask for another"
+            )
+        self._life.loop = asyncio.get_running_loop()
+        hub = self._life.hub
+        client = Client(
+            self._title, self._node_timeout, self._data, self._max_queued, hub
+        )
+        if self._life.listened:
+            client.listen()
+        try:
+            await self._reach(client)
+        except BaseException:
+            await self._end(client)
+            raise
+        self._client = client
+
+    @property
+    def _codec(self) -> str:
+        return "pickle" if self._data is None else self._data.how.name
+
+    async def close(
+        self,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - it bounds the jobs, not the wait
+        finish: Literal["all", "running", "none"] = "all",
+    ) -> CloseSummary:
+        """Take no more jobs, finish those of this client that *finish* names, and leave the agents.
+
+        The pool of a shared agent and the jobs of other clients go on.
+
+        Args:
+            timeout: Seconds until the jobs that are left fail; ``None`` for no limit.
+            finish: Which jobs to finish: ``"all"``, only those that the pool has got
+                (``"running"``; as many as it has workers may wait there), or ``"none"``.
+
+        Returns:
+            How many jobs finished and failed meanwhile.
+
+        Raises:
+            ValueError: If an argument is out of range.
+            PoolClosedError: If it was never started.
+
+        Cancellation:
+            Fails the jobs that are left, and leaves the agents.
+        """
+        check_choice("finish", finish, ("all", "running", "none"))
+        check_timeout(timeout)
+        client = self._open()
+        client.registry.mark_close(0)
+        try:
+            async with asyncio.timeout(timeout):
+                await client.finish(finish)
+        except TimeoutError:
+            pass
+        finally:
+            await self._end(client)
+        return client.registry.summary(0)
+
+    async def _end(self, client: Client) -> None:
+        client.close()
+        try:
+            await self._leave()
+        finally:
+            await client.close_threads()
+
+    async def __aenter__(self) -> Self:
+        """Connect, see :meth:`start`."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Wait for the jobs, or give them up if an exception leaves the context; leave the agents."""
+        await self.close(finish="all" if error is None else "none")
+
+    def _open(self) -> Client:
+        if self._client is None:
+            raise PoolClosedError(f"{self._title} was not started: use 'async with'")
+        return self._client
+
+    def _running_supervisor(self) -> Supervisor:
+        # What callers, maps, streams and sessions need of a supervisor, a client has too.
+        return cast("Supervisor", self._open())
+
+    async def _broadcast(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JobOptions,
+    ) -> dict[int, Any]:
+        if not callable(fn):
+            raise not_callable("broadcast", fn)
+        return await self._open().broadcast(fn, args, kwargs, options)
+
+    def _listening(self) -> None:
+        if not self._life.listened:
+            self._life.listened = True
+            if self._client is not None:
+                self._client.listen()
