@@ -26,15 +26,18 @@ PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
 .DELETE_ON_ERROR:
 # Two installations at once into one environment would break it.
 .NOTPARALLEL:
-.PHONY: help demo test lint types docs soak fuzz unit coverage mutants format test-all bench torture bytecode clean
+.PHONY: help demo demo-cluster test lint types docs soak fuzz unit coverage mutants format test-all bench torture bytecode clean
 
 help: ## Print the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=\"options of the program\"]"
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' Makefile | expand -t 16
 
 demo: $(VENV)/.installed-demo bytecode ## Parse the whole standard library in a pool; ARGS="--chaos 0.02"
 	@$(PY) examples/stdlib_census.py $(ARGS)
+
+demo-cluster: $(VENV)/.installed-ray bytecode ## The same on three nodes of Ray, one of which is killed; ARGS="--limit 600"
+	@$(PY) examples/cluster_census.py $(ARGS)
 
 test: lint types docs soak unit ## Everything a change must pass: lint, types, the site and all tests
 
@@ -127,6 +130,7 @@ $(VENV)/.installed-test: EXTRAS := demo,test,uvloop
 $(VENV)/.installed-coverage: EXTRAS := demo,test,uvloop,coverage
 $(VENV)/.installed-bench: EXTRAS := demo,bench
 $(VENV)/.installed-docs: EXTRAS := docs
+$(VENV)/.installed-ray: EXTRAS := demo,ray
 $(VENV)/.installed-%: pyproject.toml | $(PY)
 	@echo "installing asyncpool-supervised[$(EXTRAS)] into $(VENV) ..."
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null
