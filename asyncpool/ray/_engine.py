@@ -6,7 +6,7 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 # The first Python for which there is no Ray.
@@ -102,6 +102,18 @@ class Engine:
             ) from error
         self._is_ours = True
 
+    def check_arguments(self, values: Iterable[Any]) -> None:
+        """Refuse references to objects in Ray's store, which workers could not read.
+
+        Raises:
+            TypeError: If there is one.
+        """
+        if any(isinstance(value, self._ray.ObjectRef) for value in values):
+            raise TypeError(
+                "an ObjectRef is no argument of a job, since its worker is not connected to "
+                "Ray: pass 'await ref'"
+            )
+
     def disconnect(self) -> None:
         """Disconnect, if :meth:`connect` has connected."""
         if self._is_ours:
@@ -123,10 +135,7 @@ class Engine:
         self, node: RayNode, what: type, resources: Mapping[str, float], *args: Any
     ) -> Any:
         """Have an actor of class *what* start on a node; return a handle of it."""
-        from ray.util.scheduling_strategies import (  # noqa: PLC0415 - see above
-            NodeAffinitySchedulingStrategy,
-        )
-
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
         options: dict[str, Any] = {"num_cpus": 0}
         others = dict(resources)
         for name, option in _OPTIONS.items():
@@ -136,7 +145,7 @@ class Engine:
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=_AT_ONCE,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(
+            scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(
                 node_id=node.node_id, soft=False
             ),
             resources=others,

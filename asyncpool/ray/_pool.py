@@ -146,6 +146,7 @@ class Pool(NodeOrders, RemotePool):
     async def _reach(self, client: Client) -> None:
         placement = self._placement = Placement(client, self._engine, self._plan)
         await placement.connect()
+        client.traffic.check_arguments = self._engine.check_arguments
         seconds = self._start_timeout
         try:
             async with asyncio.timeout(seconds):

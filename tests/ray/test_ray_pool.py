@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -139,3 +140,14 @@ async def test_what_a_node_cannot_import_fails_with_the_text_of_its_worker(
     monkeypatch.setitem(sys.modules, "only_here", module)
     with pytest.raises(ModuleNotFoundError, match="No module named 'only_here'"):
         await pool.submit(module.found)
+
+
+async def test_a_reference_is_refused_and_its_value_is_taken(pool: Pool) -> None:
+    import ray
+
+    reference: Any = ray.put([1, 2])
+    with pytest.raises(TypeError, match="an ObjectRef is no argument of a job"):
+        pool.submit(len, reference)
+    with pytest.raises(TypeError, match="pass 'await ref'"):
+        pool.submit(square, number=reference)
+    assert await pool.submit(len, await reference) == 2

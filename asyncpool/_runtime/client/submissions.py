@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from asyncpool._core.pickling.out_of_band import (
@@ -57,6 +57,9 @@ class Submissions:
         client: The client.
         functions: What it knows of functions.
         max_queued: How many jobs may wait for an agent; ``None`` for no bound.
+
+    Attributes:
+        check_arguments: Raises what is wrong with the arguments of a call, if it is set.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Submissions:
         self._functions, self._max_queued = functions, max_queued
         self._loop = asyncio.get_running_loop()
         self._packer = Packer(client.threads, self, ahead=_PACKED_AHEAD)
+        self.check_arguments: Callable[[Iterable[Any]], None] | None = None
 
     async def room(self) -> None:
         """Wait until jobs that wait have left the queue.
@@ -90,6 +94,8 @@ class Submissions:
         client = self._client
         client.check_home()
         self.check(options)
+        if self.check_arguments is not None:
+            self.check_arguments((*args, *kwargs.values()))
         known = self._functions.of(options).find(function, options.name, options.via)
         make = StreamJob if options.via == "stream" else Job
         job: Job[Any] = make(
