@@ -42,7 +42,7 @@ class Pool(NodeOrders, RemotePool):
     ``resize``, has to be awaited.
 
     Args: Cluster
-        address: Where the cluster is, as :func:`ray.init` takes it: ``"auto"``, or the host and
+        address: Where the cluster is, as ``ray.init`` takes it: ``"auto"``, or the host and
             the port of its head.  ``None`` for a cluster on this machine that ends with this
             process.  It is not used if this process is connected to Ray already.
         nodes: On how many nodes there are workers at the most; ``None`` for all.
