@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copyreg
 import pickle
 import traceback
 from collections.abc import Callable
@@ -239,6 +240,32 @@ def test_the_exit_code_of_a_wrapped_system_exit_is_there() -> None:
     assert isinstance(twin, JobRaisedError)
     assert isinstance(twin.exception, SystemExit)
     assert twin.exception.code == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(3),
+        FileNotFoundError(2, "no such file", "/a"),
+        StopIteration(4),
+        ImportError("no", name="it"),
+    ],
+)
+def test_fields_are_kept_where_tblib_pickles_exceptions(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does in each program that imports Dask."""
+    from tblib import pickling_support
+
+    monkeypatch.setitem(
+        copyreg.dispatch_table, type(error), pickling_support.pickle_exception
+    )
+    payload = pack_error(error, skip=0)
+    twin = load_error(payload)
+    found = twin.exception if isinstance(twin, JobRaisedError) else twin
+    assert type(found) is type(error)
+    for name in ("code", "value", "errno", "filename", "name"):
+        assert getattr(found, name, None) == getattr(error, name, None)
 
 
 def failing_job() -> float:

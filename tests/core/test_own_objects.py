@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import pickle
 
@@ -19,6 +20,18 @@ def test_errors_and_figures_arrive() -> None:
     assert error.max_queued == 3
     stats = PoolStats(state=RunState.NEW, workers=2)
     assert load_own(pack_own({"stats": stats})) == {"stats": stats}
+
+
+def test_what_others_have_registered_for_exceptions_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dask imports tblib, which registers reducers of its own."""
+    monkeypatch.setitem(
+        copyreg.dispatch_table, PoolFullError, lambda _: (ValueError, ("other",))
+    )
+    error = PoolFullError(waiting=3, max_queued=3)
+    assert isinstance(pickle.loads(pickle.dumps(error)), ValueError)
+    assert isinstance(load_own(pack_own(error)), PoolFullError)
 
 
 @pytest.mark.parametrize("value", [os.system, PoolFullError.__init__, pickle.loads])

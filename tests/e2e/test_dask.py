@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copyreg
 import logging
 import os
 import signal
@@ -13,13 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from dask import annotate
-from distributed import Client, LocalCluster, WorkerPlugin
-from distributed.utils import offload
 
 from asyncpool import WorkerCrashedError
 from asyncpool.dask import pool_plugin
 from tests.helpers import jobs
+from tests.helpers.dask_names import (
+    Client,
+    LocalCluster,
+    WorkerPlugin,
+    annotate,
+    offload,
+)
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, start_script
 
@@ -38,6 +43,15 @@ def _thread_that_stays() -> None:
     asyncio.run(nothing())
 
 
+@pytest.fixture(autouse=True)
+def _reducers_as_before() -> Generator[None]:
+    """Undo what Dask does with tblib whenever a task fails."""
+    before = dict(copyreg.dispatch_table)
+    yield
+    copyreg.dispatch_table.clear()
+    copyreg.dispatch_table.update(before)
+
+
 @contextmanager
 def client_of_cluster(plugin: WorkerPlugin) -> Generator[Client]:
     """Yield the client of a Dask worker in this process, with *plugin*."""
@@ -46,7 +60,7 @@ def client_of_cluster(plugin: WorkerPlugin) -> Generator[Client]:
             n_workers=1,
             threads_per_worker=2,
             processes=False,
-            dashboard_address=None,
+            dashboard_address=":0",
             silence_logs=logging.CRITICAL,
         ) as cluster,
         Client(cluster) as client,
@@ -130,7 +144,7 @@ def test_under_a_nanny_a_dask_worker_survives_its_task_and_all_ends(
         if __name__ == "__main__":
             os.mkfifo("begun")
             cluster = LocalCluster(
-                n_workers=1, threads_per_worker=2, dashboard_address=None,
+                n_workers=1, threads_per_worker=2, dashboard_address=":0",
                 silence_logs=logging.CRITICAL,
             )
             with cluster, Client(cluster) as client:

@@ -118,7 +118,20 @@ def _is_faithful(copy: object, error: BaseException) -> bool:
         and _is_alike(copy, error)
         and text_of(copy) == text_of(error)
         and copy.__dict__.keys() == error.__dict__.keys()
+        and _has_value(copy) is _has_value(error)
     )
+
+
+def _has_value(error: BaseException) -> bool:
+    """Tell whether it has the field that a ``SystemExit`` or a ``StopIteration`` fills from its arguments.
+
+    A reducer of ``copyreg`` may forget it, as that of tblib does, which Dask imports.
+    """
+    match error:
+        case SystemExit(code=value) | StopIteration(value=value):
+            return value is not None
+        case _:
+            return False
 
 
 class _ErrorPickler(pickle.Pickler):

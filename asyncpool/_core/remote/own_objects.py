@@ -29,7 +29,12 @@ class _Reader(pickle.Unpickler):
 
 def pack_own(value: object) -> bytes:
     """Return an error, figures, or a dict or tuple of these as bytes."""
-    return pickle.dumps(value, 5)
+    buffer = BytesIO()
+    pickler = pickle.Pickler(buffer, 5)
+    # Not that of the process: tblib, which Dask imports, has other reducers for exceptions there.
+    pickler.dispatch_table = {}
+    pickler.dump(value)
+    return buffer.getvalue()
 
 
 def load_own(data: bytes) -> Any:
