@@ -74,12 +74,12 @@ def test_the_package_logs_in_no_other_way() -> None:
 
 def test_every_message_is_used() -> None:
     text = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    from asyncpool._core.base import pool_messages
+    from asyncpool._core.base import pool_messages, worker_messages
     from asyncpool._core.cluster import server_messages
 
     names = [
         name
-        for module in (pool_messages, server_messages)
+        for module in (pool_messages, server_messages, worker_messages)
         for name, value in vars(module).items()
         if getattr(value, "id", None) in MESSAGES
     ]

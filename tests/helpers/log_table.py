@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncpool._core.base import pool_messages
+from asyncpool._core.base import pool_messages, worker_messages
 from asyncpool._core.base.log_message import LogMessage
 from asyncpool._core.cluster import server_messages
 
@@ -19,7 +19,7 @@ __all__ = ["MESSAGES", "Row", "provoked", "rows"]
 
 MESSAGES = {
     message.id: message
-    for module in (pool_messages, server_messages)
+    for module in (pool_messages, server_messages, worker_messages)
     for message in vars(module).values()
     if isinstance(message, LogMessage)
 }

@@ -219,6 +219,19 @@ async def test_a_worker_gives_no_message_an_id_of_the_service() -> None:
     assert (found["extra_message_id"], found["kind"]) == ("worker-crashed", "crash")
 
 
+async def test_what_only_workers_say_keeps_its_id() -> None:
+    kept, logs = Kept(), worker_logs()
+    worker = Worker(logs)
+    given = {"message_id": "retire-called", "reason": "old"}
+    with handled_by(kept):
+        worker.notes.add(entry("retires")._replace(fields=given).pack())
+        async with patience():
+            await logs.finish()
+    found = vars(kept.records[0])
+    assert (found["message_id"], found["reason"]) == ("retire-called", "old")
+    assert "extra_message_id" not in found
+
+
 async def test_what_is_given_by_our_names_has_others() -> None:
     kept, logs = Kept(), worker_logs()
     worker = Worker(logs)

@@ -175,14 +175,6 @@ RECORDS_DROPPED = LogMessage(
     "the pool ends; %(records)d log records of its workers are dropped",
     "pool records",
 )
-JOB_BLOCKED_LOOP = LogMessage(
-    "job-blocked-loop",
-    WARNING,
-    "%(who)s ran for %(seconds).3g s by the clock %(where)s, and the event loop of its worker "
-    "ran nothing else meanwhile: it computed, or blocked, or the worker had to wait for a "
-    "CPU%(hint)s",
-    "seconds",
-)
 LINE = LogMessage(
     "line", INFO, "%(label)s: %(line)s", "pool slot generation pid stream"
 )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base.log_message import DEBUG, ERROR, INFO, WARNING, LogMessage
+from asyncpool._core.base.log_message import ERROR, INFO, WARNING, LogMessage
 
 # The master.
 
@@ -91,55 +91,6 @@ DESCRIPTOR_UNREADABLE = LogMessage(
     ERROR,
     "%(title)s cannot read what worker %(slot)d has sent with a descriptor, and drops both",
     "pool slot",
-)
-
-# Its workers, which add their pool, slot, generation and pid on the way to the master.
-
-RETIRE_CALLED = LogMessage(
-    "retire-called", INFO, "this worker retires: %(reason)s", "reason"
-)
-REPLACEMENT_CALLED = LogMessage(
-    "replacement-called",
-    INFO,
-    "this worker asks for a replacement: %(reason)s",
-    "reason",
-)
-CONNECTIONS_CUT_OFF = LogMessage(
-    "connections-cut-off",
-    WARNING,
-    "%(open)d of %(opened)d connections had not ended within the %(limit)s of %(seconds)g s, "
-    "and are cut off%(who)s",
-    "open opened limit seconds",
-)
-SERVE_CANCELLED = LogMessage(
-    "serve-cancelled",
-    WARNING,
-    "what this worker serves had not ended within the %(limit)s of %(seconds)g s, and is "
-    "cancelled",
-    "limit seconds",
-)
-VALUE_UNREADABLE = LogMessage(
-    "value-unreadable", ERROR, "this worker cannot read %(what)s and drops it"
-)
-NOT_ACCEPTED = LogMessage(
-    "not-accepted", WARNING, "no connection can be accepted now: %(why)s"
-)
-NOT_HANDED_ON = LogMessage(
-    "not-handed-on",
-    WARNING,
-    "no connection can be handed on to other workers any more: %(why)s; each of them is "
-    "closed behind its next response, or after %(seconds)g s without a request",
-    "seconds",
-)
-CONNECTION_FAILED = LogMessage(
-    "connection-failed", DEBUG, "a connection failed: %(why)s"
-)
-LOOKS_LIKE_FACTORY = LogMessage(
-    "looks-like-factory",
-    WARNING,
-    "%(function)s takes no arguments, and is called to make the application; say --factory "
-    "if that is right",
-    "function",
 )
 
 # The command ``asyncpool serve``, to which no level applies.

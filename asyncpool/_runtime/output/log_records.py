@@ -14,7 +14,7 @@ from pathlib import PurePath
 from time import perf_counter
 from typing import Protocol
 
-from asyncpool._core.base import pool_messages as say
+from asyncpool._core.base import pool_messages as say, worker_messages
 from asyncpool._core.base.names import JOB_LOGGER
 from asyncpool._core.base.text import printable, printable_lines
 from asyncpool._core.wire.log_records import LogEntry
@@ -212,8 +212,8 @@ def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
         # A job's own logger may have set the same field.
         if (given := entry.fields[name]) != ours[name]:
             vars(record)[f"extra_{name}"] = given
-    # Filters and alerts take it for the service's word.
-    if "message_id" in entry.fields:
+    # Filters and alerts take it for the service's word, unless only workers say this.
+    if vars(record).get("message_id") not in {None, *worker_messages.IDS}:
         vars(record)["extra_message_id"] = vars(record).pop("message_id")
     entry = _harmless(entry)
     path = PurePath(entry.path)

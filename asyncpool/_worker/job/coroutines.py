@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import islice
 from time import perf_counter
 
-from asyncpool._core.base import pool_messages as say
+from asyncpool._core.base import worker_messages as say
 from asyncpool._core.base.names import JOB_LOGGER
 from asyncpool._core.wire.stacks import COROUTINE
 from asyncpool._worker.api.context import NO_JOB, running

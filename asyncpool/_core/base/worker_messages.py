@@ -1,0 +1,71 @@
+"""What asyncpool's own code in a worker logs; on the way its pool, slot, generation and pid are added.
+
+The service believes a worker none of the other ids: what a job makes up rings no alert of theirs.
+``docs/log-records.md`` tells what each of these means, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from asyncpool._core.base.log_message import DEBUG, ERROR, INFO, WARNING, LogMessage
+
+# Of a pool.
+
+JOB_BLOCKED_LOOP = LogMessage(
+    "job-blocked-loop",
+    WARNING,
+    "%(who)s ran for %(seconds).3g s by the clock %(where)s, and the event loop of its worker "
+    "ran nothing else meanwhile: it computed, or blocked, or the worker had to wait for a "
+    "CPU%(hint)s",
+    "seconds",
+)
+
+# Of a server.
+
+RETIRE_CALLED = LogMessage(
+    "retire-called", INFO, "this worker retires: %(reason)s", "reason"
+)
+REPLACEMENT_CALLED = LogMessage(
+    "replacement-called",
+    INFO,
+    "this worker asks for a replacement: %(reason)s",
+    "reason",
+)
+CONNECTIONS_CUT_OFF = LogMessage(
+    "connections-cut-off",
+    WARNING,
+    "%(open)d of %(opened)d connections had not ended within the %(limit)s of %(seconds)g s, "
+    "and are cut off%(who)s",
+    "open opened limit seconds",
+)
+SERVE_CANCELLED = LogMessage(
+    "serve-cancelled",
+    WARNING,
+    "what this worker serves had not ended within the %(limit)s of %(seconds)g s, and is "
+    "cancelled",
+    "limit seconds",
+)
+VALUE_UNREADABLE = LogMessage(
+    "value-unreadable", ERROR, "this worker cannot read %(what)s and drops it"
+)
+NOT_ACCEPTED = LogMessage(
+    "not-accepted", WARNING, "no connection can be accepted now: %(why)s"
+)
+NOT_HANDED_ON = LogMessage(
+    "not-handed-on",
+    WARNING,
+    "no connection can be handed on to other workers any more: %(why)s; each of them is "
+    "closed behind its next response, or after %(seconds)g s without a request",
+    "seconds",
+)
+CONNECTION_FAILED = LogMessage(
+    "connection-failed", DEBUG, "a connection failed: %(why)s"
+)
+LOOKS_LIKE_FACTORY = LogMessage(
+    "looks-like-factory",
+    WARNING,
+    "%(function)s takes no arguments, and is called to make the application; say --factory "
+    "if that is right",
+    "function",
+)
+
+IDS = frozenset(it.id for it in list(globals().values()) if isinstance(it, LogMessage))
