@@ -262,15 +262,17 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         # Few pools are watched, and the pool itself knows nothing of who does.
         if self._control is None and self._trace is None:
             return self._config
-        from asyncpool._observe.opening import open_control_and_trace  # noqa: PLC0415
+        from asyncpool._observe.opening import Beside, open_beside  # noqa: PLC0415
 
-        open_control_and_trace(
+        open_beside(
             self._life,
-            name=self.name,
-            concurrency=self._config.worker.concurrency,
-            control=self._control,
-            trace=self._trace,
-            max_traced=self._max_traced,
+            Beside(
+                self.name,
+                self._config.worker.concurrency,
+                self._control,
+                self._trace,
+                self._max_traced,
+            ),
         )
         return self._config
 

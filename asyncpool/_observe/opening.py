@@ -2,49 +2,79 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from asyncpool._observe.control.local_orders import LocalOrders
+from asyncpool._observe.control.orders import PoolOrders
+from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 
 
-def open_control_and_trace(
-    life: SupervisorRunner,
-    *,
-    name: str,
-    concurrency: int,
-    control: str | None,
-    trace: str | None,
-    max_traced: int | None,
-) -> None:
-    """Open the control socket and the trace of a pool.
+class Beside(NamedTuple):
+    """What a pool has beside it.
 
-    Args:
-        life: The pool's life.  Not the pool itself: who drops it would not be noticed then.
+    Attributes:
         name: The pool's name.
         concurrency: How many jobs each worker runs at once.
         control: The name or path of the control socket; ``""`` for the pool's name, ``None``
             for no socket.
         trace: The file of the trace, or ``None``.
         max_traced: How many jobs a second it shows; ``None`` for all.
+    """
+
+    name: str
+    concurrency: int
+    control: str | None
+    trace: str | None
+    max_traced: int | None
+
+
+def open_beside(life: SupervisorRunner, beside: Beside) -> None:
+    """Open the control socket and the trace of a pool.
+
+    Args:
+        life: The pool's life.  Not the pool itself: who drops it would not be noticed then.
+        beside: What it has beside it.
+
+    Raises:
+        OSError: If the file cannot be written, or the socket cannot be made at its path.
+    """
+    open_for(LocalOrders(life), life.hub, beside, nodes=False)
+
+
+def open_for(orders: PoolOrders, hub: PoolHub, beside: Beside, *, nodes: bool) -> None:
+    """Open the control socket and the trace of a pool of any kind.
+
+    Args:
+        orders: What can be asked of the pool.
+        hub: What tells its events.
+        beside: What it has beside it.
+        nodes: Whether its workers belong to agents.
 
     Raises:
         OSError: If the file cannot be written, or the socket cannot be made at its path.
     """
     opened = None
-    if control is not None:
+    if beside.control is not None:
         from asyncpool._observe.control.pool_control import open_pool_control  # noqa: PLC0415 - few have one
 
-        opened = open_pool_control(life, name, control or None, concurrency)
-    if trace is None:
+        opened = open_pool_control(
+            orders, hub, beside.name, beside.control or None, beside.concurrency
+        )
+    if beside.trace is None:
         return
-    from asyncpool._observe.trace import Trace  # noqa: PLC0415 - few have one
+    from asyncpool._observe.nodes_trace import NodesTrace  # noqa: PLC0415 - few have one
+    from asyncpool._observe.trace import Trace  # noqa: PLC0415
 
+    trace = NodesTrace if nodes else Trace
     try:
-        Trace(
-            trace,
-            name=name,
-            concurrency=concurrency,
-            hub=life.hub,
-            stats=lambda: life.running().stats(),
-            most=max_traced,
+        trace(
+            beside.trace,
+            name=beside.name,
+            concurrency=beside.concurrency,
+            hub=hub,
+            stats=orders.latest,
+            most=beside.max_traced,
         )
     except BaseException:
         if opened is not None:

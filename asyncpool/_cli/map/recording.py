@@ -13,6 +13,7 @@ from asyncpool._cli.targets import call_item, trouble
 from asyncpool._core.base.names import function_name
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._core.history.history import History
+from asyncpool._observe.control.local_orders import LocalOrders
 from asyncpool._observe.control.pool_control import PoolAnswers
 from asyncpool.pool import Pool
 
@@ -35,7 +36,8 @@ class Recording:
     def __init__(self, pool: Pool, concurrency: int) -> None:
         # As a client of its control socket would, without the socket.
         life = pool._life  # noqa: SLF001 - the pool knows none of those who watch it
-        watching = PoolAnswers(life, pool.name, concurrency).watching
+        orders = LocalOrders(life)
+        watching = PoolAnswers(orders, life.hub, pool.name, concurrency).watching
         self._watcher = watching.watch(Request("watch", every=_EVERY, jobs=_JOBS))
         self._history = History(whole=True)
         self._task = asyncio.create_task(self._look(), name="asyncpool map: report")
