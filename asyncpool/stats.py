@@ -16,6 +16,7 @@ from asyncpool.events import Via
 __all__ = [
     "FunctionStats",
     "Histogram",
+    "NodeStats",
     "PoolStats",
     "RunningJob",
     "SlotStats",
@@ -154,6 +155,48 @@ class SlotStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStats:
+    """One agent of a pool whose workers belong to agents.
+
+    Attributes:
+        name: Its name.
+        first_slot: What is added to the slots of its workers.
+        suspected: Whether it has been silent for so long that it gets no more jobs.
+        silent: Seconds since it was heard.
+        jobs: How many jobs of this client it has.
+        age: Seconds since it told the figures that follow; ``None`` if it has not.
+        workers: How many workers its pool aims at.
+        idle: How many of them are idle.
+        busy: How many run a job, of whichever client.
+        queued: How many jobs wait in its pool.
+        crashes: How many workers have crashed.
+        restarts: How many were replaced after that.
+        cpu: Seconds of CPU time of its workers, also of those that are gone.
+        memory: Bytes that its workers have to themselves.
+        clock_ahead: Seconds that its monotonic clock is ahead of that of this process.
+        clock_error: By how many seconds that may be wrong, either way; ``None`` if nothing is
+            known.  The times of its jobs in traces and events are as good as that.
+    """
+
+    name: str
+    first_slot: int
+    suspected: bool
+    silent: float
+    jobs: int
+    age: float | None
+    workers: int
+    idle: int
+    busy: int
+    queued: int
+    crashes: int
+    restarts: int
+    cpu: float
+    memory: int
+    clock_ahead: float
+    clock_error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
     """A pool as it stands, and what it went through since its start.
 
@@ -189,6 +232,7 @@ class PoolStats:
             results, whether in use or kept for the next ones.
         functions: The jobs that have ended, by function.
         slots: The slots, one by one.
+        nodes: The agents, if the workers belong to several; else none.
     """
 
     state: RunState
@@ -217,3 +261,4 @@ class PoolStats:
     shared_memory: int = 0
     functions: tuple[FunctionStats, ...] = ()
     slots: tuple[SlotStats, ...] = ()
+    nodes: tuple[NodeStats, ...] = ()

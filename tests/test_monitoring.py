@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from asyncpool.prometheus import _cluster_metrics, _pool_metrics
+from asyncpool.prometheus._families import ExportedMetric
 from tests.helpers.scraping import find_tool, names_in
 from tests.helpers.scripts import ROOT
 
-METRICS = (*_pool_metrics.METRICS, *_cluster_metrics.METRICS)
+METRICS: tuple[ExportedMetric[Any], ...] = (
+    *_pool_metrics.METRICS,
+    *_cluster_metrics.METRICS,
+)
 MONITORING = ROOT / "docs" / "monitoring"
 SUFFIXES = {
     "counter": ("_total",),

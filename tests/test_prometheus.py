@@ -18,7 +18,7 @@ from asyncpool.prometheus import register, unregister
 from asyncpool.stats import Histogram
 from tests.helpers.scraping import Figures, find_tool
 from tests.helpers.scripts import ROOT
-from tests.helpers.told_pool import SLOT, STATS, told
+from tests.helpers.told_pool import NODE, SLOT, STATS, told
 
 
 @pytest.fixture
@@ -82,6 +82,33 @@ def test_each_figure_is_exported(registry: CollectorRegistry) -> None:
     assert found.get("loop_lag_seconds_sum") == 0.003
 
 
+def test_nodes_are_exported_one_by_one(registry: CollectorRegistry) -> None:
+    other = dataclasses.replace(
+        NODE, name="10.0.0.2", suspected=True, clock_error=None, silent=40.0
+    )
+    pool = told(dataclasses.replace(STATS, nodes=(NODE, other)))
+    register(pool, registry)
+    found = scrape(registry)
+    plain = {
+        "node_trusted": 1,
+        "node_silent_seconds": 0.5,
+        "node_jobs": 3,
+        "node_jobs_queued": 2,
+        "node_worker_crashes_total": 5,
+        "node_worker_cpu_seconds_total": 61.5,
+        "node_worker_memory_bytes": 5_000_000,
+        "node_clock_error_seconds": 0.0015,
+    }
+    ours = {"pool": "images", "node": "10.0.0.1"}
+    assert {name: found.get(name, **ours) for name in plain} == plain
+    assert found.get("node_workers", node="10.0.0.1", state="busy") == 3
+    assert found.get("node_workers", node="10.0.0.1", state="idle") == 1
+    assert found.get("node_trusted", node="10.0.0.2") == 0
+    assert found.get("node_silent_seconds", node="10.0.0.2") == 40.0
+    text = generate_latest(registry).decode()
+    assert text.count("asyncpool_node_clock_error_seconds{") == 1
+
+
 def test_histograms_are_cumulative_and_always_have_the_same_bounds(
     registry: CollectorRegistry,
 ) -> None:
@@ -131,7 +158,7 @@ def test_the_conventions_of_prometheus_are_kept(registry: CollectorRegistry) -> 
     families = list(
         parser.text_string_to_metric_families(strict)  # type: ignore[no-untyped-call]
     )
-    assert len(families) == 26
+    assert len(families) == 35
     for family in families:
         assert family.name.startswith("asyncpool_")
         assert family.documentation.endswith(".")

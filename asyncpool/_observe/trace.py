@@ -25,6 +25,7 @@ class Trace(LiveTrace):
         hub: What tells the events.
         stats: Returns the pool's figures.
         most: How many jobs a second are shown; ``None`` for all.
+        book: Makes the book, as :class:`TraceBook` is made.
 
     Attributes:
         jobs: What follows the jobs.
@@ -42,10 +43,11 @@ class Trace(LiveTrace):
         hub: PoolHub,
         stats: Callable[[], PoolStats],
         most: int | None,
+        book: Callable[[str, int, int, int], TraceBook] = TraceBook,
     ) -> None:
         title = f"pool {name}"
         file = TraceFile(path, title)
-        self._book = TraceBook(title, next_number(), os.getpid(), concurrency)
+        self._book = book(title, next_number(), os.getpid(), concurrency)
         self._stats = stats
         self._omitted = 0
         self.jobs = TracedJobs(hub, self._book, most, self.hand_over_many)

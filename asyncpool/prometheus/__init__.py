@@ -8,8 +8,11 @@ did that have died.  The module needs the extra ``prometheus``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from asyncpool.cluster import Cluster
 from asyncpool.pool import Pool
+from asyncpool.sharedpool._remote_pool import RemotePool
 
 try:
     from prometheus_client import REGISTRY
@@ -32,8 +35,13 @@ _POOLS = Collectors("pool", _pool_metrics.METRICS)
 _CLUSTERS = Collectors("cluster", _cluster_metrics.METRICS)
 
 
-def register(pool: Pool | Cluster, registry: CollectorRegistry = REGISTRY) -> None:
+def register(
+    pool: Pool | RemotePool | Cluster, registry: CollectorRegistry = REGISTRY
+) -> None:
     """Export the figures of *pool* in *registry*, with its name as a label.
+
+    Those of a pool whose workers belong to agents are at most a second old: from the first
+    scrape on it asks its agents each second, until there was none for a minute and a half.
 
     You may call it at any time, also before the pool or cluster is started, and from any thread.
     Scrapes may come from any thread too.  The registry does not keep the pool or cluster alive:
@@ -41,7 +49,8 @@ def register(pool: Pool | Cluster, registry: CollectorRegistry = REGISTRY) -> No
     its counters until then, or until another one with its name is registered.
 
     Args:
-        pool: The pool, or the cluster.
+        pool: The pool, also one of :func:`asyncpool.connect` or :class:`asyncpool.ray.Pool`; or the
+            cluster.
         registry: The registry; by default the one that ``prometheus_client`` exports.
 
     Raises:
@@ -50,7 +59,7 @@ def register(pool: Pool | Cluster, registry: CollectorRegistry = REGISTRY) -> No
         ValueError: If the registry has this pool or cluster, or another one with the same name
             that is not closed.
     """
-    if not isinstance(pool, Pool | Cluster):
+    if not isinstance(pool, Pool | RemotePool | Cluster):
         raise TypeError(
             f"register() needs a Pool or a Cluster, not {type(pool).__name__}"
         )
@@ -58,10 +67,12 @@ def register(pool: Pool | Cluster, registry: CollectorRegistry = REGISTRY) -> No
         raise TypeError(
             f"register() needs a CollectorRegistry, not {type(registry).__name__}"
         )
-    _collectors_of(pool).add(pool, registry)
+    _collectors_of(pool).add(_exported(pool), registry)
 
 
-def unregister(pool: Pool | Cluster, registry: CollectorRegistry = REGISTRY) -> None:
+def unregister(
+    pool: Pool | RemotePool | Cluster, registry: CollectorRegistry = REGISTRY
+) -> None:
     """Stop exporting *pool* in *registry*.
 
     Args:
@@ -71,8 +82,13 @@ def unregister(pool: Pool | Cluster, registry: CollectorRegistry = REGISTRY) -> 
     Raises:
         ValueError: If the registry does not have it.
     """
-    _collectors_of(pool).remove(pool, registry)
+    _collectors_of(pool).remove(_exported(pool), registry)
 
 
-def _collectors_of(pool: Pool | Cluster) -> Collectors:
-    return _POOLS if isinstance(pool, Pool) else _CLUSTERS
+def _exported(pool: Pool | RemotePool | Cluster) -> Any:
+    """Return what has the figures at once: agents have to be asked for theirs."""
+    return pool._latest if isinstance(pool, RemotePool) else pool  # noqa: SLF001
+
+
+def _collectors_of(pool: Pool | RemotePool | Cluster) -> Collectors:
+    return _CLUSTERS if isinstance(pool, Cluster) else _POOLS

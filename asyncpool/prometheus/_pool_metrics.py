@@ -18,6 +18,7 @@ from asyncpool.prometheus._families import (
     Figures,
     MetricMaker,
 )
+from asyncpool.prometheus._node_metrics import NODE_METRICS
 from asyncpool.stats import FunctionStats, Histogram, PoolStats
 
 # In these states a slot has no worker, and needs none.
@@ -70,7 +71,7 @@ def _longest_running(stats: PoolStats) -> float:
     return max(seconds, default=0.0)
 
 
-METRICS = (
+METRICS: tuple[ExportedMetric[PoolStats], ...] = (
     _MAKE.labelled(
         GaugeMetricFamily,
         "pool_state",
@@ -208,4 +209,5 @@ METRICS = (
         "Events that slow listeners of the pool have missed.",
         lambda at: at.dropped_events,
     ),
+    *NODE_METRICS,
 )

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 from asyncpool._core.base.names import function_name
 from asyncpool._runtime.base.arguments import check_int, least_and_most
+from asyncpool._runtime.client.merged_figures import merged_profiles, merged_rolls
 from asyncpool._runtime.client.node import Node
 from asyncpool.errors import NoWorkerError, PoolClosedError
 from asyncpool.events import RollResult
 from asyncpool.profile import Profile
-from asyncpool.ray._merged import (
-    merged_profiles,
-    merged_rolls,
-    merged_stats,
-)
 from asyncpool.sharedpool._orders import Orders
 from asyncpool.stats import PoolStats
 
@@ -29,15 +24,17 @@ class NodeOrders(Orders):
     on.  An agent that takes the place of a lost one has numbers that none had before.
     """
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """What logs call the pool."""
+    name: str
 
     async def stats(self) -> PoolStats:
-        """Return the figures of all agents' pools, added up; see :meth:`nodes` for each."""
-        found = await self._ask_all("stats")
-        return merged_stats([(node.first_slot, stats) for node, stats in found])
+        """Return the figures of all agents' pools, added up, also of those that are gone.
+
+        The counters of jobs, and of attempts after one that raised, are those of this client.
+        ``PoolStats.nodes`` has a summary of each agent; see :meth:`nodes` for the whole.
+        """
+        client = self._open()
+        client.check_home()
+        return await client.figures.ask()
 
     async def nodes(self) -> dict[str, PoolStats]:
         """Return the figures of the pool of each agent, by the name of the agent.

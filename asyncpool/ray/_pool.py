@@ -12,9 +12,10 @@ from asyncpool._core.codec.codec import Codec
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.formats import format_of
 from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._observe.opening import Beside
 from asyncpool._runtime.base.arguments import check_int, check_seconds
 from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.options.pool_options import pool_options
+from asyncpool._runtime.options.pool_options import PoolOptions, pool_options
 from asyncpool.pool import Pool as LocalPool
 from asyncpool.ray._engine import Engine
 from asyncpool.ray._node_orders import NodeOrders
@@ -23,6 +24,9 @@ from asyncpool.sharedpool._remote_pool import RemotePool
 
 # For how much longer the client waits for an agent than that works for a client.
 _PATIENCE = 1.5
+
+# What the pools of nodes do not get.
+_OF_THE_WHOLE = frozenset(("name", "trace", "max_traced", "control"))
 
 # What the client decides about each job, and not the pool of a node.
 _OF_JOBS = frozenset(
@@ -60,9 +64,10 @@ class Pool(NodeOrders, RemotePool):
         codec: As in :class:`asyncpool.Pool`, and so are *functions* and *errors*.
         functions: Likewise.
         errors: Likewise.
-        **options: The options of the pools of nodes, as :class:`asyncpool.Pool` takes them, such as
-            *preload*, *initializer* and *worker_limits*; but no default for what :meth:`options`
-            sets for each job.
+        **options: Other options of :class:`asyncpool.Pool`.  *name*, *trace*, *max_traced* and
+            *control* are for the pool as a whole.  The pools of nodes get the others, such as
+            *preload*, *initializer* and *worker_limits*.  There is no default for what
+            :meth:`options` sets for each job.
 
     Raises:
         ValueError: If an argument is out of range, or *address* one of Ray's client (``ray://``).
@@ -100,31 +105,37 @@ class Pool(NodeOrders, RemotePool):
         if codec is not None:
             data = DataOnly(format_of(codec), functions, errors)
             options |= {"codec": codec, "functions": functions, "errors": errors}
-        _check_options(options)
+        whole = _check_options(options)
+        self.name: str = whole.name
         super().__init__(
             "the Ray pool",
             node_timeout=node_timeout,
             max_queued=max_queued,
             options=JobOptions(codec=None if data is None else data.how),
             data=data,
+            beside=Beside(
+                whole.name,
+                whole.concurrency,
+                whole.control,
+                whole.trace,
+                whole.max_traced,
+            ),
         )
         self._engine = Engine(address)
         self._plan = Plan(
             nodes=nodes,
             workers=workers_per_node,
             resources=None if resources is None else dict(resources),
-            options=options,
+            options={
+                name: value
+                for name, value in options.items()
+                if name not in _OF_THE_WHOLE
+            },
             codec=self._codec,
             lease=node_timeout / _PATIENCE,
         )
-        self._address = address
         self._start_timeout = start_timeout
         self._placement: Placement | None = None
-
-    @property
-    def name(self) -> str:
-        """What logs call it: where its cluster is."""
-        return f"ray:{self._address or 'local'}"
 
     async def start(self) -> None:
         """Connect to the cluster, and wait until one agent is ready.
@@ -171,8 +182,8 @@ def _check_address(address: object) -> None:
         )
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Check what the pools of nodes are made with, here and not on a node."""
+def _check_options(options: Mapping[str, Any]) -> PoolOptions:
+    """Check what the pools of nodes are made with, here and not on a node; return all of it."""
     wrong = _OF_JOBS & options.keys()
     if wrong:
         raise TypeError(
@@ -181,4 +192,4 @@ def _check_options(options: Mapping[str, Any]) -> None:
     # Not LocalPool(): that looks at the main module, which workers elsewhere cannot import.
     given = inspect.signature(LocalPool).bind(1, **options)
     given.apply_defaults()
-    pool_options(given.arguments)
+    return pool_options(given.arguments)

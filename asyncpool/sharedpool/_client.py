@@ -30,6 +30,9 @@ class SharedPool(RemotePool):
     ``worker``, ``options`` and so on, with its own queue and attempts.  What is about the pool as
     a whole, such as ``stats`` and ``resize``, has to be awaited, since the agent answers.
     Events of jobs are those of this client's jobs.
+
+    Attributes:
+        name: What logs and metrics call it: where its agent listens.
     """
 
     def __init__(
@@ -49,11 +52,7 @@ class SharedPool(RemotePool):
             data=data,
         )
         self._path = path
-
-    @property
-    def name(self) -> str:
-        """What logs call it: where its agent listens."""
-        return f"unix:{self._path}"
+        self.name: str = f"unix:{path}"
 
     async def start(self) -> None:
         """Connect.

@@ -12,6 +12,7 @@ from asyncpool._api.caller import Caller
 from asyncpool._api.listened import JobsListened
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.policies.job_options import JobOptions, Options
+from asyncpool._observe.opening import Beside, open_for
 from asyncpool._runtime.base.arguments import check_choice, check_timeout, not_callable
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
@@ -19,9 +20,11 @@ from asyncpool._runtime.client.client import Client
 from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.boundpool import BoundPool
+from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary
 from asyncpool.sharedpool._orders import Orders
+from asyncpool.stats import PoolStats
 
 
 class _Life:
@@ -38,6 +41,30 @@ class _Life:
         check_home(self.loop, self._title)
 
 
+class Latest:
+    """The figures of a remote pool as they were told last, for metrics.
+
+    Args:
+        name: Returns the pool's name.
+    """
+
+    def __init__(self, name: Callable[[], str]) -> None:
+        self.client: Client | None = None
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """The pool's name."""
+        return self._name()
+
+    def stats(self) -> PoolStats:
+        """Return the figures, in any thread."""
+        client = self.client
+        if client is None:
+            return PoolStats(state=RunState.NEW, workers=0)
+        return client.figures.latest()
+
+
 class RemotePool(Orders, JobsListened, Caller):
     """A pool whose workers belong to agents; see :class:`SharedPool`.
 
@@ -47,8 +74,10 @@ class RemotePool(Orders, JobsListened, Caller):
         max_queued: How many jobs may wait for an agent.
         options: Those of its jobs.
         data: What calls may be, if the pool is data only.
+        beside: What it has beside it, if it has anything.
     """
 
+    name: str
     _life: _Life
 
     def __init__(
@@ -59,7 +88,10 @@ class RemotePool(Orders, JobsListened, Caller):
         max_queued: int | None,
         options: JobOptions,
         data: DataOnly | None,
+        beside: Beside | None = None,
     ) -> None:
+        self._beside = beside
+        self._latest = Latest(lambda: self.name)
         self._title = title
         self._node_timeout = node_timeout
         self._max_queued = max_queued
@@ -93,14 +125,26 @@ class RemotePool(Orders, JobsListened, Caller):
         client = Client(
             self._title, self._node_timeout, self._data, self._max_queued, hub
         )
-        if self._life.listened:
-            client.listen()
+        self._latest.client = client
         try:
+            self._open_beside(client)
+            if self._life.listened:
+                client.listen()
             await self._reach(client)
         except BaseException:
             await self._end(client)
             raise
         self._client = client
+
+    def _open_beside(self, client: Client) -> None:
+        beside = self._beside
+        if beside is None or (beside.control is None and beside.trace is None):
+            return
+        from asyncpool._observe.control.remote_orders import RemoteOrders  # noqa: PLC0415 - few have one
+
+        self._life.listened = True
+        orders = RemoteOrders(self, client)
+        open_for(orders, client.hub, beside, nodes=True)
 
     @property
     def _codec(self) -> str:
@@ -145,6 +189,7 @@ class RemotePool(Orders, JobsListened, Caller):
         return client.registry.summary(0)
 
     async def _end(self, client: Client) -> None:
+        await client.hub.close_companions()
         client.close()
         try:
             await self._leave()

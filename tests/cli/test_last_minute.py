@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from io import StringIO
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from rich.console import Console
 
 from asyncpool._cli.live.last_minute import LastMinute, quantile, sparkline
-from asyncpool._cli.live.status_view import brief
+from asyncpool._cli.live.status_view import brief, status_view
 from asyncpool.stats import SlotStats
 from tests.helpers.told_lines import (
     BEGIN,
@@ -20,6 +23,7 @@ from tests.helpers.told_lines import (
     pool_status,
     slot,
 )
+from tests.helpers.told_pool import NODE
 
 
 def told(at: float, ok: int = 0, *slots: SlotStats, **more: Any) -> dict[str, Any]:
@@ -76,6 +80,22 @@ def test_the_last_crashes_are_kept() -> None:
         ready = {"type": "Ready", "at": float(at), "slot": at}
         minute.add(told(float(at), events=[crashed(at, slot=at), ready]))
     assert [crash["slot"] for _, crash in minute.crashes] == [4, 5, 6, 7, 8]
+
+
+def test_nodes_are_rows_of_the_status() -> None:
+    silent = dataclasses.replace(NODE, name="10.0.0.2", first_slot=10_000)
+    nodes = (NODE, dataclasses.replace(silent, suspected=True, clock_error=None))
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(status_view(pool_status(nodes=nodes, slots=[slot(0)])))
+    lines = [" ".join(row.split()) for row in console.export_text().splitlines()]
+    [head] = [row for row in lines if row.startswith("node ")]
+    at = lines.index(head)
+    assert lines[at + 1 : at + 3] == [
+        "10.0.0.1 0 ready 0.5 s ago 3 2 4 3 5 1:02 5 MB \N{PLUS-MINUS SIGN}1.5 ms",
+        "10.0.0.2 10000 silent 0.5 s ago 3 2 4 3 5 1:02 5 MB ?",
+    ]
+    console.print(status_view(pool_status(slots=[slot(0)])))
+    assert "node" not in console.export_text()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.server
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from tests.helpers.told_lines import (
     pool_status,
     slot,
 )
+from tests.helpers.told_pool import NODE
 
 POOL = """
 import asyncio
@@ -370,6 +372,31 @@ def test_another_page_can_neither_read_nor_act_nor_show_it(folder: Path) -> None
         assert browser.run(framed, url) == "refused"
         assert any("frame-ancestors" in text for text in browser.complaints())
         assert [each["action"] for each in shop.asked] == ["watch"]
+
+
+def test_nodes_are_rows_if_there_are_any(folder: Path) -> None:
+    silent = dataclasses.replace(NODE, name="10.0.0.2", first_slot=10_000, silent=40.0)
+    nodes = (NODE, dataclasses.replace(silent, suspected=True, clock_error=None))
+    with (
+        FakeProgram("shop", line(0.0, pool_status(nodes=nodes))),
+        chromium() as browser,
+        dashboard(folder) as url,
+    ):
+        browser.open(url)
+        browser.until(lambda: "10.0.0.2" in browser.text("#nodes"), "the nodes")
+        _, first, second = browser.text("#nodes").splitlines()
+        assert first.startswith("10.0.0.1 0 ready")
+        assert first.endswith("\N{PLUS-MINUS SIGN} 1.5 ms")
+        assert second.startswith("10.0.0.2 10000 silent")
+        assert browser.complaints() == []
+    with (
+        FakeProgram("shop", a_pool()),
+        chromium() as browser,
+        dashboard(folder) as url,
+    ):
+        browser.open(url)
+        browser.until(lambda: browser.text("#state") == "running", "the pool")
+        assert not browser.find("#nodes-card").is_displayed()
 
 
 def test_a_report_is_a_file_that_shows_the_same(folder: Path) -> None:

@@ -6,22 +6,15 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from asyncpool import Job, __version__
+from asyncpool import Job
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._runtime.agent.agent import Agent
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.remote.carrier import (
-    greeting,
-    pack_greeting,
-    unpack_greeting,
-)
 from asyncpool.enums import Delivery
 from asyncpool.errors import NodeLostError
 from asyncpool.pool import Pool
@@ -30,25 +23,12 @@ from tests.helpers.carriers import Network
 from tests.helpers.gate import Gate
 from tests.helpers.inside import agent_of
 from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.nodes import join
 from tests.helpers.patience import patience
 
 pytestmark = BOTH_LOOPS
 
 LEASE = 0.5
-
-
-async def join(client: Client, agent: Agent, network: Network) -> None:
-    """Have the client use the agent by that network, which loses no greeting."""
-    here, there = network.way()
-    joined = asyncio.get_running_loop().create_future()
-
-    def hear(data: bytes) -> None:
-        client.nodes.join(here, unpack_greeting(data))
-        joined.set_result(None)
-
-    there.on_bytes, here.on_bytes = partial(agent.welcome, there), hear
-    here.send(pack_greeting(greeting(__version__, "pickle")))
-    await joined
 
 
 @asynccontextmanager

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from asyncpool._runtime.agent.agent import Agent
     from asyncpool._runtime.channel.channel import Channel
     from asyncpool._runtime.channel.segments import Segment, Segments
+    from asyncpool._runtime.client.node_figures import NodeFigures
     from asyncpool._runtime.cluster.service import Service
     from asyncpool._runtime.pool.pings import Pings
     from asyncpool._runtime.pool.supervisor import Supervisor
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from asyncpool.cluster import Cluster
     from asyncpool.cluster._options import ClusterOptions
     from asyncpool.sharedpool import SharedPool
+    from asyncpool.sharedpool._remote_pool import RemotePool
 
 # A pool, and its parts.
 
@@ -663,6 +665,17 @@ def agent_of(pool: Pool, name: str, lease: float) -> Agent:
     from asyncpool._runtime.agent.agent import Agent
 
     return Agent(pool, pool._running_supervisor(), name, __version__, lease=lease)
+
+
+def figures_of(pool: RemotePool) -> NodeFigures:
+    """Return what asks the agents of a pool for their figures."""
+    return pool._open().figures
+
+
+async def asked_by(figures: NodeFigures) -> None:
+    """Wait until the agents have answered whom a look has had asked."""
+    assert figures._asking is not None
+    await asyncio.wait([figures._asking])
 
 
 def lent_by(pool: SharedPool) -> set[int]:

@@ -6,9 +6,9 @@ import dataclasses
 
 from asyncpool import Pool, PoolStats, SlotStats
 from asyncpool.enums import CrashKind, JobOutcome, RunState, SlotState
-from asyncpool.stats import FunctionStats, Histogram, RunningJob
+from asyncpool.stats import FunctionStats, Histogram, NodeStats, RunningJob
 
-__all__ = ["SLOT", "STATS", "ToldPool", "told"]
+__all__ = ["NODE", "SLOT", "STATS", "ToldPool", "told"]
 
 
 class ToldPool(Pool):
@@ -37,6 +37,24 @@ SLOT = SlotStats(
     uptime=9.0,
     cpu=1.5,
     memory=1 << 20,
+)
+NODE = NodeStats(
+    name="10.0.0.1",
+    first_slot=0,
+    suspected=False,
+    silent=0.5,
+    jobs=3,
+    age=0.25,
+    workers=4,
+    idle=1,
+    busy=3,
+    queued=2,
+    crashes=5,
+    restarts=5,
+    cpu=61.5,
+    memory=5_000_000,
+    clock_ahead=3600.0,
+    clock_error=0.0015,
 )
 STATS = PoolStats(
     state=RunState.RUNNING,

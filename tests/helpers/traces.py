@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Slice", "Traced", "check", "read_trace"]
+__all__ = ["PROCESS", "Slice", "Traced", "check", "read_trace"]
 
-_UINT32 = 1 << 32
+_UINT32 = PROCESS = 1 << 32
 _FIELDS = {
     "M": {"name", "pid", "args"},
     "X": {"name", "cat", "pid", "tid", "ts", "dur"},
@@ -44,15 +44,18 @@ class Traced:
     """What a trace shows.
 
     Attributes:
-        names: The names of the tracks.
+        processes: The names of the processes, in their order; the first one is the pool.
+        names: The names of the tracks.  Those of other processes than the first have numbers
+            from :data:`PROCESS` on.
         slices: What is on them.
         waits: What is on the track of the queue, by job.
         instants: What took no time.
         arrows: Pairs of times between which arrows lead, by job.
-        counters: The values of each counter.
+        counters: The values of each counter; those of other processes have their names in front.
         whole: Whether the file has an end.
     """
 
+    processes: list[str] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     slices: list[Slice] = field(default_factory=list)
     waits: dict[int, list[Slice]] = field(default_factory=lambda: defaultdict(list))
@@ -124,6 +127,7 @@ class _Reader:
         self._open: dict[int, list[dict[str, Any]]] = defaultdict(list)
         self._waiting: dict[str, dict[str, Any]] = {}
         self._arrows: dict[str, int] = {}
+        self._pids: list[int] = []
 
     def read(self, events: Iterable[dict[str, Any]]) -> Traced:
         # As importers do: by time, and what is of one time in the order of the file.
@@ -147,34 +151,47 @@ class _Reader:
 
     def _take(self, event: dict[str, Any]) -> None:
         traced, args = self._traced, event.get("args", {})
+        process = self._process(event["pid"])
+        track = event.get("tid", 0) + PROCESS * process
         match event["ph"]:
             case "M" if event["name"] == "thread_name":
-                traced.names[event["tid"]] = args["name"]
+                traced.names[track] = args["name"]
             case "M" if event["name"] == "thread_sort_index":
-                self._sorted.add(event["tid"])
+                self._sorted.add(track)
             case "M":
                 assert event["name"] == "process_name"
+                traced.processes[process:] = [args["name"]]
             case "X":
-                self._add(event, event["tid"], event["ts"] + event["dur"])
+                self._add(event, track, event["ts"] + event["dur"])
             case "B":
-                self._open[event["tid"]].append(event)
+                self._open[track].append(event)
             case "E":
-                begun = self._open[event["tid"]].pop()
-                assert begun["name"] == event["name"]
-                begun["args"] |= args
-                self._add(begun, event["tid"], event["ts"])
+                self._end(event, track)
             case "b":
                 assert event["id"] not in self._waiting, "it waits already"
                 self._waiting[event["id"]] = event
             case "e":
                 begun = self._waiting.pop(event["id"])
+                assert begun["pid"] == event["pid"]
                 begun["args"] |= args
                 self._add_wait(begun, event["ts"])
             case "i":
                 traced.instants.append(event)
             case kind:
                 assert kind == "C"
-                traced.counters[event["name"]] += args.values()
+                of = f"{traced.processes[process]}: " if process else ""
+                traced.counters[f"{of}{event['name']}"] += args.values()
+
+    def _process(self, pid: int) -> int:
+        if pid not in self._pids:
+            self._pids.append(pid)
+        return self._pids.index(pid)
+
+    def _end(self, event: dict[str, Any], track: int) -> None:
+        begun = self._open[track].pop()
+        assert begun["name"] == event["name"]
+        begun["args"] |= event.get("args", {})
+        self._add(begun, track, event["ts"])
 
     def _add(self, event: dict[str, Any], track: int, end: int | None) -> None:
         self._traced.slices.append(

@@ -44,7 +44,35 @@ def pool_view(status: dict[str, Any], cpu: dict[int, float]) -> RenderableType:
         (f"{status['crashes']:,} crashes", "yellow" if status["crashes"] else ""),
         f"   {size_text(sum(slot['memory'] for slot in slots))}",
     )
-    return Group(head, figures, _table(slots, cpu))
+    nodes = status.get("nodes")
+    tables = [_node_table(nodes)] if nodes else []
+    return Group(head, figures, *tables, _table(slots, cpu))
+
+
+def _node_table(nodes: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    titles = ("node", "slots from", "state", "heard", "jobs", "queued", "workers")
+    for title in (*titles, "busy", "crashes", "CPU", "memory", "clock"):
+        is_text = title in {"node", "state"}
+        table.add_column(title, justify="left" if is_text else "right")
+    for node in nodes:
+        suspected, crashes = node["suspected"], node["crashes"]
+        error = node["clock_error"]
+        table.add_row(
+            node["name"],
+            str(node["first_slot"]),
+            Text("silent", style="red") if suspected else Text("ready", style="green"),
+            f"{node['silent']:.1f} s ago",
+            f"{node['jobs']:,}",
+            f"{node['queued']:,}",
+            f"{node['workers']:,}",
+            f"{node['busy']:,}",
+            Text(f"{crashes:,}", style="yellow" if crashes else ""),
+            duration(node["cpu"]),
+            size_text(node["memory"]),
+            "?" if error is None else f"\N{PLUS-MINUS SIGN}{error * 1e3:.1f} ms",
+        )
+    return table
 
 
 def _table(slots: list[dict[str, Any]], cpu: dict[int, float]) -> Table:

@@ -69,10 +69,19 @@ class ClientJobs:
         """Return the agent that has *job*, if any has."""
         return self._agent_of.get(job)
 
+    def held_by(self, agent: int) -> int:
+        """Return how many jobs *agent* has; none if it is gone."""
+        known = self._agents.get(agent)
+        return 0 if known is None else len(known.in_flight.jobs) + len(known.calls)
+
+    def is_suspected(self, agent: int) -> bool:
+        """Tell whether *agent* gets no jobs for now."""
+        known = self._agents.get(agent)
+        return known is not None and known.suspected
+
     def is_alone(self, agent: int) -> bool:
         """Tell whether *agent* has at most one job."""
-        known = self._agents[agent]
-        return len(known.in_flight.jobs) + len(known.calls) <= 1
+        return self.held_by(agent) <= 1
 
     def has_begun(self, job: int) -> bool:
         """Tell whether an agent has said that *job* began."""

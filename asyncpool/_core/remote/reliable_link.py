@@ -115,6 +115,11 @@ class ReliableLink:
         return self._acknowledged
 
     @property
+    def last(self) -> int:
+        """The number of this end's newest message."""
+        return self._acknowledged + len(self._kept)
+
+    @property
     def unacknowledged(self) -> int:
         """How many messages the other end has not acknowledged."""
         return len(self._kept)
@@ -122,7 +127,7 @@ class ReliableLink:
     @property
     def unsent(self) -> bool:
         """Whether there are messages that have been in no batch."""
-        return self._acknowledged + len(self._kept) > self._sent
+        return self.last > self._sent
 
     @property
     def owes(self) -> bool:
@@ -132,7 +137,7 @@ class ReliableLink:
     def put(self, message: bytes) -> int:
         """Have *message* sent with the next batches, and return its number."""
         self._kept.append(message)
-        return self._acknowledged + len(self._kept)
+        return self.last
 
     def owe(self) -> None:
         """Have the next batch acknowledge what came, although there may be nothing to send."""

@@ -42,6 +42,7 @@ class Kind(IntEnum):
     it back, and ``LEAVE`` gives a worker back that an answer has lent.
 
     ``PAGE``: the client looks at the memory in which the agent notes which jobs begin.
+    ``FOLLOWED`` is a ``JOB`` whose end says where and when it ran.
 
     From the agent: ``BEGAN``, with many jobs.  ``ITEM``, ``HEARTBEAT``.  Then for each job one of
     ``VALUE``, ``ERROR``, which the function has raised, ``FAILED``, with an error of the pool, and
@@ -72,6 +73,7 @@ class Kind(IntEnum):
     EVENT = 21
     CLOSING = 22
     PAGE = 23
+    FOLLOWED = 24
 
 
 # A look into a dict takes half as long as the call of an enum.
@@ -89,9 +91,12 @@ class Message(NamedTuple):
         begun: How many attempts have begun before.
         priority: How urgent the job is; of a ``CREDIT`` the number of items, and of a ``FENCE``
             the agent's time, in microseconds, after which *deadline* counts.
-        deadline: Seconds until the job must be done; infinity for none.
-        wait: Seconds until the job must have begun; infinity for none.
-        place: Where the agent notes that it begins, from 1; 0 for nowhere.
+        deadline: Seconds until the job must be done; infinity for none.  Of the end of a job
+            that is followed, the agent's time when its attempt began.
+        wait: Seconds until the job must have begun; infinity for none.  Of an end, seconds that
+            the attempt ran.
+        place: Where the agent notes that it begins, from 1; 0 for nowhere.  Of an end, the slot of
+            the worker, from 1; 0 if that is not told.
         payload: What it says besides; see :func:`pack_parts` for calls and values.  Whoever has
             read a message may put what it names in its place.
     """
@@ -137,6 +142,22 @@ _NOTHING = Message(Kind.VALUE).pack()[_SHORT_HEAD.size :]
 def pack_end(kind: Kind, job: int, payload: bytes = b"") -> bytes:
     """Return the message that tells of the end of *job*, in a third of the time of :meth:`Message.pack`."""
     return _SHORT_HEAD.pack(kind, job) + _NOTHING + payload
+
+
+def pack_followed_end(
+    kind: Kind, job: int, payload: bytes, *, slot: int, began: float, run: float
+) -> bytes:
+    """Return the message that tells of the end of *job*, and of the attempt that was its last.
+
+    Args:
+        kind: How it ended.
+        job: The job.
+        payload: What comes of it.
+        slot: The slot of its worker.
+        began: When it began, on the agent's clock.
+        run: For how many seconds it ran.
+    """
+    return pack_head(kind, job, 0, 0, 0, 0, began, run, slot + 1) + payload
 
 
 def pack_parts(packed: bytes | memoryview | OutOfBandPickle | ReceivedPickle) -> bytes:

@@ -64,9 +64,9 @@ class TraceBook:
         self._shown: dict[int, _Shown] = {}
         self._taken_over: int | None = None
         self._lanes: dict[int, SlotLanes] = {}
-        self._tracks: dict[int, str] = {}  # their names
+        self._tracks: dict[int, tuple[int, int]] = {}  # their slots and lanes
         self._pids: dict[int, int] = {}
-        self._figures: dict[str, float] = {}
+        self._figures: dict[tuple[LineMaker, str], float] = {}
         self.lines = [self._make.head(name, service)]
 
     # Jobs: each of these is called for every job, so they are short.
@@ -117,15 +117,15 @@ class TraceBook:
         if lanes is None:
             lanes = self._add_lanes(slot)
         lane, begin = lanes.put(begin, run)
-        track = track_of(slot, lane)
-        if track not in self._tracks:
+        if track_of(slot, lane) not in self._tracks:
             self._add_track(slot, lane)
+        make, track = self._at(slot, lane)
         details = (
             f'"attempt":{started.attempt},"outcome":"{outcome}",'
             f'"worker":{self._pids.get(slot, 0)}'
         )
         self.lines.append(
-            self._make.job(
+            make.job(
                 job,
                 track,
                 function,
@@ -179,17 +179,17 @@ class TraceBook:
         self._shown[job] = _Shown(lane, begin)
         details = f'"attempt":{started.attempt},"worker":{self._pids.get(slot, 0)}'
         function = self._names.find(started.function)
-        track = track_of(slot, lane)
-        self.lines.append(self._make.begun(job, track, function, begin, details))
+        make, track = self._at(slot, lane)
+        self.lines.append(make.begun(job, track, function, begin, details))
 
     def _end_shown(self, started: JobStarted, end: int, outcome: str) -> int:
         lane, begin = self._shown.pop(started.job_id)
         end = max(end, begin + 1)
         self._lanes[started.slot].give_back(lane, end)
         function = self._names.find(started.function)
-        track = track_of(started.slot, lane)
+        make, track = self._at(started.slot, lane)
         details = f'"outcome":"{outcome}"'
-        self.lines.append(self._make.ended(track, function, end, details))
+        self.lines.append(make.ended(track, function, end, details))
         return end
 
     def _add_lanes(self, slot: int) -> SlotLanes:
@@ -197,11 +197,19 @@ class TraceBook:
         return lanes
 
     def _add_track(self, slot: int, lane: int) -> None:
-        track = track_of(slot, lane)
-        if track not in self._tracks:
-            name = f"slot {slot}, lane {lane}" if lane else f"slot {slot}"
-            self._tracks[track] = name
-            self.lines.append(self._make.track_name(track, name))
+        key = track_of(slot, lane)
+        if key not in self._tracks:
+            self._tracks[key] = slot, lane
+            self._name_track(slot, lane)
+
+    def _name_track(self, slot: int, lane: int) -> None:
+        make, track = self._at(slot, lane)
+        name = f"slot {slot}, lane {lane}" if lane else f"slot {slot}"
+        self.lines.append(make.track_name(track, name))
+
+    def _at(self, slot: int, lane: int) -> tuple[LineMaker, int]:
+        """Return what makes the lines of a lane, and the number of its track."""
+        return self._make, track_of(slot, lane)
 
     # The pool and its workers.
 
@@ -214,12 +222,12 @@ class TraceBook:
             self._pids[event.slot] = event.pid
         about = event.crash if isinstance(event, Crashed) else event
         slot: int | None = getattr(about, "slot", None)
-        track = None
+        make, track = self._make, None
         if slot is not None:
             self._add_track(slot, 0)
-            track = track_of(slot, 0)
+            make, track = self._at(slot, 0)
         name, args = told_of(event)
-        self.lines.append(self._make.instant(name, int(now * _MICRO), args, track))
+        self.lines.append(make.instant(name, int(now * _MICRO), args, track))
 
     def count(
         self, now: float, *, queued: int, busy: int, memory: int, omitted: int
@@ -239,19 +247,24 @@ class TraceBook:
             ("memory of the workers", "MB", round(memory / 1e6, 1)),
             ("jobs not shown", "jobs", omitted),
         )
-        for name, unit, value in figures:
-            if self._figures.get(name) != value:
-                self._figures[name] = value
-                at = int(now * _MICRO)
-                self.lines.append(self._make.counter(name, at, unit, value))
+        for figure in figures:
+            self._count(self._make, now, *figure)
+
+    def _count(
+        self, make: LineMaker, now: float, name: str, unit: str, value: float
+    ) -> None:
+        """Write a figure, if it has changed."""
+        if self._figures.get((make, name)) != value:
+            self._figures[make, name] = value
+            self.lines.append(make.counter(name, int(now * _MICRO), unit, value))
 
     def lost(self, now: float, lines: int) -> None:
         """Write that so many lines are missing, since the disk was too slow for them."""
         at, args = int(now * _MICRO), {"lines": lines}
         self.lines.append(self._make.instant("lines are missing", at, args, None))
         self._figures.clear()
-        for track, name in self._tracks.items():  # these may be among them
-            self.lines.append(self._make.track_name(track, name))
+        for slot, lane in self._tracks.values():  # these may be among them
+            self._name_track(slot, lane)
 
     def end(self, now: float) -> None:
         """Write the end of the trace."""

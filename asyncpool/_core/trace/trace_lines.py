@@ -58,17 +58,19 @@ class LineMaker:
 
     Args:
         number: What the trace calls the pool: its ``pid``.
+        pool: The number of the pool whose jobs these are; ``None`` if it is the same.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, pool: int | None = None) -> None:
         self._number = number
         self._where = f'"pid":{number},'
         # A job is known by one id, to its waiting and to its arrows: 64 bits, the pool first.
         # Its digits are decimal, and read as hexadecimal ones: that is quicker, and as unique.
-        pool = number & 0xFFFFFFF
+        queue = f'"pid":{number if pool is None else pool},'
+        pool = (number if pool is None else pool) & 0xFFFFFFF
         identity = f'"id":"0x{pool:07x}'
         self._bind = f'"bind_id":"0x{pool:07x}'
-        common = f'"cat":"queue","name":"queued",{self._where}"tid":{POOL_TRACK},'
+        common = f'"cat":"queue","name":"queued",{queue}"tid":{POOL_TRACK},'
         self._queued = f'{{"ph":"b",{common}{identity}'
         self._dequeued = f'{{"ph":"e",{common}{identity}'
         self._job = f'{{"ph":"X","cat":"job",{self._where}"tid":'
@@ -79,6 +81,11 @@ class LineMaker:
         """Return how the file begins: what the pool is called, and the track of all of it."""
         args = f'"args":{{"name":{text_of(name)},"service":{service}}}'
         return f"{HEAD}{self._where}{args}}},\n{self.track_name(POOL_TRACK, whole)}"
+
+    def process(self, name: str) -> str:
+        """Return the line that gives a further process of the trace its name."""
+        about = f'"args":{{"name":{text_of(name)}}}'
+        return f'{{"name":"process_name","ph":"M","cat":"asyncpool",{self._where}{about}}},\n'
 
     def track_name(self, track: int, name: str) -> str:
         """Return the lines that give a track its name, and its place among the others."""

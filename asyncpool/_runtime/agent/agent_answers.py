@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.remote_messages import Message, unpack_question
+from asyncpool._runtime.agent.client_stats import stats_for_client
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
@@ -16,6 +17,7 @@ from asyncpool._runtime.remote.broadcast_answers import pack_failure, pack_resul
 from asyncpool._runtime.remote.packed_calls import PACKED, PackedCall, PackedFunctions
 from asyncpool.errors import AsyncPoolError, BroadcastError
 from asyncpool.events import Event
+from asyncpool.stats import PoolStats
 
 
 class SharedByAgent(Protocol):
@@ -93,10 +95,10 @@ class Answers:
         self._pool = pool
         self._supervisor = supervisor
         self._functions = functions
-        self._plain: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "stats": lambda _: pool.stats(),
-            "retire": lambda about: pool.retire(about["slot"]),
-            "kill": lambda about: pool.kill(about["slot"]),
+        self._plain: dict[str, Callable[[AskingClient, dict[str, Any]], Any]] = {
+            "stats": self._stats,
+            "retire": lambda _, about: pool.retire(about["slot"]),
+            "kill": lambda _, about: pool.kill(about["slot"]),
         }
         self._slow: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
             "stacks": lambda about: pool.stacks(slot=about["slot"]),
@@ -129,7 +131,7 @@ class Answers:
     ) -> object:
         what = about["what"]
         if what in self._plain:
-            return self._plain[what](about)
+            return self._plain[what](client, about)
         if what in self._slow:
             return await self._slow[what](about)
         match what:
@@ -143,9 +145,13 @@ class Answers:
             case "events":
                 self._pool.add_listener(client.tell)
                 client.listen(partial(self._pool.remove_listener, client.tell))
-                return None
             case unknown:
                 raise ValueError(f"there is no {unknown!r} to ask for")
+        return None
+
+    def _stats(self, client: AskingClient, _: dict[str, Any]) -> PoolStats:
+        numbers = {job.id: number for number, job in client.jobs.items()}
+        return stats_for_client(self._pool.stats(), numbers)
 
     async def _lend(
         self, client: AskingClient, number: int, about: dict[str, Any]

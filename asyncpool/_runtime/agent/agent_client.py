@@ -92,6 +92,7 @@ class AgentClient:
         """Return what hears each kind of message."""
         return {
             Kind.JOB: self._on_job,
+            Kind.FOLLOWED: self._on_job,
             Kind.CANCEL: self._on_cancel,
             Kind.FUNCTION: self._told.on_function,
             Kind.OPTIONS: self._told.on_options,

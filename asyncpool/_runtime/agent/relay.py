@@ -18,12 +18,12 @@ from asyncpool._core.remote.remote_messages import (
     PLAIN,
     Kind,
     Message,
-    pack_end,
     pack_parts,
     split_parts,
 )
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
+from asyncpool._runtime.agent.followed_jobs import FollowedJobs
 from asyncpool._runtime.agent.relayed_job import RelayedJob
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.pool.sessions import SessionWorker
@@ -105,6 +105,7 @@ class Relay:
         self.functions = functions
         functions.job_types = {"submit": RelayedJob, "stream": StreamJob}
         self._loop = asyncio.get_running_loop()
+        self._followed = FollowedJobs(supervisor.hub)
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: dict[Job[Any], tuple[RelayClient, int]] = {}
 
@@ -115,9 +116,12 @@ class Relay:
         try:
             job = self._submit(client, call)
         except AsyncPoolError as error:
-            client.ended(number, pack_end(Kind.FAILED, number, pack_own(error)))
+            end = self._followed.pack_end(Kind.FAILED, number, pack_own(error))
+            client.ended(number, end)
             return
         client.jobs[number] = job
+        if message.kind is Kind.FOLLOWED:
+            self._followed.follow(job)
         if isinstance(job, RelayedJob):
             job.client, job.number, job.relay = client, number, self
             if job.done():
@@ -152,28 +156,33 @@ class Relay:
         number = job.number
         value = None if job.cancelled() or job.exception() else job.result()
         if type(value) is bytes:
-            client.ended(number, pack_end(Kind.VALUE, number, PLAIN + value))
+            pack_end = self._followed.pack_end
+            client.ended(number, pack_end(Kind.VALUE, number, PLAIN + value, job.id))
         elif type(value) is ReceivedPickle and client.lent is not None:
-            self._on_large(client, number, value)
+            self._on_large(client, job, value)
         else:
-            client.ended(number, _end_of(number, job))
+            client.ended(number, self._end_of(number, job))
 
     def _on_large(
-        self, client: RelayClient, number: int, value: ReceivedPickle
+        self, client: RelayClient, job: RelayedJob, value: ReceivedPickle
     ) -> None:
+        number = job.number
         assert client.lent is not None
         packed = OutOfBandPickle([value.stream], value.buffers)
         payload = client.lent.lend_at_once(packed)
         if payload is None:
-            self._spawn(self._lend(client, number, packed), "asyncpool large result")
+            self._spawn(self._lend(client, job, packed), "asyncpool large result")
         else:
-            client.ended(number, pack_end(Kind.VALUE, number, payload))
+            end = self._followed.pack_end(Kind.VALUE, number, payload, job.id)
+            client.ended(number, end)
 
     async def _lend(
-        self, client: RelayClient, number: int, packed: OutOfBandPickle
+        self, client: RelayClient, job: RelayedJob, packed: OutOfBandPickle
     ) -> None:
+        number = job.number
         payload = await _lent(client, number, packed)
-        client.ended(number, pack_end(Kind.VALUE, number, payload))
+        end = self._followed.pack_end(Kind.VALUE, number, payload, job.id)
+        client.ended(number, end)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)
@@ -195,7 +204,12 @@ class Relay:
                 client.put(Message(Kind.ITEM, number, payload=payload))
             client.push()
         del self._streams[job]
-        client.ended(number, _end_of(number, job))
+        client.ended(number, self._end_of(number, job))
+
+    def _end_of(self, number: int, job: Job[Any]) -> bytes:
+        """Return what tells the client how its job has ended."""
+        kind, payload = _outcome_of(job)
+        return self._followed.pack_end(kind, number, payload, job.id)
 
     def on_heartbeat(self, job: Job[Any], beat: Beat) -> None:
         """Pass a heartbeat on, if it is that of a client's job."""
@@ -220,16 +234,16 @@ class Relay:
         self._spawn(leaving, "asyncpool end of a session")
 
 
-def _end_of(number: int, job: Job[Any]) -> bytes:
-    """Return what tells the client how its job has ended."""
+def _outcome_of(job: Job[Any]) -> tuple[Kind, bytes]:
+    """Return how a job has ended, and what comes of it."""
     if job.cancelled():
-        return pack_end(Kind.DROPPED, number)
+        return Kind.DROPPED, b""
     error = job.exception()
     if error is None:
-        return pack_end(Kind.VALUE, number, pack_parts(job.result()))
+        return Kind.VALUE, pack_parts(job.result())
     if isinstance(error, PackedError):
-        return pack_end(Kind.ERROR, number, error.payload)
-    return pack_end(Kind.FAILED, number, pack_own(error))
+        return Kind.ERROR, error.payload
+    return Kind.FAILED, pack_own(error)
 
 
 def _call_of(call: Call) -> bytes | OutOfBandPickle:

@@ -22,6 +22,7 @@ from asyncpool._runtime.client.client_sessions import ClientSessions, packed_cal
 from asyncpool._runtime.client.job_ends import JobEnds
 from asyncpool._runtime.client.job_waits import JobWaits
 from asyncpool._runtime.client.node import Node
+from asyncpool._runtime.client.node_figures import NodeFigures
 from asyncpool._runtime.client.nodes import Nodes, no_agent
 from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.client.submissions import Submissions
@@ -60,6 +61,8 @@ class Client:
         leases: The holders of leases; submits jobs that have one.
         title: As above.
         hub: As above.
+        figures: What the agents tell of their pools.
+        left: Whether it has left the agents.
     """
 
     concurrency = 1
@@ -79,7 +82,7 @@ class Client:
         self._listens = False
         self._loop = asyncio.get_running_loop()
         self.hub = hub
-        self._left = False
+        self.left = False
         self.registry = JobRegistry(JobWatch(hub))
         self._functions = FunctionTables(self.registry.figures.functions, data)
         self.threads = Threads(self._loop)
@@ -94,6 +97,7 @@ class Client:
         )
         self.waits = JobWaits(self, self.draining.look)
         self.nodes = Nodes(self, self._questions, node_timeout)
+        self.figures = NodeFigures(self)
         self.traffic = Submissions(self, self._functions, max_queued)
 
     # What callers, maps and streams need of a supervisor.
@@ -211,6 +215,10 @@ class Client:
         for node in self.nodes:
             self._questions.send(node, "events")
 
+    def on_lost(self, node: Node) -> None:
+        """Hear that an agent is gone."""
+        self.figures.lost(node)
+
     def on_join(self, node: Node) -> None:
         """Hear that there is another agent."""
         if self._listens:
@@ -272,18 +280,19 @@ class Client:
     def close(self, finish: Finish = Finish.NONE, timeout: float | None = 0.0) -> None:
         """Give up every job and leave the agents; called as that of a local pool's supervisor."""
         del finish, timeout
-        if self._left:
+        if self.left:
             return
-        self._left = True
+        self.left = True
         self.draining.close()
         self.registry.fail_all(
             PoolClosedError(f"{self.title} was left before the job was done")
         )
         self.waits.stop()
+        self.hub.end()  # a trace ends with the figures of the nodes
+        self.figures.close()
         self.nodes.close()
         self.leases.close()
         self.draining.look()
-        self.hub.end()
 
     async def close_threads(self) -> None:
         """Wait for the threads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -226,7 +227,7 @@ class ClientSessions:
             lent.node.put(
                 Message(Kind.LEAVE, session_worker.session, options=int(fresh))
             )
-            lent.node.flush()
+            lent.node.flush(asyncio.get_running_loop().time())
             session_worker.hold.release()
 
     @staticmethod

@@ -100,7 +100,7 @@ class JobEnds:
         if isinstance(error, WorkerCrashedError):
             job._crashes += error.crashes
             if self._may_go_on(job, error.kind):
-                self._registry.lost_attempt(job)
+                self._try_again(job, crash_error(job, error.delivery))
                 self._again(job)
             else:
                 self._registry.fail(job, crash_error(job, error.delivery))
@@ -122,7 +122,7 @@ class JobEnds:
         late = timeout_error(job, error.stack)
         may = error.limit is TimeLimit.TIMEOUT
         if may and job._attempt_policy.after_exception(late, attempt=job.attempt):
-            self._registry.lost_attempt(job)
+            self._try_again(job, late)
             job._exceeded = None
             self._again(job)
         else:
@@ -135,8 +135,15 @@ class JobEnds:
         job._crashes += (_crash(job, node, silence),)
         again = self._may_go_on(job, CrashKind.CRASH)
         if again:
-            self._registry.lost_attempt(job)
+            self._try_again(job, crash_error(job, Delivery.STARTED))
         return again
+
+    def _try_again(self, job: Job[Any], error: BaseException) -> None:
+        """Note that an attempt has failed with *error*, and that the job waits for the next."""
+        self._registry.lost_attempt(job)
+        watch = self._registry.watch
+        if watch.hub.watched:
+            watch.again(job, error)
 
     def fail_lost(
         self, job: Job[Any], node: Node, silence: float, delivery: Delivery

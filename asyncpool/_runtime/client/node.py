@@ -10,15 +10,19 @@ from asyncpool._core.pickling.functions import MEMORY, Function, FunctionCache
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.client_jobs import MAX_CREDITS
-from asyncpool._core.remote.reliable_link import ReliableLink
+from asyncpool._core.remote.clock_bounds import ClockBounds
+from asyncpool._core.remote.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote.remote_messages import Kind, Message, pack_head
-from asyncpool._core.remote.slot_numbers import first_slot
+from asyncpool._core.remote.slot_numbers import SLOTS, first_slot
 from asyncpool._core.remote.suspicion import SignsOfLife
 from asyncpool._core.wire.context import JobContext
+from asyncpool._runtime.base.job_tracer import Attempt
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.begun_page import open_page
 from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new
 from asyncpool.errors import ProtocolError
+
+_MICRO = 1e6
 
 # Functions that travel with each call have numbers from here on, which stand for their names.
 _NAMES = 1 << 31
@@ -34,6 +38,7 @@ class Node:
         signs: When it was heard.
 
     Attributes:
+        clock: How far its clock is from the client's.
         first_slot: What is added to the slots of its workers, so that no other agent has them.
     """
 
@@ -49,6 +54,7 @@ class Node:
         self.link = ReliableLink(int(about["session"]))
         self.link.echo = int(about["stamp"])
         self.signs = signs
+        self.clock = ClockBounds()
         # Where the agent notes that a job begins: the place of each job, and those that are free.
         self._places: dict[int, int] = {}
         self._free = [*range(self.credits, 0, -1)]
@@ -65,9 +71,32 @@ class Node:
         """Have *message* sent with the next batch."""
         self.link.put(message.pack())
 
-    def flush(self) -> None:
+    def flush(self, now: float) -> None:
         """Send what was put."""
+        if self.link.unsent:
+            self.clock.sent(self.link.last, now)
         send_new(self.carrier, self.link)
+
+    def heard(self, batch: Batch, now: float) -> None:
+        """Take note of a sign of life, and of what it says about the agent's clock."""
+        self.signs.heard(now)
+        self.clock.heard(batch.stamp / _MICRO, batch.acknowledged, now)
+
+    def attempt_of(self, job: Job[Any], message: Message, now: float) -> Attempt:
+        """Return the attempt that the end of a followed job tells of, on the client's clock.
+
+        It did not begin before the job waited for it, and has ended by now: so much is sure,
+        however wrong the clocks are.
+
+        Raises:
+            ProtocolError: If it tells of none.
+        """
+        began, run, slot = message.deadline, message.wait, message.place - 1
+        if not (math.isfinite(began) and 0.0 <= run < math.inf and slot < SLOTS):
+            raise ProtocolError(f"an agent said that {job!r} ran for {run} s in {slot}")
+        began -= self.clock.offset(now).ahead
+        began = max(job._queued_at, min(began, now - run))
+        return Attempt(self.first_slot + slot, job._queued_at, began, run)
 
     def beat(self) -> None:
         """Show that the client is alive, and send again what may be lost."""
@@ -106,8 +135,24 @@ class Node:
             raise ProtocolError("an agent lent memory on a carrier that has none")
         return borrowed.read(payload)
 
-    def put_job(self, job: Job[Any], payload: bytes, now: float, wait: float) -> None:
-        """Give the agent a job and its call; it may wait for *wait* more seconds."""
+    def put_job(
+        self,
+        job: Job[Any],
+        payload: bytes,
+        now: float,
+        wait: float,
+        *,
+        followed: bool,
+    ) -> None:
+        """Give the agent a job and its call.
+
+        Args:
+            job: The job.
+            payload: The call.
+            now: The time.
+            wait: How many more seconds it may wait.
+            followed: Whether its end is to say where and when it ran.
+        """
         options = job._options
         function = self._tell_function(job._function)
         told = self._tell_options(options)
@@ -121,7 +166,7 @@ class Node:
             place = self._places[job.id] = self._free.pop()
         # The same as Message(...).pack(), in half of the time.
         head = pack_head(
-            Kind.JOB,
+            Kind.FOLLOWED if followed else Kind.JOB,
             job.id,
             function,
             told,

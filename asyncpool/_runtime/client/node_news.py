@@ -61,6 +61,10 @@ class NodeOwner(Protocol):
         """Hear that there is another agent."""
         ...
 
+    def on_lost(self, node: Node) -> None:
+        """Hear that an agent is gone."""
+        ...
+
     def on_closing(self) -> None:
         """Hear that the agent ends."""
         ...
@@ -112,9 +116,17 @@ class NodeNews:
         job = self._registry.jobs.get(message.job)
         if job is None:
             return  # its caller has given it up
-        if self._client.hub.listened and message.kind in _RAN:
-            self._registry.watch.running([job], 0, self._loop.time())
+        if self._client.hub.watched:
+            self._note_attempt(node, job, message)
         self._client.ends.on_end(job, message)
+
+    def _note_attempt(self, node: Node, job: Job[Any], message: Message) -> None:
+        watch, now = self._registry.watch, self._loop.time()
+        if message.place:
+            watch.attempted(job, node.attempt_of(job, message, now))
+        elif self._client.hub.listened and message.kind in _RAN:
+            # It was on its way before anybody listened.
+            watch.running([job], node.first_slot, now)
 
     def _on_began(self, node: Node, message: Message) -> None:
         now = self._loop.time()
@@ -123,7 +135,8 @@ class NodeNews:
             self._client.waits.forget(number)
             job = self._registry.jobs.get(number)
             if job is not None and self._client.hub.listened:
-                self._registry.watch.running([job], 0, now)
+                # Its end tells which slot of the node it is in.
+                self._registry.watch.running([job], node.first_slot, now)
 
     def _on_item(self, node: Node, message: Message) -> None:
         job = self._own(node, message)

@@ -154,6 +154,7 @@ class Nodes:
         self._jobs.began(node.number, node.begun())
         losses, pairs = self._jobs.lose(node.number)
         self._client.sessions.lost(node)
+        self._client.on_lost(node)
         for loss in losses:
             job = self._registry.jobs.get(loss.job)
             if job is not None:
@@ -219,7 +220,7 @@ class Nodes:
         alone = self._jobs.is_alone(number) and not self._flush_is_due
         if alone or self._unsent >= _AT_ONCE:
             self._unsent = 0
-            node.flush()
+            node.flush(now)
         else:
             self.flush_soon()
 
@@ -228,13 +229,16 @@ class Nodes:
         return job in self._loads
 
     def _put(self, node: Node, job: Job[Any], payload: bytes, now: float) -> None:
-        node.put_job(job, payload, now, self._client.waits.left(job))
+        hub = self._client.hub
+        followed = hub.watched and (hub.listened or job.id in hub.traced)
+        wait = self._client.waits.left(job)
+        node.put_job(job, payload, now, wait, followed=followed)
         job._slot = node.number
         leases = self._registry.leases
         if leases.open and job.id in leases.open:
             leases.before_sending(job, node.number)
-        if self._client.hub.traced:
-            self._registry.watch.sending(job, 0)
+        if hub.traced:
+            self._registry.watch.sending(job, node.first_slot)
         if type(job._payload) is not bytes:
             self._client.traffic.go_on()
 
@@ -276,8 +280,9 @@ class Nodes:
 
     def _flush(self) -> None:
         self._flush_is_due, self._unsent = False, 0
+        now = self._loop.time()
         for node in self._nodes.values():
-            node.flush()
+            node.flush(now)
 
     # What agents say.
 
@@ -286,7 +291,8 @@ class Nodes:
             batch = Batch.unpack(data)
             if batch.session != node.link.session or node.number not in self._nodes:
                 return
-            node.signs.heard(self._loop.time())
+            now = self._loop.time()
+            node.heard(batch, now)
             self.send(node.number, self._jobs.trust(node.number))
             for packed in node.link.receive(batch):
                 self._news.on_message(node, Message.unpack(packed))
@@ -295,7 +301,7 @@ class Nodes:
             return
         if node.number in self._nodes:
             self.send(node.number, self._jobs.refill(node.number))
-            node.flush()
+            node.flush(now)
         if not self._turned.is_set():
             self._turned.set()
         self._client.draining.look()

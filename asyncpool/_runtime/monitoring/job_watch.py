@@ -65,6 +65,13 @@ class JobWatch:
                 if self.hub.followed:
                     self._began(job, slot, at)
 
+    def attempted(self, job: Job[Any], attempt: Attempt) -> None:
+        """Take note of an attempt that has ended elsewhere."""
+        known = self._attempts.get(job.id)
+        self._attempts[job.id] = attempt
+        if known is None and self.hub.followed:
+            self._began(job, attempt.slot, attempt.began)
+
     def ran(self, job: Job[Any], slot: int, frame: Frame, at: float) -> None:
         """Take note of an attempt whose outcome, *frame*, came at *at* from *slot*."""
         hub, number, run = self.hub, job.id, frame.number / 1e6

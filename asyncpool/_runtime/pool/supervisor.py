@@ -44,6 +44,7 @@ class Supervisor:
         hub: Where its events go.
 
     Attributes:
+        hub: As above.
         status: Whether the pool is ready, broken or over.
         admission: Checks whether the pool takes a job.
         draining: Keeps the pool open while it drains.
@@ -59,6 +60,7 @@ class Supervisor:
     def __init__(self, config: SupervisorConfig, hub: PoolHub) -> None:
         parts = assemble(config, hub)
         state = self._state = parts.state
+        self.hub = hub
         self.status = parts.status
         self.admission = parts.admission
         self.draining = parts.draining

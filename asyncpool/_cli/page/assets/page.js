@@ -97,6 +97,9 @@ class Page {
     this.tiles(shown);
     for (const chart of this.charts) chart.draw(this.points, shown.whole);
     this.workers.draw(shown.slots.filter((slot) => slot.pid !== null || slot.state === "parked"));
+    const nodes = shown.program.nodes ?? [];
+    byId("nodes-card").hidden = !nodes.length;
+    this.nodes.draw(nodes);
     if (!isServer) this.drawJobs(shown);
     setText(byId("crashes-about"), this.crashes.length ? "the newest first" : shown.program.crashes ? "" : "none so far");
   }
@@ -120,6 +123,7 @@ class Page {
     byId("stream-card").hidden = byId("functions-card").hidden = isServer;
     this.functions = functionTable();
     this.workers = workerTable(this);
+    this.nodes = nodeTable();
   }
 
   head(program) {

@@ -149,6 +149,30 @@ function workerTable(page) {
   ], (row) => row.slot);
 }
 
+// Those of a pool whose workers belong to agents.
+const NODE_COLUMNS = [
+  { title: "Node", class: "name", text: (row) => row.name },
+  { title: "Slots from", class: "number", text: (row) => `${row.first_slot}` },
+  { title: "State", make: (cell) => cell.append(el("span", { class: "badge" })),
+    update: (cell, row) => {
+      setText(cell.firstChild, row.suspected ? "silent" : "ready");
+      cell.firstChild.className = `badge ${row.suspected ? "broken" : "ready"}`;
+    } },
+  { title: "Heard, ago", class: "number", text: (row) => duration(row.silent) },
+  { title: "Jobs", class: "number", text: (row) => count(row.jobs) },
+  { title: "Queued there", class: "number", text: (row) => count(row.queued) },
+  { title: "Workers", class: "number", text: (row) => count(row.workers) },
+  { title: "Busy", class: "number", text: (row) => count(row.busy) },
+  { title: "Crashes", class: "number", text: (row) => (row.crashes ? count(row.crashes) : "–") },
+  { title: "CPU time", class: "number", text: (row) => duration(row.cpu) },
+  { title: "Memory", class: "number", text: (row) => bytes(row.memory) },
+  { title: "Clock", class: "number", text: (row) => (row.clock_error === null ? "–" : `± ${duration(row.clock_error)}`) },
+];
+
+function nodeTable() {
+  return new Table(byId("nodes"), NODE_COLUMNS, (row) => row.first_slot);
+}
+
 function crashElement(crash) {
   const title = crash.signal || (crash.exit_code === null ? crash.kind : `exit code ${crash.exit_code}`);
   const facts = [`pid ${crash.pid ?? "none"}`, `up ${duration(crash.uptime)}`, `kind: ${crash.kind}`];

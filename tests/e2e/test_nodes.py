@@ -1,0 +1,218 @@
+"""What is seen of the nodes of a pool: their figures, their lanes in a trace, their clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from asyncpool import Pool, WorkerCrashedError
+from asyncpool.errors import JobTimeoutError
+from asyncpool.events import JobEnded, JobStarted
+from asyncpool.prometheus import register, unregister
+from tests.helpers import jobs
+from tests.helpers.asking import ask
+from tests.helpers.gate import Gate
+from tests.helpers.inside import asked_by, figures_of
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.nodes import nodes_pool
+from tests.helpers.patience import patience
+from tests.helpers.scraping import Figures
+from tests.helpers.traces import PROCESS, read_trace
+
+pytestmark = BOTH_LOOPS
+
+
+async def test_a_trace_has_the_slots_of_each_node_in_a_process_of_its_own(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "trace.json"
+    async with (
+        patience(),
+        Pool(2) as one,
+        Pool(1) as two,
+        nodes_pool(one, two, trace=str(path)) as pool,
+    ):
+        before = time.monotonic()
+        pids_of = [{slot.pid for slot in each.stats().slots} for each in (one, two)]
+        pids = await asyncio.gather(*(pool.submit(jobs.pid_later) for _ in range(60)))
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(os._exit, 3)
+        with pytest.raises(JobTimeoutError):
+            await pool.options(timeout=0.1).submit(time.sleep, 60)
+        after = time.monotonic()
+    trace = read_trace(path)
+    assert trace.whole
+    first, *nodes = trace.processes
+    assert first == "pool nodes"
+    assert sorted(nodes) == ["node node-0", "node node-1"]
+    ran = [s for s in trace.slices if s.args["outcome"] == "ok"]
+    assert sorted(s.args["job"] for s in ran) == [*range(1, 61)]
+    assert {s.args["outcome"] for s in trace.slices} == {"ok", "crashed", "timeout"}
+    for each in trace.slices:
+        node = int(trace.processes[each.track // PROCESS][-1])
+        slot = each.track % PROCESS // 10_000 - 1
+        assert slot in range((2, 1)[node])
+        # By the number that commands take.
+        assert trace.names[each.track] == f"slot {10_000 * node + slot}"
+        assert each.end is not None
+        assert before <= each.begin / 1e6 <= each.end / 1e6 <= after
+        [wait] = trace.waits[each.args["job"]]
+        assert wait.end == each.begin
+    nodes_used = {int(trace.processes[each.track // PROCESS][-1]) for each in ran}
+    assert nodes_used == {n for n in range(2) if not pids_of[n].isdisjoint(pids)}
+    errors = trace.counters["node node-0: error of the clock"]
+    assert errors
+    assert all(0.0 < error < 1000.0 for error in errors)
+
+
+async def test_events_say_in_which_slot_of_which_node_a_job_ran_and_when() -> None:
+    async with (
+        patience(),
+        Pool(1) as one,
+        Pool(1) as two,
+        nodes_pool(one, two) as pool,
+    ):
+        seen: list[object] = []
+        pool.add_job_listener(seen.append)
+        began = time.monotonic()
+        pids = await asyncio.gather(*(pool.submit(jobs.pid_later) for _ in range(20)))
+        ended = time.monotonic()
+        slots = {one.stats().slots[0].pid: 0, two.stats().slots[0].pid: 10_000}
+    ends = sorted(
+        (it for it in seen if isinstance(it, JobEnded)), key=lambda it: it.job_id
+    )
+    assert [it.slot for it in ends] == [slots[pid] for pid in pids]
+    for it in ends:
+        assert began <= it.at - it.run <= it.at <= ended
+        assert it.wait >= 0
+    started = {it.job_id for it in seen if isinstance(it, JobStarted)}
+    assert started == {*range(1, 21)}
+
+
+async def test_the_figures_of_nodes_and_of_their_workers() -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(2) as one,
+        Pool(2) as two,
+        nodes_pool(one, two) as pool,
+    ):
+        waiting = [pool.submit(jobs.wait_at, gate.path, str(n)) for n in range(4)]
+        visitors = [await gate.visitor(str(n)) for n in range(4)]
+        stats = await pool.stats()
+        assert [node.name for node in stats.nodes] == ["node-0", "node-1"]
+        assert [node.first_slot for node in stats.nodes] == [0, 10_000]
+        assert [node.workers for node in stats.nodes] == [2, 2]
+        assert [node.busy for node in stats.nodes] == [2, 2]
+        assert [node.jobs for node in stats.nodes] == [2, 2]
+        assert not any(node.suspected for node in stats.nodes)
+        assert all(node.memory > 0 for node in stats.nodes)
+        assert all(node.age is not None and node.age < 10 for node in stats.nodes)
+        for node in stats.nodes:  # they have the same clock
+            assert node.clock_error is not None
+            assert abs(node.clock_ahead) <= node.clock_error < 10.0
+        assert (stats.workers, stats.busy, stats.submitted) == (4, 4, 4)
+        # The numbers of jobs are those of the client, and not of each node's pool.
+        running = {job.job_id for slot in stats.slots for job in slot.running}
+        assert running == {job.id for job in waiting} == {1, 2, 3, 4}
+        assert {slot.slot for slot in stats.slots} == {0, 1, 10_000, 10_001}
+        for visitor in visitors:
+            visitor.release()
+        await asyncio.gather(*waiting)
+        # Those who have ended run no more, though no agent was asked since.
+        latest = figures_of(pool).latest()
+        assert not [job for slot in latest.slots for job in slot.running]
+        assert latest.completed == 4
+
+
+async def test_counters_outlive_the_node_that_counted() -> None:
+    async with (
+        patience(),
+        Pool(1) as one,
+        Pool(1) as two,
+        nodes_pool(one, two) as pool,
+    ):
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(os._exit, 3)
+        before = await pool.stats()
+        assert (before.crashes, len(before.nodes)) == (1, 2)
+        guilty = next(node.name for node in before.nodes if node.crashes)
+        pool.networks[int(guilty[-1])].parted = True
+        after = await pool.stats()  # as soon as the agent is given up
+        assert (after.crashes, after.restarts) == (1, before.restarts)
+        assert (after.workers, after.submitted, after.failed) == (1, 1, 1)
+        assert [slot.slot for slot in after.slots] in ([0], [10_000])
+        assert await pool.submit(jobs.square, 3) == 9
+
+
+async def test_figures_are_asked_for_while_somebody_looks() -> None:
+    async with patience(), Pool(1) as one, nodes_pool(one) as pool:
+        figures = figures_of(pool)
+        [node] = figures.latest().nodes
+        assert (node.age, node.workers) == (None, 1)  # so many lanes has it told
+        await asked_by(figures)
+        assert figures.latest().nodes[0].age is not None
+        assert figures.latest().idle == 1
+        # From a thread, as metrics are read.
+        stats = await asyncio.to_thread(figures.latest)
+        assert stats.nodes[0].name == "node-0"
+
+
+async def test_commands_see_the_nodes_and_reach_their_workers(tmp_path: Path) -> None:
+    path = tmp_path / "control"
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1) as one,
+        Pool(1) as two,
+        nodes_pool(one, two, control=str(path)) as pool,
+    ):
+        waiting = [pool.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
+        visitors = [await gate.visitor(str(n)) for n in range(2)]
+        status = await ask(str(path), "status")
+        assert status["kind"] == "pool"
+        assert [node["name"] for node in status["nodes"]] == ["node-0", "node-1"]
+        assert [node["busy"] for node in status["nodes"]] == [1, 1]
+        stacks = await ask(str(path), "stacks")
+        assert sorted(stacks["stacks"]) == ["0", "10000"]
+        assert all("wait_at" in text for text in stacks["stacks"].values())
+        found = await ask(str(path), "stacks", job=2)
+        [(slot, text)] = found["stacks"].items()
+        assert "wait_at" in text
+        there = {s["slot"]: s["job_ids"] for s in status["slots"]}
+        assert list(there[int(slot)]) == [2]
+        answer = await ask(str(path), "kill", slot=int(slot))
+        assert answer["text"] == f"the worker in slot {slot} was killed"
+        with pytest.raises(WorkerCrashedError):
+            await waiting[1]
+        visitors[0].release()
+        assert await waiting[0] == "go"
+        answer = await ask(str(path), "resize", workers=2)
+        assert answer["text"] == "2 workers on each node now, 2 on all before"
+        answer = await ask(str(path), "recycle")
+        assert answer["replaced"] == 4
+    assert not path.exists()
+
+
+async def test_metrics_have_the_nodes() -> None:
+    registry = CollectorRegistry()
+    async with patience(), Pool(1) as one, Pool(2) as two, nodes_pool(one, two) as pool:
+        register(pool, registry)
+        with pytest.raises(ValueError, match=r"^pool nodes is already registered in"):
+            register(pool, registry)
+        await pool.submit(jobs.square, 3)
+        first = Figures((await asyncio.to_thread(generate_latest, registry)).decode())
+        assert first.get("node_trusted", pool="nodes", node="node-1") == 1
+        await asked_by(figures_of(pool))
+        found = Figures((await asyncio.to_thread(generate_latest, registry)).decode())
+        assert found.get("node_workers", node="node-1", state="idle") == 2
+        assert found.get("jobs_submitted_total", pool="nodes") == 1
+        assert found.get("workers", pool="nodes", state="idle") == 3
+        assert found.get("node_clock_error_seconds", node="node-0") > 0
+        unregister(pool, registry)
+        assert b"node-0" not in generate_latest(registry)

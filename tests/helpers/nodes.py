@@ -1,0 +1,89 @@
+"""A pool with several nodes, all in this process, on a network that may be bad."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+from asyncpool import Pool, __version__
+from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._observe.opening import Beside
+from asyncpool._runtime.agent.agent import Agent
+from asyncpool._runtime.client.client import Client
+from asyncpool._runtime.remote.carrier import (
+    greeting,
+    pack_greeting,
+    unpack_greeting,
+)
+from asyncpool.ray._node_orders import NodeOrders
+from asyncpool.sharedpool._remote_pool import RemotePool
+from tests.helpers.carriers import Network
+from tests.helpers.inside import agent_of
+
+__all__ = ["NodesPool", "join", "nodes_pool"]
+
+LEASE = 2.0
+
+
+async def join(client: Client, agent: Agent, network: Network) -> None:
+    """Have the client use the agent by that network, which loses no greeting."""
+    here, there = network.way()
+    joined = asyncio.get_running_loop().create_future()
+
+    def hear(data: bytes) -> None:
+        client.nodes.join(here, unpack_greeting(data))
+        joined.set_result(None)
+
+    there.on_bytes, here.on_bytes = partial(agent.welcome, there), hear
+    here.send(pack_greeting(greeting(__version__, "pickle")))
+    await joined
+
+
+class NodesPool(NodeOrders, RemotePool):
+    """A pool whose agents are told to it.
+
+    Attributes:
+        networks: The network of each agent.
+    """
+
+    def __init__(self, agents: list[Agent], **beside: Any) -> None:
+        about: dict[str, Any] = {
+            "name": "nodes",
+            "concurrency": 1,
+            "control": None,
+            "trace": None,
+            "max_traced": None,
+        }
+        self.name = "nodes"
+        super().__init__(
+            "the pool of nodes",
+            node_timeout=LEASE * 1.5,
+            max_queued=None,
+            options=JobOptions(),
+            data=None,
+            beside=Beside(**(about | beside)),
+        )
+        self.networks = [Network(number, 0.0) for number in range(len(agents))]
+        self._agents = agents
+
+    async def start(self) -> None:
+        await self._start()
+
+    async def _reach(self, client: Client) -> None:
+        for agent, network in zip(self._agents, self.networks, strict=True):
+            await join(client, agent, network)
+
+
+@asynccontextmanager
+async def nodes_pool(*pools: Pool, **beside: Any) -> AsyncGenerator[NodesPool]:
+    """Yield a pool whose nodes have these pools; *beside* is what it has beside it."""
+    async with AsyncExitStack() as stack:
+        agents = [
+            agent_of(pool, f"node-{number}", LEASE) for number, pool in enumerate(pools)
+        ]
+        for agent in agents:
+            stack.callback(agent.close)
+        yield await stack.enter_async_context(NodesPool(agents, **beside))
