@@ -18,6 +18,10 @@ import traceback
 from collections import deque
 from types import TracebackType
 
+# Nothing is imported later, when it is needed: beside a job that computes, each of the hundred
+# system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late
+# by two seconds then.
+from asyncpool._core.profile.profile_messages import ProfileRequest
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import (
     MAX_CONFIG,
@@ -34,7 +38,9 @@ from asyncpool._worker.job.coroutines import waiting_frames
 from asyncpool._worker.job.streams import Credit
 from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool._worker.job_ending.job_claims import JobClaims
+from asyncpool._worker.job_ending.lease_fences import LeaseFences
 from asyncpool._worker.job_ending.live_stacks import live_stacks
+from asyncpool._worker.profile.sampler import Sampler
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -42,8 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from threading import ExceptHookArgs
     from typing import Protocol
-
-    from asyncpool._worker.profile.sampler import Sampler
 
     class Credits(Protocol):
         """Something that is told how many items a stream may send."""
@@ -265,8 +269,6 @@ class Control:
     def _fence(self, sequence: int, until: float) -> None:
         interrupts = self.interrupts
         if interrupts.fences is None:
-            from asyncpool._worker.job_ending.lease_fences import LeaseFences  # noqa: PLC0415 - most need none
-
             interrupts.fences = LeaseFences(
                 self._claims, interrupts.runs, self._end_lapsed
             )
@@ -333,9 +335,6 @@ class Control:
 def _start_sampler(
     request: bytes, main: int, send: Callable[[bytes, bool], None]
 ) -> Sampler:
-    from asyncpool._core.profile.profile_messages import ProfileRequest  # noqa: PLC0415 - few profiles are taken
-    from asyncpool._worker.profile.sampler import Sampler  # noqa: PLC0415 - likewise
-
     sampler = Sampler(ProfileRequest.unpack(request), main, waiting_frames, send)
     sampler.start()
     return sampler
