@@ -70,18 +70,27 @@ async def test_a_trace_has_the_slots_of_each_node_in_a_process_of_its_own(
     assert all(0.0 < error < 1000.0 for error in errors)
 
 
-async def test_events_say_in_which_slot_of_which_node_a_job_ran_and_when() -> None:
+@pytest.mark.parametrize("ahead", [0, 7200, -1])
+async def test_events_say_in_which_slot_of_which_node_a_job_ran_and_when(
+    ahead: int,
+) -> None:
+    """Also where the nodes have another time, by hours."""
     async with (
         patience(),
         Pool(1) as one,
         Pool(1) as two,
-        nodes_pool(one, two) as pool,
+        nodes_pool(one, two, ahead=ahead) as pool,
     ):
         seen: list[object] = []
         pool.add_job_listener(seen.append)
         began = time.monotonic()
-        pids = await asyncio.gather(*(pool.submit(jobs.pid_later) for _ in range(20)))
+        pids = await asyncio.gather(
+            *(pool.submit(jobs.pid_after, 0.05) for _ in range(20))
+        )
         ended = time.monotonic()
+        for node in (await pool.stats()).nodes:
+            assert node.clock_error is not None
+            assert abs(node.clock_ahead - ahead) <= node.clock_error < 10.0
         slots = {one.stats().slots[0].pid: 0, two.stats().slots[0].pid: 10_000}
     ends = sorted(
         (it for it in seen if isinstance(it, JobEnded)), key=lambda it: it.job_id
@@ -90,6 +99,8 @@ async def test_events_say_in_which_slot_of_which_node_a_job_ran_and_when() -> No
     for it in ends:
         assert began <= it.at - it.run <= it.at <= ended
         assert it.wait >= 0
+    # One after the other has waited for those before it.
+    assert max(it.wait for it in ends) >= 0.4
     started = {it.job_id for it in seen if isinstance(it, JobStarted)}
     assert started == {*range(1, 21)}
 
@@ -113,9 +124,6 @@ async def test_the_figures_of_nodes_and_of_their_workers() -> None:
         assert not any(node.suspected for node in stats.nodes)
         assert all(node.memory > 0 for node in stats.nodes)
         assert all(node.age is not None and node.age < 10 for node in stats.nodes)
-        for node in stats.nodes:  # they have the same clock
-            assert node.clock_error is not None
-            assert abs(node.clock_ahead) <= node.clock_error < 10.0
         assert (stats.workers, stats.busy, stats.submitted) == (4, 4, 4)
         # The numbers of jobs are those of the client, and not of each node's pool.
         running = {job.job_id for slot in stats.slots for job in slot.running}
@@ -216,3 +224,23 @@ async def test_metrics_have_the_nodes() -> None:
         assert found.get("node_clock_error_seconds", node="node-0") > 0
         unregister(pool, registry)
         assert b"node-0" not in generate_latest(registry)
+
+
+async def test_a_trace_shows_each_attempt_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    async with (
+        patience(),
+        Pool(1) as one,
+        Pool(1) as two,
+        nodes_pool(one, two, trace=str(path)) as pool,
+    ):
+        again = pool.options(max_attempts=2)
+        assert await again.submit(jobs.exit_first, 3) == 2
+    trace = read_trace(path)
+    first, second = trace.of_job(1)
+    assert (first.args["attempt"], first.args["outcome"]) == (1, "retry")
+    assert (second.args["attempt"], second.args["outcome"]) == (2, "ok")
+    assert first.end is not None
+    assert first.end <= second.begin
+    assert [wait.args["then"] for wait in trace.waits[1]] == ["begun", "begun"]
+    assert len(trace.arrows) == 1

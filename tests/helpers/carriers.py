@@ -9,11 +9,15 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from asyncpool._core.remote.reliable_link import Batch
+from asyncpool._core.remote.remote_messages import Kind, Message
 from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool.errors import ProtocolError
 
 __all__ = ["End", "Network"]
+
+_ENDS = (Kind.VALUE, Kind.ERROR, Kind.FAILED)
 
 
 class End:
@@ -57,6 +61,7 @@ class Network:
         ways: The two ends of each way.
         mute: The end of which nothing comes through, if there is one.
         counts: How many pieces were sent, and how many were lost.
+        ahead: Seconds that the clocks of agents, whose ends are the second ones, are ahead.
     """
 
     def __init__(self, seed: int, faults: float) -> None:
@@ -66,6 +71,7 @@ class Network:
         self.ways: list[tuple[End, End]] = []
         self.mute: End | None = None
         self.counts = [0, 0]
+        self.ahead = 0
 
     def way(self) -> tuple[End, End]:
         """Return the two ends of a way."""
@@ -76,6 +82,9 @@ class Network:
 
     def carry(self, end: End, data: bytes) -> None:
         self.counts[0] += 1
+        if self.ahead and not data.startswith(b"{"):
+            is_agent = any(end is agent for _, agent in self.ways)
+            data = _shifted(data, self.ahead if is_agent else -self.ahead)
         if self.parted or end is self.mute or self._random.random() < self.faults:
             self.counts[1] += 1
             return
@@ -94,3 +103,17 @@ def _drop(data: bytes) -> None:
 
 def _nothing() -> None:
     pass
+
+
+def _shifted(data: bytes, ahead: int) -> bytes:
+    """Return a batch with other times of the agent's clock in it."""
+    batch, micro = Batch.unpack(data), ahead * 1_000_000
+    messages = []
+    for packed in batch.messages:
+        message = Message.unpack(packed)
+        if message.kind in _ENDS and message.place:
+            message = message._replace(deadline=message.deadline + ahead)
+        messages.append(message.pack())
+    stamp = batch.stamp and batch.stamp + micro
+    echo = batch.echo and batch.echo + micro
+    return batch._replace(stamp=stamp, echo=echo, messages=messages).pack()

@@ -37,6 +37,11 @@ async def pid_later() -> int:
     return os.getpid()
 
 
+def pid_after(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
 def pid_for(_item: object) -> int:
     return os.getpid()
 
@@ -564,6 +569,13 @@ _CHOICES: dict[str, Callable[[Any], Any]] = {
     "sleep": time.sleep,
     "exhaust": lambda _: exhaust_memory(),
 }
+
+
+def exit_first(status: int) -> int:
+    """Return the number of the attempt, unless it is the first one."""
+    if (attempt := asyncpool.current_job().attempt) == 1:
+        os._exit(status)
+    return attempt
 
 
 def fail_before_attempt_3(item: int) -> tuple[int, int]:

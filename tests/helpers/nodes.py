@@ -49,7 +49,7 @@ class NodesPool(NodeOrders, RemotePool):
         networks: The network of each agent.
     """
 
-    def __init__(self, agents: list[Agent], **beside: Any) -> None:
+    def __init__(self, agents: list[Agent], ahead: int, **beside: Any) -> None:
         about: dict[str, Any] = {
             "name": "nodes",
             "concurrency": 1,
@@ -67,6 +67,8 @@ class NodesPool(NodeOrders, RemotePool):
             beside=Beside(**(about | beside)),
         )
         self.networks = [Network(number, 0.0) for number in range(len(agents))]
+        for network in self.networks:
+            network.ahead = ahead
         self._agents = agents
 
     async def start(self) -> None:
@@ -78,12 +80,20 @@ class NodesPool(NodeOrders, RemotePool):
 
 
 @asynccontextmanager
-async def nodes_pool(*pools: Pool, **beside: Any) -> AsyncGenerator[NodesPool]:
-    """Yield a pool whose nodes have these pools; *beside* is what it has beside it."""
+async def nodes_pool(
+    *pools: Pool, ahead: int = 0, **beside: Any
+) -> AsyncGenerator[NodesPool]:
+    """Yield a pool whose nodes have these pools.
+
+    Args:
+        *pools: The pools.
+        ahead: Seconds that the clocks of the nodes are ahead.
+        **beside: What the pool has beside it.
+    """
     async with AsyncExitStack() as stack:
         agents = [
             agent_of(pool, f"node-{number}", LEASE) for number, pool in enumerate(pools)
         ]
         for agent in agents:
             stack.callback(agent.close)
-        yield await stack.enter_async_context(NodesPool(agents, **beside))
+        yield await stack.enter_async_context(NodesPool(agents, ahead, **beside))
