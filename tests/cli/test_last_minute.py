@@ -88,11 +88,11 @@ def test_nodes_are_rows_of_the_status() -> None:
     console = Console(width=200, record=True, file=StringIO())
     console.print(status_view(pool_status(nodes=nodes, slots=[slot(0)])))
     lines = [" ".join(row.split()) for row in console.export_text().splitlines()]
-    [head] = [row for row in lines if row.startswith("node ")]
+    [head] = [row for row in lines if row.endswith(" node")]
     at = lines.index(head)
     assert lines[at + 1 : at + 3] == [
-        "10.0.0.1 0 ready 0.5 s ago 3 2 4 3 5 1:02 5 MB \N{PLUS-MINUS SIGN}1.5 ms",
-        "10.0.0.2 10000 silent 0.5 s ago 3 2 4 3 5 1:02 5 MB ?",
+        "0+ ready 0.5 s 3 2 3/4 5 1:02 5 MB \N{PLUS-MINUS SIGN}1.5 ms 10.0.0.1",
+        "10000+ silent 0.5 s 3 2 3/4 5 1:02 5 MB ? 10.0.0.2",
     ]
     console.print(status_view(pool_status(slots=[slot(0)])))
     assert "node" not in console.export_text()

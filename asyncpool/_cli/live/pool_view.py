@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -51,26 +51,26 @@ def pool_view(status: dict[str, Any], cpu: dict[int, float]) -> RenderableType:
 
 def _node_table(nodes: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    titles = ("node", "slots from", "state", "heard", "jobs", "queued", "workers")
-    for title in (*titles, "busy", "crashes", "CPU", "memory", "clock"):
-        is_text = title in {"node", "state"}
-        table.add_column(title, justify="left" if is_text else "right")
+    titles = ("slots", "state", "heard", "jobs", "queued", "busy", "crashes")
+    for title in (*titles, "CPU", "memory", "clock"):
+        side: JustifyMethod = "left" if title == "state" else "right"
+        table.add_column(title, justify=side, no_wrap=True)
+    table.add_column("node", overflow="ellipsis")  # the only one that gives way
     for node in nodes:
         suspected, crashes = node["suspected"], node["crashes"]
         error = node["clock_error"]
         table.add_row(
-            node["name"],
-            str(node["first_slot"]),
+            f"{node['first_slot']}+",
             Text("silent", style="red") if suspected else Text("ready", style="green"),
-            f"{node['silent']:.1f} s ago",
+            f"{node['silent']:.1f} s",
             f"{node['jobs']:,}",
             f"{node['queued']:,}",
-            f"{node['workers']:,}",
-            f"{node['busy']:,}",
+            f"{node['busy']:,}/{node['workers']:,}",
             Text(f"{crashes:,}", style="yellow" if crashes else ""),
             duration(node["cpu"]),
             size_text(node["memory"]),
             "?" if error is None else f"\N{PLUS-MINUS SIGN}{error * 1e3:.1f} ms",
+            node["name"],
         )
     return table
 
