@@ -22,6 +22,7 @@ PURE = {
     "bisect",
     "cloudpickle",
     "collections",
+    "contextvars",
     "copyreg",
     "dataclasses",
     "enum",

@@ -6,6 +6,7 @@ import functools
 import operator
 import sys
 import types
+from contextvars import ContextVar
 from types import FunctionType
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -29,6 +30,23 @@ class _Known:
     in_use: bool = False
     listeners: tuple[Callable[[], None], ...] = ()
     importing: str = ""
+
+
+# Whether what is pickled in this context is for workers that cannot import the script.
+_abroad: ContextVar[bool] = ContextVar("asyncpool abroad", default=False)
+
+
+class Abroad:
+    """A context in which all of ``__main__`` is pickled by value.
+
+    Workers of another program have another ``__main__``, or none.
+    """
+
+    def __enter__(self) -> None:
+        self._before = _abroad.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _abroad.reset(self._before)
 
 
 class Importing:
@@ -55,17 +73,17 @@ def know(script: Script | None) -> None:
 
 
 def script() -> Script | None:
-    """Return that script."""
-    return _Known.script
+    """Return that script, as far as those can import it who get what is pickled."""
+    return None if _abroad.get() else _Known.script
 
 
 def is_importable(thing: object) -> bool:
     """Tell whether workers find this function or class in the script that they import."""
-    script = _Known.script
-    if script is None or getattr(thing, "__module__", None) != "__main__":
+    known = script()
+    if known is None or getattr(thing, "__module__", None) != "__main__":
         return False
     path = path_of(thing)
-    found = path.partition(".")[0] in script.importable and is_at(path, thing)
+    found = path.partition(".")[0] in known.importable and is_at(path, thing)
     if found and not _Known.in_use:
         _Known.in_use = True
         for listener in _Known.listeners:

@@ -11,6 +11,7 @@ from asyncpool._core.placement.broadcasts import Broadcast
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.reliable_link import MAX_PAYLOAD
+from asyncpool._core.remote.remote_functions import RemoteFunctionTable
 from asyncpool._core.remote.remote_messages import Kind, Message
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.frames import Frame
@@ -84,7 +85,8 @@ class Client:
         self.hub = hub
         self.left = False
         self.registry = JobRegistry(JobWatch(hub))
-        self._functions = FunctionTables(self.registry.figures.functions, data)
+        totals = self.registry.figures.functions
+        self._functions = FunctionTables(totals, data, RemoteFunctionTable)
         self.threads = Threads(self._loop)
         self.jobs = ClientJobs()
         self.draining = ClientHolds(self.registry)
@@ -236,7 +238,9 @@ class Client:
         self.traffic.check(options)
         serializer = serializer_of(self._data, function, options)
         call = (function, args, kwargs)
-        payload = await pack_broadcast(self.threads, self._data, call, options)
+        payload = await pack_broadcast(
+            self.threads, self._data, call, options, abroad=True
+        )
         about = Broadcast.of(0, function, b"")
         nodes = self.usual_nodes()
         asked = [

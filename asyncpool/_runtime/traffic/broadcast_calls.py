@@ -7,6 +7,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
+from asyncpool._core.main.main_module import Abroad
 from asyncpool._core.pickling.out_of_band import StreamTooLongError, dump
 from asyncpool._core.pickling.serializers import PICKLE, Serializer
 from asyncpool._core.policies.job_options import JobOptions
@@ -40,9 +41,21 @@ def serializer_of(
 
 
 async def pack_broadcast(
-    threads: Threads, data: DataOnly | None, call: Call, options: JobOptions
+    threads: Threads,
+    data: DataOnly | None,
+    call: Call,
+    options: JobOptions,
+    *,
+    abroad: bool = False,
 ) -> bytes:
     """Return the call of a broadcast, pickled.
+
+    Args:
+        threads: They pickle it.
+        data: What calls may be, if the pool is data only.
+        call: The function and its arguments.
+        options: Those of the broadcast.
+        abroad: Whether the workers are another program's.
 
     Raises:
         JobNotPicklableError: If it cannot be pickled.
@@ -52,7 +65,7 @@ async def pack_broadcast(
     Cancellation:
         Safe.
     """
-    unwanted, pack = threading.Event(), _pack
+    unwanted, pack = threading.Event(), _pack_abroad if abroad else _pack
     if data is not None:
         pack = functools.partial(_pack_data, data, options.codec or data.how)
     packing = threads.pickle(pack, call, unwanted=unwanted.is_set)
@@ -79,6 +92,11 @@ async def pack_broadcast(
 
 def _pack(call: tuple[Any, ...], pause: Pause) -> bytes:
     return b"".join(dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True).pieces)
+
+
+def _pack_abroad(call: tuple[Any, ...], pause: Pause) -> bytes:
+    with Abroad():
+        return _pack(call, pause)
 
 
 def _pack_data(

@@ -25,16 +25,22 @@ class FunctionTables:
     Args:
         totals: Where their jobs are counted.
         data: What the pool allows, if it is data only.
+        table: The class of the usual table, if it is not data only.
 
     Attributes:
         usual: Those of jobs without a codec of their own.
     """
 
-    def __init__(self, totals: FunctionTotals, data: DataOnly | None) -> None:
+    def __init__(
+        self,
+        totals: FunctionTotals,
+        data: DataOnly | None,
+        table: type[FunctionTable] = FunctionTable,
+    ) -> None:
         self._totals = totals
         self._data = data
         self._by_format: dict[Format, FunctionTable] = {}
-        self.usual = FunctionTable(self._totals)
+        self.usual = table(self._totals)
         if self._data is not None:
             self.usual = self._table_for(self._data, self._data.how)
             self._by_format[self._data.how] = self.usual

@@ -1,0 +1,47 @@
+"""The functions of a client, whose workers belong to another program.
+
+What is in ``__main__`` travels by value, whatever the workers of this program can import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from asyncpool._core.main.main_module import Abroad, script
+from asyncpool._core.pickling.calls import load_details, load_value, pack_job
+from asyncpool._core.pickling.errors import load_error
+from asyncpool._core.pickling.functions import FunctionTable
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, is_heavy
+from asyncpool._core.pickling.serializers import Serializer
+
+
+def _pack_job(
+    function: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    **how: Any,
+) -> bytes | OutOfBandPickle:
+    if script() is None:  # as in most programs, and the context takes 0.5 us
+        return pack_job(function, args, kwargs, **how)
+    with Abroad():
+        return pack_job(function, args, kwargs, **how)
+
+
+REMOTE_PICKLE = Serializer(
+    pack_job=_pack_job,
+    load_value=load_value,
+    load_item=load_value,
+    load_error=load_error,
+    load_details=load_details,
+    is_heavy=is_heavy,
+)
+
+
+class RemoteFunctionTable(FunctionTable):
+    """Those of a client that pickles; see :class:`FunctionTable`."""
+
+    def _describe(self, function: Callable[..., Any]) -> tuple[bytes, Serializer]:
+        with Abroad():
+            payload, _ = super()._describe(function)
+        return payload, REMOTE_PICKLE
