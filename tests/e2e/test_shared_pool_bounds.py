@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncGenerator
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,13 @@ def asked(number: int) -> Message:
         ([Message(Kind.OPTIONS, payload=b"{")], "Expecting"),
         ([Message(Kind.OPTIONS, payload=b'{"limits": {"timeout": -1}}')], "timeout"),
         ([Message(Kind.OPTIONS, payload=b'{"limits": {"evil": 1}}')], "evil"),
+        ([Message(Kind.OPTIONS, payload=b'{"limits": {}, "key": "k"}')], "key of type"),
+        ([FUNCTION, OPTIONS, job(1, begun=1 << 16)], "job 1 with false numbers"),
+        ([FUNCTION, OPTIONS, job(1)._replace(wait=-1.0)], "job 1 with false numbers"),
+        (
+            [FUNCTION, OPTIONS, job(1)._replace(deadline=nan)],
+            "job 1 with false numbers",
+        ),
         ([asked(n) for n in range(300)], "256 at once"),
     ],
 )

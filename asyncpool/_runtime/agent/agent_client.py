@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._core.remote.lent_parts import LENT
 from asyncpool._core.remote.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote.remote_messages import Kind, Message, pack_numbers
+from asyncpool._core.wire.frames import MAX_ATTEMPTS
 from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.client_calls import ClientCalls
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
@@ -190,6 +192,11 @@ class AgentClient:
         handler(message)
 
     def _on_job(self, message: Message) -> None:
+        # Here, where it costs this client alone: the pool gets the job in a turn of all clients.
+        # A comparison with NaN is false.
+        is_timed = message.wait > 0 and message.deadline >= -math.inf
+        if message.begun >= MAX_ATTEMPTS or not is_timed:
+            raise ProtocolError(f"the client sent job {message.job} with false numbers")
         payload = message.payload
         if payload.startswith(LENT):
             # At once: whoever drops what was lent gives it back by that.

@@ -9,6 +9,7 @@ from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.remote_messages import Message
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.relay import Call, Payload, Relay
+from asyncpool.errors import ProtocolError
 
 
 class ClientCalls:
@@ -35,11 +36,18 @@ class ClientCalls:
         self._functions.add(message.function, function)
 
     def on_options(self, message: Message) -> None:
-        """Remember options."""
+        """Remember options.
+
+        Raises:
+            ProtocolError: If the key is none; JobOptions checks the rest.
+        """
         told = json.loads(message.payload)
+        limits, key = JobLimits(**told["limits"]), told.get("key")
+        if key is not None and type(key) is not int:
+            raise ProtocolError(f"the client sent a key of type {type(key).__name__}")
         options = JobOptions(
-            limits=JobLimits(**told["limits"]),
-            key=told.get("key"),
+            limits=limits,
+            key=key,
             codec=self._relay.functions,
             via="stream" if "prefetch" in told else "submit",
             prefetch=told.get("prefetch", 1),
