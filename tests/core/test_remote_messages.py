@@ -59,7 +59,15 @@ def test_a_question_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", bytes(3), b"\0\0\0\2{", b"\0\0\0\2[]", b"\0\0\0\2{}"]
+    "data",
+    [
+        b"",
+        bytes(3),
+        b"\0\0\0\2{",
+        b"\0\0\0\2[]",
+        b"\0\0\0\2{}",
+        b"\0\1\0\0" + b"[" * (1 << 16),
+    ],
 )
 def test_what_is_no_question_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="a question"):

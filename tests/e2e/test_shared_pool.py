@@ -120,6 +120,8 @@ async def test_time_limits_and_cancelling_hold_through_the_agent(
         assert (await pool.stats()).workers == 2
         with pytest.raises(ValueError, match="workers"):
             await pool.resize(0)
+        with pytest.raises(ValueError, match="at most 4096 workers, not 1000000000"):
+            await pool.resize(1_000_000_000)
 
 
 async def test_a_killed_server_costs_what_had_begun_and_nothing_hangs(

@@ -229,7 +229,7 @@ def unpack_question(data: bytes) -> tuple[dict[str, Any], bytes]:
     try:
         end = _COUNT.size + _COUNT.unpack_from(data)[0]
         found = json.loads(data[_COUNT.size : end])
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, RecursionError) as error:
         raise ProtocolError(f"a question cannot be read: {error}") from None
     match found:
         case {"what": str()}:

@@ -30,6 +30,9 @@ from asyncpool.errors import ProtocolError
 _LOGGER = logging.getLogger("asyncpool")
 _MICRO = 1e6
 
+# What a client's false message leads to; RecursionError is that of JSON in very many brackets.
+_MISTAKES = (ProtocolError, LookupError, ValueError, TypeError, RecursionError)
+
 # Events and heartbeats are dropped while so many messages wait for a client.
 _MOST_NEWS = 1024
 
@@ -170,7 +173,7 @@ class AgentClient:
             for packed in self._link.receive(batch):
                 self._on_message(Message.unpack(packed))
             self._begin_pending()
-        except (ProtocolError, LookupError, ValueError, TypeError) as error:
+        except _MISTAKES as error:
             self._refuse(error)
             return
         self._turns.turn()
