@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncGenerator
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +264,10 @@ GREETING = greeting(__version__, "pickle") | {
         (pack_greeting(GREETING | {"credits": -1}),),
         (pack_greeting(GREETING | {"credits": 0}),),
         (pack_greeting(GREETING | {"page": None}),),
-        (pack_greeting(GREETING | {"lease": float("nan")}),),
+        (pack_greeting(GREETING | {"session": 1 << 64}),),
+        (pack_greeting(GREETING | {"stamp": 1 << 64}),),
+        (pack_greeting(GREETING | {"lease": nan}),),
+        (pack_greeting(GREETING | {"lease": inf}),),
     ],
 )
 async def test_what_is_no_agent_is_refused(answers: tuple[bytes, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -22,13 +23,19 @@ _PATIENCE = 1.5
 # How often in that time each end says something, if it has nothing to say.
 _BEATS = 8
 
+# But not more often than so many seconds, if the time is very short.
+_SHORTEST_BEAT = 0.001
+
+# The largest number of a session or a time that a batch can have.
+_MOST = (1 << 64) - 1
+
 # The most bytes of a greeting.
 MAX_GREETING = 1 << 16
 
 
 def beat_every(lease: float) -> float:
     """Return how many seconds an end may be silent."""
-    return lease / _BEATS
+    return max(lease / _BEATS, _SHORTEST_BEAT)
 
 
 def node_timeout(lease: float) -> float:
@@ -129,7 +136,9 @@ def flaw(about: dict[str, Any]) -> str:
         value = about.get(name)
         if type(value) is not kind or (kind is not str and not value >= 0):  # type: ignore[operator]
             return "it does not answer as an agent does"
-    if not (about["lease"] > 0 and about["credits"] > 0):
+    # What a batch has no room for would fail with each batch, and not here.
+    fits = max(about["session"], about["stamp"]) <= _MOST
+    if not (fits and 0 < about["lease"] < math.inf and about["credits"] > 0):
         return "it does not answer as an agent does"
     return ""
 
