@@ -276,6 +276,14 @@ async def test_what_is_no_agent_is_refused(answers: tuple[bytes, ...]) -> None:
             await connect(address).start()
 
 
+def nested() -> object:
+    """Return what has a repr() of 2**60 brackets."""
+    value: object = ()
+    for _ in range(60):
+        value = value, value
+    return value
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -283,6 +291,9 @@ async def test_what_is_no_agent_is_refused(answers: tuple[bytes, ...]) -> None:
         Message(Kind.ITEM, 1, payload=bytes(4)),
         Message(Kind.FAILED, 1, payload=b"cos\nsystem\n(S'false'\ntR."),
         Message(Kind.FAILED, 1, payload=pack_own(5)),
+        Message(Kind.FAILED, 1, payload=pack_own(nested())),
+        Message(Kind.EVENT, payload=pack_own(nested())),
+        Message(Kind.WORKER, 1, payload=pack_own(nested())),
         Message(Kind.VALUE, 1, payload=b"\0\0\0\x09"),
         Message(Kind.EVENT, payload=b"x"),
         Message(Kind.EVENT, payload=pack_own("no event")),

@@ -37,6 +37,15 @@ def pack_own(value: object) -> bytes:
     return buffer.getvalue()
 
 
+def kind_of(value: object) -> str:
+    """Return what errors call something that should not have come.
+
+    Not its repr(): a tuple of two equal tuples of two equal tuples, and so on, is a few bytes here,
+    and has one that takes for ever.
+    """
+    return f"an object of type {type(value).__name__}"
+
+
 def load_own(data: bytes) -> Any:
     """Read what :func:`pack_own` has returned.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.remote.own_objects import load_own
+from asyncpool._core.remote.own_objects import kind_of, load_own
 from asyncpool._core.remote.remote_messages import Kind, Message
 from asyncpool._runtime.client.node import Node, written_limits
 from asyncpool._runtime.client.questions import Questions
@@ -194,7 +194,7 @@ class ClientSessions:
             case (int(slot), int(pid), bool(gone), crash):
                 pass
             case other:
-                raise ProtocolError(f"an agent told of a worker {other!r}")
+                raise ProtocolError(f"an agent told of a worker by {kind_of(other)}")
         if lent is None:
             return []
         worker, slot = lent.worker, lent.node.first_slot + slot

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
-from asyncpool._core.remote.own_objects import load_own
+from asyncpool._core.remote.own_objects import kind_of, load_own
 from asyncpool._core.remote.remote_messages import (
     PLAIN,
     Kind,
@@ -111,7 +111,7 @@ class JobEnds:
                 job.attempt -= 1
             self._registry.fail(job, error)
         else:
-            raise ProtocolError(f"an agent sent {error!r} as an error")
+            raise ProtocolError(f"an agent sent {kind_of(error)} as an error")
 
     def _on_expired(self, job: Job[Any], error: JobTimeoutError) -> None:
         if error.attempt:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.lent_parts import LENT
-from asyncpool._core.remote.own_objects import load_own
+from asyncpool._core.remote.own_objects import kind_of, load_own
 from asyncpool._core.remote.remote_messages import Kind, Message, unpack_numbers
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.pool_hub import PoolHub
@@ -182,7 +182,7 @@ class NodeNews:
     def _on_event(self, node: Node, message: Message) -> None:
         event: Any = load_own(message.payload)
         if not isinstance(event, Event):
-            raise ProtocolError(f"an agent told of {event!r} as an event")
+            raise ProtocolError(f"an agent told of {kind_of(event)} as an event")
         slot = getattr(event, "slot", None)
         if node.first_slot and slot is not None:
             event = replace(event, slot=node.first_slot + slot)

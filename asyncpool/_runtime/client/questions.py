@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from asyncpool._core.remote.own_objects import load_own
+from asyncpool._core.remote.own_objects import kind_of, load_own
 from asyncpool._core.remote.remote_messages import Kind, Message, pack_question
 from asyncpool._runtime.client.node import Node
 from asyncpool.errors import AsyncPoolError, PoolClosedError, ProtocolError
@@ -114,4 +114,4 @@ def _read(answer: object) -> Any:
         case (False, (str(name), str(text))):
             raise _MISTAKES.get(name, ValueError)(text)
         case _:
-            raise ProtocolError(f"an agent answered {answer!r}")
+            raise ProtocolError(f"an agent answered by {kind_of(answer)}")
