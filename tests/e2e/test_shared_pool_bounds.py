@@ -29,6 +29,7 @@ from asyncpool._core.wire.frames import HEADER_SIZE, FrameKind, header
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.remote.carrier import greeting, pack_greeting
 from asyncpool._runtime.remote.unix_carrier import UnixCarrier
+from asyncpool.enums import Delivery
 from asyncpool.errors import JobNotPicklableError, NodeLostError, ProtocolError
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, SharedPool, connect
@@ -312,6 +313,31 @@ async def test_an_agent_that_breaks_the_rules_is_lost(message: Message) -> None:
         raws[0].say_messages(Message(Kind.BEGAN, payload=pack_numbers([1])), message)
         with pytest.raises(NodeLostError):
             await sent
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Message(Kind.FAILED, 1, payload=pack_own(5)),
+        Message(Kind.VALUE, 1, payload=b"\0\0\0\x09"),
+    ],
+)
+async def test_a_job_whose_end_cannot_be_read_counts_as_begun(end: Message) -> None:
+    """Its agent says that it has ended, though not how: whoever called it must not call again."""
+    async with (
+        patience(),
+        false_agent(pack_greeting(GREETING)) as (address, raws),
+        connect(address) as pool,
+    ):
+        ended, other = pool.submit(jobs.square, 2), pool.submit(jobs.square, 3)
+        await raws[0].hear()
+        raws[0].say_messages(end)
+        with pytest.raises(NodeLostError) as lost:
+            await ended
+        assert lost.value.delivery is Delivery.STARTED
+        with pytest.raises(NodeLostError) as lost:
+            await other
+        assert lost.value.delivery is Delivery.SENT
 
 
 async def test_a_bug_in_one_end_ends_the_connection_at_both() -> None:

@@ -21,6 +21,7 @@ from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.state.registry import JobRegistry
+from asyncpool.enums import Delivery
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Event
 
@@ -116,9 +117,18 @@ class NodeNews:
         job = self._registry.jobs.get(message.job)
         if job is None:
             return  # its caller has given it up
-        if self._client.hub.watched:
-            self._note_attempt(node, job, message)
-        self._client.ends.on_end(job, message)
+        try:
+            if self._client.hub.watched:
+                self._note_attempt(node, job, message)
+            self._client.ends.on_end(job, message)
+        except BaseException as error:
+            # The agent is lost for that, and its jobs with it, of which this is none any more.
+            if not job.done():
+                self._client.ends.fail_lost(job, node, 0.0, Delivery.STARTED)
+            if isinstance(error, ProtocolError) or not isinstance(error, Exception):
+                raise
+            # An error of asyncpool's own may have attributes that no agent gives it.
+            raise ProtocolError(f"the end of {job!r} cannot be read") from error
 
     def _note_attempt(self, node: Node, job: Job[Any], message: Message) -> None:
         watch, now = self._registry.watch, self._loop.time()
