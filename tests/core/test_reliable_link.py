@@ -26,6 +26,14 @@ def test_what_is_no_batch_is_refused(data: bytes) -> None:
         Batch.unpack(data)
 
 
+def test_only_a_single_message_may_be_large() -> None:
+    large = bytes(4 * MAX_BATCH)
+    assert Batch.unpack(Batch(1, 1, 0, 0, 0, [large]).pack()).messages == [large]
+    for several in ([large, b""], [b""] * MAX_BATCH):
+        with pytest.raises(ProtocolError, match="a batch of"):
+            Batch.unpack(Batch(1, 1, 0, 0, 0, several).pack())
+
+
 def test_a_message_arrives_once_whatever_comes_twice_or_early() -> None:
     one, other = ReliableLink(1), ReliableLink(1)
     one.put(b"a")

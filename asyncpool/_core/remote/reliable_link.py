@@ -30,6 +30,10 @@ _SIZE = struct.Struct(">I")
 # The most bytes of messages in a batch, unless a single message has more.
 MAX_BATCH = 1 << 18
 
+# The most that a batch of several messages takes, with what is before each of them.  Whoever gets
+# it reads them in one turn of its loop.
+_MOST_OF_SEVERAL = MAX_BATCH << 1
+
 # The most bytes that a call or a result may have, and with it a batch.
 MAX_PAYLOAD = 1 << 30
 MAX_PIECE = MAX_PAYLOAD + (1 << 20)
@@ -73,6 +77,10 @@ class Batch(NamedTuple):
         """
         try:
             *head, count = _HEAD.unpack_from(data)
+            if count > 1 and len(data) > _MOST_OF_SEVERAL:
+                raise ProtocolError(
+                    f"a batch of {count} messages has {len(data)} bytes"
+                )
             at, messages = _HEAD.size, list[bytes]()
             for _ in range(count):
                 begin = at + _SIZE.size
