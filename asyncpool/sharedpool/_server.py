@@ -24,8 +24,10 @@ from asyncpool.pool import Pool
 
 _BACKLOG = 64
 
-# Seconds that a client has to say who it is.
+# Seconds that a client has to say who it is, and how many may have that time at once: each of
+# them has a descriptor of this process.
 _PATIENCE = 10.0
+_MOST_STRANGERS = 64
 
 # Seconds until the next try, when this process may open no more files.
 _PAUSE = 0.1
@@ -151,13 +153,22 @@ class PoolServer:
         carrier.on_gone = partial(self._cut, carrier)
         late = self._loop.call_later(_PATIENCE, self._cut, carrier)
         self._greeted[carrier] = late
+        if len(self._greeted) >= _MOST_STRANGERS:
+            self._loop.remove_reader(self._sock)  # until one has said who it is
         self._carriers.add(carrier)
         carrier.ended.add_done_callback(lambda _: self._carriers.discard(carrier))
 
     def _on_hello(self, carrier: UnixCarrier, data: bytes) -> None:
-        self._greeted.pop(carrier).cancel()
+        self._known(carrier)
         self._agent.welcome(carrier, data)
 
     def _cut(self, carrier: UnixCarrier) -> None:
-        self._greeted.pop(carrier).cancel()
+        self._known(carrier)
         carrier.abort()
+
+    def _known(self, carrier: UnixCarrier) -> None:
+        """Wait no longer for what a client says first."""
+        was_full = len(self._greeted) >= _MOST_STRANGERS
+        self._greeted.pop(carrier).cancel()
+        if was_full and self._sock.fileno() >= 0:
+            self._listen()

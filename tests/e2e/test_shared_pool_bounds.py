@@ -33,6 +33,7 @@ from asyncpool.enums import Delivery
 from asyncpool.errors import JobNotPicklableError, NodeLostError, ProtocolError
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, SharedPool, connect
+from asyncpool.sharedpool._server import _MOST_STRANGERS
 from tests.helpers import jobs
 from tests.helpers.gate import short_folder
 from tests.helpers.inside import waiting_jobs
@@ -182,6 +183,27 @@ async def test_a_greeting_has_a_bound_and_so_have_clients(tmp_path: Path) -> Non
             with pytest.raises(ProtocolError, match="1 clients use this pool already"):
                 await connect(f"unix:{path}").start()
             assert await one.submit(jobs.square, 2) == 4
+
+
+async def test_clients_wait_while_too_many_others_say_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        silent = [
+            await stack.enter_async_context(raw_client(path))
+            for _ in range(_MOST_STRANGERS)
+        ]
+        late = await stack.enter_async_context(raw_client(path))
+        late.say(pack_greeting(greeting(__version__, "pickle")))
+        heard = asyncio.ensure_future(late.hear())
+        await asyncio.wait([heard], timeout=0.2)
+        assert not heard.done()
+        await silent[0].close()
+        assert json.loads(await heard)["credits"]
 
 
 @pytest.mark.logs("client-not-accepted")
