@@ -316,8 +316,11 @@ class AgentClient:
             job.allow(message.priority)
 
     def _on_fence(self, message: Message) -> None:
-        until = message.priority / _MICRO + message.deadline
-        self.keeper.extend(message.job, until)
+        number = message.job
+        call = self._calls.get(number)
+        # It may come when no worker has the job any more, and is for nothing then.
+        if self.keeper.keeps(number) or (call and call.options.lease):
+            self.keeper.extend(number, message.priority / _MICRO + message.deadline)
 
 
 def _nothing() -> None:

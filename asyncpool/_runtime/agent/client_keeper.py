@@ -33,6 +33,10 @@ class ClientKeeper:
         if lease in self._until:
             holder.until = self._until[lease]
 
+    def keeps(self, number: int) -> bool:
+        """Tell whether a worker has, or may get, the job with that number."""
+        return number in self._holders
+
     def extend(self, number: int, until: float) -> None:
         """Hear until when the lease of a job lasts, on this loop's clock."""
         holder = self._holders.get(number)
