@@ -185,6 +185,23 @@ async def test_a_greeting_has_a_bound_and_so_have_clients(tmp_path: Path) -> Non
             assert await one.submit(jobs.square, 2) == 4
 
 
+async def test_a_client_that_claims_a_time_to_come_is_given_up_all_the_same(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path, client_timeout=0.2),
+        raw_client(path) as raw,
+    ):
+        raw.say(pack_greeting(greeting(__version__, "pickle")))
+        raw.link = ReliableLink(json.loads(await raw.hear())["session"])
+        raw.link.echo = 1 << 63
+        raw.say_messages()
+        await raw.cut()
+
+
 async def test_clients_wait_while_too_many_others_say_nothing(tmp_path: Path) -> None:
     path = tmp_path / "pool.sock"
     async with (

@@ -169,7 +169,9 @@ class AgentClient:
             batch = Batch.unpack(data)
             if batch.session != self.number:
                 return
-            self._jobs.heard(self.number, batch.echo / _MICRO)
+            # No later than now, whatever it says: else it would have its lease for ever.
+            seen = min(batch.echo / _MICRO, self._loop.time())
+            self._jobs.heard(self.number, seen)
             for packed in self._link.receive(batch):
                 self._on_message(Message.unpack(packed))
             self._begin_pending()
