@@ -29,6 +29,11 @@ async def serve(*_: Worker) -> None: ...
     ("options", "kind", "text"),
     [
         ({"workers": 0}, ValueError, "workers must be at least 1, not 0"),
+        (
+            {"workers": 10**9},
+            ValueError,
+            "workers must be at most 4096, not 1000000000",
+        ),
         ({"workers": 2.0}, TypeError, "workers must be an int, not 2.0"),
         ({"workers": "2"}, TypeError, "workers must be an int, not '2'"),
         (

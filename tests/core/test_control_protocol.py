@@ -9,11 +9,11 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, strategies as st
 
+from asyncpool._core.base.validation import MAX_WORKERS
 from asyncpool._core.control import control_protocol
 from asyncpool._core.control.control_protocol import (
     MAX_JOBS,
     MAX_REQUEST,
-    MAX_WORKERS,
     Action,
     Request,
     pack_reply,

@@ -48,6 +48,17 @@ def test_a_message_arrives_once_whatever_comes_twice_or_early() -> None:
     assert one.unacknowledged == 0
 
 
+def test_no_message_is_missing_where_none_can_be_lost() -> None:
+    one, other = ReliableLink(1), ReliableLink(1, gapless=True)
+    one.put(b"a")
+    assert other.receive(one.next_batch()) == [b"a"]
+    one.put(b"b")
+    one.next_batch()
+    one.put(b"c")
+    with pytest.raises(ProtocolError, match=r"^1 messages are missing before 3$"):
+        other.receive(one.next_batch())
+
+
 def test_an_end_acknowledges_by_itself_after_some_messages() -> None:
     one, other = ReliableLink(1), ReliableLink(1)
     for _ in range(ACKNOWLEDGE_EVERY):

@@ -123,6 +123,7 @@ async def test_a_close_ends_the_wait_for_a_size() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
+        ({"workers": (1, 4097)}, ValueError, "workers must be at most 4096, not 4097"),
         ({"workers": (0, 1)}, ValueError, "workers must be at least 1, not 0"),
         (
             {"workers": (3, 2)},

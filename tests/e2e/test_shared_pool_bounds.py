@@ -18,7 +18,7 @@ import pytest
 
 from asyncpool import __version__
 from asyncpool._core.remote.own_objects import pack_own
-from asyncpool._core.remote.reliable_link import ReliableLink
+from asyncpool._core.remote.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote.remote_messages import (
     Kind,
     Message,
@@ -200,6 +200,33 @@ async def test_a_client_that_claims_a_time_to_come_is_given_up_all_the_same(
         raw.link.echo = 1 << 63
         raw.say_messages()
         await raw.cut()
+
+
+@pytest.mark.logs("client-refused")
+async def test_a_client_that_takes_no_results_gets_no_end_of_jobs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reads, so that no socket is full, and acknowledges nothing."""
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path),
+        raw_client(path) as raw,
+    ):
+        raw.say(pack_greeting(greeting(__version__, "pickle")))
+        raw.link = ReliableLink(json.loads(await raw.hear())["session"])
+        raw.say_messages(Message(Kind.PAGE), FUNCTION, OPTIONS)
+        ended = 0
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            for wave in range(5):
+                raw.say_messages(*(job(1000 * wave + n) for n in range(1000)))
+                while ended < 1000 * (wave + 1):
+                    batch = Batch.unpack(await raw.hear())
+                    kinds = [Message.unpack(one).kind for one in batch.messages]
+                    ended += kinds.count(Kind.ERROR)
+        assert ended == 3000
+    assert "the client has taken none of 3000 results" in caplog.text
 
 
 async def test_clients_wait_while_too_many_others_say_nothing(tmp_path: Path) -> None:

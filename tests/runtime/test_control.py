@@ -323,6 +323,47 @@ async def test_there_is_a_most_of_clients(
 
 
 @pytest.mark.asyncio
+async def test_who_says_half_a_request_keeps_nobody_out(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_server, "_LINE_TIMEOUT", 0.05)
+    async with patience(), serving() as path:
+        with ControlClient(path, within=PATIENCE) as quiet:
+            first = await asyncio.to_thread(quiet.ask, Request("status"))
+            halves = [await asyncio.open_unix_connection(path) for _ in range(31)]
+            for _, writing in halves:
+                writing.write(b'{"action": ')
+            for reader, _ in halves:
+                assert await reader.read() == b""
+            assert await asyncio.to_thread(ask, path, Request("status")) == [first]
+            # Who is silent between two requests may stay.
+            assert await asyncio.to_thread(quiet.ask, Request("status")) == first
+        for _, writing in halves:
+            writing.close()
+
+
+@pytest.mark.asyncio
+async def test_no_answer_controls_a_terminal(runtime: Path) -> None:
+    async def hostile(_: Request) -> dict[str, Any]:
+        return {"text": "\x1b[2Jred\nblue", "rows": [{"\x07name": "\x9b1m"}, 3, None]}
+
+    async def worse(_: Request) -> dict[str, Any]:
+        raise ValueError("\x1b[2J")
+
+    async with patience():
+        async with serving(hostile) as path:
+            assert await asyncio.to_thread(ask, path, Request("status")) == [
+                {
+                    "text": "\\x1b[2Jred\nblue",
+                    "rows": [{"\\x07name": "\\x9b1m"}, 3, None],
+                }
+            ]
+        async with serving(worse) as path:
+            with pytest.raises(ProtocolError, match=r"^\\x1b\[2J$"):
+                await asyncio.to_thread(ask, path, Request("status"))
+
+
+@pytest.mark.asyncio
 async def test_the_end_is_waited_for(runtime: Path) -> None:
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
 

@@ -9,7 +9,7 @@ import click
 
 from asyncpool._cli.live.reaching import asked, connected, status_of, which
 from asyncpool._cli.parameters import CommandError, RefusedError, say
-from asyncpool._core.control.control_protocol import MAX_WORKERS
+from asyncpool._core.base.validation import MAX_WORKERS
 
 _yes = click.option(
     "--yes", is_flag=True, help="Do it without asking; needed without a terminal."

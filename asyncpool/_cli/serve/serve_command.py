@@ -18,7 +18,7 @@ from asyncpool._cli.serve.serve_log import ServeLog
 from asyncpool._cli.serve.server_options import read_options, server_options
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._cli.shared_pools import named_pools
-from asyncpool._core.control.control_protocol import MAX_WORKERS
+from asyncpool._core.base.validation import MAX_WORKERS
 from asyncpool._core.control.program_names import NAMES, is_name
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits

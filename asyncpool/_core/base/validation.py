@@ -21,6 +21,10 @@ SECONDS: ArgumentType = ((int, float), "a number of seconds")
 SWITCH: ArgumentType = ((bool,), "True or False")
 TEXT: ArgumentType = ((str,), "a str")
 
+# How many workers there may be: a larger number is more likely a mistake, and to make so many slots
+# would stop the process.
+MAX_WORKERS = 4096
+
 
 def or_none(expected: ArgumentType) -> ArgumentType:
     """Return the same type, for an argument that may also be ``None``."""

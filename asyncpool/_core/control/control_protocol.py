@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from asyncpool._core.base.validation import MAX_WORKERS
 from asyncpool._core.control.program_names import MAX_NAME
 from asyncpool.errors import ProtocolError
 
@@ -32,8 +33,6 @@ Action = Literal[
 MAX_REQUEST = 4096
 MAX_REPLY = 1 << 24
 
-# A larger number is more likely a mistake.
-MAX_WORKERS = 4096
 MAX_JOBS = 1000
 _MAX_SLOT = 1 << 16
 _MAX_JOB = 1 << 63

@@ -98,14 +98,16 @@ class ReliableLink:
 
     Args:
         session: The number of the session.
+        gapless: Whether the carrier loses nothing, so that no message can be missing.
 
     Attributes:
         session: As above.
         echo: The newest stamp of the agent, if this is the client's end.
     """
 
-    def __init__(self, session: int) -> None:
+    def __init__(self, session: int, *, gapless: bool = False) -> None:
         self.session = session
+        self._gapless = gapless
         self.echo = 0
         self._kept: deque[bytes] = deque()  # sent and not acknowledged, or not sent yet
         self._acknowledged = (
@@ -171,7 +173,8 @@ class ReliableLink:
         """Return the messages that are new, in order.
 
         Raises:
-            ProtocolError: If it acknowledges what was never sent.
+            ProtocolError: If it acknowledges what was never sent, or if messages are missing
+                that cannot be lost.
         """
         if batch.acknowledged > self._sent:
             raise ProtocolError(
@@ -182,6 +185,8 @@ class ReliableLink:
             self._acknowledged += 1
         self.echo = max(self.echo, batch.stamp)
         known = self._taken + 1 - batch.first
+        if known < 0 and self._gapless:
+            raise ProtocolError(f"{-known} messages are missing before {batch.first}")
         new = batch.messages[known:] if known >= 0 else []
         self._taken += len(new)
         if len(new) < len(batch.messages):

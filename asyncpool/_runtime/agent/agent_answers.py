@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
-from asyncpool._core.control.control_protocol import MAX_WORKERS
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.remote_messages import Message, unpack_question
 from asyncpool._runtime.agent.client_stats import stats_for_client
@@ -182,13 +181,4 @@ class Answers:
 
 
 def _size(workers: list[int]) -> int | tuple[int, int]:
-    """Return a size for :meth:`Pool.resize`.
-
-    Raises:
-        ValueError: If it is so large that making the slots would stop this process.
-    """
-    if max(workers) > MAX_WORKERS:
-        raise ValueError(
-            f"there may be at most {MAX_WORKERS} workers, not {max(workers)}"
-        )
     return workers[0] if len(workers) == 1 else (workers[0], workers[1])

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,10 @@ _MICRO = 1e6
 
 # What a client's false message leads to; RecursionError is that of JSON in very many brackets.
 _MISTAKES = (ProtocolError, LookupError, ValueError, TypeError, RecursionError)
+
+# A client has the ends of all jobs but those for which it has credits, and of a few calls of
+# sessions, which take none.
+_MOST_ENDS = 2 * CREDITS
 
 # Events and heartbeats are dropped while so many messages wait for a client.
 _MOST_NEWS = 1024
@@ -78,8 +83,10 @@ class AgentClient:
         self._turns = turns
         self._end = end
         self._loop = asyncio.get_running_loop()
-        self._link = ReliableLink(number)
+        self._link = ReliableLink(number, gapless=not carrier.loses)
         self._calls: dict[int, Call] = {}  # of jobs that the pool has not got
+        # The numbers of the messages that tell of ends, and that may be unacknowledged.
+        self._ends: deque[int] = deque()
         self.jobs: dict[int, Job[Any]] = {}
         self.keeper = ClientKeeper(self._on_free)
         self._told = ClientCalls(relay, self.keeper)
@@ -196,7 +203,19 @@ class AgentClient:
             raise ProtocolError(f"a client sent a {message.kind.name}")
         handler(message)
 
+    def _check_ends(self) -> None:
+        """Check that the client takes the results of its jobs before it sends many others.
+
+        A job has credit again when its client has its end, which the same batch acknowledges.
+        """
+        ends, known = self._ends, self._link.acknowledged
+        while ends and ends[0] <= known:
+            ends.popleft()
+        if len(ends) > _MOST_ENDS:
+            raise ProtocolError(f"the client has taken none of {len(ends)} results")
+
     def _on_job(self, message: Message) -> None:
+        self._check_ends()
         # Here, where it costs this client alone: the pool gets the job in a turn of all clients.
         # A comparison with NaN is false.
         is_timed = message.wait > 0 and message.deadline >= -math.inf
@@ -292,7 +311,7 @@ class AgentClient:
             self.jobs.pop(number, None)
             if self.workers:
                 self._questions.tell_workers()
-            self._link.put(message)
+            self._ends.append(self._link.put(message))
             self._turns.settled(self)
 
     def _on_cancel(self, message: Message) -> None:

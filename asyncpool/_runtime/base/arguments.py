@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base.validation import INT, SECONDS, check_type, or_none
+from asyncpool._core.base.validation import (
+    INT,
+    MAX_WORKERS,
+    SECONDS,
+    check_type,
+    or_none,
+)
 
 
 def not_callable(verb: str, function: object) -> TypeError:
@@ -25,13 +31,16 @@ def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
 
     Raises:
         TypeError: If *workers* is neither an int nor two of them.
-        ValueError: If they leave a pool without workers, or are in the wrong order.
+        ValueError: If they leave a pool without workers, or are more than :data:`MAX_WORKERS`, or
+            are in the wrong order.
     """
     pair = workers if isinstance(workers, tuple) else (workers, workers)
     if len(pair) != 2:  # noqa: PLR2004
         raise TypeError(f"workers must be an int or two, not {workers!r}")
     for number in pair:
         check_int("workers", number, at_least=1)
+        if number > MAX_WORKERS:
+            raise ValueError(f"workers must be at most {MAX_WORKERS}, not {number}")
     least, most = pair
     if least > most:
         raise ValueError(f"workers must be the least and the most, not {workers!r}")

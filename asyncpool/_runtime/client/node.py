@@ -51,7 +51,7 @@ class Node:
         self.lanes = int(about["lanes"])
         self.credits = min(int(about["credits"]), MAX_CREDITS)
         self.carrier = carrier
-        self.link = ReliableLink(int(about["session"]))
+        self.link = ReliableLink(int(about["session"]), gapless=not carrier.loses)
         self.link.echo = int(about["stamp"])
         self.signs = signs
         self.clock = ClockBounds()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
+from asyncpool._core.base.text import printable_lines
 from asyncpool._core.control.control_protocol import MAX_REPLY, Request, unpack_reply
 from asyncpool._runtime.control.paths import peer_pid, peer_uid
 from asyncpool._runtime.control.socket_files import closed_on_error
@@ -88,7 +89,7 @@ class ControlClient:
         line = self._lines.readline(MAX_REPLY + 1)
         if not line:
             raise ConnectionResetError("it has ended")
-        reply = unpack_reply(line)
+        reply: dict[str, Any] = _harmless(unpack_reply(line))
         if "error" in reply:
             raise ProtocolError(str(reply["error"]))
         return reply
@@ -116,3 +117,14 @@ class ControlClient:
         with contextlib.suppress(OSError):
             while self._sock.recv(4096):
                 pass
+
+
+def _harmless(value: Any) -> Any:
+    """Return what the other side says without characters that control a terminal."""
+    if isinstance(value, str):
+        return printable_lines(value)
+    if isinstance(value, list):
+        return [_harmless(each) for each in value]
+    if isinstance(value, dict):
+        return {printable_lines(name): _harmless(each) for name, each in value.items()}
+    return value

@@ -32,6 +32,9 @@ Answer: TypeAlias = Callable[[Request], Awaitable[dict[str, Any]]]
 _BACKLOG = 16
 _MOST_CLIENTS = 32
 
+# Seconds in which a request has to come as a whole: others may not get in meanwhile.
+_LINE_TIMEOUT = 10.0
+
 # So that commands still get in.
 _MOST_WATCHERS = 16
 
@@ -174,7 +177,14 @@ class ControlSocket:
     ) -> None:
         while True:
             try:
-                line = await reader.readline()
+                # Who has asked may wait before the next request, but not in the middle of one.
+                line = await reader.readexactly(1)
+                async with asyncio.timeout(_LINE_TIMEOUT):
+                    line += await reader.readline()
+            except asyncio.IncompleteReadError:
+                return
+            except TimeoutError:
+                return
             except ValueError:  # the line is longer than the limit
                 line = b"?"
             if not line:
