@@ -27,7 +27,7 @@ _BACKLOG = 64
 # Seconds that a client has to say who it is, and how many may have that time at once: each of
 # them has a descriptor of this process.
 _PATIENCE = 10.0
-_MOST_STRANGERS = 64
+MOST_STRANGERS = 64
 
 # Seconds until the next try, when this process may open no more files.
 _PAUSE = 0.1
@@ -153,7 +153,7 @@ class PoolServer:
         carrier.on_gone = partial(self._cut, carrier)
         late = self._loop.call_later(_PATIENCE, self._cut, carrier)
         self._greeted[carrier] = late
-        if len(self._greeted) >= _MOST_STRANGERS:
+        if len(self._greeted) >= MOST_STRANGERS:
             self._loop.remove_reader(self._sock)  # until one has said who it is
         self._carriers.add(carrier)
         carrier.ended.add_done_callback(lambda _: self._carriers.discard(carrier))
@@ -168,7 +168,7 @@ class PoolServer:
 
     def _known(self, carrier: UnixCarrier) -> None:
         """Wait no longer for what a client says first."""
-        was_full = len(self._greeted) >= _MOST_STRANGERS
+        was_full = len(self._greeted) >= MOST_STRANGERS
         self._greeted.pop(carrier).cancel()
         if was_full and self._sock.fileno() >= 0:
             self._listen()

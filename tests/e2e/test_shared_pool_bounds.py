@@ -33,7 +33,7 @@ from asyncpool.enums import Delivery
 from asyncpool.errors import JobNotPicklableError, NodeLostError, ProtocolError
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, SharedPool, connect
-from asyncpool.sharedpool._server import _MOST_STRANGERS
+from asyncpool.sharedpool._server import MOST_STRANGERS
 from tests.helpers import jobs
 from tests.helpers.gate import short_folder
 from tests.helpers.inside import waiting_jobs
@@ -239,7 +239,7 @@ async def test_clients_wait_while_too_many_others_say_nothing(tmp_path: Path) ->
     ):
         silent = [
             await stack.enter_async_context(raw_client(path))
-            for _ in range(_MOST_STRANGERS)
+            for _ in range(MOST_STRANGERS)
         ]
         late = await stack.enter_async_context(raw_client(path))
         late.say(pack_greeting(greeting(__version__, "pickle")))
