@@ -674,8 +674,9 @@ def figures_of(pool: RemotePool) -> NodeFigures:
 
 async def asked_by(figures: NodeFigures) -> None:
     """Wait until the agents have answered whom a look has had asked."""
-    assert figures._asking is not None
-    await asyncio.wait([figures._asking])
+    if figures._asking is not None:
+        await asyncio.wait([figures._asking])
+    assert figures._told
 
 
 def lent_by(pool: SharedPool) -> set[int]:
