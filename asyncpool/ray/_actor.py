@@ -10,9 +10,11 @@ from typing import Any
 from asyncpool import __version__
 from asyncpool._core.remote.own_objects import pack_own
 from asyncpool._runtime.agent.agent import Agent
+from asyncpool._runtime.remote.stored_calls import StoredPayloads
 from asyncpool.errors import AsyncPoolError
 from asyncpool.pool import Pool
 from asyncpool.ray._agent_end import AgentEnd, Answer
+from asyncpool.ray._references import payload_of
 
 
 class NodeAgent:
@@ -33,6 +35,7 @@ class NodeAgent:
         self._name, self._lease = f"{name}/{os.getpid()}", lease
         self._pool = Pool(workers, **options)
         self._end = AgentEnd()
+        self._stored = StoredPayloads()
         self._agent: Agent | None = None
 
     async def start(self, hello: bytes) -> tuple[bool, bytes]:
@@ -53,6 +56,7 @@ class NodeAgent:
             __version__,
             most_clients=1,
             lease=self._lease,
+            stored=self._stored,
         )
         self._agent.welcome(self._end, hello)
         return True, self._end.greeting()
@@ -69,6 +73,16 @@ class NodeAgent:
             is over.
         """
         return await self._end.exchange(number, pieces)
+
+    async def take(self, number: int, call: bytes, *values: Any) -> None:
+        """Take the call of a job whose arguments are in part in Ray's store.
+
+        Args:
+            number: The client's number of the job.
+            call: The call.
+            values: Those arguments, which Ray has brought here.
+        """
+        self._stored.put(number, payload_of(call, values))
 
     async def stop(self) -> None:
         """End the session and the pool; all jobs end."""

@@ -9,6 +9,7 @@ from typing import Any
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.lent_memory import LentMemory
+from asyncpool._runtime.remote.stored_calls import StoredCall
 from asyncpool.errors import ProtocolError
 from asyncpool.ray._agent_end import HELD, Answer
 
@@ -29,8 +30,10 @@ class ClientEnd:
         actor: The agent's actor.
         threads: Give large calls to Ray.
         is_dead: Tells whether an error says that the actor is dead.
+        is_actors: Tells whether an error is about the actor, and not about what it was given.
 
     Attributes:
+        on_unstored: Called with a job whose stored arguments cannot be had, and the reason.
         on_close: Called once when no more calls are made.
     """
 
@@ -41,8 +44,15 @@ class ClientEnd:
     why: ProtocolError | None = None
 
     def __init__(
-        self, actor: Any, threads: Threads, is_dead: Callable[[BaseException], bool]
+        self,
+        actor: Any,
+        threads: Threads,
+        is_dead: Callable[[BaseException], bool],
+        is_actors: Callable[[BaseException], bool],
     ) -> None:
+        self.on_unstored: Callable[[int, Exception], object] = _ignore
+        self._is_actors = is_actors
+        self._storing: set[asyncio.Task[None]] = set()
         self.on_bytes: Callable[[bytes], None] = _drop
         self.on_gone: Callable[[], None] = _nothing
         self.on_close: Callable[[], None] = _nothing
@@ -70,6 +80,27 @@ class ClientEnd:
         self._waiting.append(data)
         self._call_soon()
 
+    def store(self, job: int, stored: StoredCall) -> None:
+        """Have Ray bring the call of *job* and its values to the agent."""
+        task = self._loop.create_task(
+            self._store(job, stored), name="asyncpool stored call"
+        )
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
+
+    async def _store(self, job: int, stored: StoredCall) -> None:
+        take = self._actor.take.remote
+        while not self._over:
+            try:
+                await take(job, stored.call, *stored.references)
+            except Exception as error:  # noqa: BLE001 - Ray has many
+                if not self._is_actors(error):
+                    self.on_unstored(job, error)
+                elif not self._is_dead(error):
+                    await asyncio.sleep(_PAUSE)
+                    continue
+            return
+
     def close(self) -> None:
         """Call no more."""
         if self._over:
@@ -77,7 +108,7 @@ class ClientEnd:
         self._over = True
         self._waiting.clear()
         self.on_bytes, self.on_gone = _drop, _nothing
-        for call in self._calls:
+        for call in (*self._calls, *self._storing):
             call.cancel()
         self.on_close()
 
@@ -156,4 +187,8 @@ def _drop(data: bytes) -> None:
 
 
 def _nothing() -> None:
+    """Do nothing."""
+
+
+def _ignore(_: int, __: Exception) -> None:
     """Do nothing."""

@@ -6,7 +6,7 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 # The first Python for which there is no Ray.
@@ -102,17 +102,11 @@ class Engine:
             ) from error
         self._is_ours = True
 
-    def check_arguments(self, values: Iterable[Any]) -> None:
-        """Refuse references to objects in Ray's store, which workers could not read.
-
-        Raises:
-            TypeError: If there is one.
-        """
-        if any(isinstance(value, self._ray.ObjectRef) for value in values):
-            raise TypeError(
-                "an ObjectRef is no argument of a job, since its worker is not connected to "
-                "Ray: pass 'await ref'"
-            )
+    @property
+    def reference(self) -> type:
+        """The class of references to objects in Ray's store."""
+        found: type = self._ray.ObjectRef
+        return found
 
     def disconnect(self) -> None:
         """Disconnect, if :meth:`connect` has connected."""
@@ -163,3 +157,7 @@ class Engine:
         if isinstance(error, errors.ActorUnavailableError):
             return False
         return isinstance(error, errors.RayError)
+
+    def is_actors(self, error: BaseException) -> bool:
+        """Tell whether *error* is about an actor, and not about what it was given."""
+        return isinstance(error, self._ray.exceptions.RayActorError)

@@ -20,7 +20,12 @@ from asyncpool._runtime.remote.carrier import (
     pack_greeting,
     unpack_greeting,
 )
-from asyncpool.errors import AsyncPoolError, PoolClosedError, ProtocolError
+from asyncpool.errors import (
+    AsyncPoolError,
+    JobNotPicklableError,
+    PoolClosedError,
+    ProtocolError,
+)
 from asyncpool.ray._actor import NodeAgent
 from asyncpool.ray._client_end import ClientEnd
 from asyncpool.ray._engine import Engine, RayNode
@@ -191,11 +196,30 @@ class Placement:
         why = flaw(about)
         if why:
             raise ProtocolError(f"the agent on the node {name} refuses: {why}")
-        end = ClientEnd(actor, self._client.threads, self._engine.is_dead)
+        engine = self._engine
+        end = ClientEnd(actor, self._client.threads, engine.is_dead, engine.is_actors)
+        end.on_unstored = partial(self._on_unstored, name)
         end.on_close = partial(self._stop_soon, node_id)
         self._ends[node_id] = end
         self._client.nodes.join(end, about)
         end.begin()
+
+    def _on_unstored(self, node: str, number: int, error: Exception) -> None:
+        """Fail a job whose arguments Ray cannot bring to its node."""
+        job = self._client.registry.jobs.get(number)
+        if job is None:
+            return
+        name = job._function.name
+        refused = JobNotPicklableError(
+            f"an argument of {name} is in Ray's store and cannot be had on the node {node}: "
+            f"{type(error).__name__}: {error}",
+            direction="arguments",
+            name=name,
+        )
+        refused.__cause__ = error
+        self._client.drop(job)
+        self._client.registry.fail(job, refused)
+        self._client.draining.look()
 
     def _stop_soon(self, node_id: str) -> None:
         """End the agent of a node, since the client uses it no more."""

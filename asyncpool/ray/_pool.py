@@ -20,6 +20,7 @@ from asyncpool.pool import Pool as LocalPool
 from asyncpool.ray._engine import Engine
 from asyncpool.ray._node_orders import NodeOrders
 from asyncpool.ray._placement import Placement, Plan
+from asyncpool.ray._references import References
 from asyncpool.sharedpool._remote_pool import RemotePool
 
 # For how much longer the client waits for an agent than that works for a client.
@@ -157,7 +158,9 @@ class Pool(NodeOrders, RemotePool):
     async def _reach(self, client: Client) -> None:
         placement = self._placement = Placement(client, self._engine, self._plan)
         await placement.connect()
-        client.traffic.check_arguments = self._engine.check_arguments
+        client.traffic.stored = References(
+            self._engine.reference, data_only=self._data is not None
+        )
         seconds = self._start_timeout
         try:
             async with asyncio.timeout(seconds):

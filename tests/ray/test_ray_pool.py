@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 import types
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +37,19 @@ def fail(text: str) -> None:
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crc(number: int, value: bytes) -> int:
+    return zlib.crc32(value, number)
+
+
+async def later(value: bytes) -> int:
+    await asyncio.sleep(0)
+    return len(value)
+
+
+def fail_of(value: list[int]) -> None:
+    raise ValueError(f"of {len(value)}")
 
 
 def count_to(number: int) -> Iterator[int]:
@@ -142,12 +157,59 @@ async def test_what_a_node_cannot_import_fails_with_the_text_of_its_worker(
         await pool.submit(module.found)
 
 
-async def test_a_reference_is_refused_and_its_value_is_taken(pool: Pool) -> None:
+async def test_a_reference_stands_for_its_value_without_its_way_through_the_client(
+    pool: Pool,
+) -> None:
     import ray
 
-    reference: Any = ray.put([1, 2])
-    with pytest.raises(TypeError, match="an ObjectRef is no argument of a job"):
-        pool.submit(len, reference)
-    with pytest.raises(TypeError, match="pass 'await ref'"):
-        pool.submit(square, number=reference)
-    assert await pool.submit(len, await reference) == 2
+    large = bytes(range(256)) * 200_000
+    reference: Any = ray.put(large)
+    sums = await asyncio.gather(*(pool.submit(crc, n, reference) for n in range(20)))
+    assert sums == [zlib.crc32(large, n) for n in range(20)]
+    assert await pool.submit(crc, value=reference, number=3) == zlib.crc32(large, 3)
+    assert [n async for n in pool.map(len, [reference, ray.put([1, 2])])] == [
+        len(large),
+        2,
+    ]
+    assert await pool.submit(later, reference) == len(large)
+    assert [n async for n in pool.stream(count_to, ray.put(3))] == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"^of 2$"):
+        await pool.submit(fail_of, ray.put([1, 2]))
+
+
+async def test_an_object_that_is_lost_costs_its_job_alone(pool: Pool) -> None:
+    import ray
+
+    @ray.remote  # type: ignore[untyped-decorator]
+    def fails() -> None:
+        raise LookupError("no such image")
+
+    broken: Any = fails.remote()
+    jobs = [pool.submit(len, broken), pool.submit(len, ray.put([1, 2, 3]))]
+    with pytest.raises(JobNotPicklableError, match="LookupError: no such image") as why:
+        await jobs[0]
+    assert why.value.direction == "arguments"
+    assert "an argument of builtins.len is in Ray's store" in str(why.value)
+    assert await jobs[1] == 3
+
+
+async def test_one_that_is_not_there_yet_holds_up_its_job_alone(
+    pool: Pool, tmp_path: Path
+) -> None:
+    import ray
+
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    @ray.remote  # type: ignore[untyped-decorator]
+    def comes(path: str) -> str:
+        return Path(path).read_text()
+
+    late: Any = comes.options(num_cpus=0).remote(str(gate))
+    waits, unwanted = pool.submit(len, late), pool.submit(len, late)
+    assert await asyncio.gather(*(pool.submit(square, n) for n in range(50))) == [
+        n * n for n in range(50)
+    ]
+    assert unwanted.cancel()
+    await asyncio.to_thread(gate.write_text, "four")
+    assert await waits == 4

@@ -23,6 +23,7 @@ from asyncpool._runtime.remote.carrier import (
     unpack_greeting,
 )
 from asyncpool._runtime.remote.packed_calls import PackedFunctions
+from asyncpool._runtime.remote.stored_calls import StoredPayloads
 
 # How many clients an agent has.
 MOST_CLIENTS = 64
@@ -40,6 +41,7 @@ class Agent:
         version: That of asyncpool.
         most_clients: How many there may be at a time.
         lease: For how many seconds the agent works for a client that it does not hear.
+        stored: The calls that the engine brings, if it has a store.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Agent:
         *,
         most_clients: int = MOST_CLIENTS,
         lease: float = LEASE,
+        stored: StoredPayloads | None = None,
     ) -> None:
         self._pool = pool
         self._supervisor = supervisor
@@ -60,7 +63,7 @@ class Agent:
         self._lookahead = Lookahead()
         self._clients: dict[int, AgentClient] = {}
         self._functions = supervisor.traffic.functions.packed(PackedFunctions)
-        self._relay = Relay(supervisor, self._functions)
+        self._relay = Relay(supervisor, self._functions, stored)
         self._answers = Answers(pool, supervisor, self._functions)
         codec = supervisor.traffic.functions.codec_name
         self._greeting = greeting(version, codec) | {

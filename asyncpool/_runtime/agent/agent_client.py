@@ -23,9 +23,10 @@ from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.client_questions import ClientQuestions
 from asyncpool._runtime.agent.relay import Call, Relay
 from asyncpool._runtime.agent.turns import Turns
-from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.job.job import StreamJob
 from asyncpool._runtime.remote.begun_page import BegunPage
 from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new
+from asyncpool._runtime.remote.stored_calls import STORED
 from asyncpool.errors import ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -87,7 +88,7 @@ class AgentClient:
         self._calls: dict[int, Call] = {}  # of jobs that the pool has not got
         # The numbers of the messages that tell of ends, and that may be unacknowledged.
         self._ends: deque[int] = deque()
-        self.jobs: dict[int, Job[Any]] = {}
+        self.jobs: dict[int, Any] = {}
         self.keeper = ClientKeeper(self._on_free)
         self._told = ClientCalls(relay, self.keeper)
         self._questions = ClientQuestions(self, answers, relay)
@@ -225,6 +226,8 @@ class AgentClient:
         if payload.startswith(LENT):
             # At once: whoever drops what was lent gives it back by that.
             payload = self._borrow(payload)
+        if payload == STORED and self._relay.stored is None:
+            raise ProtocolError("the client sent a job whose call nobody brings")
         call = self._told.read(message, payload)
         if call.options.bound is None:
             if message.place > CREDITS:
@@ -321,6 +324,8 @@ class AgentClient:
             job.cancel()
         elif self._jobs.cancel(self.number, number):
             call = self._calls.pop(number)
+            if call.payload == STORED and self._relay.stored is not None:
+                self._relay.stored.forget(number)
             if call.options.lease is not None:
                 self.keeper.forget(number)
                 self._on_free(number)

@@ -30,6 +30,7 @@ from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool._runtime.remote.packed_calls import PackedError, PackedFunctions
+from asyncpool._runtime.remote.stored_calls import STORED, StoredPayloads
 from asyncpool.errors import AsyncPoolError, JobNotPicklableError
 
 _PLAIN_SIZE = len(PLAIN)
@@ -62,7 +63,7 @@ class Call(NamedTuple):
 class RelayClient(Protocol):
     """What the relay needs of a client of the agent."""
 
-    jobs: dict[int, Job[Any]]
+    jobs: dict[int, Any]
     workers: dict[int, SessionWorker]
     keeper: ClientKeeper
     lent: LentMemory | None
@@ -84,22 +85,50 @@ class RelayClient(Protocol):
         ...
 
 
+class WaitingJob:
+    """A job whose call the engine has not brought yet, among those that the pool has.
+
+    Args:
+        loop: The loop.
+        work: Brings the job to the pool; cancelled, it tells the client of the end.
+    """
+
+    id = 0  # the pool has not given it a number
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]
+    ) -> None:
+        self._task = loop.create_task(work, name="asyncpool stored call")
+
+    def cancel(self) -> None:
+        """Wait no more."""
+        self._task.cancel()
+
+    async def stack(self) -> str:
+        """Return nothing: it runs nowhere."""
+        return ""
+
+
 class Relay:
     """Brings the jobs of all clients of an agent to its pool.
 
     Args:
         supervisor: What runs the pool.
         functions: The functions of the clients.
+        stored: The calls that the engine brings, if it has a store.
 
     Attributes:
         functions: As above.
+        stored: As above.
     """
 
     def __init__(
         self,
         supervisor: Supervisor,
         functions: PackedFunctions,
+        stored: StoredPayloads | None = None,
     ) -> None:
+        self.stored = stored
         self._supervisor = supervisor
         self._traffic = supervisor.traffic
         self.functions = functions
@@ -113,6 +142,9 @@ class Relay:
         """Give a job to the pool."""
         message = call.message
         number = message.job
+        if call.payload == STORED and self.stored is not None:
+            client.jobs[number] = WaitingJob(self._loop, self._bring(client, call))
+            return
         try:
             job = self._submit(client, call)
         except AsyncPoolError as error:
@@ -130,6 +162,17 @@ class Relay:
             assert isinstance(job, StreamJob)
             self._streams[job] = client, number
             self._spawn(self._pass_items(client, number, job), "asyncpool stream")
+
+    async def _bring(self, client: RelayClient, call: Call) -> None:
+        """Give a job to the pool when the engine has brought its call."""
+        assert self.stored is not None
+        number = call.message.job
+        try:
+            payload = await self.stored.get(number)
+        except asyncio.CancelledError:
+            client.ended(number, self._followed.pack_end(Kind.DROPPED, number, b""))
+            return
+        self.submit(client, call._replace(payload=payload))
 
     def _submit(self, client: RelayClient, call: Call) -> Job[Any]:
         function: Any = call.function

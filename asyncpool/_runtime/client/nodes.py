@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from asyncpool._core.remote.reliable_link import MAX_PIECE, Batch
 from asyncpool._core.remote.remote_messages import PLAIN, Kind, Message
@@ -19,6 +19,7 @@ from asyncpool._runtime.client.node_news import NodeNews, NodeOwner
 from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.carrier import Carrier, beat_every, node_timeout
+from asyncpool._runtime.remote.stored_calls import STORED, StoredCall, StoringCarrier
 from asyncpool.enums import Delivery
 from asyncpool.errors import AsyncPoolError, PoolClosedError, ProtocolError
 
@@ -212,6 +213,10 @@ class Nodes:
             payload = job._payload
             if type(payload) is bytes:
                 self._put(node, job, PLAIN + payload, now)
+                continue
+            if type(payload) is StoredCall:
+                cast("StoringCarrier", node.carrier).store(each, payload)
+                self._put(node, job, STORED, now)
                 continue
             lent = self._loads.begin(node, job)
             if lent is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from asyncpool._core.base.names import function_name
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
     OutOfBandPickle,
@@ -20,6 +21,7 @@ from asyncpool._runtime.client.client_sessions import ClientSessions
 from asyncpool._runtime.client.job_waits import JobWaits
 from asyncpool._runtime.client.nodes import Nodes, no_agent
 from asyncpool._runtime.job.job import Job, JobOwner, StreamJob
+from asyncpool._runtime.remote.stored_calls import StoredArguments
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import Packer, too_large, unpicklable
@@ -59,7 +61,7 @@ class Submissions:
         max_queued: How many jobs may wait for an agent; ``None`` for no bound.
 
     Attributes:
-        check_arguments: Raises what is wrong with the arguments of a call, if it is set.
+        stored: Finds arguments that are in a store of the engine, if that has one.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Submissions:
         self._functions, self._max_queued = functions, max_queued
         self._loop = asyncio.get_running_loop()
         self._packer = Packer(client.threads, self, ahead=_PACKED_AHEAD)
-        self.check_arguments: Callable[[Iterable[Any]], None] | None = None
+        self.stored: StoredArguments | None = None
 
     async def room(self) -> None:
         """Wait until jobs that wait have left the queue.
@@ -94,8 +96,8 @@ class Submissions:
         client = self._client
         client.check_home()
         self.check(options)
-        if self.check_arguments is not None:
-            self.check_arguments((*args, *kwargs.values()))
+        if self.stored is not None and self.stored.are_in((*args, *kwargs.values())):
+            return self._submit_stored(self.stored, (function, args, kwargs), options)
         known = self._functions.of(options).find(function, options.name, options.via)
         make = StreamJob if options.via == "stream" else Job
         job: Job[Any] = make(
@@ -111,6 +113,30 @@ class Submissions:
             return self._refuse(job, error)
         if len(payload) > MAX_PAYLOAD:
             return self._refuse(job, too_large(len(payload), MAX_PAYLOAD))
+        self._enter(job)
+        job._payload = payload
+        self._place(job)
+        return job
+
+    def _submit_stored(
+        self,
+        stored: StoredArguments,
+        call: tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]],
+        options: JobOptions,
+    ) -> Job[Any]:
+        """Do the same with a call whose arguments are in part in a store of the engine."""
+        client, name = self._client, options.name or function_name(call[0])
+        known = self._functions.of(options).find(stored.function, name, options.via)
+        make = StreamJob if options.via == "stream" else Job
+        job: Job[Any] = make(
+            client.registry.next_id(), known, options, client, self._loop
+        )
+        try:
+            payload = stored.pack(*call)
+        except BaseException as error:  # noqa: BLE001 - an argument's
+            return self._refuse(job, error)
+        if len(payload.call) > MAX_PAYLOAD:
+            return self._refuse(job, too_large(len(payload.call), MAX_PAYLOAD))
         self._enter(job)
         job._payload = payload
         self._place(job)

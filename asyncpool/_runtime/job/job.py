@@ -14,7 +14,6 @@ from asyncpool._core.base.job_traits import (
     KeyedTraits,
 )
 from asyncpool._core.pickling.functions import Function
-from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.wire.frames import Frame
@@ -107,7 +106,8 @@ class Job(asyncio.Future[R], Generic[R]):
         self._options: JobOptions = options
         self._began: float | None = None
         self._exceeded: TimeLimit | None = None
-        self._payload: bytes | OutOfBandPickle = b""
+        # Of a remote pool it may be what the engine knows it by.
+        self._payload: Any = b""
         self._credit: int = 0
         self._context: bytes = options.limits.context
         self._queued_at: float = monotonic()
