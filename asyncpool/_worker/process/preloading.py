@@ -28,16 +28,26 @@ def threads_left() -> list[str]:
         return []
     # A library may end its threads at each fork, as OpenBLAS does for NumPy.  Then no worker
     # has a copy of their locks.  A trial fork shows whether that is so.
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
+    _fork_in_vain()
     wait = _FIRST_LOOK
     # Nor does the kernel let go of a thread at once that somebody has joined.
     while (left := _unnamed()) and wait < _LAST_LOOK:
         time.sleep(wait)
         wait *= 2
     return left
+
+
+def _fork_in_vain() -> None:
+    import warnings  # noqa: PLC0415 - few get here
+
+    with warnings.catch_warnings():
+        # From Python 3.12 on each fork beside threads is warned of, which may be an error.  This
+        # copy does nothing.  And a thread that the rehearsal has started may be about to end.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def _named() -> list[str]:
