@@ -81,8 +81,13 @@ class NodeAgent:
             number: The client's number of the job.
             call: The call.
             values: Those arguments, which Ray has brought here.
+
+        Returns:
+            When the pool has the call, or nobody wants it any more.
         """
-        self._stored.put(number, payload_of(call, values))
+        payload = payload_of(call, values)
+        del values  # what is large in them stays in the payload
+        await self._stored.put(number, payload)
 
     async def stop(self) -> None:
         """End the session and the pool; all jobs end."""

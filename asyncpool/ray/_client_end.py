@@ -31,6 +31,8 @@ class ClientEnd:
         threads: Give large calls to Ray.
         is_dead: Tells whether an error says that the actor is dead.
         is_actors: Tells whether an error is about the actor, and not about what it was given.
+        stored: How many calls with stored arguments the agent may have that its pool has not got:
+            Ray copies most values for each of them.
 
     Attributes:
         on_unstored: Called with a job whose stored arguments cannot be had, and the reason.
@@ -49,7 +51,9 @@ class ClientEnd:
         threads: Threads,
         is_dead: Callable[[BaseException], bool],
         is_actors: Callable[[BaseException], bool],
+        stored: int,
     ) -> None:
+        self._may_store = asyncio.Semaphore(stored)
         self.on_unstored: Callable[[int, Exception], object] = _ignore
         self._is_actors = is_actors
         self._storing: set[asyncio.Task[None]] = set()
@@ -89,10 +93,20 @@ class ClientEnd:
         task.add_done_callback(self._storing.discard)
 
     async def _store(self, job: int, stored: StoredCall) -> None:
-        take = self._actor.take.remote
+        async with self._may_store:
+            await self._have_taken(job, stored)
+
+    async def _have_taken(self, job: int, stored: StoredCall) -> None:
+        take, much = self._actor.take.remote, len(stored.call) > _MUCH
         while not self._over:
             try:
-                await take(job, stored.call, *stored.references)
+                if much:
+                    reference = await self._threads.copy(
+                        take, job, stored.call, *stored.references
+                    )
+                else:
+                    reference = take(job, stored.call, *stored.references)
+                await reference
             except Exception as error:  # noqa: BLE001 - Ray has many
                 if not self._is_actors(error):
                     self.on_unstored(job, error)

@@ -197,7 +197,13 @@ class Placement:
         if why:
             raise ProtocolError(f"the agent on the node {name} refuses: {why}")
         engine = self._engine
-        end = ClientEnd(actor, self._client.threads, engine.is_dead, engine.is_actors)
+        end = ClientEnd(
+            actor,
+            self._client.threads,
+            engine.is_dead,
+            engine.is_actors,
+            stored=2 * int(about["lanes"]) + 2,
+        )
         end.on_unstored = partial(self._on_unstored, name)
         end.on_close = partial(self._stop_soon, node_id)
         self._ends[node_id] = end

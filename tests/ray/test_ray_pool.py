@@ -213,3 +213,29 @@ async def test_one_that_is_not_there_yet_holds_up_its_job_alone(
     assert unwanted.cancel()
     await asyncio.to_thread(gate.write_text, "four")
     assert await waits == 4
+
+
+async def test_limits_hold_and_nothing_is_kept_while_a_value_does_not_come(
+    pool: Pool, tmp_path: Path
+) -> None:
+    import ray
+
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    @ray.remote  # type: ignore[untyped-decorator]
+    def comes(path: str) -> str:
+        return Path(path).read_text()
+
+    late: Any = comes.options(num_cpus=0).remote(str(gate))
+    loop = asyncio.get_running_loop()
+    async with patience():
+        with pytest.raises(JobTimeoutError, match="queue_timeout"):
+            await pool.options(queue_timeout=0.1).submit(len, late)
+        with pytest.raises(JobTimeoutError, match="deadline"):
+            await pool.options(deadline=loop.time() + 0.1).submit(len, late)
+        unwanted = pool.submit(len, late)
+        assert await pool.submit(square, 2) == 4
+        unwanted.cancel()
+        await asyncio.to_thread(gate.write_text, "four")
+        assert await pool.submit(len, late) == 4

@@ -33,12 +33,16 @@ async def test_nothing_is_kept_of_a_lease_whose_job_is_not_here() -> None:
             del until
             told.append(number)
 
+    class Relay:
+        stored = None
+
     turns: Any = NoTurns()
+    relay: Any = Relay()
     client = AgentClient(
         number,
         here,
         jobs=jobs,
-        relay=nothing,
+        relay=relay,
         answers=nothing,
         turns=turns,
         end=lambda _: None,

@@ -21,9 +21,10 @@ from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.client_calls import ClientCalls
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.client_questions import ClientQuestions
+from asyncpool._runtime.agent.coming_calls import ComingCalls
 from asyncpool._runtime.agent.relay import Call, Relay
 from asyncpool._runtime.agent.turns import Turns
-from asyncpool._runtime.job.job import StreamJob
+from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.remote.begun_page import BegunPage
 from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new
 from asyncpool._runtime.remote.stored_calls import STORED
@@ -88,7 +89,8 @@ class AgentClient:
         self._calls: dict[int, Call] = {}  # of jobs that the pool has not got
         # The numbers of the messages that tell of ends, and that may be unacknowledged.
         self._ends: deque[int] = deque()
-        self.jobs: dict[int, Any] = {}
+        self.jobs: dict[int, Job[Any]] = {}
+        self._coming = ComingCalls(relay.stored, self._on_come)
         self.keeper = ClientKeeper(self._on_free)
         self._told = ClientCalls(relay, self.keeper)
         self._questions = ClientQuestions(self, answers, relay)
@@ -126,7 +128,7 @@ class AgentClient:
     @property
     def busy(self) -> bool:
         """Whether jobs of the client are here."""
-        return bool(self.jobs or self._calls)
+        return bool(self.jobs or self._calls or self._coming)
 
     # What goes to the client.
 
@@ -163,6 +165,7 @@ class AgentClient:
         self._over = True
         self._close_page()
         self._questions.close()
+        self._coming.close()
         for job in [*self.jobs.values()]:
             job.cancel()
         self._carrier.on_gone = _nothing
@@ -226,9 +229,24 @@ class AgentClient:
         if payload.startswith(LENT):
             # At once: whoever drops what was lent gives it back by that.
             payload = self._borrow(payload)
-        if payload == STORED and self._relay.stored is None:
-            raise ProtocolError("the client sent a job whose call nobody brings")
         call = self._told.read(message, payload)
+        if payload == STORED:
+            self._coming.wait_for(call)
+        else:
+            self._accept(call)
+
+    def _on_come(self, call: Call) -> None:
+        """Hear that the engine has brought the call of a job."""
+        try:
+            self._accept(call)
+        except ProtocolError as error:
+            self._refuse(error)
+        else:
+            self._turns.turn()
+
+    def _accept(self, call: Call) -> None:
+        """Give a job to the pool, or let it wait for its turn."""
+        message = call.message
         if call.options.bound is None:
             if message.place > CREDITS:
                 raise ProtocolError(f"the client put a job at {message.place}")
@@ -244,7 +262,7 @@ class AgentClient:
         # Nobody else has its worker, so it is never sent again, and may save the time of an answer.
         self.put(Message(Kind.BEGAN, payload=pack_numbers([message.job])))
         self.flush(self._loop.time())
-        self._relay.submit(self, call)
+        self._submit(call)
 
     def _borrow(self, payload: bytes) -> OutOfBandPickle | None:
         borrowed = self._carrier.borrowed
@@ -262,7 +280,7 @@ class AgentClient:
         if not self._jobs.accept_at_once(self.number, number, self._loop.time()):
             return False
         self._page.mark(place, number)
-        self._relay.submit(self, call)
+        self._submit(call)
         return True
 
     def begin(self, numbers: list[int], now: float) -> None:
@@ -291,7 +309,11 @@ class AgentClient:
 
     def _give_to_pool(self, numbers: list[int]) -> None:
         for number in numbers:
-            self._relay.submit(self, self._calls.pop(number))
+            self._submit(self._calls.pop(number))
+
+    def _submit(self, call: Call) -> None:
+        self._relay.submit(self, call)
+        self._coming.taken(call.message.job)
 
     def lend_page(self, fd: int) -> None:
         """Keep the descriptor of the page open until the client has opened it."""
@@ -320,12 +342,13 @@ class AgentClient:
     def _on_cancel(self, message: Message) -> None:
         number = message.job
         job = self.jobs.get(number)
+        call = self._coming.cancel(number)
         if job is not None:
             job.cancel()
-        elif self._jobs.cancel(self.number, number):
+        elif call is None and self._jobs.cancel(self.number, number):
             call = self._calls.pop(number)
-            if call.payload == STORED and self._relay.stored is not None:
-                self._relay.stored.forget(number)
+        if call is not None:
+            self._coming.forget(number)
             if call.options.lease is not None:
                 self.keeper.forget(number)
                 self._on_free(number)
@@ -343,7 +366,7 @@ class AgentClient:
 
     def _on_fence(self, message: Message) -> None:
         number = message.job
-        call = self._calls.get(number)
+        call = self._calls.get(number) or self._coming.get(number)
         # It may come when no worker has the job any more, and is for nothing then.
         if self.keeper.keeps(number) or (call and call.options.lease):
             self.keeper.extend(number, message.priority / _MICRO + message.deadline)

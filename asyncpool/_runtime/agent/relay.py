@@ -30,7 +30,7 @@ from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool._runtime.remote.packed_calls import PackedError, PackedFunctions
-from asyncpool._runtime.remote.stored_calls import STORED, StoredPayloads
+from asyncpool._runtime.remote.stored_calls import StoredPayloads
 from asyncpool.errors import AsyncPoolError, JobNotPicklableError
 
 _PLAIN_SIZE = len(PLAIN)
@@ -63,7 +63,7 @@ class Call(NamedTuple):
 class RelayClient(Protocol):
     """What the relay needs of a client of the agent."""
 
-    jobs: dict[int, Any]
+    jobs: dict[int, Job[Any]]
     workers: dict[int, SessionWorker]
     keeper: ClientKeeper
     lent: LentMemory | None
@@ -83,30 +83,6 @@ class RelayClient(Protocol):
     def ended(self, number: int, message: bytes) -> None:
         """Tell how a job has ended, by a message that is packed."""
         ...
-
-
-class WaitingJob:
-    """A job whose call the engine has not brought yet, among those that the pool has.
-
-    Args:
-        loop: The loop.
-        work: Brings the job to the pool; cancelled, it tells the client of the end.
-    """
-
-    id = 0  # the pool has not given it a number
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]
-    ) -> None:
-        self._task = loop.create_task(work, name="asyncpool stored call")
-
-    def cancel(self) -> None:
-        """Wait no more."""
-        self._task.cancel()
-
-    async def stack(self) -> str:
-        """Return nothing: it runs nowhere."""
-        return ""
 
 
 class Relay:
@@ -142,9 +118,6 @@ class Relay:
         """Give a job to the pool."""
         message = call.message
         number = message.job
-        if call.payload == STORED and self.stored is not None:
-            client.jobs[number] = WaitingJob(self._loop, self._bring(client, call))
-            return
         try:
             job = self._submit(client, call)
         except AsyncPoolError as error:
@@ -162,17 +135,6 @@ class Relay:
             assert isinstance(job, StreamJob)
             self._streams[job] = client, number
             self._spawn(self._pass_items(client, number, job), "asyncpool stream")
-
-    async def _bring(self, client: RelayClient, call: Call) -> None:
-        """Give a job to the pool when the engine has brought its call."""
-        assert self.stored is not None
-        number = call.message.job
-        try:
-            payload = await self.stored.get(number)
-        except asyncio.CancelledError:
-            client.ended(number, self._followed.pack_end(Kind.DROPPED, number, b""))
-            return
-        self.submit(client, call._replace(payload=payload))
 
     def _submit(self, client: RelayClient, call: Call) -> Job[Any]:
         function: Any = call.function

@@ -17,6 +17,9 @@ from asyncpool._runtime.remote.carrier import Carrier
 # is never as large, or with LENT.
 STORED = b"\xff\xff\xff\xfe"
 
+# So many jobs are remembered that want their calls no more.
+_OVER = 4096
+
 
 class StoredCall(NamedTuple):
     """A call as its client keeps it.
@@ -65,38 +68,52 @@ class StoredPayloads:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._coming: dict[int, asyncio.Future[bytes | OutOfBandPickle]] = {}
-        self._unwanted: set[int] = (
-            set()
-        )  # of jobs that were over before their calls came
+        self._kept: dict[int, asyncio.Future[None]] = {}  # of calls that are here
+        # Of jobs that want their calls no more: these may come later, or once more.
+        self._over: dict[int, None] = {}
 
-    def put(self, job: int, payload: bytes | OutOfBandPickle) -> None:
-        """Take the call of a job, as the pool takes it."""
-        if job in self._unwanted:
-            self._unwanted.discard(job)
+    async def put(self, job: int, payload: bytes | OutOfBandPickle) -> None:
+        """Take the call of a job, and wait until the pool has it: so much memory is in use.
+
+        Cancellation:
+            Safe.
+        """
+        if job in self._over:
             return
+        kept = self._kept.setdefault(job, self._loop.create_future())
         coming = self._future(job)
         if not coming.done():  # it may be brought twice
             coming.set_result(payload)
+        await asyncio.wait([kept])
 
     async def get(self, job: int) -> bytes | OutOfBandPickle:
         """Wait for the call of a job, and return it.
 
         Cancellation:
-            Forgets it.
+            Safe; the job may be forgotten then.
         """
-        try:
-            payload = await asyncio.shield(self._future(job))
-        except asyncio.CancelledError:
-            self.forget(job)
-            raise
-        del self._coming[job]
+        payload = await asyncio.shield(self._future(job))
+        self._coming.pop(job, None)
         return payload
 
+    def taken(self, job: int) -> None:
+        """Note that the pool has the call of a job."""
+        kept = self._kept.get(job)
+        if kept is not None:
+            self.forget(job)
+
     def forget(self, job: int) -> None:
-        """Forget the call of a job that is over, also if it comes later."""
-        coming = self._coming.pop(job, None)
-        if coming is None or not coming.done():
-            self._unwanted.add(job)
+        """Forget the call of a job that wants it no more, also if it comes later."""
+        self._coming.pop(job, None)
+        kept = self._kept.pop(job, None)
+        if kept is not None:
+            kept.set_result(None)
+        self._over[job] = None
+        if len(self._over) > _OVER:
+            del self._over[next(iter(self._over))]
 
     def _future(self, job: int) -> asyncio.Future[bytes | OutOfBandPickle]:
-        return self._coming.setdefault(job, self._loop.create_future())
+        found = self._coming.get(job)
+        if found is None:
+            found = self._coming[job] = self._loop.create_future()
+        return found
