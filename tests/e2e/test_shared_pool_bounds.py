@@ -119,7 +119,8 @@ def asked(number: int) -> Message:
         ([FUNCTION, OPTIONS, *[job(n) for n in range(1500)]], "more than 1024 jobs"),
         ([FUNCTION, OPTIONS, *[job(5)] * 200], "job 5 twice"),
         ([Message(Kind.OPTIONS, payload=b"{")], "Expecting"),
-        ([Message(Kind.OPTIONS, payload=b"[" * 60_000)], "decoding a JSON array"),
+        # Too deep, or not at its end: which of both, depends on the Python.
+        ([Message(Kind.OPTIONS, payload=b"[" * 60_000)], "cut off"),
         ([Message(Kind.OPTIONS, payload=b'{"limits": {"timeout": -1}}')], "timeout"),
         ([Message(Kind.OPTIONS, payload=b'{"limits": {"evil": 1}}')], "evil"),
         ([Message(Kind.OPTIONS, payload=b'{"limits": {}, "key": "k"}')], "key of type"),
