@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import psutil
 import pytest
 
+from asyncpool import __version__
+from asyncpool._runtime.remote import carrier
 from asyncpool.errors import NodeLostError, ProtocolError
 from asyncpool.ray import Pool, _placement
 from tests.helpers.gate import Gate
@@ -44,12 +47,24 @@ async def test_nothing_is_left_when_the_pool_is_closed(cluster: LocalNodes) -> N
 
 
 @pytest.mark.logs("node-refused")
+@pytest.mark.parametrize(
+    ("kind", "name"), [("asyncpool", "asyncpool"), ("python", "Python")]
+)
 async def test_another_version_is_refused_and_both_are_named(
-    cluster: LocalNodes, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalNodes, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
-    monkeypatch.setattr(_placement, "__version__", "0.0.1")
-    with pytest.raises(
-        ProtocolError,
-        match=r"the agent has asyncpool 0\.1\.0, and the client 0\.0\.1: both need",
-    ):
-        await Pool(cluster.address).start()
+    here = carrier.greeting(__version__, "pickle")[kind]
+
+    def older(version: str, codec: str) -> dict[str, Any]:
+        return {**carrier.greeting(version, codec), kind: "0.0.1"}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_placement, "greeting", older)
+        with pytest.raises(ProtocolError) as caught:
+            await Pool(cluster.address).start()
+    assert str(caught.value).endswith(
+        f" refuses: the agent has {name} {here}, and the client 0.0.1: both need the same"
+    )
+    # The one that was refused has left its node to others.
+    async with patience(2), Pool(cluster.address) as pool:
+        assert await pool.submit(square, 3) == 9
