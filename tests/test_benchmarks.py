@@ -12,15 +12,17 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from benchmarks.over_ray import ROWS as OVER_RAY
 from benchmarks.peers import label
 from benchmarks.report import IMAGES, LATEST
 from benchmarks.runner import ROOT
 from tests.helpers.patience import PATIENCE
 
 OURS = "asyncpool"
+QUICK_OVER_RAY = ("--rounds", "1", "--jobs", "500", "--calls", "5")
 
 
-def run(*args: str) -> str:
+def run(*args: str, wait: float = PATIENCE) -> str:
     """Run Python by hand, as in a pipeline, and return what it prints."""
     done = subprocess.run(
         [sys.executable, *args],
@@ -28,7 +30,7 @@ def run(*args: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=wait,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -244,3 +246,14 @@ def test_the_simulated_cluster_ends_its_jobs_and_draws_how(tmp_path: Path) -> No
         assert int(again) > 0
     drawing = ET.fromstring(path.read_text())
     assert len(drawing.findall("{http://www.w3.org/2000/svg}polyline")) == 2
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="it compares with Ray")
+def test_each_way_over_ray_is_measured() -> None:
+    printed = run("-m", "benchmarks.over_ray", *QUICK_OVER_RAY, wait=4 * PATIENCE)
+    rows = re.findall(
+        r"^\| `(.+)` \| ([\d,]+) \| (\S+) ms \| (\d+) µs \|$", printed, re.MULTILINE
+    )
+    assert [name for name, *_ in rows] == list(OVER_RAY)
+    for name, *figures in rows:
+        assert all(float(each.replace(",", "")) > 0 for each in figures), name
