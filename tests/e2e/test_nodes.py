@@ -209,7 +209,12 @@ async def test_commands_see_the_nodes_and_reach_their_workers(tmp_path: Path) ->
 
 async def test_metrics_have_the_nodes() -> None:
     registry = CollectorRegistry()
-    async with patience(), Pool(1) as one, Pool(2) as two, nodes_pool(one, two) as pool:
+    async with (
+        patience(),
+        Pool(1) as one,
+        Pool(2, ready="all") as two,
+        nodes_pool(one, two) as pool,
+    ):
         register(pool, registry)
         with pytest.raises(ValueError, match=r"^pool nodes is already registered in"):
             register(pool, registry)
