@@ -25,7 +25,6 @@ class Trace(LiveTrace):
         hub: What tells the events.
         stats: Returns the pool's figures.
         most: How many jobs a second are shown; ``None`` for all.
-        book: Makes the book, as :class:`TraceBook` is made.
 
     Attributes:
         jobs: What follows the jobs.
@@ -43,16 +42,17 @@ class Trace(LiveTrace):
         hub: PoolHub,
         stats: Callable[[], PoolStats],
         most: int | None,
-        book: Callable[[str, int, int, int], TraceBook] = TraceBook,
     ) -> None:
         title = f"pool {name}"
         file = TraceFile(path, title)
-        self._book = book(title, next_number(), os.getpid(), concurrency)
         self._stats = stats
-        self._omitted = 0
+        self._book = self._make_book(title, concurrency)
         self.jobs = TracedJobs(hub, self._book, most, self.hand_over_many)
         super().__init__(file, self._book, hub)
         hub.add_tracer(self.jobs)
+
+    def _make_book(self, title: str, concurrency: int) -> TraceBook:
+        return TraceBook(title, next_number(), os.getpid(), concurrency)
 
     def note(self, event: Event) -> None:
         """Have the book note an event."""
@@ -65,14 +65,14 @@ class Trace(LiveTrace):
 
     def count(self) -> None:
         """Have the book note the figures, and which attempts run for long."""
-        stats, now = self._stats(), monotonic()
+        self._count(self._stats(), monotonic())
+
+    def _count(self, stats: PoolStats, now: float) -> None:
         self.jobs.look(stats.slots, now)
-        omitted = self.jobs.limit.refused
         self._book.count(
             now,
             queued=stats.queued,
             busy=stats.busy,
             memory=sum(slot.memory for slot in stats.slots),
-            omitted=max(0, omitted - self._omitted),
+            omitted=self.jobs.limit.refused,
         )
-        self._omitted = omitted

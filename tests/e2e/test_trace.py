@@ -192,7 +192,7 @@ async def test_of_too_many_jobs_a_part_is_shown_and_all_that_fail(
     }
     assert [wait.args["then"] for wait in trace.waits[60]] == ["timeout"]
     assert trace.waits.keys() == {1, 2, 3, *range(54, 59), 60}
-    assert sum(trace.counters["jobs not shown"]) == 51
+    assert trace.counters["jobs not shown"][-1] == 51
 
 
 async def test_the_bound_can_be_set(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ async def test_the_bound_can_be_set(tmp_path: Path) -> None:
     trace = whole(path)
     assert trace.of_job(1)
     assert len(trace.slices) < 100
-    assert len(trace.slices) + sum(trace.counters["jobs not shown"]) == 100
+    assert len(trace.slices) + trace.counters["jobs not shown"][-1] == 100
 
 
 async def test_figures_are_counters(tmp_path: Path) -> None:

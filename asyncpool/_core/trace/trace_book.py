@@ -239,7 +239,7 @@ class TraceBook:
             queued: How many jobs wait.
             busy: How many workers run one.
             memory: Bytes that the workers have to themselves.
-            omitted: How many jobs were not shown since the last look.
+            omitted: How many jobs are not shown, up to now.
         """
         figures = (
             ("queued jobs", "jobs", queued),
