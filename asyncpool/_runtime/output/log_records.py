@@ -213,7 +213,8 @@ def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
         if (given := entry.fields[name]) != ours[name]:
             vars(record)[f"extra_{name}"] = given
     # Filters and alerts take it for the service's word, unless only workers say this.
-    if vars(record).get("message_id") not in {None, *worker_messages.IDS}:
+    message_id = vars(record).get("message_id")
+    if message_id is not None and message_id not in worker_messages.IDS:
         vars(record)["extra_message_id"] = vars(record).pop("message_id")
     entry = _harmless(entry)
     path = PurePath(entry.path)
