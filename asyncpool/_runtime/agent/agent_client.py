@@ -239,7 +239,7 @@ class AgentClient:
         """Hear that the engine has brought the call of a job."""
         try:
             self._accept(call)
-        except ProtocolError as error:
+        except _MISTAKES as error:
             self._refuse(error)
         else:
             self._turns.turn()
@@ -313,7 +313,8 @@ class AgentClient:
 
     def _submit(self, call: Call) -> None:
         self._relay.submit(self, call)
-        self._coming.taken(call.message.job)
+        if self._relay.stored is not None:
+            self._coming.taken(call.message.job)
 
     def lend_page(self, fd: int) -> None:
         """Keep the descriptor of the page open until the client has opened it."""
