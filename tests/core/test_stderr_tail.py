@@ -90,7 +90,10 @@ def test_the_last_of_several_counts() -> None:
     assert lines_of(ERROR, *numbered(70), *whole) == (*numbered(70)[-10:], *whole)
 
 
-@given(st.lists(st.sampled_from([ERROR, CURRENT, "frame"]), max_size=150), st.integers(0, 150))
+@given(
+    st.lists(st.sampled_from([ERROR, CURRENT, "frame"]), max_size=150),
+    st.integers(0, 150),
+)
 def test_it_does_not_matter_in_which_pieces_lines_come(
     lines: list[str], at: int
 ) -> None:

@@ -56,6 +56,11 @@ class Raw:
         self.reader, self.writer = reader, writer
         self.link = ReliableLink(1)
 
+    async def greet(self) -> None:
+        """Greet as a client does that may come in, and make the link of its session."""
+        self.say(pack_greeting(greeting(__version__, "pickle")))
+        self.link = ReliableLink(json.loads(await self.hear())["session"])
+
     def say(self, piece: bytes) -> None:
         self.writer.write(header(FrameKind.BATCH, len(piece)) + piece)
 
@@ -144,8 +149,7 @@ async def test_a_client_that_breaks_the_rules_is_cut_off(
         pool.worker(),  # so that what has begun stays
         raw_client(path) as raw,
     ):
-        raw.say(pack_greeting(greeting(__version__, "pickle")))
-        raw.link = ReliableLink(json.loads(await raw.hear())["session"])
+        await raw.greet()
         raw.say_messages(*messages)
         await raw.cut()
     assert "a client of the shared pool is cut off: " in caplog.text
@@ -196,8 +200,7 @@ async def test_a_client_that_claims_a_time_to_come_is_given_up_all_the_same(
         PoolServer(pool, path, client_timeout=0.2),
         raw_client(path) as raw,
     ):
-        raw.say(pack_greeting(greeting(__version__, "pickle")))
-        raw.link = ReliableLink(json.loads(await raw.hear())["session"])
+        await raw.greet()
         raw.link.echo = 1 << 63
         raw.say_messages()
         await raw.cut()
@@ -215,8 +218,7 @@ async def test_a_client_that_takes_no_results_gets_no_end_of_jobs(
         PoolServer(pool, path),
         raw_client(path) as raw,
     ):
-        raw.say(pack_greeting(greeting(__version__, "pickle")))
-        raw.link = ReliableLink(json.loads(await raw.hear())["session"])
+        await raw.greet()
         raw.say_messages(Message(Kind.PAGE), FUNCTION, OPTIONS)
         ended = 0
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):

@@ -196,19 +196,24 @@ async def test_an_object_that_is_lost_costs_its_job_alone(pool: Pool) -> None:
     assert await jobs[1] == 3
 
 
-async def test_one_that_is_not_there_yet_holds_up_its_job_alone(
-    pool: Pool, tmp_path: Path
-) -> None:
+def comes_late(folder: Path) -> tuple[Path, Any]:
+    """Return a pipe, and an object of Ray that is what somebody writes there."""
     import ray
 
-    gate = tmp_path / "gate"
+    gate = folder / "gate"
     os.mkfifo(gate)
 
     @ray.remote  # type: ignore[untyped-decorator]
     def comes(path: str) -> str:
         return Path(path).read_text()
 
-    late: Any = comes.options(num_cpus=0).remote(str(gate))
+    return gate, comes.options(num_cpus=0).remote(str(gate))
+
+
+async def test_one_that_is_not_there_yet_holds_up_its_job_alone(
+    pool: Pool, tmp_path: Path
+) -> None:
+    gate, late = comes_late(tmp_path)
     waits, unwanted = pool.submit(len, late), pool.submit(len, late)
     assert await asyncio.gather(*(pool.submit(square, n) for n in range(50))) == [
         n * n for n in range(50)
@@ -221,16 +226,7 @@ async def test_one_that_is_not_there_yet_holds_up_its_job_alone(
 async def test_limits_hold_and_nothing_is_kept_while_a_value_does_not_come(
     pool: Pool, tmp_path: Path
 ) -> None:
-    import ray
-
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-
-    @ray.remote  # type: ignore[untyped-decorator]
-    def comes(path: str) -> str:
-        return Path(path).read_text()
-
-    late: Any = comes.options(num_cpus=0).remote(str(gate))
+    gate, late = comes_late(tmp_path)
     loop = asyncio.get_running_loop()
     async with patience():
         with pytest.raises(JobTimeoutError, match="queue_timeout"):
