@@ -46,6 +46,30 @@ def test_it_rings_once() -> None:
     assert rings(within(7.0)) == [7.0]
 
 
+class HeldUpLoop:
+    """A loop whose process is held up for a second at each look at the clock."""
+
+    def __init__(self) -> None:
+        self.now = 10.0
+        self.timers: list[tuple[float, Callable[[], object]]] = []
+
+    def time(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def call_later(self, seconds: float, ring: Callable[[], object]) -> None:
+        self.timers.append((self.time() + seconds, ring))
+
+
+def test_it_never_tells_a_time_to_come() -> None:
+    loop, rung = HeldUpLoop(), list[float]()
+    Alarm(cast("asyncio.AbstractEventLoop", loop), rung.append).set_in(5.0)
+    [(at, ring)] = loop.timers
+    loop.now = at - 1.0
+    ring()
+    assert rung == [at]
+
+
 def test_the_last_time_counts() -> None:
     assert rings(at(5.0), at(8.0)) == [8.0]
     assert rings(at(5.0), at(3.0)) == [3.0]

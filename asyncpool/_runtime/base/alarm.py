@@ -45,10 +45,12 @@ class Alarm:
     def set_in(self, seconds: float) -> None:
         """Call back after *seconds*, instead of at any time set before."""
         self.cancel()
+        # First: if the process is held up here, the callback would else be told a time to come.
+        self.due = self._loop.time() + seconds
         # Not call_at(): uvloop counts in whole milliseconds.  It would round the difference of
         # two times, and get another number than for the seconds themselves.
         self._timer = self._loop.call_later(seconds, self._ring)
-        self.due, self.is_set = self._loop.time() + seconds, True
+        self.is_set = True
 
     def cancel(self) -> None:
         """Do not call back."""
