@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import traceback
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 from tests.helpers import jobs
@@ -15,9 +17,26 @@ __all__ = ["Thing", "collect", "count", "largest_in_hand", "stop_collector"]
 
 _watched: list[weakref.ref[Any]] = []
 
-# On Python 3.12 the frames in the traceback of a coroutine or a generator keep those that called
-# it, and so the event loop's, which has the error: only the collector finds that cycle.
-_FOUND_LATER = sys.version_info[:2] == (3, 12)
+
+async def _raise() -> NoReturn:
+    raise LookupError
+
+
+def _is_called_by_a_frame() -> bool:
+    """Tell whether the frame of a coroutine that has raised keeps the one that called it.
+
+    It does on Python 3.12 and the first releases of 3.13 (gh-100964).  It then keeps the event
+    loop's, which has the error: only the collector finds that cycle.
+    """
+    coroutine, frames = _raise(), list[FrameType]()
+    try:
+        coroutine.send(None)
+    except LookupError as error:
+        frames += (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return frames[-1].f_back is not None
+
+
+_FOUND_LATER = _is_called_by_a_frame()
 
 
 class Thing:
