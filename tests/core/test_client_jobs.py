@@ -43,6 +43,38 @@ def test_jobs_with_a_key_stay_together_and_priorities_count() -> None:
     assert only.join(0, 1) == [2]
 
 
+def test_an_agent_gets_no_more_than_it_is_allowed_whatever_it_takes() -> None:
+    client = ClientJobs()
+    assert client.join(0, 8, 2) == []
+    places = [client.submit(job, key=None, priority=0) for job in range(1, 8)]
+    assert places == [0, 0, *[None] * 5]
+    client.allow(0, 4)
+    assert client.refill(0) == [3, 4]
+    client.allow(0, 1)
+    assert client.refill(0) == []
+    for job in (1, 2, 3):
+        client.ended(0, job)
+    assert client.refill(0) == []
+    client.ended(0, 4)
+    assert client.refill(0) == [5]
+    client.allow(0, 100)
+    assert client.refill(0) == [6, 7]
+    assert [client.submit(job, key=None, priority=0) for job in range(8, 15)] == [
+        *[0] * 5,
+        None,
+        None,
+    ]
+
+
+def test_an_agent_that_is_allowed_less_gets_no_new_job_either() -> None:
+    client = ClientJobs()
+    client.join(0, 8)
+    client.submit(1, key=None, priority=0)
+    client.allow(0, 1)
+    assert client.refill(0) == []
+    assert client.submit(2, key=None, priority=0) is None
+
+
 def test_a_job_that_is_given_up_comes_back_from_nowhere() -> None:
     client = ClientJobs()
     client.join(0, 1)

@@ -98,6 +98,14 @@ class RemoteModel(RuleBasedStateMachine):
         self.signs[number] = SignsOfLife(lease=LEASE, patience=PATIENCE, now=self.now)
         self.send(number, self.client.join(number, CREDITS))
 
+    @rule(at=INDEX, most=st.integers(1, CREDITS + 1))
+    def allow(self, at: int, most: int) -> None:
+        """Let an agent have more jobs, or fewer than it has."""
+        number = self.pick(at).number
+        if number in self.links:
+            self.client.allow(number, most)
+            self.send(number, self.client.refill(number))
+
     @rule(at=INDEX)
     def kill(self, at: int) -> None:
         agent = self.pick(at)

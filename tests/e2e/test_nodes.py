@@ -249,3 +249,46 @@ async def test_a_trace_shows_each_attempt_where_it_was(tmp_path: Path) -> None:
     assert first.end <= second.begin
     assert [wait.args["then"] for wait in trace.waits[1]] == ["begun", "begun"]
     assert len(trace.arrows) == 1
+
+
+async def test_no_jobs_wait_at_a_busy_node_while_another_one_has_nothing_to_do() -> (
+    None
+):
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1) as one,
+        Pool(1) as two,
+        nodes_pool(one, two) as pool,
+    ):
+        holder = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        squares = [pool.submit(jobs.square, n) for n in range(50)]
+        # The node may have one more job than the one that it runs.
+        while sum(job.done() for job in squares) < 49:
+            waits = [job for job in squares if not job.done()]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        assert not holder.done()
+        visitor.release()
+        assert await asyncio.gather(*squares) == [n * n for n in range(50)]
+
+
+@pytest.mark.parametrize("by_client", [True, False])
+async def test_a_node_with_more_workers_gets_more_jobs(*, by_client: bool) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1) as one,
+        Pool(1) as two,
+        nodes_pool(one, two) as pool,
+    ):
+        holders = [pool.submit(jobs.wait_at, gate.path) for _ in range(20)]
+        if by_client:
+            await pool.resize(3)
+        else:
+            await one.resize(5)
+        visitors = [await gate.visitor(nth=nth) for nth in range(1, 7)]
+        for job in holders:
+            job.cancel()
+        for visitor in visitors:
+            visitor.release()

@@ -41,9 +41,10 @@ class LostJob(NamedTuple):
 
 
 class _Agent:
-    __slots__ = ("begun", "calls", "in_flight", "suspected")
+    __slots__ = ("begun", "calls", "credits", "in_flight", "suspected")
 
     def __init__(self, credits: int) -> None:  # noqa: A002 - as the messages call it
+        self.credits = credits
         self.in_flight = InFlight(credits)
         self.begun: set[int] = set()
         self.calls: dict[int, None] = {}  # for workers that the agent has lent
@@ -109,9 +110,16 @@ class ClientJobs:
         self._agents[agent].calls[job] = None
         self._agent_of[job] = agent
 
-    def join(self, agent: int, credits: int) -> list[int]:  # noqa: A002
-        """Add *agent*, a number that none had before, and return the jobs that it gets."""
+    def join(self, agent: int, credits: int, most: int = MAX_CREDITS) -> list[int]:  # noqa: A002
+        """Add *agent*, a number that none had before, and return the jobs that it gets.
+
+        Args:
+            agent: The agent.
+            credits: How many jobs it takes.
+            most: How many of them it gets for now; see :meth:`allow`.
+        """
         self._agents[agent] = _Agent(max(1, min(credits, MAX_CREDITS)))
+        self.allow(agent, most)
         moved = self._assign_buckets()
         return [*moved.get(agent, ()), *self.refill(agent)]
 
@@ -130,6 +138,11 @@ class ClientJobs:
             return False
         self._leave(agent, job)
         return True
+
+    def allow(self, agent: int, most: int) -> None:
+        """Let *agent* have no more than *most* jobs; call :meth:`refill` after it."""
+        known = self._agents[agent]
+        known.in_flight.concurrency = min(most, known.credits)
 
     def refill(self, agent: int) -> list[int]:
         """Return the jobs that *agent* gets now."""

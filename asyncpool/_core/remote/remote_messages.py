@@ -48,6 +48,7 @@ class Kind(IntEnum):
     ``VALUE``, ``ERROR``, which the function has raised, ``FAILED``, with an error of the pool, and
     ``DROPPED``, which answers ``CANCEL``.  ``FREE``: no worker has that job any more, which has a
     lease.  ``ANSWER``, ``WORKER``, which tells of the worker of a session, ``EVENT``, and ``CLOSING``.
+    ``LANES``, with the number of jobs that the agent can run at once from now on.
     """
 
     FUNCTION = 1
@@ -74,6 +75,7 @@ class Kind(IntEnum):
     CLOSING = 22
     PAGE = 23
     FOLLOWED = 24
+    LANES = 25
 
 
 # A look into a dict takes half as long as the call of an enum.
@@ -89,8 +91,9 @@ class Message(NamedTuple):
         function: The function; 0 if it is part of the call.
         options: The options, by number.
         begun: How many attempts have begun before.
-        priority: How urgent the job is; of a ``CREDIT`` the number of items, and of a ``FENCE``
-            the agent's time, in microseconds, after which *deadline* counts.
+        priority: How urgent the job is; of a ``CREDIT`` the number of items, of ``LANES`` that of
+            the lanes, and of a ``FENCE`` the agent's time, in microseconds, after which
+            *deadline* counts.
         deadline: Seconds until the job must be done; infinity for none.  Of the end of a job
             that is followed, the agent's time when its attempt began.
         wait: Seconds until the job must have begun; infinity for none.  Of an end, seconds that

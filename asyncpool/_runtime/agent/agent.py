@@ -70,8 +70,8 @@ class Agent:
             "node": name,
             "credits": CREDITS,
             "lease": lease,
-            "lanes": supervisor.most_workers * supervisor.concurrency,
         }
+        self._told_lanes = self._lanes
         self._turn_is_due = False
         self._beat = Alarm(self._loop, self._on_beat)
         self._beat_every = beat_every(lease)
@@ -108,6 +108,7 @@ class Agent:
         carrier.allow(MAX_PIECE)
         told = {
             "session": number,
+            "lanes": self._lanes,
             "stamp": int(self._loop.time() * _MICRO),
             "page": 0 if page is None else page[0],
         }
@@ -151,6 +152,7 @@ class Agent:
             self._jobs.held_up(now)
         for number in self._jobs.lapsed(now):
             self._end(self._clients[number])
+        self._tell_lanes()
         for client in self._clients.values():
             client.beat(now)
         self._beat.set_in(self._beat_every)
@@ -160,9 +162,7 @@ class Agent:
     @property
     def has_room(self) -> bool:
         """Whether the pool may get a job that has just come."""
-        pool = self._supervisor
-        lanes = pool.most_workers * pool.concurrency
-        return self._lookahead.has_room(pool.unserved, lanes)
+        return self._lookahead.has_room(self._supervisor.unserved, self._lanes)
 
     def turn_soon(self) -> None:
         """Have a turn with what else happens in this turn of the loop."""
@@ -189,6 +189,7 @@ class Agent:
             if not released:
                 break
             self._begin(released)
+        self._tell_lanes()
         now = self._loop.time()
         for client in self._clients.values():
             client.flush(now)
@@ -204,6 +205,17 @@ class Agent:
             self._clients[number].begin(jobs, now)
 
     def _room(self) -> int:
-        pool = self._supervisor
-        lanes = pool.most_workers * pool.concurrency
-        return self._lookahead.room(pool.unserved, lanes, self._jobs.pending)
+        waiting, pending = self._supervisor.unserved, self._jobs.pending
+        return self._lookahead.room(waiting, self._lanes, pending)
+
+    @property
+    def _lanes(self) -> int:
+        return self._supervisor.most_workers * self._supervisor.concurrency
+
+    def _tell_lanes(self) -> None:
+        """Tell all clients if the pool has been resized."""
+        lanes = self._lanes
+        if lanes != self._told_lanes:
+            self._told_lanes = lanes
+            for client in self._clients.values():
+                client.put(Message(Kind.LANES, priority=lanes))

@@ -9,6 +9,7 @@ from typing import Any
 from asyncpool._core.pickling.functions import MEMORY, Function, FunctionCache
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
+from asyncpool._core.remote.agent_window import AgentWindow
 from asyncpool._core.remote.client_jobs import MAX_CREDITS
 from asyncpool._core.remote.clock_bounds import ClockBounds
 from asyncpool._core.remote.reliable_link import Batch, ReliableLink
@@ -39,6 +40,7 @@ class Node:
 
     Attributes:
         clock: How far its clock is from the client's.
+        window: How many jobs it may have, if there are other agents.
         first_slot: What is added to the slots of its workers, so that no other agent has them.
     """
 
@@ -48,7 +50,7 @@ class Node:
         self.number = number
         self.first_slot = first_slot(number)
         self.name = str(about["node"])
-        self.lanes = int(about["lanes"])
+        self.window = AgentWindow(int(about["lanes"]))
         self.credits = min(int(about["credits"]), MAX_CREDITS)
         self.carrier = carrier
         self.link = ReliableLink(int(about["session"]), gapless=not carrier.loses)
@@ -66,6 +68,11 @@ class Node:
         self._last_options = 0
         # Many jobs have the same object, and to write it down takes 10 us.
         self._written: dict[int, tuple[JobOptions, int]] = {}
+
+    @property
+    def lanes(self) -> int:
+        """How many jobs it can run at once."""
+        return self.window.lanes
 
     def put(self, message: Message) -> None:
         """Have *message* sent with the next batch."""
@@ -120,6 +127,7 @@ class Node:
 
     def ended(self, job: int) -> None:
         """Note that the agent has *job* no more."""
+        self.window.ended()
         place = self._places.pop(job, None)
         if place is not None:
             self._free.append(place)

@@ -93,6 +93,7 @@ class NodeNews:
             Kind.ANSWER: self._on_answer,
             Kind.EVENT: self._on_event,
             Kind.CLOSING: self._on_closing,
+            Kind.LANES: self._on_lanes,
         }
 
     def on_message(self, node: Node, message: Message) -> None:
@@ -188,6 +189,11 @@ class NodeNews:
         del message
         self._jobs.suspect(node.number)  # it gets no more
         self._client.on_closing()
+
+    def _on_lanes(self, node: Node, message: Message) -> None:
+        if message.priority < 1:
+            raise ProtocolError(f"an agent said that it has {message.priority} lanes")
+        node.window.lanes = message.priority
 
     def _on_event(self, node: Node, message: Message) -> None:
         event: Any = load_own(message.payload)

@@ -112,6 +112,7 @@ class Nodes:
         patience = node_timeout(lease) if self._patience is None else self._patience
         now = self._loop.time()
         signs = SignsOfLife(lease=lease, patience=patience, now=now)
+        were_several = self._are_several
         self._numbers += 1
         number = self._numbers
         node = self._nodes[number] = Node(number, carrier, about, signs)
@@ -121,7 +122,22 @@ class Nodes:
         self._beat_every = min(self._beat_every, beat_every(lease))
         self._beat.set_by(now + self._beat_every)
         self._client.on_join(node)
-        self.send(number, self._jobs.join(number, node.credits))
+        self.send(number, self._jobs.join(number, node.credits, self._most(node, now)))
+        if self._are_several and not were_several:
+            for each in [*self._nodes.values()]:
+                self._refill(each, now)
+
+    @property
+    def _are_several(self) -> bool:
+        return self.expected or len(self._nodes) > 1
+
+    def _most(self, node: Node, now: float) -> int:
+        """Return how many jobs an agent may have: all that it takes, if no other one takes any."""
+        return node.window.size(now) if self._are_several else node.credits
+
+    def _refill(self, node: Node, now: float) -> None:
+        self._jobs.allow(node.number, self._most(node, now))
+        self.send(node.number, self._jobs.refill(node.number))
 
     def give_up(self, error: AsyncPoolError) -> None:
         """Expect no other agent; if there is none, all jobs fail with *error*."""
@@ -198,6 +214,7 @@ class Nodes:
                 continue
             if trust is Trust.SUSPECTED:
                 self._jobs.suspect(node.number)
+            self._refill(node, now)
             node.beat()
         self._beat.set_in(self._beat_every)
 
@@ -305,7 +322,7 @@ class Nodes:
             self._lose(node)
             return
         if node.number in self._nodes:
-            self.send(node.number, self._jobs.refill(node.number))
+            self._refill(node, now)
             node.flush(now)
         if not self._turned.is_set():
             self._turned.set()

@@ -1,0 +1,95 @@
+"""How many jobs an agent may have, if there are others."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool._core.remote.agent_window import AgentWindow
+
+
+def test_it_begins_with_two_jobs_for_each_lane() -> None:
+    assert AgentWindow(4).size(100.0) == 8
+
+
+def test_what_has_ended_just_now_comes_on_top_and_is_forgotten() -> None:
+    window = AgentWindow(4)
+    for _ in range(100):
+        window.ended()
+    sizes = [window.size(10.0 + at / 10) for at in range(7)]
+    assert sizes == [108, 44, 21, 12, 9, 8, 8]
+
+
+def test_a_time_that_is_older_changes_nothing() -> None:
+    window = AgentWindow(1)
+    window.ended()
+    assert [window.size(now) for now in (10.0, 9.0, 10.0)] == [3, 3, 3]
+
+
+def test_other_lanes_count_at_once() -> None:
+    window = AgentWindow(4)
+    window.lanes = 16
+    assert window.size(1.0) == 32
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 50)), max_size=50),
+    st.integers(1, 64),
+)
+def test_it_is_never_less_than_the_lanes_need_nor_more_than_all_that_ended(
+    turns: list[tuple[float, int]], lanes: int
+) -> None:
+    window, now, ended = AgentWindow(lanes), 0.0, 0
+    for seconds, count in turns:
+        now, ended = now + seconds, ended + count
+        for _ in range(count):
+            window.ended()
+        assert 2 * lanes + count <= window.size(now) <= 2 * lanes + ended
+
+
+def busy(seconds: float, way: float, lanes: int = 4) -> float:
+    """Return which share of the time an agent's lanes run jobs, in a virtual second.
+
+    The half of a second before it does not count.
+
+    Args:
+        seconds: How long each job takes.
+        way: How long a word takes to the agent, or back.
+        lanes: How many jobs it runs at once.
+    """
+    step, begin, end = 0.0001, 5_000, 15_000
+    window, there, worked = AgentWindow(lanes), 0, 0
+    coming: deque[tuple[int, int]] = deque()  # when how many jobs reach the agent
+    back: deque[int] = deque()  # when the client hears of an end
+    ends: list[int] = []
+    waiting = 0
+    for now in range(end):
+        while coming and coming[0][0] <= now:
+            waiting += coming.popleft()[1]
+        done = [at for at in ends if at <= now]
+        ends = [at for at in ends if at > now]
+        back += [now + round(way / step)] * len(done)
+        while waiting and len(ends) < lanes:
+            waiting -= 1
+            ends.append(now + round(seconds / step))
+        worked += len(ends) if now >= begin else 0
+        while back and back[0] <= now:
+            back.popleft()
+            there -= 1
+            window.ended()
+        room = window.size(now * step) - there
+        if room > 0:
+            there += room
+            coming.append((now + round(way / step), room))
+    return worked / ((end - begin) * lanes)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "way"), [(0.1, 0.001), (0.01, 0.002), (0.001, 0.002), (0.001, 0.02)]
+)
+def test_an_agent_is_busy_while_the_next_jobs_are_on_their_way(
+    seconds: float, way: float
+) -> None:
+    assert busy(seconds, way) > 0.9
