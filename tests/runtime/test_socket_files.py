@@ -5,8 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -65,6 +70,99 @@ def test_a_path_that_no_socket_may_have_is_told_by_its_length(tmp_path: Path) ->
     assert caught.value.strerror == (
         f"the path has {len(path)} bytes, and a socket's may have 107, or 103 on macOS"
     )
+
+
+class Swapped(socket.socket):
+    """A socket whose file another process replaces by a link as soon as there is one."""
+
+    target = ""
+
+    def bind(self, address: Any, /) -> None:
+        super().bind(address)
+        os.unlink(address)
+        os.symlink(self.target, address)
+
+
+class Seen(socket.socket):
+    """A socket that keeps the mode that its file has in the moment in which it is there."""
+
+    mode = -1
+
+    def bind(self, address: Any, /) -> None:
+        super().bind(address)
+        self.mode = stat.S_IMODE(os.stat(address).st_mode)
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def test_a_link_in_place_of_a_new_socket_is_not_followed() -> None:
+    """Its target keeps its mode, and the link stays, which is another's."""
+    with short_folder() as folder, Swapped(socket.AF_UNIX) as sock:
+        private = folder / "private"
+        private.touch(0o600)
+        sock.target = str(private)
+        with pytest.raises(OSError, match="has replaced") as caught:
+            listen_at(sock, str(folder / "s"), mode=0o666, backlog=1)
+        assert caught.value.errno == errno.EADDRINUSE
+        assert caught.value.strerror == (
+            "another process has replaced the socket that was just made"
+        )
+        assert stat.S_IMODE(private.stat().st_mode) == 0o600
+        assert (folder / "s").is_symlink()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_link_that_comes_later_is_not_followed(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just before or after the file is opened that needs another mode."""
+    late = moment == "after"
+    with short_folder() as folder, socket.socket(socket.AF_UNIX) as sock:
+        private, path = folder / "private", folder / "s"
+        private.touch(0o600)
+
+        def swapped(name: str, *args: Any, **kwargs: Any) -> int:
+            fd = opened(name, *args, **kwargs) if late or name != str(path) else -1
+            if name == str(path):
+                path.unlink()
+                path.symlink_to(private)
+            return opened(name, *args, **kwargs) if fd < 0 else fd
+
+        opened = os.open
+        refused = (
+            nullcontext() if late else pytest.raises(OSError, match="has replaced")
+        )
+        with umask(0o022), monkeypatch.context() as patched, refused:
+            patched.setattr(os, "open", swapped)
+            listen_at(sock, str(path), mode=0o666, backlog=1)
+        assert stat.S_IMODE(private.stat().st_mode) == 0o600
+        assert path.is_symlink()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is changed later")
+def test_a_socket_file_is_never_open_to_others() -> None:
+    with short_folder() as folder, umask(0), Seen(socket.AF_UNIX) as sock:
+        listen_at(sock, str(folder / "s"), mode=0o600, backlog=1)
+        assert sock.mode == 0o600
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o606, 0o777])
+def test_a_umask_takes_nothing_from_a_mode(
+    mode: int, system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_files, "sys", SimpleNamespace(platform=system))
+    with short_folder() as folder, socket.socket(socket.AF_UNIX) as sock:
+        with umask(0o077):
+            listen_at(sock, str(folder / "s"), mode=mode, backlog=1)
+        assert stat.S_IMODE((folder / "s").stat().st_mode) == mode
 
 
 def test_a_system_that_does_not_say_who_connects_is_an_error(

@@ -78,6 +78,12 @@ def listen_at(
     path = os.path.abspath(path)  # noqa: PTH100 - links are to stay links
     with _locked(os.path.dirname(path)):  # noqa: PTH120
         _clear(path)
+        if mode is not None and sys.platform == "linux":
+            # On Linux the new file has the mode of the descriptor, without the bits of the umask.
+            # So the file is never open to others, and seldom needs another mode later, when
+            # somebody may have put another file at the path.
+            with contextlib.suppress(OSError):
+                os.fchmod(sock.fileno(), mode)
         try:
             sock.bind(path)
         except OSError as error:
@@ -88,16 +94,58 @@ def listen_at(
                 f"the path has {len(os.fsencode(path))} bytes, and a socket's may have "
                 "107, or 103 on macOS",
             ) from error
-        made = SocketFile(path, _identity(path))
+        made = _new_file(path)
         try:
             # Nobody can connect before the socket listens.
             if mode is not None:
-                os.chmod(path, mode)  # noqa: PTH101
+                _set_mode(made, mode)
             sock.listen(backlog)
         except OSError:
             made.remove()
             raise
     return made
+
+
+def _new_file(path: str) -> SocketFile:
+    """Return the file that ``bind`` has made.
+
+    Raises:
+        OSError: If it is not there any more.
+    """
+    found = os.lstat(path)
+    # In a folder that others may write, they may have replaced it.
+    if not stat.S_ISSOCK(found.st_mode):
+        raise _replaced()
+    return SocketFile(path, _number(found))
+
+
+def _set_mode(file: SocketFile, mode: int) -> None:
+    """Give a new socket's file its permissions, if it has others.
+
+    Raises:
+        OSError: If that is not allowed, or if the file is not there any more.
+    """
+    if sys.platform != "linux":
+        os.chmod(file.path, mode)  # noqa: PTH101
+        return
+    if stat.S_IMODE(os.lstat(file.path).st_mode) == mode:
+        return
+    # The umask has taken some bits away.
+    fd = os.open(file.path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if _number(os.fstat(fd)) != file.identity:
+            raise _replaced()
+        # Not by the path, which may be another file's by now, and not by fchmod(), which
+        # refuses such a descriptor.
+        os.chmod(f"/proc/self/fd/{fd}", mode)  # noqa: PTH101
+    finally:
+        os.close(fd)
+
+
+def _replaced() -> OSError:
+    return OSError(
+        errno.EADDRINUSE, "another process has replaced the socket that was just made"
+    )
 
 
 def _clear(path: str) -> None:
@@ -158,5 +206,8 @@ def _locked(folder: str) -> Generator[None]:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    found = os.lstat(path)
+    return _number(os.lstat(path))
+
+
+def _number(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
