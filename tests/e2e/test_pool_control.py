@@ -20,7 +20,7 @@ import pytest
 from asyncpool import Pool
 from asyncpool._runtime.control.paths import live_names, path_of
 from asyncpool.events import Exited
-from tests.helpers import jobs, several
+from tests.helpers import jobs, profiled, several
 from tests.helpers.asking import Lines, ask
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -60,6 +60,18 @@ async def test_its_status_is_its_figures() -> None:
     (running,) = (slot for slot in status["slots"] if slot["running"])
     (told,) = running["running"]
     assert (told["job_id"], told["function"]) == (job.id, "tests.helpers.jobs.wait_at")
+
+
+async def test_a_profile_ends_when_its_client_leaves() -> None:
+    """And its samplers in the workers too."""
+    async with patience(), Pool(1, control=True, name="shop") as pool:
+        before = await pool.submit(profiled.count_threads)
+        async with Lines("shop", "profile", seconds=600.0):
+            while await pool.submit(profiled.count_threads) == before:
+                pass
+        while await pool.submit(profiled.count_threads) > before:
+            pass
+        assert (await ask("shop", "profile", seconds=0.1))["samples"] >= 0
 
 
 async def test_who_watches_sees_each_of_few_jobs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -398,6 +399,112 @@ async def test_a_request_that_takes_long_ends_with_the_server(runtime: Path) -> 
             await begun.wait()
         with pytest.raises(ConnectionResetError, match=r"^it has ended$"):
             await asking
+
+
+class Unhurried:
+    """Answers when it is told to, and notes whether it was given up.
+
+    Attributes:
+        begun: Set when it was asked.
+        done: Set when it may answer.
+        ends: How each answer ended.
+    """
+
+    def __init__(self) -> None:
+        self.begun, self.done = asyncio.Event(), asyncio.Event()
+        self.ends: asyncio.Queue[str] = asyncio.Queue()
+
+    async def answer(self, request: Request) -> dict[str, Any]:
+        """Answer, or be given up."""
+        self.begun.set()
+        try:
+            await self.done.wait()
+        except asyncio.CancelledError:
+            self.ends.put_nowait("given up")
+            raise
+        self.ends.put_nowait("answered")
+        return {"you said": request.action}
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, count: int) -> asyncio.Event:
+    """Return what is set when a server has looked so often whether a client is there."""
+    monkeypatch.setattr(control_server, "_LOOK_EVERY", 0.001)
+    there, enough, seen = control_server._is_closed, asyncio.Event(), itertools.count(1)
+
+    def look(sock: socket.socket) -> bool:
+        if next(seen) == count:
+            enough.set()
+        return there(sock)
+
+    monkeypatch.setattr(control_server, "_is_closed", look)
+    return enough
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("action", ["status", "stacks", "profile"])
+async def test_a_question_is_given_up_when_its_client_leaves(
+    action: Any, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unhurried, looked = Unhurried(), looks(monkeypatch, 3)
+    async with patience(), serving(unhurried.answer) as path:
+        _, writer = await asyncio.open_unix_connection(path)
+        # The next request is there already, and hides the end of what the client sends.
+        writer.write(Request(action).pack() + Request("status").pack())
+        await looked.wait()
+        assert unhurried.ends.empty(), "it is there"
+        writer.close()
+        assert await unhurried.ends.get() == "given up"
+        unhurried.done.set()
+        assert await asyncio.to_thread(ask, path, Request("status")) == [
+            {"you said": "status"}
+        ]
+
+
+@pytest.mark.asyncio
+async def test_who_only_sends_nothing_more_gets_its_answer(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unhurried, looked = Unhurried(), looks(monkeypatch, 3)
+    async with patience(), serving(unhurried.answer) as path:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(Request("profile").pack())
+        writer.write_eof()
+        await looked.wait()
+        unhurried.done.set()
+        assert json.loads(await reader.read()) == {"you said": "profile"}
+        writer.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("kill", slot=0),
+        Request("recycle"),
+        Request("resize", 2),
+        Request("reload"),
+        Request("stop"),
+    ],
+    ids=lambda request: request.action,
+)
+async def test_an_order_goes_on_without_its_client(
+    request_: Request, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unhurried, looked = Unhurried(), looks(monkeypatch, 3)
+    async with patience(), serving(unhurried.answer) as path:
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.write(request_.pack())
+        await unhurried.begun.wait()
+        writer.close()
+        # A question that comes later is looked after meanwhile.
+        with ControlClient(path, within=PATIENCE) as client:
+            asking = asyncio.create_task(
+                asyncio.to_thread(client.ask, Request("status"))
+            )
+            await looked.wait()
+            unhurried.done.set()
+            assert await asking == {"you said": "status"}
+        assert [await unhurried.ends.get() for _ in range(2)] == ["answered"] * 2
 
 
 @pytest.mark.asyncio

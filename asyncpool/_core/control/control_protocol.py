@@ -29,6 +29,9 @@ Action = Literal[
     "stop",
 ]
 
+# What changes nothing, and is given up if the client leaves before the answer.
+QUESTIONS: frozenset[Action] = frozenset(("status", "stacks", "profile"))
+
 # The most bytes of a line, with its end.
 MAX_REQUEST = 4096
 MAX_REPLY = 1 << 24

@@ -6,13 +6,19 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import socket
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeAlias
 
 from asyncpool._core.base import pool_messages as say
-from asyncpool._core.control.control_protocol import MAX_REQUEST, Request, pack_reply
+from asyncpool._core.control.control_protocol import (
+    MAX_REQUEST,
+    QUESTIONS,
+    Request,
+    pack_reply,
+)
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.control.paths import peer_uid
 from asyncpool._runtime.control.socket_files import (
@@ -40,6 +46,9 @@ _MOST_WATCHERS = 16
 
 # Seconds until the next try, when this process may open no more files.
 _PAUSE = 0.1
+
+# Seconds between two looks whether a client is still there that waits for an answer.
+_LOOK_EVERY = 0.5
 
 
 class ControlSocket:
@@ -150,7 +159,7 @@ class ControlSocket:
             )
         try:
             with contextlib.suppress(OSError):  # the client is gone
-                await self._talk(reader, writer)
+                await self._talk(sock, reader, writer)
                 # It counts as a client until it has got the last answer.
                 writer.close()
                 await writer.wait_closed()
@@ -173,7 +182,10 @@ class ControlSocket:
         return True
 
     async def _talk(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        sock: socket.socket,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         while True:
             try:
@@ -199,8 +211,32 @@ class ControlSocket:
             if request.action == "watch":
                 await self._show(request, reader, writer)
                 return
-            writer.write(pack_reply(await self._reply(request)))
+            if request.action in QUESTIONS:
+                with self._ended_if_gone(sock):
+                    reply = await self._reply(request)
+            else:
+                reply = await self._reply(request)
+            writer.write(pack_reply(reply))
             await writer.drain()
+
+    @contextlib.contextmanager
+    def _ended_if_gone(self, sock: socket.socket) -> Generator[None]:
+        """End the connection when the client has closed it, as its task waits in this context."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def look(_: float) -> None:
+            if _is_closed(sock):
+                task.cancel()
+            else:
+                alarm.set_in(_LOOK_EVERY)
+
+        alarm = Alarm(self._loop, look)
+        alarm.set_in(_LOOK_EVERY)
+        try:
+            yield
+        finally:
+            alarm.cancel()
 
     async def _show(
         self,
@@ -234,6 +270,17 @@ class ControlSocket:
             return await self._answer(request)
         except Exception as error:  # noqa: BLE001 - the client is told
             return _failure(request, error)
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    """Tell whether the other side is gone.
+
+    Not by the end of what it sends: it may have shut only that down, as ``nc -N`` does, and may
+    have sent its next request already.
+    """
+    polled = select.poll()
+    polled.register(sock, 0)  # a hang-up is told anyway
+    return any(events & select.POLLHUP for _, events in polled.poll(0))
 
 
 def _failure(request: Request, error: Exception) -> dict[str, Any]:
