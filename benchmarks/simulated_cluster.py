@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.simulated_cluster --jobs 1000000 --picture docs/img/simulated-cluster.svg``
 
-What decides is the code of the package: ClientJobs, AgentJobs, Lookahead, ReliableLink and
-SignsOfLife, with packed batches.  What is imagined is the time: the network's, the jobs', and
+What decides is the code of the package: ClientJobs, AgentWindow, AgentJobs, Lookahead, ReliableLink
+and SignsOfLife, with packed batches.  What is imagined is the time: the network's, the jobs', and
 the lives of the nodes.  Only the client's own work is measured by a real clock; it takes no virtual time.
 """
 
@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncpool._core.remote.agent_jobs import AgentJobs, Lookahead
+from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs, Lookahead
+from asyncpool._core.remote.agent_window import AgentWindow
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote.remote_messages import (
@@ -78,12 +79,21 @@ class Figures:
         return 1 - self.busy / (lanes * self.seconds)
 
 
+def credits_or_window(text: str) -> int | None:
+    return None if text == "window" else int(text)
+
+
+def named(agent_credits: int | None) -> str:
+    return "the window" if agent_credits is None else f"{agent_credits} credits"
+
+
 class Agent:
     """A node: an agent whose pool takes as long as the jobs say."""
 
-    def __init__(self, cluster: Cluster, number: int) -> None:
+    def __init__(self, cluster: Cluster, number: int, lanes: int) -> None:
         self.cluster, self.number = cluster, number
         self.alive = True
+        self.window = AgentWindow(lanes)
         self.jobs = AgentJobs(credits=cluster.credits, most_clients=1, lease=_LEASE)
         session = self.jobs.open(cluster.world.now)
         assert session is not None
@@ -105,7 +115,7 @@ class Agent:
         self._turn()
 
     def _turn(self) -> None:
-        now, lanes = self.cluster.world.now, self.cluster.lanes
+        now, lanes = self.cluster.world.now, self.window.lanes
         while self._queue and self._busy < lanes:
             job = self._queue.popleft()
             self._busy += 1
@@ -142,9 +152,13 @@ class Agent:
 class Cluster:
     """The client, and all that it has."""
 
-    def __init__(self, args: argparse.Namespace, agent_credits: int) -> None:
+    def __init__(self, args: argparse.Namespace, agent_credits: int | None) -> None:
         self.world, self.figures = World(), Figures()
-        self.lanes, self.credits, self.total = args.lanes, agent_credits, args.jobs
+        self.total = args.jobs
+        self.credits = CREDITS if agent_credits is None else agent_credits
+        self._windows = agent_credits is None
+        self._lanes = itertools.cycle(args.lanes)
+        self.lanes = sum(itertools.islice(itertools.cycle(args.lanes), args.agents))
         self._chance = random.Random(args.seed)
         self.durations = array(
             "d",
@@ -206,7 +220,14 @@ class Cluster:
                 link.owe()
             elif self._jobs.ended(number, message.job):
                 self._done += 1
+                self._agents[number].window.ended()
+        self._jobs.allow(number, self._most(number))
         self._give(number, self._jobs.trust(number) or self._jobs.refill(number))
+
+    def _most(self, number: int) -> int:
+        if not self._windows:
+            return self.credits
+        return self._agents[number].window.size(self.world.now)
 
     def _give(self, number: int, jobs: list[int]) -> None:
         link = self._links[number]
@@ -219,23 +240,25 @@ class Cluster:
         data = self._links[number].next_batch().pack()
         self.carry(self._agents[number].on_bytes, data)
 
-    def _join(self) -> None:
+    def _join(self, lanes: int = 0) -> None:
         number, now = next(self._numbers), self.world.now
-        agent = self._agents[number] = Agent(self, number)
+        lanes = lanes or next(self._lanes)
+        agent = self._agents[number] = Agent(self, number, lanes)
         self._links[number] = link = ReliableLink(agent.session)
         link.echo = int(now * _MICRO)
         self._signs[number] = SignsOfLife(lease=_LEASE, patience=_PATIENCE, now=now)
         self.world.later(self._chance.expovariate(self._deaths), self._die, agent)
-        self._give(number, self._jobs.join(number, self.credits))
+        most = self._most(number)
+        self._give(number, self._jobs.join(number, self.credits, most))
 
     def _die(self, agent: Agent) -> None:
         self.figures.lost += 1
         agent.die()
-        self.world.later(_BACK_AFTER, self._join)
+        self.world.later(_BACK_AFTER, self._join, agent.window.lanes)
 
     def _watch(self) -> None:
         """Send beats both ways, and look who was not heard."""
-        self.figures.curve.append(self._running / (self.lanes * self._agents_at_first))
+        self.figures.curve.append(self._running / self.lanes)
         begin = time.perf_counter()
         for number in [*self._agents]:
             trust = self._signs[number].trust(self.world.now)
@@ -262,7 +285,7 @@ class Cluster:
             self._give(other, [job])
 
 
-def picture(curves: dict[int, list[float]], path: Path) -> None:
+def picture(curves: dict[str, list[float]], path: Path) -> None:
     """Draw which share of the workers was busy, for each number of credits."""
     longest = max(map(len, curves.values()))
     colours = ("#3366cc", "#dc3912", "#109618", "#ff9900")
@@ -277,7 +300,7 @@ def picture(curves: dict[int, list[float]], path: Path) -> None:
         f'<text x="560" y="270">{longest * _BEAT:.0f} seconds</text>',
         '<text x="50" y="14">share of the workers that run a job</text>',
     ]
-    for place, (agent_credits, curve) in enumerate(curves.items()):
+    for place, (name, curve) in enumerate(curves.items()):
         points = " ".join(
             f"{50 + 640 * at / longest:.1f},{250 - 230 * share:.1f}"
             for at, share in enumerate(curve)
@@ -285,7 +308,7 @@ def picture(curves: dict[int, list[float]], path: Path) -> None:
         colour, left = colours[place % len(colours)], 50 + 140 * place
         parts += [
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>',
-            f'<text x="{left}" y="292" fill="{colour}">{agent_credits} credits</text>',
+            f'<text x="{left}" y="292" fill="{colour}">{name}</text>',
         ]
     path.write_text("\n".join([*parts, "</svg>"]) + "\n")
 
@@ -294,22 +317,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--agents", type=int, default=1000)
-    parser.add_argument("--lanes", type=int, default=16)
-    parser.add_argument("--credits", type=int, nargs="+", default=[32, 1024])
+    parser.add_argument(
+        "--lanes", type=int, nargs="+", default=[16], help="of an agent, in turn"
+    )
+    parser.add_argument(
+        "--credits",
+        type=credits_or_window,
+        nargs="+",
+        default=[None, CREDITS],
+        help="of an agent; 'window' is what a pool with several agents does",
+    )
     parser.add_argument("--losses", type=float, default=0.01, help="of a node, an hour")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--picture", type=Path)
     args = parser.parse_args()
-    curves: dict[int, list[float]] = {}
+    curves: dict[str, list[float]] = {}
     for agent_credits in args.credits:
         cluster = Cluster(args, agent_credits)
         begin = time.perf_counter()
         figures = cluster.run()
-        curves[agent_credits] = figures.curve
-        lanes = args.agents * args.lanes
+        curves[named(agent_credits)] = figures.curve
+        lanes = cluster.lanes
         least = sum(cluster.durations) / lanes
         print(
-            f"credits {agent_credits}: {figures.seconds:.0f} s, at least {least:.0f}; "
+            f"{named(agent_credits)}: {figures.seconds:.0f} s, at least {least:.0f}; "
             f"idle {figures.idle(lanes):.1%}; "
             f"client {1e6 * figures.cpu / args.jobs:.1f} us, "
             f"{figures.batches / args.jobs:.2f} batches and "

@@ -236,10 +236,10 @@ def test_the_simulated_cluster_ends_its_jobs_and_draws_how(tmp_path: Path) -> No
     path = tmp_path / "curves.svg"
     printed = run(
         *("-m", "benchmarks.simulated_cluster", "--agents", "20", "--jobs", "5000"),
-        *("--losses", "20", "--credits", "16", "32", "--picture", str(path)),
+        *("--losses", "20", "--credits", "window", "32", "--picture", str(path)),
     )
     lines = printed.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["credits 16", "credits 32"]
+    assert [line.partition(":")[0] for line in lines] == ["the window", "32 credits"]
     for line in lines:
         lost, again = re.findall(r"(\d+) nodes lost, (\d+) jobs begun again", line)[0]
         assert int(lost) > 0
