@@ -257,14 +257,14 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         """
         await self._life.start(self._begin)
 
-    def _begin(self) -> SupervisorConfig:
+    async def _begin(self) -> SupervisorConfig:
         """Return what the supervisor is told, and begin what watches it before it starts."""
         # Few pools are watched, and the pool itself knows nothing of who does.
         if self._control is None and self._trace is None:
             return self._config
         from asyncpool._observe.opening import Beside, open_beside  # noqa: PLC0415
 
-        open_beside(
+        await open_beside(
             self._life,
             Beside(
                 self.name,

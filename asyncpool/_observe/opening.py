@@ -29,7 +29,7 @@ class Beside(NamedTuple):
     max_traced: int | None
 
 
-def open_beside(life: SupervisorRunner, beside: Beside) -> None:
+async def open_beside(life: SupervisorRunner, beside: Beside) -> None:
     """Open the control socket and the trace of a pool.
 
     Args:
@@ -38,11 +38,16 @@ def open_beside(life: SupervisorRunner, beside: Beside) -> None:
 
     Raises:
         OSError: If the file cannot be written, or the socket cannot be made at its path.
+
+    Cancellation:
+        Opens neither.
     """
-    open_for(LocalOrders(life), life.hub, beside, nodes=False)
+    await open_for(LocalOrders(life), life.hub, beside, nodes=False)
 
 
-def open_for(orders: PoolOrders, hub: PoolHub, beside: Beside, *, nodes: bool) -> None:
+async def open_for(
+    orders: PoolOrders, hub: PoolHub, beside: Beside, *, nodes: bool
+) -> None:
     """Open the control socket and the trace of a pool of any kind.
 
     Args:
@@ -53,15 +58,18 @@ def open_for(orders: PoolOrders, hub: PoolHub, beside: Beside, *, nodes: bool) -
 
     Raises:
         OSError: If the file cannot be written, or the socket cannot be made at its path.
+
+    Cancellation:
+        Opens neither.
     """
     opened = None
     if beside.control is not None:
         from asyncpool._observe.control.pool_control import open_pool_control  # noqa: PLC0415 - few have one
 
-        opened = open_pool_control(
+        opened = await open_pool_control(
             orders, hub, beside.name, beside.control or None, beside.concurrency
         )
-    if beside.trace is None:
+    if beside.trace is None or hub.ended:  # the pool may be closed meanwhile
         return
     from asyncpool._observe.nodes_trace import NodesTrace  # noqa: PLC0415 - few have one
     from asyncpool._observe.trace import Trace  # noqa: PLC0415

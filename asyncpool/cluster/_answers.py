@@ -68,7 +68,7 @@ class ClusterAnswers:
         self._orders = orders
         self._watching = Watching(cluster, self._status)
 
-    def open(self, control: str | None) -> Control | None:
+    async def open(self, control: str | None) -> Control | None:
         """Open the control socket; see :func:`open_control`.
 
         Args:
@@ -83,7 +83,7 @@ class ClusterAnswers:
             # A name that was given and is another one's is more likely to be a mistake.
             keeps_name=True,
         )
-        opened = open_control(owner, control, self.answer, self._watching.watch)
+        opened = await open_control(owner, control, self.answer, self._watching.watch)
         if opened is not None:
             self.name, self.which = opened.name, opened.which
         return opened

@@ -21,7 +21,11 @@ from asyncpool._runtime.base.arguments import check_int, check_timeout
 from asyncpool._runtime.base.callbacks import CrashCallback
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
-from asyncpool._runtime.cluster.listeners import Listeners, open_listeners
+from asyncpool._runtime.cluster.listeners import (
+    Listeners,
+    addresses_locked,
+    open_listeners,
+)
 from asyncpool._runtime.cluster.service import Service, ServingConfig, Spread
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
@@ -144,6 +148,7 @@ class Cluster(Messenger, Supervised):
         self._listeners: Listeners | None = None
         self._made: Service | None = None
         self._trace: ClusterTrace | None = None
+        self._began: float | None = None
         self.addresses: tuple[str, ...] = ()
 
     async def start(self) -> Self:
@@ -163,13 +168,13 @@ class Cluster(Messenger, Supervised):
         Concurrency:
             Further calls wait for the first one.
         """
-        first, began = self._life.supervisor is None, time.monotonic()
         try:
             await self._life.start(self._listen)
         finally:
             if self._life.supervisor is None and self._listeners is not None:
                 self._listeners.close()
-        if first:
+        began, self._began = self._began, None
+        if began is not None:
             self._tell_start(time.monotonic() - began)
         return self
 
@@ -184,17 +189,19 @@ class Cluster(Messenger, Supervised):
         title, where = f"cluster {self.name}", where or "no address"
         say.SERVER_READY.log(_LOGGER, extra, title=title, where=where)
 
-    def _listen(self) -> SupervisorConfig:
+    async def _listen(self) -> SupervisorConfig:
+        self._began = time.monotonic()  # by the one call that listens
         workers, _ = self._config.workers
         options = self._options
         if options.bind:
-            self._listeners = open_listeners(
-                options.bind,
-                backlog=options.backlog,
-                reuseport_groups=workers if options.spread == "reuseport" else 0,
-            )
+            async with addresses_locked(options.bind):
+                self._listeners = open_listeners(
+                    options.bind,
+                    backlog=options.backlog,
+                    reuseport_groups=workers if options.spread == "reuseport" else 0,
+                )
             self.addresses = self._listeners.addresses
-        if options.trace is not None:
+        if options.trace is not None and not self._life.closed_unused:
             # Few clusters have one.
             from asyncpool.cluster._trace import begin_trace  # noqa: PLC0415
 

@@ -123,7 +123,7 @@ class Operation:
         control = None
         try:
             with obeyed(orders, is_last=self._is_last):
-                control = self._open_control()
+                control = await self._open_control()
                 await self._serve()
         except BaseException:
             await self._cluster.close(timeout=0)
@@ -217,9 +217,9 @@ class Operation:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _open_control(self) -> Control | None:
+    async def _open_control(self) -> Control | None:
         answers = ClusterAnswers(self._cluster, self)
-        control = answers.open(self._control)
+        control = await answers.open(self._control)
         if control is not None:
             self.control_path = control.socket.path
             self.which = control.which

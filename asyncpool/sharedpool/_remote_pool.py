@@ -127,7 +127,7 @@ class RemotePool(Orders, JobsListened, Caller):
         )
         self._latest.client = client
         try:
-            self._open_beside(client)
+            await self._open_beside(client)
             if self._life.listened:
                 client.listen()
             await self._reach(client)
@@ -136,7 +136,7 @@ class RemotePool(Orders, JobsListened, Caller):
             raise
         self._client = client
 
-    def _open_beside(self, client: Client) -> None:
+    async def _open_beside(self, client: Client) -> None:
         beside = self._beside
         if beside is None or (beside.control is None and beside.trace is None):
             return
@@ -144,7 +144,7 @@ class RemotePool(Orders, JobsListened, Caller):
 
         self._life.listened = True
         orders = RemoteOrders(self, client)
-        open_for(orders, client.hub, beside, nodes=True)
+        await open_for(orders, client.hub, beside, nodes=True)
 
     @property
     def _codec(self) -> str:

@@ -17,7 +17,11 @@ from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.arguments import check_int, check_seconds
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import READ_SIZE
-from asyncpool._runtime.control.socket_files import closed_on_error, listen_at
+from asyncpool._runtime.control.socket_files import (
+    closed_on_error,
+    folders_locked,
+    listen_at,
+)
 from asyncpool._runtime.remote.carrier import LEASE
 from asyncpool._runtime.remote.unix_carrier import UnixCarrier, is_same_user
 from asyncpool.pool import Pool
@@ -69,14 +73,19 @@ class PoolServer:
         self._client_timeout = float(client_timeout)
 
     async def __aenter__(self) -> Self:
-        """Begin to take clients."""
+        """Begin to take clients.
+
+        Cancellation:
+            Takes none.
+        """
         supervisor = self._pool._running_supervisor()  # noqa: SLF001
         supervisor.check_home()
         loop = self._loop = asyncio.get_running_loop()
         sock = self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with closed_on_error(sock):
             sock.setblocking(False)
-            self._file = listen_at(sock, self._path, mode=0o600, backlog=_BACKLOG)
+            async with folders_locked([self._path]):
+                self._file = listen_at(sock, self._path, mode=0o600, backlog=_BACKLOG)
         self._threads = Threads(loop)
         self._buffer = memoryview(bytearray(READ_SIZE))
         name = f"{self._pool.name}@{os.getpid()}"

@@ -33,7 +33,10 @@ from asyncpool._observe.control.plain import plain
 from asyncpool.cluster import RequestStats
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.events import Crash
+from tests.helpers import serves
+from tests.helpers.gate import short_folder
 from tests.helpers.inside import config_of
+from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.patience import patience
 from tests.helpers.told_lines import cluster_status, durations
 
@@ -166,6 +169,23 @@ class Described(dict[str, Any]):
 
     def stats(self) -> Any:
         return SimpleNamespace(addresses=())
+
+
+@pytest.mark.asyncio
+async def test_a_locked_folder_of_metrics_does_not_hold_up_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Busy.failures = []
+    monkeypatch.setattr(serving, "_Unread", lambda *_, **__: Cluster(serves.talk))
+    monkeypatch.setattr(serving, "Operation", Busy)
+    with short_folder() as folder:
+        plan = dataclasses.replace(PLAN, metrics=f"unix:{folder / 'metrics'}")
+        async with patience():
+            with locked(folder):
+                task = asyncio.create_task(Serving(plan, ServeLog()).run())
+                await assert_waits(folder, task)
+            assert await task == 0
+        assert os.listdir(folder) == []
 
 
 @pytest_asyncio.fixture

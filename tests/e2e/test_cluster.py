@@ -40,6 +40,7 @@ from tests.helpers.clusters import (
 from tests.helpers.gate import Gate, short_folder
 from tests.helpers.guards import open_fds
 from tests.helpers.inside import break_core
+from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import next_of
@@ -53,6 +54,37 @@ def pid_in(stats: ClusterStats, slot: int) -> int:
     [pid] = [it.pid for it in stats.slots if it.slot == slot]
     assert pid is not None
     return pid
+
+
+@pytest.mark.parametrize("how", ["start", "close", "cancel"])
+async def test_a_locked_folder_does_not_hold_up_the_loop(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "asyncpool")
+    with short_folder() as folder:
+        path, trace = folder / "app.sock", folder / "trace.json"
+        cluster = cluster_of(bind=f"unix:{path}", workers=1, trace=trace)
+        async with patience():
+            with locked(folder):
+                starting = [asyncio.create_task(cluster.start()) for _ in range(2)]
+                await assert_waits(folder, *starting)
+                if how == "close":
+                    await cluster.close()
+                elif how == "cancel":
+                    starting[0].cancel()
+            errors = await asyncio.gather(*starting, return_exceptions=True)
+            if how == "start":
+                assert path.is_socket()
+                assert errors == [cluster, cluster]
+                messages = [getattr(r, "message_id", "") for r in caplog.records]
+                assert messages.count("server-ready") == 1
+            else:
+                kinds = (PoolClosedError, asyncio.CancelledError)
+                assert all(isinstance(error, kinds) for error in errors)
+                assert not trace.exists()
+                assert not [r for r in caplog.records if r.name == "asyncpool"]
+            await cluster.close()
+        assert not path.exists()
 
 
 @in_each_way

@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Pool
-from asyncpool._runtime.control.paths import live_names, path_of
+from asyncpool import Pool, PoolClosedError
+from asyncpool._runtime.control.paths import live_names, path_of, private_folder
 from asyncpool.events import Exited
 from tests.helpers import jobs, profiled, several
 from tests.helpers.asking import Lines, ask
 from tests.helpers.gate import Gate
+from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import idle, kill_worker, next_of
@@ -60,6 +61,47 @@ async def test_its_status_is_its_figures() -> None:
     (running,) = (slot for slot in status["slots"] if slot["running"])
     (told,) = running["running"]
     assert (told["job_id"], told["function"]) == (job.id, "tests.helpers.jobs.wait_at")
+
+
+async def test_a_locked_folder_does_not_hold_up_the_loop() -> None:
+    folder = private_folder(make=True)
+    pool = Pool(1, control=True, name="shop")
+    async with patience():
+        with locked(folder):
+            starting = [asyncio.create_task(pool.start()) for _ in range(2)]
+            await assert_waits(folder, *starting)
+        await asyncio.gather(*starting)
+        assert live_names() == ["shop"]
+        assert await pool.submit(jobs.square, 2) == 4
+        await pool.close()
+    assert live_names() == []
+
+
+@pytest.mark.parametrize("how", ["close", "cancel the first", "cancel the second"])
+async def test_a_pool_that_is_closed_before_it_has_its_socket(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, trace = private_folder(make=True), tmp_path / "trace.json"
+    pool = Pool(1, control=True, name="shop", trace=trace)
+    async with patience():
+        with locked(folder):
+            starting = [asyncio.create_task(pool.start()) for _ in range(2)]
+            await assert_waits(folder, *starting)
+            if how == "close":
+                await pool.close()
+            else:
+                starting[how == "cancel the second"].cancel()
+                await assert_waits(folder)
+        errors = await asyncio.gather(*starting, return_exceptions=True)
+        for error in errors:
+            assert isinstance(error, PoolClosedError | asyncio.CancelledError)
+        closed = [str(each) for each in errors if isinstance(each, PoolClosedError)]
+        assert closed == ["the pool is closed"] * (2 if how == "close" else 1)
+        with pytest.raises(PoolClosedError):
+            await pool.start()
+    assert os.listdir(folder) == []
+    assert not trace.exists()
+    assert not [r for r in caplog.records if r.name == "asyncpool"]
 
 
 async def test_a_profile_ends_when_its_client_leaves() -> None:

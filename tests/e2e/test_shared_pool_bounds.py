@@ -37,6 +37,7 @@ from asyncpool.sharedpool._server import MOST_STRANGERS
 from tests.helpers import jobs
 from tests.helpers.gate import short_folder
 from tests.helpers.inside import waiting_jobs
+from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.shared_pools import server
@@ -446,6 +447,19 @@ async def _left(pool: SharedPool) -> AsyncGenerator[SharedPool]:
         yield pool
     finally:
         await pool.close(finish="none")
+
+
+async def test_a_locked_folder_does_not_hold_up_the_loop() -> None:
+    async def work(path: Path) -> int:
+        async with PoolServer(pool, path), connect(f"unix:{path}") as client:
+            return await client.submit(jobs.square, 2)
+
+    with short_folder() as folder:
+        async with patience(), Pool(1) as pool:
+            with locked(folder):
+                working = asyncio.create_task(work(folder / "pool.sock"))
+                await assert_waits(folder, working)
+            assert await working == 4
 
 
 @as_root

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
-import fcntl
 import os
 import re
 import select
 import socket
 import stat
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,9 +18,13 @@ import pytest
 
 from asyncpool._core.cluster.addresses import parse
 from asyncpool._runtime.cluster import listeners as module
-from asyncpool._runtime.cluster.listeners import Listeners, open_listeners
-from asyncpool._runtime.control import socket_files
-from tests.helpers.patience import PATIENCE
+from asyncpool._runtime.cluster.listeners import (
+    Listeners,
+    addresses_locked,
+    open_listeners,
+)
+from tests.helpers.locked_folder import assert_waits, locked
+from tests.helpers.patience import PATIENCE, patience
 
 V6 = "[::1]:0"
 
@@ -344,38 +347,33 @@ def test_a_file_that_gets_no_permissions_is_removed(
     assert os.listdir(folder) == []
 
 
-def test_two_servers_that_start_at_once(folder: Path) -> None:
+@pytest.mark.asyncio
+async def test_two_servers_that_start_at_once(folder: Path) -> None:
     """One of them waits until the other one listens, and sees it then."""
-    folder_fd = os.open(folder, os.O_RDONLY)
-    fcntl.flock(folder_fd, fcntl.LOCK_EX)
-    first = socket.socket(socket.AF_UNIX)
-    first.bind("x.sock")  # and does not listen yet, as a dead one
-    failures: list[str | None] = []
 
-    def second() -> None:
-        try:
+    async def second() -> None:
+        async with addresses_locked(["unix:x.sock"]):
             open_listeners(["unix:x.sock"], backlog=8).close()
-        except OSError as error:
-            failures.append(error.strerror)
 
-    thread = threading.Thread(target=second)
-    thread.start()
-    first.listen()
-    os.close(folder_fd)
-    thread.join(PATIENCE)
-    first.close()
-    assert failures == ["cannot listen on unix://x.sock: another process listens there"]
+    with socket.socket(socket.AF_UNIX) as first:
+        with locked(folder):
+            task = asyncio.create_task(second())
+            await assert_waits(folder, task)
+            first.bind("x.sock")
+            first.listen()
+        async with patience():
+            with pytest.raises(OSError, match="cannot listen on") as caught:
+                await task
+    assert caught.value.strerror == (
+        "cannot listen on unix://x.sock: another process listens there"
+    )
 
 
-def test_a_folder_that_stays_locked_does_not_stop_a_server(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(socket_files, "_LOCK_PATIENCE", 0.0)
-    folder_fd = os.open(folder, os.O_RDONLY)
-    fcntl.flock(folder_fd, fcntl.LOCK_EX)
-    with closing(open_listeners(["unix:x.sock"], backlog=8)) as opened:
-        connect(opened.addresses[0])
-    os.close(folder_fd)
+@pytest.mark.asyncio
+async def test_an_address_that_makes_no_sense_has_no_folder() -> None:
+    with pytest.raises(ValueError, match="nothing to listen on"):
+        async with addresses_locked([]):
+            pass
 
 
 # Descriptors that are inherited.

@@ -18,13 +18,14 @@ import pytest
 
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.control.client import ControlClient
-from asyncpool._runtime.control.paths import live_names, path_of
+from asyncpool._runtime.control.paths import live_names, path_of, private_folder
 from asyncpool.cluster import _run
 from asyncpool.cluster._run import Operation, run
 from asyncpool.enums import CrashKind, NextStep, RunState
 from asyncpool.errors import ProtocolError, ResizeError
 from asyncpool.events import Crash, Crashed, RollResult
 from tests.helpers.fake_cluster import FakeCluster
+from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.patience import PATIENCE, patience
 
 pytestmark = pytest.mark.asyncio
@@ -423,6 +424,20 @@ async def test_a_name_that_was_given_is_its_own() -> None:
             await running.task
         assert running.cluster.done == ["close 0"]
         assert live_names() == ["mine"]
+
+
+async def test_a_locked_folder_does_not_hold_up_the_loop() -> None:
+    folder = private_folder(make=True)
+    async with patience():
+        with locked(folder):
+            running = Running()
+            await assert_waits(folder, running.task)
+        running.cluster.up.set()
+        await running.ready.wait()
+        assert running.operation.control_path == path_of("app")
+        running.cluster.drained.set()
+        running.operation.stop()
+        assert await running.task == 0
 
 
 async def test_no_control_socket_is_wanted() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -18,9 +20,11 @@ import pytest
 from asyncpool import UnsupportedPlatformError
 from asyncpool._runtime.control import socket_files
 from asyncpool._runtime.control.paths import peer_pid, peer_uid
-from asyncpool._runtime.control.socket_files import listen_at
+from asyncpool._runtime.control.socket_files import folders_locked, listen_at
 from asyncpool.cluster import Cluster, _options
 from tests.helpers.gate import short_folder
+from tests.helpers.locked_folder import assert_waits, locked
+from tests.helpers.patience import PATIENCE, patience
 
 
 async def serve(_: object) -> None:
@@ -70,6 +74,89 @@ def test_a_path_that_no_socket_may_have_is_told_by_its_length(tmp_path: Path) ->
     assert caught.value.strerror == (
         f"the path has {len(path)} bytes, and a socket's may have 107, or 103 on macOS"
     )
+
+
+def sockets_in(*folders: Path) -> list[str]:
+    return [str(folder / "s") for folder in folders]
+
+
+@pytest.mark.asyncio
+async def test_a_lock_is_waited_for_beside_the_loop() -> None:
+    async def lock(path: str) -> bool:
+        async with folders_locked([path]):
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+
+    with short_folder() as folder:
+        other = os.open(folder, os.O_RDONLY)
+        with locked(folder):
+            locking = asyncio.create_task(lock(str(folder / "s")))
+            await assert_waits(folder, locking)
+        async with patience():
+            assert await locking
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody has it any more
+        os.close(other)
+
+
+@pytest.mark.asyncio
+async def test_a_folder_that_stays_locked_stops_no_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[bool] = []
+    is_locked = socket_files._is_locked
+
+    def tried(fd: int) -> bool:
+        tries.append(is_locked(fd))
+        return tries[-1]
+
+    monkeypatch.setattr(socket_files, "_LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(socket_files, "_is_locked", tried)
+    with short_folder() as folder, locked(folder):
+        async with patience(), folders_locked(sockets_in(folder)):
+            assert len(tries) > 1
+            assert not any(tries)
+            with socket.socket(socket.AF_UNIX) as sock:
+                listen_at(sock, str(folder / "s"), mode=None, backlog=1)
+
+
+@pytest.mark.asyncio
+async def test_each_folder_is_locked_once_and_in_one_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody waits for itself, nor do two wait for each other."""
+    monkeypatch.setattr(socket_files, "_LOCK_PATIENCE", 2 * PATIENCE)
+    with short_folder() as one, short_folder() as other:
+        (other / "again").symlink_to(one)
+        orders = (
+            sockets_in(one, other, one, other / "again"),
+            sockets_in(other, one),
+        )
+        busy = asyncio.Event()
+
+        async def lock(names: list[str]) -> None:
+            async with folders_locked(names):
+                assert not busy.is_set()
+                busy.set()
+                await asyncio.sleep(0)
+                busy.clear()
+
+        for held in (one, other):
+            with locked(held):
+                locking = [asyncio.create_task(lock(names)) for names in orders]
+                await assert_waits(one, *locking)
+            async with patience():
+                await asyncio.gather(*locking)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("folder", ["/no/such", "/dev/null"])
+async def test_a_folder_that_there_is_not_is_told_by_who_listens(folder: str) -> None:
+    async with folders_locked([f"{folder}/s"]):
+        with socket.socket(socket.AF_UNIX) as sock, pytest.raises(OSError) as caught:  # noqa: PT011
+            listen_at(sock, f"{folder}/s", mode=None, backlog=1)
+    assert caught.value.errno in {errno.ENOENT, errno.ENOTDIR}
+    assert str(caught.value.filename).startswith(folder)
 
 
 class Swapped(socket.socket):

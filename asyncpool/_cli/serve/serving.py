@@ -14,6 +14,7 @@ from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
 from asyncpool._cli.shared_pools import shared_by_name
 from asyncpool._core.base.tracebacks import users_own
 from asyncpool._core.cluster import server_messages as say
+from asyncpool._runtime.cluster.listeners import addresses_locked
 from asyncpool.cluster import Cluster, asgi, wsgi
 from asyncpool.cluster._run import GAVE_UP, Operation
 from asyncpool.events import Crash
@@ -102,7 +103,8 @@ class Serving:
         from asyncpool.prometheus._page import MetricsPage  # noqa: PLC0415
 
         try:
-            page = MetricsPage(self._plan.metrics)
+            async with addresses_locked([self._plan.metrics]):
+                page = MetricsPage(self._plan.metrics)
         except OSError as error:
             raise OSError(error.errno, f"--metrics: {error.strerror}") from error
         except ValueError as error:

@@ -20,7 +20,7 @@ from asyncpool.stats import PoolStats
 _LOGGER = logging.getLogger("asyncpool")
 
 
-def open_pool_control(
+async def open_pool_control(
     orders: PoolOrders,
     hub: PoolHub,
     name: str,
@@ -38,6 +38,9 @@ def open_pool_control(
 
     Raises:
         OSError: If a socket at that path cannot be made.
+
+    Cancellation:
+        Opens none.
     """
     owner = ControlOwner(
         kind="pool",
@@ -47,7 +50,7 @@ def open_pool_control(
         keeps_name=False,
     )
     answers = PoolAnswers(orders, hub, name, concurrency)
-    opened = open_control(owner, control, answers.answer, answers.watching.watch)
+    opened = await open_control(owner, control, answers.answer, answers.watching.watch)
     if opened is not None:
         answers.name, answers.which = opened.name, opened.which
         hub.add_companion(opened.socket)

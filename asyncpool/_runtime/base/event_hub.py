@@ -84,6 +84,11 @@ class EventHub(Generic[E]):
         for stream in self._streams:
             self.dropped += not stream.put(event)
 
+    @property
+    def ended(self) -> bool:
+        """Whether there will be no more events."""
+        return self._ended
+
     def end(self) -> None:
         """End all streams."""
         self._ended = True

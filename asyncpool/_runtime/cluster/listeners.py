@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass
 
 from asyncpool._core.cluster.addresses import (
@@ -21,6 +21,7 @@ from asyncpool._core.cluster.addresses import (
 from asyncpool._runtime.control.socket_files import (
     SocketFile,
     closed_on_error,
+    folders_locked,
     listen_at,
 )
 
@@ -100,10 +101,29 @@ class Listeners:
                 listener.close()
 
 
+@contextlib.asynccontextmanager
+async def addresses_locked(binds: Sequence[str]) -> AsyncGenerator[None]:
+    """Lock the folders of Unix sockets among the addresses that are about to be opened.
+
+    Args:
+        binds: The addresses.
+
+    Raises:
+        ValueError: If an address makes no sense.
+
+    Cancellation:
+        Safe.
+    """
+    opened = parse_all(binds)
+    paths = [bind.path for bind in opened if isinstance(bind, Unix)]
+    async with folders_locked(paths):
+        yield
+
+
 def open_listeners(
     binds: Sequence[str], *, backlog: int, reuseport_groups: int = 0
 ) -> Listeners:
-    """Open everything that a cluster listens on, or nothing.
+    """Open everything that a cluster listens on, or nothing; see :func:`addresses_locked`.
 
     Args:
         binds: The addresses; see :mod:`asyncpool._core.cluster.addresses`.

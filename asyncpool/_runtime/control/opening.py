@@ -12,6 +12,7 @@ from pathlib import Path
 from asyncpool._core.base import pool_messages as say
 from asyncpool._runtime.control.paths import path_of, path_of_name
 from asyncpool._runtime.control.server import Answer, ControlSocket
+from asyncpool._runtime.control.socket_files import folders_locked
 from asyncpool._runtime.control.watching import Watch
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -57,7 +58,7 @@ class ControlOwner:
         return f"{self.kind} {self.name}"
 
 
-def open_control(
+async def open_control(
     owner: ControlOwner, control: str | None, answer: Answer, watch: Watch
 ) -> Control | None:
     """Open the control socket; where none can be made, there is only a warning.
@@ -74,9 +75,12 @@ def open_control(
         OSError: If a socket that was asked for cannot be made, or its name is another one's
             and the owner keeps to names.
         ValueError: If it is no name.
+
+    Cancellation:
+        Opens none.
     """
     try:
-        made = _made(owner, control, answer, watch)
+        made = await _made(owner, control, answer, watch)
     except (OSError, ValueError) as error:
         in_use = getattr(error, "errno", None) == errno.EADDRINUSE
         is_path = control is not None and "/" in control
@@ -100,26 +104,34 @@ def open_control(
     return Control(made, name, which)
 
 
-def _made(
+async def _made(
     owner: ControlOwner, control: str | None, answer: Answer, watch: Watch
 ) -> ControlSocket:
     # Who asked for no path gets none, whatever the name is.
     name, place = (control, path_of) if control else (owner.name, path_of_name)
     is_fixed = control is not None and (owner.keeps_name or "/" in control)
     tails = iter(("",)) if is_fixed else _tails()
-    tail: str | None = next(tails)
+    paths = (place(f"{name}{tail}", make=True) for tail in tails)
+    path = next(paths)
+    async with folders_locked([path]):  # the others would be in the same one
+        return _made_at(path, paths, answer, watch)
+
+
+def _made_at(
+    path: str, others: Iterator[str], answer: Answer, watch: Watch
+) -> ControlSocket:
     while True:
-        path = place(f"{name}{tail}", make=True)
         try:
             return ControlSocket(path, answer, watch=watch)
         except OSError as error:
             in_use = error.errno == errno.EADDRINUSE
-            tail = next(tails, None) if in_use else None
-            if tail is None:
+            other = next(others, None) if in_use else None
+            if other is None:
                 reason = error.strerror or error
                 raise OSError(
                     error.errno, f"cannot make the control socket {path}: {reason}"
                 ) from error
+            path = other
 
 
 def _tails() -> Iterator[str]:

@@ -55,7 +55,8 @@ class ControlSocket:
     """Answers the requests of this user's processes.
 
     Args:
-        path: The path of the socket's file, which is for this user only.
+        path: The path of the socket's file, which is for this user only.  Its folder is locked;
+            see :func:`folders_locked`.
         answer: Returns the answer to a request.  If it raises, the client gets an error.
         watch: Returns what tells a client how it goes that wants to watch.
 

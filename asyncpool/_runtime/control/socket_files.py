@@ -1,12 +1,13 @@
 """The files of Unix sockets: created, replaced when their server is dead, and removed.
 
 A server that was killed leaves its file behind.  Nobody can bind to that path until the file is
-removed.  To find out whether a server listens, this module connects.  It locks the folder, so that
-two servers that start at once cannot remove each other's file.
+removed.  To find out whether a server listens, this module connects.  Who makes a file locks its
+folder, so that two servers that start at once cannot remove each other's file.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -15,13 +16,16 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Seconds to wait for the lock: another program may keep the folder locked for ever.
+# Seconds to wait for locks, and between two tries: a program may keep a folder locked for ever.
 _LOCK_PATIENCE = 1.0
 _LOCK_EVERY = 0.01
+
+# Seconds between two tries to connect.
+_CONNECT_EVERY = 0.01
 
 # How many times in succession nobody must answer.  A live server with too many waiting clients may
 # refuse one, except on Linux.
@@ -60,10 +64,58 @@ def closed_on_error(sock: socket.socket) -> Generator[None]:
         raise
 
 
+@contextlib.asynccontextmanager
+async def folders_locked(paths: Iterable[str]) -> AsyncGenerator[None]:
+    """Lock the folders in which sockets are about to be made; the event loop goes on meanwhile.
+
+    A folder that stays locked for a second, or that this process may not read, is left unlocked.
+    Without its lock it is only less likely that two servers notice each other which start at once.
+
+    Args:
+        paths: The paths of the sockets.
+
+    Cancellation:
+        Safe.
+    """
+    give_up_at = time.monotonic() + _LOCK_PATIENCE
+    with contextlib.ExitStack() as stack:
+        for fd in _folders_of(paths, stack):
+            # Nothing tells of the end of another's lock, but in a thread that waits for it.
+            while not _is_locked(fd) and time.monotonic() < give_up_at:  # noqa: ASYNC110
+                await asyncio.sleep(_LOCK_EVERY)
+        yield
+
+
+def _folders_of(paths: Iterable[str], stack: contextlib.ExitStack) -> list[int]:
+    """Open each folder once, whatever it is called, and have *stack* close them."""
+    found: dict[tuple[int, int], int] = {}
+    for path in paths:
+        # Whatever is wrong with a folder, bind() says it, unless it may only not be read.
+        with contextlib.suppress(OSError):
+            fd = os.open(_folder_of(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            found.setdefault(_number(os.fstat(fd)), fd)
+    # In one order, or two servers with two folders would wait for each other.
+    return [found[number] for number in sorted(found)]
+
+
+def _folder_of(path: str) -> str:
+    return os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120 - links are to stay links
+
+
+def _is_locked(fd: int) -> bool:
+    """Lock a folder, if nobody else has."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def listen_at(
     sock: socket.socket, path: str, *, mode: int | None, backlog: int
 ) -> SocketFile:
-    """Make a Unix socket listen at a path.
+    """Make a Unix socket listen at a path, whose folder is locked; see :func:`folders_locked`.
 
     Args:
         sock: The socket.
@@ -76,33 +128,33 @@ def listen_at(
             cannot be made; the text says what.
     """
     path = os.path.abspath(path)  # noqa: PTH100 - links are to stay links
-    with _locked(os.path.dirname(path)):  # noqa: PTH120
-        _clear(path)
-        if mode is not None and sys.platform == "linux":
-            # On Linux the new file has the mode of the descriptor, without the bits of the umask.
-            # So the file is never open to others, and seldom needs another mode later, when
-            # somebody may have put another file at the path.
-            with contextlib.suppress(OSError):
-                os.fchmod(sock.fileno(), mode)
-        try:
-            sock.bind(path)
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            raise OSError(  # before the system is asked
-                errno.ENAMETOOLONG,
-                f"the path has {len(os.fsencode(path))} bytes, and a socket's may have "
-                "107, or 103 on macOS",
-            ) from error
-        made = _new_file(path)
-        try:
-            # Nobody can connect before the socket listens.
-            if mode is not None:
-                _set_mode(made, mode)
-            sock.listen(backlog)
-        except OSError:
-            made.remove()
+    os.stat(_folder_of(path))  # noqa: PTH116 - names it if it is missing, which bind() would not
+    _clear(path)
+    if mode is not None and sys.platform == "linux":
+        # On Linux the new file has the mode of the descriptor, without the bits of the umask.
+        # So the file is never open to others, and seldom needs another mode later, when
+        # somebody may have put another file at the path.
+        with contextlib.suppress(OSError):
+            os.fchmod(sock.fileno(), mode)
+    try:
+        sock.bind(path)
+    except OSError as error:
+        if error.errno is not None:
             raise
+        raise OSError(  # before the system is asked
+            errno.ENAMETOOLONG,
+            f"the path has {len(os.fsencode(path))} bytes, and a socket's may have "
+            "107, or 103 on macOS",
+        ) from error
+    made = _new_file(path)
+    try:
+        # Nobody can connect before the socket listens.
+        if mode is not None:
+            _set_mode(made, mode)
+        sock.listen(backlog)
+    except OSError:
+        made.remove()
+        raise
     return made
 
 
@@ -166,7 +218,7 @@ def _clear(path: str) -> None:
     for _ in range(_REFUSALS - 1):
         if answer != errno.ECONNREFUSED:
             break
-        time.sleep(_LOCK_EVERY)
+        time.sleep(_CONNECT_EVERY)
         answer = _connect(path)
     if answer == errno.ECONNREFUSED:
         with contextlib.suppress(FileNotFoundError):
@@ -184,25 +236,6 @@ def _connect(path: str) -> int:
         # Non-blocking, since a server with a full backlog would make this wait.
         probe.setblocking(False)
         return probe.connect_ex(path)
-
-
-@contextlib.contextmanager
-def _locked(folder: str) -> Generator[None]:
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # a folder may be writable and not readable
-        yield
-        return
-    try:
-        give_up_at = time.monotonic() + _LOCK_PATIENCE
-        while time.monotonic() < give_up_at:
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(_LOCK_EVERY)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _identity(path: str) -> tuple[int, int]:

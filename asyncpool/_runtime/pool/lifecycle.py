@@ -43,12 +43,15 @@ class SupervisorRunner:
         self.hub = PoolHub()
         self._task: asyncio.Task[None] | None = None
         self._process = os.getpid()
+        self._making = asyncio.Lock()
 
-    async def start(self, config: Callable[[], SupervisorConfig]) -> Supervisor:
+    async def start(
+        self, config: Callable[[], Awaitable[SupervisorConfig]]
+    ) -> Supervisor:
         """Start the supervisor, unless there is one; return when a worker is ready.
 
         Args:
-            config: What makes the configuration.
+            config: What makes the configuration.  If it is cancelled, it leaves nothing open.
 
         Raises:
             PoolBrokenError: If none can be started; it has the crashes.
@@ -59,29 +62,51 @@ class SupervisorRunner:
         Cancellation:
             Ends everything.
         """
-        if self.closed_unused:
-            raise PoolClosedError(f"the {self._what} is closed")
+        self._check_unclosed()
         check_not_imported(self._what)
         self.check_loop()
-        first, began = self.supervisor is None, asyncio.get_running_loop().time()
-        if self.supervisor is None:
-            self.supervisor = Supervisor(config(), self.hub)
-            self._task = asyncio.create_task(
-                self.supervisor.run(),
-                name=f"asyncpool supervisor of {self._name}",
-                # An empty context, not that of a request or a notebook cell that starts the pool.
-                context=contextvars.Context(),
-            )
-        supervisor = self.supervisor
+        began = asyncio.get_running_loop().time()
         try:
+            async with self._making:  # another call may be about to make it
+                first = self.supervisor is None
+                supervisor = self.supervisor or await self._make(config)
             await shielded(supervisor.status.up)
-        except BaseException:
+        except BaseException as error:
+            if self.supervisor is None and isinstance(error, asyncio.CancelledError):
+                self._close_unused()
             await self.end_now()
             raise
         if supervisor.status.done.done():
             raise PoolClosedError(f"the {self._what} is closed")
         if first:
             supervisor.tell_start(began)
+        return supervisor
+
+    async def _make(
+        self, config: Callable[[], Awaitable[SupervisorConfig]]
+    ) -> Supervisor:
+        """Make the supervisor, and have it begin.
+
+        Raises:
+            PoolClosedError: If it is closed, or is meanwhile.
+
+        Cancellation:
+            Makes none.
+        """
+        self._check_unclosed()
+        made = await config()
+        try:
+            self._check_unclosed()
+        except PoolClosedError:
+            await self.hub.close_companions()
+            raise
+        supervisor = self.supervisor = Supervisor(made, self.hub)
+        self._task = asyncio.create_task(
+            supervisor.run(),
+            name=f"asyncpool supervisor of {self._name}",
+            # An empty context, not that of a request or a notebook cell that starts the pool.
+            context=contextvars.Context(),
+        )
         return supervisor
 
     async def close(self, finish: Finish, timeout: float | None) -> CloseSummary:  # noqa: ASYNC109 - it bounds the jobs, not the wait
@@ -91,13 +116,20 @@ class SupervisorRunner:
             Safe: the close goes on without the caller.
         """
         if self.supervisor is None:
-            self.closed_unused = True
-            self.hub.end()
+            self._close_unused()
             return CloseSummary(finished=0, failed=0, killed=0)
         self.check_loop()
         self.supervisor.close(finish, timeout)
         await shielded(self.supervisor.status.done)
         return self.supervisor.summary()
+
+    def _close_unused(self) -> None:
+        self.closed_unused = True
+        self.hub.end()
+
+    def _check_unclosed(self) -> None:
+        if self.closed_unused:
+            raise PoolClosedError(f"the {self._what} is closed")
 
     async def leave(
         self,
