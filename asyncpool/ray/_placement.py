@@ -101,7 +101,10 @@ class Placement:
             raise ConnectionError("no node of the Ray cluster has a CPU for workers")
         while not self._ends:
             if not self._starting:
-                raise next(iter(self._failed.values()))
+                why = next(iter(self._failed.values()))
+                await self._look()  # a pool for some nodes may have others to take
+                if not self._starting:
+                    raise why
             self._changed.clear()
             await self._changed.wait()
         self._client.nodes.expected = True
