@@ -61,18 +61,33 @@ class NodeAgent:
         self._agent.welcome(self._end, hello)
         return True, self._end.greeting()
 
-    async def exchange(self, number: int, *pieces: bytes) -> Answer | None:
+    async def exchange(self, number: int, done: int, *pieces: bytes) -> Answer | None:
         """Hear what the client says, and return what there is to say to it.
 
         Args:
             number: Which of the client's calls it is, counting from 1.
+            done: The client has the answers of all calls before that one.
             pieces: What it says.
 
         Returns:
             When there is something to say, or the client calls again; ``None`` if the session
             is over.
         """
-        return await self._end.exchange(number, pieces)
+        return await self._end.exchange(number, done, pieces)
+
+    # What Ray's store does not take.
+
+    async def bring(self, number: int, piece: int, place: int, *parts: bytes) -> None:
+        """Keep parts of what the client says in a call that comes later."""
+        self._end.bring(number, piece, place, parts)
+
+    async def sizes(self, number: int) -> tuple[int, list[int]] | None:
+        """Return the number of an answer that the client could not get, and its sizes."""
+        return self._end.sizes(number)
+
+    async def part(self, number: int, piece: int, begin: int) -> bytes:
+        """Return a part of it."""
+        return self._end.part(number, piece, begin)
 
     async def take(self, number: int, call: bytes, *values: Any) -> None:
         """Take the call of a job whose arguments are in part in Ray's store.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool._runtime.remote.stored_calls import StoredCall
 from asyncpool.errors import ProtocolError
-from asyncpool.ray._agent_end import HELD, Answer
+from asyncpool.ray._agent_end import HELD, PART, Answer
 
 # How many calls there are at once: those that the agent holds, and one on its way.
 _MOST = HELD + 1
@@ -22,6 +22,27 @@ _MUCH = 1 << 16
 # Seconds until a call is made again that did not get through.
 _PAUSE = 0.5
 
+# So many parts of a call go to the agent at once, and of an answer come from it.  Ray sends
+# 10 MiB with a call, and puts what is beyond that into its store.
+_PARTS_OF_CALL = 64
+_PARTS_OF_ANSWER = 8
+
+
+class Errors(Protocol):
+    """Knows the errors of the engine."""
+
+    def is_dead(self, error: BaseException, /) -> bool:
+        """Tell whether *error* says that an actor is dead, and not only out of reach."""
+        ...
+
+    def is_actors(self, error: BaseException, /) -> bool:
+        """Tell whether *error* is about an actor, and not about what it was given."""
+        ...
+
+    def is_full(self, error: BaseException, /) -> bool:
+        """Tell whether *error* says that a store is full, and may not write to disk."""
+        ...
+
 
 class ClientEnd:
     """A :class:`~asyncpool._runtime.remote.carrier.Carrier`: each call carries all that waits.
@@ -29,8 +50,7 @@ class ClientEnd:
     Args:
         actor: The agent's actor.
         threads: Give large calls to Ray.
-        is_dead: Tells whether an error says that the actor is dead.
-        is_actors: Tells whether an error is about the actor, and not about what it was given.
+        errors: Knows the errors of calls.
         stored: How many calls with stored arguments the agent may have that its pool has not got:
             Ray copies most values for each of them.
 
@@ -49,22 +69,21 @@ class ClientEnd:
         self,
         actor: Any,
         threads: Threads,
-        is_dead: Callable[[BaseException], bool],
-        is_actors: Callable[[BaseException], bool],
+        errors: Errors,
         stored: int,
     ) -> None:
         self._may_store = asyncio.Semaphore(stored)
         self.on_unstored: Callable[[int, Exception], object] = _ignore
-        self._is_actors = is_actors
         self._storing: set[asyncio.Task[None]] = set()
         self.on_bytes: Callable[[bytes], None] = _drop
         self.on_gone: Callable[[], None] = _nothing
         self.on_close: Callable[[], None] = _nothing
-        self._actor, self._threads, self._is_dead = actor, threads, is_dead
+        self._actor, self._threads, self._errors = actor, threads, errors
         self._loop = asyncio.get_running_loop()
         self._waiting: list[bytes] = []
         self._call_is_due = False
         self._number = 0
+        self._open: set[int] = set()  # the calls whose answers have not come
         self._calls: set[asyncio.Task[None]] = set()
         self._over = False
         self._answers: dict[int, list[bytes]] = {}
@@ -108,9 +127,9 @@ class ClientEnd:
                     reference = take(job, stored.call, *stored.references)
                 await reference
             except Exception as error:  # noqa: BLE001 - Ray has many
-                if not self._is_actors(error):
+                if not self._errors.is_actors(error):
                     self.on_unstored(job, error)
-                elif not self._is_dead(error):
+                elif not self._errors.is_dead(error):
                     await asyncio.sleep(_PAUSE)
                     continue
             return
@@ -154,7 +173,14 @@ class ClientEnd:
         self._call()
 
     async def _exchange(self, number: int, pieces: list[bytes]) -> None:
-        answer = await self._answer(number, pieces)
+        self._open.add(number)
+        try:
+            answer = await self._answer(number, pieces)
+        except Exception as error:
+            if not self._errors.is_dead(error):
+                raise
+            answer = None
+        self._open.discard(number)
         if self._over:
             return
         if answer is None:
@@ -173,22 +199,80 @@ class ClientEnd:
             self._next_answer += 1
 
     async def _answer(self, number: int, pieces: list[bytes]) -> Answer | None:
-        """Return what the agent says; ``None`` if it is gone."""
-        exchange = self._actor.exchange.remote
+        """Return what the agent says; ``None`` if the session is over.
+
+        Raises:
+            Exception: That of the engine, if the actor is dead.
+        """
         while True:
+            reference = None
             try:
-                if sum(map(len, pieces)) > _MUCH:
-                    reference = await self._threads.copy(exchange, number, *pieces)
-                else:
-                    reference = exchange(number, *pieces)
+                reference = await self._call_with(number, pieces)
                 found: Answer | None = await reference
-            except Exception as error:  # noqa: BLE001 - Ray has many
-                if self._is_dead(error):
-                    return None
-                self._lost = True  # maybe an answer, or only the call
-                await asyncio.sleep(_PAUSE)
+            except Exception as error:
+                if self._errors.is_dead(error):
+                    raise
+                full = self._errors.is_full(error)
             else:
                 return found
+            if full and reference is not None:  # it may be the answer that has no room
+                found = await self._fetch(number)
+                if found is not None:
+                    return found
+            if full and pieces:
+                await self._bring(number, pieces)
+                pieces = []
+                continue
+            self._lost = True  # maybe an answer, or only the call
+            await asyncio.sleep(_PAUSE)
+
+    async def _call_with(self, number: int, pieces: list[bytes]) -> Any:
+        """Call the agent, and return what the answer can be awaited by."""
+        call, done = self._actor.exchange.remote, min(self._open)
+        if sum(map(len, pieces)) > _MUCH:
+            return await self._threads.copy(call, number, done, *pieces)
+        return call(number, done, *pieces)
+
+    async def _bring(self, number: int, pieces: list[bytes]) -> None:
+        """Have the agent keep what a call says, in parts."""
+        # To say the same again would only hold up what takes its time.
+        self.loses = False
+        step = PART * _PARTS_OF_CALL
+        for nth, piece in enumerate(pieces):
+            for place in range(0, len(piece), step):
+                ends = range(place, min(place + step, len(piece)), PART)
+                parts = [piece[begin : begin + PART] for begin in ends]
+                await self._ask("bring", number, nth, place, *parts)
+        self.loses = True
+
+    async def _fetch(self, number: int) -> Answer | None:
+        """Return the answer of a call, in parts; ``None`` if the agent does not have it."""
+        kept: tuple[int, list[int]] | None = await self._ask("sizes", number)
+        if kept is None:
+            return None
+        pieces = list[bytes]()
+        for nth, size in enumerate(kept[1]):
+            parts = list[bytes]()
+            for place in range(0, size, PART * _PARTS_OF_ANSWER):
+                end = min(place + PART * _PARTS_OF_ANSWER, size)
+                asked = [
+                    self._ask("part", number, nth, begin)
+                    for begin in range(place, end, PART)
+                ]
+                parts += await asyncio.gather(*asked)
+            pieces.append(b"".join(parts))
+        return kept[0], pieces
+
+    async def _ask(self, what: str, *given: Any) -> Any:
+        """Ask the agent for something that it may be asked again."""
+        call = getattr(self._actor, what).remote
+        while True:
+            try:
+                return await call(*given)
+            except Exception as error:
+                if self._errors.is_dead(error):
+                    raise
+                await asyncio.sleep(_PAUSE)
 
     def _gone(self) -> None:
         gone = self.on_gone

@@ -154,9 +154,14 @@ class Engine:
     def is_dead(self, error: BaseException) -> bool:
         """Tell whether *error* says that an actor is dead, and not only out of reach."""
         errors = self._ray.exceptions
-        if isinstance(error, errors.ActorUnavailableError):
+        if isinstance(error, errors.ActorUnavailableError) or self.is_full(error):
             return False
         return isinstance(error, errors.RayError)
+
+    def is_full(self, error: BaseException) -> bool:
+        """Tell whether *error* says that a store is full, and may not write to disk."""
+        errors = self._ray.exceptions
+        return isinstance(error, (errors.ObjectStoreFullError, errors.OutOfDiskError))
 
     def is_actors(self, error: BaseException) -> bool:
         """Tell whether *error* is about an actor, and not about what it was given."""

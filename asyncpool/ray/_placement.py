@@ -203,8 +203,7 @@ class Placement:
         end = ClientEnd(
             actor,
             self._client.threads,
-            engine.is_dead,
-            engine.is_actors,
+            engine,
             stored=2 * int(about["lanes"]) + 2,
         )
         end.on_unstored = partial(self._on_unstored, name)
@@ -218,10 +217,11 @@ class Placement:
         job = self._client.registry.jobs.get(number)
         if job is None:
             return
-        name = job._function.name
+        name, why = job._function.name, f"{type(error).__name__}: {error}"
+        if self._engine.is_full(error):
+            why = "a store on its way is full, and writes nothing to disk"
         refused = JobNotPicklableError(
-            f"an argument of {name} is in Ray's store and cannot be had on the node {node}: "
-            f"{type(error).__name__}: {error}",
+            f"an argument of {name} is in Ray's store and cannot be had on the node {node}: {why}",
             direction="arguments",
             name=name,
         )

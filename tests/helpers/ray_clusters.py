@@ -17,14 +17,28 @@ __all__ = ["LocalNodes", "agents", "local_nodes", "until"]
 
 _STORE = 80 * 2**20
 
+# Without the second of these Ray uses files in place of shared memory, which it does not call
+# spilling; and the third is how many seconds it hopes for room before that.
+_NO_DISK = {
+    "automatic_object_spilling_enabled": False,
+    "local_fs_capacity_threshold": 0.0,
+    "oom_grace_period_s": 0,
+}
+
 
 class LocalNodes:
-    """A cluster; ``nodes.address`` is what pools connect to."""
+    """A cluster; ``nodes.address`` is what pools connect to.
 
-    def __init__(self) -> None:
+    Args:
+        spills: Whether its stores may write to disk.
+    """
+
+    def __init__(self, *, spills: bool = True) -> None:
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 1, "include_dashboard": False}
+        head: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False}
+        if not spills:
+            head["_system_config"] = _NO_DISK
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={**head, "object_store_memory": _STORE},
@@ -44,11 +58,11 @@ class LocalNodes:
 
 
 @contextlib.contextmanager
-def local_nodes(more: int = 0) -> Generator[LocalNodes]:
+def local_nodes(more: int = 0, *, spills: bool = True) -> Generator[LocalNodes]:
     """Have a cluster of one node and *more*, to which this process is connected."""
     import ray
 
-    nodes = LocalNodes()
+    nodes = LocalNodes(spills=spills)
     try:
         for _ in range(more):
             nodes.add()
