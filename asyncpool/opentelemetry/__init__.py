@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 
+from asyncpool._observe.readings import Readable
 from asyncpool._runtime.options.checks import at_least
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.pool import Pool
+from asyncpool.sharedpool._remote_pool import RemotePool
+from asyncpool.stats import PoolStats
 
 try:
     from opentelemetry.metrics import MeterProvider
@@ -35,7 +39,7 @@ __all__ = ["instrument", "uninstrument"]
 
 
 def instrument(
-    pool: Pool,
+    pool: Pool | RemotePool,
     *,
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
@@ -51,7 +55,8 @@ def instrument(
     sampler, a span processor or an exporter reaches its jobs.
 
     Args:
-        pool: The pool.  Its name is an attribute of all metrics and spans.
+        pool: The pool, also one of :func:`asyncpool.connect` or :class:`asyncpool.ray.Pool`.  Its
+            name is an attribute of all metrics and spans.
         tracer_provider: Makes the spans; the global one by default.
         meter_provider: Collects the metrics; the global one by default.
         spans: Whether to make spans.
@@ -70,7 +75,7 @@ def instrument(
         PoolClosedError: If the pool is closed.
         RuntimeError: If the pool was started in another event loop.
     """
-    _check("instrument", pool, Pool)
+    _check_pool("instrument", pool)
     if tracer_provider is not None:
         _check("instrument", tracer_provider, TracerProvider)
     if meter_provider is not None:
@@ -84,18 +89,21 @@ def instrument(
             raise ValueError(
                 f"pool {pool.name} is already instrumented: uninstrument() it first"
             )
-        if pool.stats().state is RunState.CLOSED:
+        if _is_closed(pool):
             raise PoolClosedError(f"pool {pool.name} is closed")
         made = None
         if spans:
             hub = pool._life.hub  # noqa: SLF001
             tracer = get_tracer(*SCOPE, tracer_provider)
-            made = JobSpans(tracer, pool.name, hub, max_traced)
+            node_with = None
+            if isinstance(pool, RemotePool):
+                node_with = pool._life.node_with  # noqa: SLF001
+            made = JobSpans(tracer, pool.name, hub, max_traced, node_with)
         meter = metrics_of(meter_provider) if metrics else None
         _instrumented[pool] = _Instrumentation(pool, made, meter)
 
 
-def uninstrument(pool: Pool) -> None:
+def uninstrument(pool: Pool | RemotePool) -> None:
     """Undo :func:`instrument`: no more metrics of *pool*, and no more spans of its jobs.
 
     The spans of jobs that are open end now, without an outcome.
@@ -105,7 +113,7 @@ def uninstrument(pool: Pool) -> None:
         ValueError: If the pool is not instrumented.
         RuntimeError: If the pool was started in another event loop.
     """
-    _check("uninstrument", pool, Pool)
+    _check_pool("uninstrument", pool)
     pool._life.check_loop()  # noqa: SLF001
     with _lock:
         instrumentation = _instrumented.pop(pool, None)
@@ -124,10 +132,14 @@ class _Instrumentation:
     """
 
     def __init__(
-        self, pool: Pool, spans: JobSpans | None, metrics: PoolMetrics | None
+        self,
+        pool: Pool | RemotePool,
+        spans: JobSpans | None,
+        metrics: PoolMetrics | None,
     ) -> None:
         # Not the pool, or nobody would notice that it is dropped.
         self._life = pool._life  # noqa: SLF001
+        self._last = _last_figures(pool)
         self._spans = spans
         self._metrics = metrics
         self._exported: ExportedPool | None = None
@@ -146,8 +158,30 @@ class _Instrumentation:
 
     def _on_end(self) -> None:
         """Keep the last figures of the pool, which may be gone when they are collected."""
-        if self._exported is not None and self._life.supervisor is not None:
-            self._exported.end(self._life.supervisor)
+        last = self._last()
+        if self._exported is not None and last is not None:
+            self._exported.end(last)
+
+
+def _last_figures(
+    pool: Pool | RemotePool,
+) -> Callable[[], Readable[PoolStats] | None]:
+    """Return what finds the figures of *pool* at its end, if they are still there."""
+    if isinstance(pool, RemotePool):
+        return weakref.ref(pool._latest)  # noqa: SLF001
+    life = pool._life  # noqa: SLF001
+    return lambda: life.supervisor
+
+
+def _is_closed(pool: Pool | RemotePool) -> bool:
+    if isinstance(pool, RemotePool):
+        return pool._life.over  # noqa: SLF001
+    return pool.stats().state is RunState.CLOSED
+
+
+def _check_pool(caller: str, pool: object) -> None:
+    if not isinstance(pool, RemotePool):
+        _check(caller, pool, Pool)
 
 
 def _check(caller: str, given: object, kind: type) -> None:
@@ -159,6 +193,6 @@ def _check(caller: str, given: object, kind: type) -> None:
 
 # Reentrant, since the garbage collector may run any code, also an uninstrument().
 _lock = threading.RLock()
-_instrumented: weakref.WeakKeyDictionary[Pool, _Instrumentation] = (
+_instrumented: weakref.WeakKeyDictionary[Pool | RemotePool, _Instrumentation] = (
     weakref.WeakKeyDictionary()
 )

@@ -32,11 +32,17 @@ from asyncpool.opentelemetry._instruments import (
     Instrument,
 )
 from asyncpool.pool import Pool
+from asyncpool.sharedpool._remote_pool import Latest, RemotePool
 from asyncpool.stats import PoolStats
 
 # How many pools that have ended are kept until their last figures are collected.  Without
 # this bound a program that has no reader of metrics would keep all of them.
 _MOST_ENDED = 100
+
+
+def figures_of(pool: Pool | RemotePool) -> Pool | Latest:
+    """Return what has the figures of *pool* at once: agents have to be asked for theirs."""
+    return pool._latest if isinstance(pool, RemotePool) else pool  # noqa: SLF001
 
 
 class ExportedPool:
@@ -48,18 +54,18 @@ class ExportedPool:
     Attributes:
         name: Its name.
         limit: What counts the jobs that got no spans, if it has spans.
-        pool: The pool.
+        pool: What has the figures of the pool.
         final: The last figures, once the pool has ended.
         told: Whether these were collected.
     """
 
-    def __init__(self, pool: Pool, limit: RateLimit | None) -> None:
+    def __init__(self, pool: Pool | RemotePool, limit: RateLimit | None) -> None:
         self.name = pool.name
         self.limit = limit
-        self.pool = weakref.ref(pool)
+        self.pool = weakref.ref(figures_of(pool))
         self.final: Reading[PoolStats] | None = None
         self.told = False
-        self._life = weakref.ref(pool._life)  # noqa: SLF001
+        self._life: weakref.ref[object] = weakref.ref(pool._life)  # noqa: SLF001
         self._reader = StatsReader[PoolStats]()
         self._durations: dict[tuple[str, frozenset[object]], NewDurations] = {}
 
@@ -124,7 +130,7 @@ class PoolMetrics:
             description="Jobs above max_traced, which got no spans unless they failed.",
         )
 
-    def add(self, pool: Pool, limit: RateLimit | None) -> ExportedPool:
+    def add(self, pool: Pool | RemotePool, limit: RateLimit | None) -> ExportedPool:
         """Export *pool*, and how many of its jobs *limit* refuses.
 
         Raises:

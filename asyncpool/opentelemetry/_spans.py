@@ -55,6 +55,7 @@ JOB = "asyncpool.job.id"
 ATTEMPT = "asyncpool.job.attempt"
 RUN = "asyncpool.job.run.duration"
 PID = "asyncpool.worker.pid"
+NODE = "asyncpool.node.name"
 
 # A job that the sampler does not want counts as a tenth of one that has spans: it takes 5 us of
 # the event loop, and the other one takes 65.
@@ -112,6 +113,7 @@ class JobSpans:
         hub: What tells of its jobs.
         most: How many jobs a second may have spans, and how many of the others that fail;
             ``None`` for all.  A job that the sampler does not want counts as a tenth.
+        node_with: Returns the name of the node that has a slot, if the workers are on nodes.
 
     Attributes:
         pool: As above.
@@ -121,9 +123,15 @@ class JobSpans:
     """
 
     def __init__(
-        self, tracer: Tracer, pool: str, hub: PoolHub, most: int | None
+        self,
+        tracer: Tracer,
+        pool: str,
+        hub: PoolHub,
+        most: int | None,
+        node_with: Callable[[int], str] | None = None,
     ) -> None:
         self.pool = pool
+        self._node_with = node_with
         self.failed = False
         self._tracer = tracer
         self._hub = hub
@@ -222,16 +230,18 @@ class JobSpans:
             f"process {trace.attributes[FUNCTION]}",
             trace.parent,
             SpanKind.CONSUMER,
-            {
-                **trace.attributes,
-                ATTEMPT: job.attempt,
-                SLOT: slot,
-                PID: job.worker_pid or 0,
-            },
+            {**trace.attributes, ATTEMPT: job.attempt, **self._worker(job, slot)},
             () if before is None else [Link(before.get_span_context())],
             now,
         )
         self._contexts.send(job, set_span_in_context(trace.attempt, trace.parent))
+
+    def _worker(self, job: Job[Any], slot: int) -> dict[str, Any]:
+        """Return the attributes that say where an attempt is sent."""
+        if self._node_with is None:
+            return {SLOT: slot, PID: job.worker_pid or 0}
+        # Which of its workers the node takes is known when the attempt has ended.
+        return {NODE: self._node_with(slot)}
 
     @_harmless
     def given_back(self, job: Job[Any], /) -> None:
@@ -296,12 +306,15 @@ class JobSpans:
         end, span = time_ns(), trace.attempt
         if span is None:
             span = trace.waiting
-        elif attempt is not None and attempt.run is not None:
-            # It has come to its outcome some time ago.
-            end -= int((monotonic() - attempt.began - attempt.run) * 1e9)
-            span.set_attribute(RUN, attempt.run)
-            # It may have waited in its worker, behind another short job.
-            span.add_event("begun", timestamp=end - int(attempt.run * 1e9))
+        elif attempt is not None:
+            if self._node_with is not None:
+                span.set_attribute(SLOT, attempt.slot)
+            if attempt.run is not None:
+                # It has come to its outcome some time ago.
+                end -= int((monotonic() - attempt.began - attempt.run) * 1e9)
+                span.set_attribute(RUN, attempt.run)
+                # It may have waited in its worker, behind another short job, or on its node.
+                span.add_event("begun", timestamp=end - int(attempt.run * 1e9))
         trace.attempt = None
         finish(span, outcome, error, end)
 
@@ -335,6 +348,8 @@ class JobSpans:
             began = moment(attempt.began)
             span.end(began)
             about |= {ATTEMPT: job.attempt, SLOT: attempt.slot}
+            if self._node_with is not None:
+                about[NODE] = self._node_with(attempt.slot)
             if attempt.run is not None:
                 about[RUN] = attempt.run
                 now = began + int(attempt.run * 1e9)

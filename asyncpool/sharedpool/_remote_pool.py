@@ -28,10 +28,11 @@ from asyncpool.stats import PoolStats
 
 
 class _Life:
-    """The hub of a client, before, during and after its time."""
+    """A client and its hub, before, during and after its time."""
 
     def __init__(self, title: str) -> None:
         self.hub = PoolHub()
+        self.client: Client | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.listened = False
         self._title = title
@@ -40,16 +41,27 @@ class _Life:
         """Check that the client's loop runs."""
         check_home(self.loop, self._title)
 
+    @property
+    def over(self) -> bool:
+        """Whether the client has left its agents."""
+        return self.client is not None and self.client.left
+
+    def node_with(self, slot: int) -> str:
+        """Return the name of the node that may have a worker in *slot*; nothing if it is gone."""
+        node = None if self.client is None else self.client.nodes.with_slot(slot)
+        return "" if node is None else node.name
+
 
 class Latest:
     """The figures of a remote pool as they were told last, for metrics.
 
     Args:
+        life: The pool's client.
         name: Returns the pool's name.
     """
 
-    def __init__(self, name: Callable[[], str]) -> None:
-        self.client: Client | None = None
+    def __init__(self, life: _Life, name: Callable[[], str]) -> None:
+        self._life = life
         self._name = name
 
     @property
@@ -59,7 +71,7 @@ class Latest:
 
     def stats(self) -> PoolStats:
         """Return the figures, in any thread."""
-        client = self.client
+        client = self._life.client
         if client is None:
             return PoolStats(state=RunState.NEW, workers=0)
         return client.figures.latest()
@@ -91,13 +103,13 @@ class RemotePool(Orders, JobsListened, Caller):
         beside: Beside | None = None,
     ) -> None:
         self._beside = beside
-        self._latest = Latest(lambda: self.name)
         self._title = title
         self._node_timeout = node_timeout
         self._max_queued = max_queued
         self._options = options
         self._data = data
         self._life = _Life(title)
+        self._latest = Latest(self._life, lambda: self.name)
         self._client: Client | None = None
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
@@ -125,7 +137,7 @@ class RemotePool(Orders, JobsListened, Caller):
         client = Client(
             self._title, self._node_timeout, self._data, self._max_queued, hub
         )
-        self._latest.client = client
+        self._life.client = client
         try:
             await self._open_beside(client)
             if self._life.listened:

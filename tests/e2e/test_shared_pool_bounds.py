@@ -130,6 +130,7 @@ def asked(number: int) -> Message:
         ([Message(Kind.OPTIONS, payload=b'{"limits": {"timeout": -1}}')], "timeout"),
         ([Message(Kind.OPTIONS, payload=b'{"limits": {"evil": 1}}')], "evil"),
         ([Message(Kind.OPTIONS, payload=b'{"limits": {}, "key": "k"}')], "key of type"),
+        ([Message(Kind.TRACE, payload=b'{"traceparent": 1}')], "other things"),
         ([FUNCTION, OPTIONS, job(1, begun=1 << 16)], "job 1 with false numbers"),
         ([FUNCTION, OPTIONS, job(1)._replace(wait=-1.0)], "job 1 with false numbers"),
         (

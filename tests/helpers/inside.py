@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 # A pool, and its parts.
 
 
-def trace_no_more(pool: Pool) -> None:
+def trace_no_more(pool: Pool | RemotePool) -> None:
     """Have an instrumented pool, or one with a trace, trace no more jobs, as if it had too many."""
     for tracer in pool._life.hub.tracers:
         tracer.limit.next_at = math.inf  # type: ignore[attr-defined]

@@ -23,10 +23,12 @@ from asyncpool.errors import (
     WorkerCrashedError,
 )
 from asyncpool.events import Crashed
+from asyncpool.opentelemetry import instrument
 from asyncpool.ray import Pool
 from tests.helpers.gate import Gate
 from tests.helpers.jobs import attempt, square, wait_at
 from tests.helpers.patience import patience
+from tests.helpers.spans import Spans
 
 pytestmark = pytest.mark.asyncio
 
@@ -135,6 +137,22 @@ async def test_a_session_has_a_worker_to_itself(pool: Pool) -> None:
         pid = await worker.submit(os.getpid)
         assert pid == worker.pid
         assert await worker.submit(os.getpid) == pid
+
+
+async def test_the_spans_of_a_job_name_its_node(pool: Pool) -> None:
+    spans = Spans()
+    instrument(pool, tracer_provider=spans.provider, metrics=False)
+    assert await pool.submit(square, 3) == 9
+    assert await pool.submit(len, bytes(9 << 20)) == 9 << 20
+    assert spans.tree() == [
+        "submit square",
+        "  process square #1 ok",
+        "submit builtins.len",
+        "  process builtins.len #1 ok",
+    ]
+    told = spans.named("process builtins.len").attributes or {}
+    assert told["asyncpool.node.name"] == next(iter(await pool.nodes()))
+    assert told["asyncpool.worker.slot"] in {0, 1}
 
 
 async def test_events_of_the_nodes_are_heard(pool: Pool) -> None:

@@ -42,7 +42,8 @@ class Kind(IntEnum):
     it back, and ``LEAVE`` gives a worker back that an answer has lent.
 
     ``PAGE``: the client looks at the memory in which the agent notes which jobs begin.
-    ``FOLLOWED`` is a ``JOB`` whose end says where and when it ran.
+    ``FOLLOWED`` is a ``JOB`` whose end says where and when it ran.  ``TRACE`` is the trace context of
+    all jobs that come after it, up to the next one.
 
     From the agent: ``BEGAN``, with many jobs.  ``ITEM``, ``HEARTBEAT``.  Then for each job one of
     ``VALUE``, ``ERROR``, which the function has raised, ``FAILED``, with an error of the pool, and
@@ -75,7 +76,8 @@ class Kind(IntEnum):
     CLOSING = 22
     PAGE = 23
     FOLLOWED = 24
-    LANES = 25
+    TRACE = 25
+    LANES = 26
 
 
 # A look into a dict takes half as long as the call of an enum.

@@ -112,6 +112,7 @@ class AgentClient:
             Kind.FUNCTION: self._told.on_function,
             Kind.OPTIONS: self._told.on_options,
             Kind.DETAILS: self._told.on_details,
+            Kind.TRACE: self._told.on_trace,
             Kind.CREDIT: self._on_credit,
             Kind.FENCE: self._on_fence,
             Kind.ASK: self._questions.on_ask,

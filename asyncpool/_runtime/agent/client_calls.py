@@ -7,6 +7,7 @@ import json
 from asyncpool._core.pickling.functions import Function, FunctionCache
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.remote_messages import Message
+from asyncpool._core.remote.trace_headers import unpack_headers
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.relay import Call, Payload, Relay
 from asyncpool.errors import ProtocolError
@@ -28,6 +29,7 @@ class ClientCalls:
         self._functions = FunctionCache()
         self._options = FunctionCache()
         self._details: tuple[int, bytes] = (0, b"")
+        self._trace = b""
 
     def on_function(self, message: Message) -> None:
         """Remember a function."""
@@ -60,6 +62,10 @@ class ClientCalls:
         """Remember the last heartbeat of an earlier attempt of the next job."""
         self._details = message.job, message.payload
 
+    def on_trace(self, message: Message) -> None:
+        """Remember the trace context of the next jobs."""
+        self._trace = unpack_headers(message.payload)
+
     def read(self, message: Message, payload: Payload) -> Call:
         """Return the call that *message* names.
 
@@ -71,4 +77,4 @@ class ClientCalls:
         details = b""
         if self._details[0] == message.job:
             details, self._details = self._details[1], (0, b"")
-        return Call(function, options, message, details, payload)
+        return Call(function, options, message, details, payload, self._trace)

@@ -1,4 +1,4 @@
-"""Where and when the jobs of clients ran, of those that their clients follow.
+"""Where and when the jobs of clients ran, of those that their clients follow; and their traces.
 
 An agent's pool notes nothing of its jobs while nobody follows any, as every pool.
 """
@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 from asyncpool._core.remote.remote_messages import Kind, pack_end, pack_followed_end
+from asyncpool._core.wire.context import with_trace
 from asyncpool._runtime.base.job_tracer import Attempt
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import Job
@@ -20,22 +21,36 @@ class FollowedJobs:
 
     Args:
         hub: That of the pool.
+
+    Attributes:
+        trace: The trace context of the job that the pool is about to take, or nothing.
     """
 
     def __init__(self, hub: PoolHub) -> None:
         self._hub = hub
         self._traces = False
+        self.trace = b""
+        # The last packed context that got a trace, that trace, and both together: many are equal.
+        self._traced = (b"", b"", b"")
         self._attempts: dict[int, Attempt] = {}  # of jobs that end in this very step
 
     def follow(self, job: Job[Any]) -> None:
         """Follow a job that has just come."""
         if job.done():
             return
+        self._begin()
+        self._hub.follow(job.id)
+
+    def hand_on(self, trace: bytes) -> None:
+        """Have the job that the pool takes next get a trace context."""
+        self._begin()
+        self.trace = trace
+
+    def _begin(self) -> None:
         if not self._traces:
             # For good: to look at every job costs 60 ns, and only agents that are followed do.
             self._hub.add_tracer(self)
             self._traces = True
-        self._hub.follow(job.id)
 
     def pack_end(self, kind: Kind, number: int, payload: bytes, job: int = 0) -> bytes:
         """Return what tells a client of the end of its job.
@@ -60,7 +75,13 @@ class FollowedJobs:
     # What the pool tells.
 
     def queued(self, job: Any, /) -> None:
-        """Do nothing: whoever has submitted a job knows whether it is followed."""
+        """Give a job the trace context that has come with it."""
+        trace, context = self.trace, job._context
+        if not trace:
+            return
+        if self._traced[:2] != (context, trace):
+            self._traced = context, trace, with_trace(context, trace)
+        job._context = self._traced[2]
 
     def sending(self, job: Any, slot: int, /) -> None:
         """Do nothing: the end tells it."""

@@ -51,6 +51,7 @@ class Call(NamedTuple):
         message: The client's message.
         details: The last heartbeat of an earlier attempt.
         payload: The call itself.
+        trace: Its trace context, or nothing.
     """
 
     function: Function
@@ -58,6 +59,7 @@ class Call(NamedTuple):
     message: Message
     details: bytes
     payload: Payload
+    trace: bytes = b""
 
 
 class RelayClient(Protocol):
@@ -118,12 +120,16 @@ class Relay:
         """Give a job to the pool."""
         message = call.message
         number = message.job
+        if call.trace:
+            self._followed.hand_on(call.trace)
         try:
             job = self._submit(client, call)
         except AsyncPoolError as error:
             end = self._followed.pack_end(Kind.FAILED, number, pack_own(error))
             client.ended(number, end)
             return
+        finally:
+            self._followed.trace = b""
         client.jobs[number] = job
         if message.kind is Kind.FOLLOWED:
             self._followed.follow(job)

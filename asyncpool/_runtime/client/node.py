@@ -16,6 +16,7 @@ from asyncpool._core.remote.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote.remote_messages import Kind, Message, pack_head
 from asyncpool._core.remote.slot_numbers import SLOTS, first_slot
 from asyncpool._core.remote.suspicion import SignsOfLife
+from asyncpool._core.remote.trace_headers import pack_headers
 from asyncpool._core.wire.context import JobContext
 from asyncpool._runtime.base.job_tracer import Attempt
 from asyncpool._runtime.job.job import Job
@@ -66,6 +67,8 @@ class Node:
         self._functions = FunctionCache()
         self._options: dict[bytes, int] = {}
         self._last_options = 0
+        # The context of the last job that was looked at for a trace, and the trace that holds now.
+        self._context = self._trace = b""
         # Many jobs have the same object, and to write it down takes 10 us.
         self._written: dict[int, tuple[JobOptions, int]] = {}
 
@@ -151,8 +154,9 @@ class Node:
         wait: float,
         *,
         followed: bool,
+        traced: bool,
     ) -> None:
-        """Give the agent a job and its call.
+        """Give the agent a job and its call; the attempt is counted already.
 
         Args:
             job: The job.
@@ -160,11 +164,14 @@ class Node:
             now: The time.
             wait: How many more seconds it may wait.
             followed: Whether its end is to say where and when it ran.
+            traced: Whether it may have a trace context.
         """
+        if traced or self._trace:
+            self._tell_trace(job._context)
         options = job._options
         function = self._tell_function(job._function)
         told = self._tell_options(options)
-        if job.attempt and job._heartbeats is not None:
+        if job.attempt > 1 and job._heartbeats is not None:
             details = JobContext.unpack(job._context).details
             self.put(Message(Kind.DETAILS, job.id, payload=details))
         deadline = job._limits.deadline
@@ -178,14 +185,22 @@ class Node:
             job.id,
             function,
             told,
-            job.attempt,
+            job.attempt - 1,
             options.priority,
             left,
             wait,
             place,
         )
         self.link.put(head + payload)
-        job.attempt += 1  # it may begin from now on
+
+    def _tell_trace(self, context: bytes) -> None:
+        if context == self._context:
+            return  # as for nearly all jobs
+        self._context = context
+        trace = JobContext.unpack(context).trace
+        if trace != self._trace:
+            self._trace = trace
+            self.put(Message(Kind.TRACE, payload=pack_headers(trace)))
 
     def _tell_function(self, function: Function) -> int:
         number = function.number or _NAMES + hash(function.name) % (_NAMES >> 1)

@@ -254,13 +254,15 @@ class Nodes:
         hub = self._client.hub
         followed = hub.watched and (hub.listened or job.id in hub.traced)
         wait = self._client.waits.left(job)
-        node.put_job(job, payload, now, wait, followed=followed)
+        job.attempt += 1  # it may begin from now on
         job._slot = node.number
+        if hub.traced:
+            self._registry.watch.sending(job, node.first_slot)
+        traced = bool(hub.tracers)
+        node.put_job(job, payload, now, wait, followed=followed, traced=traced)
         leases = self._registry.leases
         if leases.open and job.id in leases.open:
             leases.before_sending(job, node.number)
-        if hub.traced:
-            self._registry.watch.sending(job, node.first_slot)
         if type(job._payload) is not bytes:
             self._client.traffic.go_on()
 

@@ -1,0 +1,292 @@
+"""The spans of jobs whose workers belong to agents: those of a local pool, with the node."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+
+from asyncpool import Pool, PoolClosedError, WorkerCrashedError
+from asyncpool.errors import NodeLostError
+from asyncpool.opentelemetry import instrument, uninstrument
+from asyncpool.sharedpool import connect
+from tests.helpers import jobs, spans as traced
+from tests.helpers.gate import Gate
+from tests.helpers.inside import trace_no_more
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.nodes import nodes_pool
+from tests.helpers.patience import patience
+from tests.helpers.shared_pools import shared
+from tests.helpers.spans import Figures, Spans, context_of
+
+pytestmark = BOTH_LOOPS
+
+
+def about(span: ReadableSpan) -> dict[str, Any]:
+    """Return the attributes of a span, without what they all have before their names."""
+    return {
+        name.removeprefix("asyncpool."): value
+        for name, value in (span.attributes or {}).items()
+    }
+
+
+def attempts(spans: Spans) -> list[ReadableSpan]:
+    return [span for span in spans.ended() if span.name.startswith("process")]
+
+
+async def test_the_spans_of_a_job_of_a_shared_pool(tmp_path: Path) -> None:
+    spans = Spans()
+    async with patience(), shared(tmp_path, 1, name="images") as pool:
+        instrument(pool, tracer_provider=spans.provider)
+        with spans.tracer.start_as_current_span("request"):
+            assert await pool.submit(jobs.square, 3) == 9
+    assert spans.tree() == ["request", "  submit square", "    process square #1 ok"]
+    submit = spans.named("submit tests.helpers.jobs.square")
+    process = spans.named("process tests.helpers.jobs.square")
+    common = {
+        "pool.name": f"unix:{tmp_path / 'pool.sock'}",
+        "code.function.name": "tests.helpers.jobs.square",
+        "job.via": "submit",
+        "job.id": 1,
+    }
+    assert about(submit) == common
+    told = about(process)
+    run = told.pop("job.run.duration")
+    assert told == {
+        **common,
+        "job.attempt": 1,
+        "job.outcome": "ok",
+        "node.name": f"images@{os.getpid()}",
+        "worker.slot": 0,
+    }
+    assert submit.end_time == process.start_time
+    [begun] = process.events
+    assert begun.name == "begun"
+    assert process.end_time == begun.timestamp + int(run * 1e9)
+
+
+async def test_the_time_on_a_node_before_the_begin_is_seen(tmp_path: Path) -> None:
+    spans = Spans()
+    async with patience(), Gate() as gate, shared(tmp_path, 1) as pool:
+        instrument(pool, tracer_provider=spans.provider)
+        first = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        second = pool.submit(jobs.square, 2)
+        await pool.stats()  # the agent has it by now
+        visitor.release()
+        await asyncio.gather(first, second)
+    one = spans.named("process tests.helpers.jobs.wait_at")
+    other = spans.named("process tests.helpers.jobs.square")
+    begun = {event.name: event.timestamp for event in other.events}["begun"]
+    assert one.end_time is not None
+    assert other.start_time is not None
+    assert other.start_time < one.end_time
+    # The clocks of the loop and of spans are read one after the other.
+    assert begun > one.end_time - 5_000_000
+
+
+async def test_attempts_that_fail_on_a_node_have_spans_of_their_own(
+    tmp_path: Path,
+) -> None:
+    spans = Spans()
+    async with patience(), shared(tmp_path, 1) as pool:
+        instrument(pool, tracer_provider=spans.provider)
+        options = pool.options(max_attempts=3, retry_on=(LookupError,))
+        await options.submit(jobs.fail_before_attempt_3, 1)
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(os._exit, 3)
+    name = "fail_before_attempt_3"
+    assert spans.tree() == [
+        f"submit {name}",
+        f"  process {name} #1 raised ERROR LookupError",
+        f"  wait {name}",
+        f"  process {name} #2 raised ERROR LookupError",
+        f"  wait {name}",
+        f"  process {name} #3 ok",
+        "submit posix._exit",
+        "  process posix._exit #1 crashed ERROR asyncpool.errors.WorkerCrashedError",
+    ]
+    first, second, *_ = attempts(spans)
+    assert [link.context for link in second.links] == [context_of(first)]
+    assert {about(span)["worker.slot"] for span in attempts(spans)} == {0}
+
+
+async def test_each_span_names_its_node_and_the_slot_by_which_the_client_knows_it() -> (
+    None
+):
+    spans = Spans()
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1) as one,
+        Pool(1) as two,
+        nodes_pool(one, two) as pool,
+    ):
+        instrument(pool, tracer_provider=spans.provider)
+        both = [pool.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
+        for visitor in [await gate.visitor(str(n)) for n in range(2)]:
+            visitor.release()
+        await asyncio.gather(*both)
+    found = {
+        about(span)["node.name"]: about(span)["worker.slot"] for span in attempts(spans)
+    }
+    assert found == {"node-0": 0, "node-1": 10_000}
+
+
+async def test_a_job_whose_node_is_lost_has_a_span_on_each_node() -> None:
+    spans = Spans()
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1) as one,
+        Pool(1) as two,
+        nodes_pool(one, two) as pool,
+    ):
+        instrument(pool, tracer_provider=spans.provider)
+        job = pool.options(max_attempts=2).submit(jobs.wait_in_every_attempt, gate.path)
+        visitor = await gate.visitor("attempt 1")
+        pids = [each.stats().slots[0].pid for each in (one, two)]
+        first = pids.index(visitor.pid)
+        pool.networks[first].parted = True
+        (await gate.visitor("attempt 2")).release()
+        await job
+        other = pool.submit(jobs.wait_at, gate.path, "last")
+        await gate.visitor("last")
+        pool.networks[1 - first].parted = True
+        with pytest.raises(NodeLostError):
+            await other
+    name, lost = "wait_in_every_attempt", "asyncpool.errors.NodeLostError"
+    assert spans.tree() == [
+        f"submit {name}",
+        f"  process {name} #1 crashed ERROR asyncpool.errors.WorkerCrashedError",
+        f"  wait {name}",
+        f"  process {name} #2 ok",
+        "submit wait_at",
+        f"  process wait_at #1 crashed ERROR {lost}",
+    ]
+    nodes = [about(span)["node.name"] for span in attempts(spans)]
+    assert nodes == [f"node-{first}", f"node-{1 - first}", f"node-{1 - first}"]
+    assert ["worker.slot" in about(span) for span in attempts(spans)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+async def test_spans_inside_a_job_are_children_of_its_attempt(tmp_path: Path) -> None:
+    spans = Spans()
+    async with (
+        patience(),
+        shared(tmp_path, 1, initializer=traced.set_up_worker) as pool,
+    ):
+        instrument(pool, tracer_provider=spans.provider)
+        await pool.submit(traced.trace_here)
+        await pool.submit(traced.trace_here_later)
+        await pool.map(traced.trace_here, [1, 2])
+        async for _ in pool.stream(traced.trace_items, 2):
+            pass
+        async with pool.worker(fresh=False) as worker:
+            await worker.submit(traced.trace_here)
+        await pool.submit(traced.trace_here, np.zeros(1 << 20))
+        inside = await pool.submit(traced.spans_of_worker)
+    parents = {
+        (context_of(span).trace_id, context_of(span).span_id)
+        for span in attempts(spans)
+    }
+    assert set(inside) <= parents
+    assert len(inside) == 8
+    assert len(set(inside)) == 7  # the stream has two
+
+
+async def test_jobs_without_spans_hand_on_the_context_of_their_caller(
+    tmp_path: Path,
+) -> None:
+    spans = Spans()
+    async with (
+        patience(),
+        shared(tmp_path, 1, initializer=traced.set_up_worker) as pool,
+    ):
+        instrument(pool, tracer_provider=spans.provider)
+        trace_no_more(pool)
+        with spans.tracer.start_as_current_span("request") as request:
+            await pool.submit(traced.trace_here)
+            with pytest.raises(ZeroDivisionError):
+                await pool.submit(jobs.divide, 1, 0)
+        await pool.submit(traced.trace_here)  # nobody is its caller
+        uninstrument(pool)
+        with spans.tracer.start_as_current_span("other"):
+            await pool.submit(traced.trace_here)
+        inside = await pool.submit(traced.spans_of_worker)
+    caller = request.get_span_context()
+    assert inside[0] == (caller.trace_id, caller.span_id)
+    assert [parent for _, parent in inside[1:]] == [None, None]
+    # The one that has failed has been followed by nobody, so when it began is not known.
+    assert spans.tree() == [
+        "request",
+        "  submit divide raised ERROR ZeroDivisionError",
+        "other",
+    ]
+
+
+async def test_jobs_that_are_not_sampled_are_not_traced_on_their_node(
+    tmp_path: Path,
+) -> None:
+    spans = Spans(ParentBased(ALWAYS_OFF))
+    async with (
+        patience(),
+        shared(tmp_path, 1, initializer=traced.set_up_worker) as pool,
+    ):
+        instrument(pool, tracer_provider=spans.provider)
+        for _ in range(3):
+            await pool.submit(traced.trace_here)
+        assert await pool.submit(traced.spans_of_worker) == []
+        uninstrument(pool)
+        await pool.submit(traced.trace_here)
+        assert len(await pool.submit(traced.spans_of_worker)) == 1
+    assert spans.tree() == []
+
+
+async def test_clients_of_one_pool_have_their_own_traces(tmp_path: Path) -> None:
+    spans = Spans()
+    async with (
+        patience(),
+        shared(tmp_path, 1, initializer=traced.set_up_worker) as pool,
+        connect(pool.name) as other,
+    ):
+        instrument(pool, tracer_provider=spans.provider)
+        await pool.submit(traced.trace_here)
+        await other.submit(traced.trace_here)
+        inside = await other.submit(traced.spans_of_worker)
+    [process] = attempts(spans)
+    assert [parent for _, parent in inside] == [context_of(process).span_id, None]
+
+
+async def test_the_metrics_of_a_shared_pool(tmp_path: Path) -> None:
+    figures, name = Figures(), f"unix:{tmp_path / 'pool.sock'}"
+    for _ in range(2):  # one that is closed holds no name
+        async with patience(), shared(tmp_path, 1) as pool:
+            instrument(pool, meter_provider=figures.provider, spans=False)
+            await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(3)))
+            await pool.stats()
+            assert figures.values("asyncpool.job.submitted", **{"pool.name": name}) == 3
+        uninstrument(pool)
+        with pytest.raises(PoolClosedError, match=f"^pool {name} is closed$"):
+            instrument(pool)
+    assert figures.points() == {}
+
+
+async def test_an_instrumented_pool_that_is_dropped_is_freed(tmp_path: Path) -> None:
+    pool = connect(f"unix:{tmp_path / 'nobody'}")
+    instrument(pool)
+    ref = weakref.ref(pool)
+    del pool
+    gc.collect()
+    assert ref() is None
