@@ -28,7 +28,7 @@ from asyncpool.errors import (
 )
 from asyncpool.ray._actor import NodeAgent
 from asyncpool.ray._client_end import ClientEnd
-from asyncpool.ray._engine import Engine, RayNode
+from asyncpool.ray._engine import MOST_WAITING, Engine, RayNode
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -204,7 +204,7 @@ class Placement:
             actor,
             self._client.threads,
             engine,
-            stored=2 * int(about["lanes"]) + 2,
+            stored=min(2 * int(about["lanes"]) + 2, MOST_WAITING),
         )
         end.on_unstored = partial(self._on_unstored, name)
         end.on_close = partial(self._stop_soon, node_id)

@@ -28,6 +28,7 @@ from asyncpool.ray import Pool
 from tests.helpers.gate import Gate
 from tests.helpers.jobs import attempt, square, wait_at
 from tests.helpers.patience import patience
+from tests.helpers.ray_clusters import LocalNodes
 from tests.helpers.spans import Spans
 
 pytestmark = pytest.mark.asyncio
@@ -239,6 +240,26 @@ async def test_one_that_is_not_there_yet_holds_up_its_job_alone(
     assert unwanted.cancel()
     await asyncio.to_thread(gate.write_text, "four")
     assert await waits == 4
+
+
+async def test_arguments_that_wait_on_a_node_with_many_workers_hold_up_nothing_else(
+    cluster: LocalNodes,
+) -> None:
+    import ray
+
+    workers = 33  # so many that Ray would make no other call of the agent meanwhile
+    options: dict[str, Any] = {"workers_per_node": workers, "resources": {}}
+    async with patience(2), Gate() as gate, Pool(cluster.address, **options) as pool:
+        busy = [pool.submit(wait_at, gate.path, str(n)) for n in range(workers)]
+        visitors = [await gate.visitor(str(n)) for n in range(workers)]
+        reference: Any = ray.put(b"three")
+        waiting = [pool.submit(len, reference) for _ in range(3 * workers)]
+        for _ in range(20):
+            await pool.stats()
+        for visitor in visitors:
+            visitor.release()
+        assert await asyncio.gather(*busy) == ["go"] * workers
+        assert await asyncio.gather(*waiting) == [5] * (3 * workers)
 
 
 async def test_limits_hold_and_nothing_is_kept_while_a_value_does_not_come(
