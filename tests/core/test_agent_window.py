@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from hypothesis import given, strategies as st
 
 from asyncpool._core.remote.agent_window import AgentWindow
 
@@ -22,31 +21,10 @@ def test_what_has_ended_just_now_comes_on_top_and_is_forgotten() -> None:
     assert sizes == [108, 44, 21, 12, 9, 8, 8]
 
 
-def test_a_time_that_is_older_changes_nothing() -> None:
-    window = AgentWindow(1)
-    window.ended()
-    assert [window.size(now) for now in (10.0, 9.0, 10.0)] == [3, 3, 3]
-
-
 def test_other_lanes_count_at_once() -> None:
     window = AgentWindow(4)
     window.lanes = 16
     assert window.size(1.0) == 32
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 50)), max_size=50),
-    st.integers(1, 64),
-)
-def test_it_is_never_less_than_the_lanes_need_nor_more_than_all_that_ended(
-    turns: list[tuple[float, int]], lanes: int
-) -> None:
-    window, now, ended = AgentWindow(lanes), 0.0, 0
-    for seconds, count in turns:
-        now, ended = now + seconds, ended + count
-        for _ in range(count):
-            window.ended()
-        assert 2 * lanes + count <= window.size(now) <= 2 * lanes + ended
 
 
 def busy(seconds: float, way: float, lanes: int = 4) -> float:

@@ -52,6 +52,20 @@ def test_who_is_slower_than_expected_is_believed_at_once() -> None:
     assert some.size(1) == 1, "a half would be a few microseconds' gain"
 
 
+def test_if_nobody_knows_how_long_they_take_as_many_are_under_way_as_end_lately() -> (
+    None
+):
+    some = pace(alone=True)
+    for step in range(2000):
+        some.ended(step / 1000)
+    assert some.window(2) == pytest.approx(8 + 100, abs=1)
+    some.ended(60.0)
+    assert some.window(2) == 8 + 1
+    assert some.size(2) == 1
+    some.note(1, 5_000_000.0)
+    assert some.window(2) == 8
+
+
 def test_long_items_are_a_few_under_way_for_each_worker() -> None:
     some = pace()
     some.note(1, 5_000_000.0)

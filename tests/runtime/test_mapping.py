@@ -66,7 +66,7 @@ class FakePool:
 
     most_workers = 2
     counts_jobs = False
-    fresh = False
+    fresh = alone = False
     concurrency = 1
     max_payload = 1 << 30
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from asyncpool._core.base.job_traits import BUDGET
+from asyncpool._core.base.recent_count import RecentCount
 from asyncpool._core.map.chunks import CHUNK_SIZE
 
 # How many microseconds a job of several items should take: a hundred times what the
@@ -25,6 +26,10 @@ _AHEAD = 2 * BUDGET
 # needs, since the first item may take longer than the others, and results keep the
 # order.
 _FEWEST = 4
+
+# If nobody knows how long items take, as many as have ended in so many seconds are under way
+# besides.  Where a job is a long way off, that keeps short items coming.
+_SPAN = 0.1
 
 
 class Pace:
@@ -51,6 +56,8 @@ class Pace:
         self._buffersize = buffersize
         self._cost: float | None = None
         self._learned_from = 1
+        self._ends = RecentCount(_SPAN)
+        self._recent: int = 0
 
     def note(self, items: int, microseconds: float) -> None:
         """Record that *items* items have taken *microseconds* in one worker."""
@@ -63,14 +70,19 @@ class Pace:
             self._cost = known + (cost - known) / 4
         self._learned_from = max(self._learned_from, items)
 
+    def ended(self, now: float) -> None:
+        """Record that an item has ended *now*, in seconds, and nobody knows how long it took."""
+        self._ends.add()
+        self._recent = self._ends.at(now)
+
     def window(self, workers: int) -> int:
         """Return how many items may be under way with this number of workers."""
         if self._buffersize is not None:
             return self._buffersize
         some = _FEWEST * self._lanes
-        if self._cost is not None:
-            some = max(some, math.ceil(_AHEAD / self._cost))
-        return workers * some
+        if self._cost is None:
+            return workers * some + self._recent
+        return workers * max(some, math.ceil(_AHEAD / self._cost))
 
     def size(self, workers: int) -> int:
         """Return how many items the next job should have."""

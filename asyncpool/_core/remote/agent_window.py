@@ -14,12 +14,12 @@ busy all the time.
 
 from __future__ import annotations
 
-import math
+from asyncpool._core.base.recent_count import RecentCount
 
 # Times as many jobs as can run at once: one that runs, and one that comes when that ends.
 _DEPTH = 2
 
-# In so many seconds an end counts 1/e of what it counts at first.
+# Seconds in which an end is forgotten.
 _SPAN = 0.1
 
 
@@ -33,24 +33,16 @@ class AgentWindow:
         lanes: As above; it changes with the agent's pool.
     """
 
-    __slots__ = ("_at", "_new", "_recent", "lanes")
+    __slots__ = ("_recent", "lanes")
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
-        # How many jobs have ended; those that ended long ago count less.
-        self._recent: float = 0.0
-        self._new: int = 0  # and since the last look
-        self._at: float = -math.inf  # when that was
+        self._recent = RecentCount(_SPAN)
 
     def ended(self) -> None:
         """Count a job that has ended."""
-        self._new += 1
+        self._recent.add()
 
     def size(self, now: float) -> int:
         """Return how many jobs the agent may have."""
-        # A beat may tell a time that is older than that of the last batch.
-        now = max(self._at, now)
-        self._recent *= math.exp((self._at - now) / _SPAN)
-        self._recent += self._new
-        self._new, self._at = 0, now
-        return _DEPTH * self.lanes + int(self._recent)
+        return _DEPTH * self.lanes + self._recent.at(now)

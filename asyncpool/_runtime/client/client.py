@@ -68,7 +68,8 @@ class Client:
 
     concurrency = 1
     counts_jobs = False
-    fresh = True  # each item of a map travels by itself: batches carry many
+    fresh = False
+    alone = True  # each item of a map travels by itself: batches carry many
     max_payload = MAX_PAYLOAD
 
     def __init__(

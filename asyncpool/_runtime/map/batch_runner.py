@@ -78,6 +78,11 @@ class MapBackend(Protocol):
         ...
 
     @property
+    def alone(self) -> bool:
+        """Whether each item must be a job of its own."""
+        ...
+
+    @property
     def max_payload(self) -> int:
         """The most bytes of a result."""
         ...
@@ -133,7 +138,7 @@ class BatchRunner:
         self._packed = None if data_only else _pack(task.function)
         self._named = travels_by_name(task.function)
         self._name = function_name(task.function)
-        alone = self._packed is None or not _may_share(task.options)
+        alone = backend.alone or self._packed is None or not _may_share(task.options)
         if backend.fresh and chunksize not in {None, 1}:
             raise ValueError(
                 f"chunksize is {chunksize}, and in a pool with fresh=True each item has a worker "
@@ -255,6 +260,8 @@ class BatchRunner:
             cost = job._function.traits.cost
             if cost < UNKNOWN:
                 self.pace.note(1, cost)
+            else:
+                self.pace.ended(self._loop.time())
         if self._held:
             self.send_held()
 

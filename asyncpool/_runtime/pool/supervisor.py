@@ -179,6 +179,11 @@ class Supervisor:
         return self._state.config.fresh
 
     @property
+    def alone(self) -> bool:
+        """Whether each item of a map must be a job of its own."""
+        return self.fresh
+
+    @property
     def max_payload(self) -> int:
         """The most bytes that an outcome may have."""
         return self._state.config.worker.max_payload
