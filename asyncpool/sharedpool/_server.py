@@ -17,9 +17,9 @@ from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.arguments import check_int, check_seconds
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import READ_SIZE
+from asyncpool._runtime.control.folder_locks import folders_locked
 from asyncpool._runtime.control.socket_files import (
     closed_on_error,
-    folders_locked,
     listen_at,
 )
 from asyncpool._runtime.remote.carrier import LEASE

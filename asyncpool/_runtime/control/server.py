@@ -56,7 +56,7 @@ class ControlSocket:
 
     Args:
         path: The path of the socket's file, which is for this user only.  Its folder is locked;
-            see :func:`folders_locked`.
+            see ``folder_locks.py``.
         answer: Returns the answer to a request.  If it raises, the client gets an error.
         watch: Returns what tells a client how it goes that wants to watch.
 

@@ -7,22 +7,16 @@ folder, so that two servers that start at once cannot remove each other's file.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-
-# Seconds to wait for locks, and between two tries: a program may keep a folder locked for ever.
-_LOCK_PATIENCE = 1.0
-_LOCK_EVERY = 0.01
 
 # Seconds between two tries to connect.
 _CONNECT_EVERY = 0.01
@@ -64,58 +58,15 @@ def closed_on_error(sock: socket.socket) -> Generator[None]:
         raise
 
 
-@contextlib.asynccontextmanager
-async def folders_locked(paths: Iterable[str]) -> AsyncGenerator[None]:
-    """Lock the folders in which sockets are about to be made; the event loop goes on meanwhile.
-
-    A folder that stays locked for a second, or that this process may not read, is left unlocked.
-    Without its lock it is only less likely that two servers notice each other which start at once.
-
-    Args:
-        paths: The paths of the sockets.
-
-    Cancellation:
-        Safe.
-    """
-    give_up_at = time.monotonic() + _LOCK_PATIENCE
-    with contextlib.ExitStack() as stack:
-        for fd in _folders_of(paths, stack):
-            # Nothing tells of the end of another's lock, but in a thread that waits for it.
-            while not _is_locked(fd) and time.monotonic() < give_up_at:  # noqa: ASYNC110
-                await asyncio.sleep(_LOCK_EVERY)
-        yield
-
-
-def _folders_of(paths: Iterable[str], stack: contextlib.ExitStack) -> list[int]:
-    """Open each folder once, whatever it is called, and have *stack* close them."""
-    found: dict[tuple[int, int], int] = {}
-    for path in paths:
-        # Whatever is wrong with a folder, bind() says it, unless it may only not be read.
-        with contextlib.suppress(OSError):
-            fd = os.open(_folder_of(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, fd)
-            found.setdefault(_number(os.fstat(fd)), fd)
-    # In one order, or two servers with two folders would wait for each other.
-    return [found[number] for number in sorted(found)]
-
-
-def _folder_of(path: str) -> str:
+def folder_of(path: str) -> str:
+    """Return the folder of a socket, by its absolute path."""
     return os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120 - links are to stay links
-
-
-def _is_locked(fd: int) -> bool:
-    """Lock a folder, if nobody else has."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def listen_at(
     sock: socket.socket, path: str, *, mode: int | None, backlog: int
 ) -> SocketFile:
-    """Make a Unix socket listen at a path, whose folder is locked; see :func:`folders_locked`.
+    """Make a Unix socket listen at a path, whose folder is locked; see ``folder_locks.py``.
 
     Args:
         sock: The socket.
@@ -128,7 +79,7 @@ def listen_at(
             cannot be made; the text says what.
     """
     path = os.path.abspath(path)  # noqa: PTH100 - links are to stay links
-    os.stat(_folder_of(path))  # noqa: PTH116 - names it if it is missing, which bind() would not
+    os.stat(folder_of(path))  # noqa: PTH116 - names it if it is missing, which bind() would not
     _clear(path)
     if mode is not None and sys.platform == "linux":
         # On Linux the new file has the mode of the descriptor, without the bits of the umask.
