@@ -16,7 +16,7 @@ from asyncpool._runtime.options.checks import at_least
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.pool import Pool
-from asyncpool.sharedpool._remote_pool import RemotePool
+from asyncpool.sharedpool._remote_pool import RemotePool, figures_of
 from asyncpool.stats import PoolStats
 
 try:
@@ -168,7 +168,7 @@ def _last_figures(
 ) -> Callable[[], Readable[PoolStats] | None]:
     """Return what finds the figures of *pool* at its end, if they are still there."""
     if isinstance(pool, RemotePool):
-        return weakref.ref(pool._latest)  # noqa: SLF001
+        return weakref.ref(figures_of(pool))
     life = pool._life  # noqa: SLF001
     return lambda: life.supervisor
 

@@ -32,17 +32,12 @@ from asyncpool.opentelemetry._instruments import (
     Instrument,
 )
 from asyncpool.pool import Pool
-from asyncpool.sharedpool._remote_pool import Latest, RemotePool
+from asyncpool.sharedpool._remote_pool import RemotePool, figures_of
 from asyncpool.stats import PoolStats
 
 # How many pools that have ended are kept until their last figures are collected.  Without
 # this bound a program that has no reader of metrics would keep all of them.
 _MOST_ENDED = 100
-
-
-def figures_of(pool: Pool | RemotePool) -> Pool | Latest:
-    """Return what has the figures of *pool* at once: agents have to be asked for theirs."""
-    return pool._latest if isinstance(pool, RemotePool) else pool  # noqa: SLF001
 
 
 class ExportedPool:

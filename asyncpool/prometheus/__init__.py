@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncpool.cluster import Cluster
 from asyncpool.pool import Pool
-from asyncpool.sharedpool._remote_pool import RemotePool
+from asyncpool.sharedpool._remote_pool import RemotePool, figures_of
 
 try:
     from prometheus_client import REGISTRY
@@ -67,7 +67,8 @@ def register(
         raise TypeError(
             f"register() needs a CollectorRegistry, not {type(registry).__name__}"
         )
-    _collectors_of(pool).add(_exported(pool), registry)
+    exported: Any = figures_of(pool)
+    _collectors_of(pool).add(exported, registry)
 
 
 def unregister(
@@ -82,12 +83,8 @@ def unregister(
     Raises:
         ValueError: If the registry does not have it.
     """
-    _collectors_of(pool).remove(_exported(pool), registry)
-
-
-def _exported(pool: Pool | RemotePool | Cluster) -> Any:
-    """Return what has the figures at once: agents have to be asked for theirs."""
-    return pool._latest if isinstance(pool, RemotePool) else pool  # noqa: SLF001
+    exported: Any = figures_of(pool)
+    _collectors_of(pool).remove(exported, registry)
 
 
 def _collectors_of(pool: Pool | RemotePool | Cluster) -> Collectors:

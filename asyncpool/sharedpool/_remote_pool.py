@@ -6,13 +6,14 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, cast
+from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from asyncpool._api.caller import Caller
 from asyncpool._api.listened import JobsListened
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.policies.job_options import JobOptions, Options
 from asyncpool._observe.opening import Beside, open_for
+from asyncpool._observe.readings import Readable, Stats
 from asyncpool._runtime.base.arguments import check_choice, check_timeout, not_callable
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
@@ -25,6 +26,8 @@ from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary
 from asyncpool.sharedpool._orders import Orders
 from asyncpool.stats import PoolStats
+
+P = TypeVar("P", bound=Readable[Stats])
 
 
 class _Life:
@@ -247,3 +250,16 @@ class RemotePool(Orders, JobsListened, Caller):
             self._life.listened = True
             if self._client is not None:
                 self._client.listen()
+
+
+@overload
+def figures_of(pool: RemotePool) -> Latest: ...
+
+
+@overload
+def figures_of(pool: P) -> P: ...
+
+
+def figures_of(pool: object) -> object:
+    """Return what has the figures of *pool* at once: agents have to be asked for theirs."""
+    return pool._latest if isinstance(pool, RemotePool) else pool  # noqa: SLF001 - of its own module
