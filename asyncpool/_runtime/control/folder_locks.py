@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Iterable
 
-from asyncpool._runtime.control.socket_files import folder_of
+from asyncpool._runtime.control.socket_files import file_number, folder_of
 
 # Seconds to wait for locks, and between two tries: a program may keep a folder locked for ever.
 _LOCK_PATIENCE = 1.0
@@ -49,8 +49,7 @@ def _folders_of(paths: Iterable[str], stack: contextlib.ExitStack) -> list[int]:
         with contextlib.suppress(OSError):
             fd = os.open(folder_of(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, fd)
-            status = os.fstat(fd)
-            found.setdefault((status.st_dev, status.st_ino), fd)
+            found.setdefault(file_number(os.fstat(fd)), fd)
     # In one order, or two servers with two folders would wait for each other.
     return [found[number] for number in sorted(found)]
 

@@ -119,7 +119,7 @@ def _new_file(path: str) -> SocketFile:
     # In a folder that others may write, they may have replaced it.
     if not stat.S_ISSOCK(found.st_mode):
         raise _replaced()
-    return SocketFile(path, _number(found))
+    return SocketFile(path, file_number(found))
 
 
 def _set_mode(file: SocketFile, mode: int) -> None:
@@ -136,7 +136,7 @@ def _set_mode(file: SocketFile, mode: int) -> None:
     # The umask has taken some bits away.
     fd = os.open(file.path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if _number(os.fstat(fd)) != file.identity:
+        if file_number(os.fstat(fd)) != file.identity:
             raise _replaced()
         # Not by the path, which may be another file's by now, and not by fchmod(), which
         # refuses such a descriptor.
@@ -190,8 +190,9 @@ def _connect(path: str) -> int:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    return _number(os.lstat(path))
+    return file_number(os.lstat(path))
 
 
-def _number(found: os.stat_result) -> tuple[int, int]:
+def file_number(found: os.stat_result) -> tuple[int, int]:
+    """Return the device and inode of a file, which no other open file has."""
     return found.st_dev, found.st_ino
