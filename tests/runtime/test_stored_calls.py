@@ -76,7 +76,7 @@ async def test_time_passes_for_a_job_whose_call_has_not_come() -> None:
     assert (one.payload, one.message.wait) == (b"\x01", 0.0)
     assert 90.0 < one.message.deadline < 100.0
     assert (two.message.deadline, two.message.wait) == (math.inf, math.inf)
-    coming.taken(1)
+    stored.taken(1)
     coming.forget(2)
     await asyncio.gather(*putting)
 

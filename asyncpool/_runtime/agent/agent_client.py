@@ -315,7 +315,7 @@ class AgentClient:
     def _submit(self, call: Call) -> None:
         self._relay.submit(self, call)
         if self._relay.stored is not None:
-            self._coming.taken(call.message.job)
+            self._relay.stored.taken(call.message.job)
 
     def lend_page(self, fd: int) -> None:
         """Keep the descriptor of the page open until the client has opened it."""

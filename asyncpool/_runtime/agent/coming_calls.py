@@ -68,11 +68,6 @@ class ComingCalls:
             task.cancel()
         return call
 
-    def taken(self, number: int) -> None:
-        """Note that the pool has the call of a job."""
-        if self._stored is not None:
-            self._stored.taken(number)
-
     def forget(self, number: int) -> None:
         """Note that nobody wants the call of a job any more."""
         if self._stored is not None:
