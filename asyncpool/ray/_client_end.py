@@ -242,12 +242,12 @@ class ClientEnd:
             for place in range(0, len(piece), step):
                 ends = range(place, min(place + step, len(piece)), PART)
                 parts = [piece[begin : begin + PART] for begin in ends]
-                await self._ask("bring", number, nth, place, *parts)
+                await self._ask(self._actor.bring, number, nth, place, *parts)
         self.loses = True
 
     async def _fetch(self, number: int) -> Answer | None:
         """Return the answer of a call, in parts; ``None`` if the agent does not have it."""
-        kept: tuple[int, list[int]] | None = await self._ask("sizes", number)
+        kept: tuple[int, list[int]] | None = await self._ask(self._actor.sizes, number)
         if kept is None:
             return None
         pieces = list[bytes]()
@@ -256,19 +256,18 @@ class ClientEnd:
             for place in range(0, size, PART * _PARTS_OF_ANSWER):
                 end = min(place + PART * _PARTS_OF_ANSWER, size)
                 asked = [
-                    self._ask("part", number, nth, begin)
+                    self._ask(self._actor.part, number, nth, begin)
                     for begin in range(place, end, PART)
                 ]
                 parts += await asyncio.gather(*asked)
             pieces.append(b"".join(parts))
         return kept[0], pieces
 
-    async def _ask(self, what: str, *given: Any) -> Any:
+    async def _ask(self, method: Any, *given: Any) -> Any:
         """Ask the agent for something that it may be asked again."""
-        call = getattr(self._actor, what).remote
         while True:
             try:
-                return await call(*given)
+                return await method.remote(*given)
             except Exception as error:
                 if self._errors.is_dead(error):
                     raise

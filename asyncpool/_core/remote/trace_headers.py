@@ -12,8 +12,9 @@ from asyncpool.errors import ProtocolError
 
 def pack_headers(trace: bytes) -> bytes:
     """Return what the agent gets for the trace of a context, which is of this process's making."""
-    headers = pickle.loads(trace) if trace else None  # noqa: S301 - as just said
-    return json.dumps(headers).encode() if trace else b""
+    if not trace:
+        return b""
+    return json.dumps(pickle.loads(trace)).encode()  # noqa: S301 - as just said
 
 
 def unpack_headers(data: bytes) -> bytes:
