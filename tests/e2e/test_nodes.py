@@ -19,7 +19,7 @@ from tests.helpers.asking import ask
 from tests.helpers.gate import Gate
 from tests.helpers.inside import asked_by, figures_of
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.nodes import nodes_pool
+from tests.helpers.nodes import nodes_pool, two_nodes
 from tests.helpers.patience import patience
 from tests.helpers.scraping import Figures
 from tests.helpers.traces import PROCESS, read_trace
@@ -77,9 +77,7 @@ async def test_events_say_in_which_slot_of_which_node_a_job_ran_and_when(
     """Also where the nodes have another time, by hours."""
     async with (
         patience(),
-        Pool(1) as one,
-        Pool(1) as two,
-        nodes_pool(one, two, ahead=ahead) as pool,
+        two_nodes(ahead=ahead) as (pool, one, two),
     ):
         seen: list[object] = []
         pool.add_job_listener(seen.append)
@@ -141,9 +139,7 @@ async def test_the_figures_of_nodes_and_of_their_workers() -> None:
 async def test_counters_outlive_the_node_that_counted() -> None:
     async with (
         patience(),
-        Pool(1) as one,
-        Pool(1) as two,
-        nodes_pool(one, two) as pool,
+        two_nodes() as (pool, _, _),
     ):
         with pytest.raises(WorkerCrashedError):
             await pool.submit(os._exit, 3)
@@ -176,9 +172,7 @@ async def test_commands_see_the_nodes_and_reach_their_workers(tmp_path: Path) ->
     async with (
         patience(),
         Gate() as gate,
-        Pool(1) as one,
-        Pool(1) as two,
-        nodes_pool(one, two, control=str(path)) as pool,
+        two_nodes(control=str(path)) as (pool, _, _),
     ):
         waiting = [pool.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
         visitors = [await gate.visitor(str(n)) for n in range(2)]
@@ -235,9 +229,7 @@ async def test_a_trace_shows_each_attempt_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     async with (
         patience(),
-        Pool(1) as one,
-        Pool(1) as two,
-        nodes_pool(one, two, trace=str(path)) as pool,
+        two_nodes(trace=str(path)) as (pool, _, _),
     ):
         again = pool.options(max_attempts=2)
         assert await again.submit(jobs.exit_first, 3) == 2
@@ -257,9 +249,7 @@ async def test_no_jobs_wait_at_a_busy_node_while_another_one_has_nothing_to_do()
     async with (
         patience(),
         Gate() as gate,
-        Pool(1) as one,
-        Pool(1) as two,
-        nodes_pool(one, two) as pool,
+        two_nodes() as (pool, _, _),
     ):
         holder = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
@@ -278,9 +268,7 @@ async def test_a_node_with_more_workers_gets_more_jobs(*, by_client: bool) -> No
     async with (
         patience(),
         Gate() as gate,
-        Pool(1) as one,
-        Pool(1) as two,
-        nodes_pool(one, two) as pool,
+        two_nodes() as (pool, one, _),
     ):
         holders = [pool.submit(jobs.wait_at, gate.path) for _ in range(20)]
         if by_client:

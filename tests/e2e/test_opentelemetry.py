@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from opentelemetry import baggage, context
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.sampling import (
     ALWAYS_OFF,
     ALWAYS_ON,
@@ -37,17 +37,9 @@ from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import idle, kill_worker
-from tests.helpers.spans import Figures, Spans, context_of
+from tests.helpers.spans import Figures, Spans, about, context_of
 
 pytestmark = BOTH_LOOPS
-
-
-def about(span: ReadableSpan) -> dict[str, Any]:
-    """Return the attributes of a span, without what they all have before their names."""
-    return {
-        name.removeprefix("asyncpool."): value
-        for name, value in (span.attributes or {}).items()
-    }
 
 
 async def test_the_spans_of_a_job_that_returns() -> None:
@@ -127,7 +119,7 @@ async def test_a_job_whose_worker_was_killed_has_a_span_of_each_attempt(
         f"    wait {name}",
         f"    process {name} #2 ok",
     ]
-    one, other = (span for span in spans.ended() if span.name.startswith("process"))
+    one, other = spans.attempts()
     told = about(one)
     assert (told["worker.pid"], told["job.delivery"]) == (first.pid, "started")
     assert (told["worker.crash.kind"], told["worker.crash.signal"]) == (
@@ -254,8 +246,7 @@ async def test_spans_inside_a_job_are_children_of_its_attempt(concurrency: int) 
         inside = await pool.submit(traced.spans_of_worker)
     attempts = {
         (context_of(span).trace_id, context_of(span).span_id)
-        for span in spans.ended()
-        if span.name.startswith("process")
+        for span in spans.attempts()
     }
     assert set(inside) <= attempts
     assert len(inside) == 9
@@ -298,8 +289,8 @@ async def test_each_attempt_is_the_parent_of_its_own_spans() -> None:
         inside = await pool.submit(traced.spans_of_worker)
     attempts = [
         context_of(span).span_id
-        for span in spans.ended()
-        if span.name.startswith("process") and "attempt_3" in span.name
+        for span in spans.attempts()
+        if "attempt_3" in span.name
     ]
     assert [parent for _, parent in inside] == attempts
     assert len(attempts) == 3

@@ -182,7 +182,7 @@ async def test_a_failure_of_a_map_has_a_link_to_its_caller() -> None:
     [link] = submit.links
     assert link.context == context_of(spans.named("request"))
     assert submit.parent is None
-    [process] = [span for span in spans.ended() if span.name.startswith("process")]
+    [process] = spans.attempts()
     assert process.parent == context_of(submit)
 
 

@@ -7,14 +7,12 @@ import gc
 import os
 import weakref
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
-from asyncpool import Pool, PoolClosedError, WorkerCrashedError
+from asyncpool import PoolClosedError, WorkerCrashedError
 from asyncpool.errors import NodeLostError
 from asyncpool.opentelemetry import instrument, uninstrument
 from asyncpool.sharedpool import connect
@@ -22,24 +20,12 @@ from tests.helpers import jobs, spans as traced
 from tests.helpers.gate import Gate
 from tests.helpers.inside import trace_no_more
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.nodes import nodes_pool
+from tests.helpers.nodes import two_nodes
 from tests.helpers.patience import patience
 from tests.helpers.shared_pools import shared
-from tests.helpers.spans import Figures, Spans, context_of
+from tests.helpers.spans import Figures, Spans, about, context_of
 
 pytestmark = BOTH_LOOPS
-
-
-def about(span: ReadableSpan) -> dict[str, Any]:
-    """Return the attributes of a span, without what they all have before their names."""
-    return {
-        name.removeprefix("asyncpool."): value
-        for name, value in (span.attributes or {}).items()
-    }
-
-
-def attempts(spans: Spans) -> list[ReadableSpan]:
-    return [span for span in spans.ended() if span.name.startswith("process")]
 
 
 async def test_the_spans_of_a_job_of_a_shared_pool(tmp_path: Path) -> None:
@@ -114,9 +100,9 @@ async def test_attempts_that_fail_on_a_node_have_spans_of_their_own(
         "submit posix._exit",
         "  process posix._exit #1 crashed ERROR asyncpool.errors.WorkerCrashedError",
     ]
-    first, second, *_ = attempts(spans)
+    first, second, *_ = spans.attempts()
     assert [link.context for link in second.links] == [context_of(first)]
-    assert {about(span)["worker.slot"] for span in attempts(spans)} == {0}
+    assert {about(span)["worker.slot"] for span in spans.attempts()} == {0}
 
 
 async def test_each_span_names_its_node_and_the_slot_by_which_the_client_knows_it() -> (
@@ -126,9 +112,7 @@ async def test_each_span_names_its_node_and_the_slot_by_which_the_client_knows_i
     async with (
         patience(),
         Gate() as gate,
-        Pool(1) as one,
-        Pool(1) as two,
-        nodes_pool(one, two) as pool,
+        two_nodes() as (pool, _, _),
     ):
         instrument(pool, tracer_provider=spans.provider)
         both = [pool.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
@@ -136,7 +120,8 @@ async def test_each_span_names_its_node_and_the_slot_by_which_the_client_knows_i
             visitor.release()
         await asyncio.gather(*both)
     found = {
-        about(span)["node.name"]: about(span)["worker.slot"] for span in attempts(spans)
+        about(span)["node.name"]: about(span)["worker.slot"]
+        for span in spans.attempts()
     }
     assert found == {"node-0": 0, "node-1": 10_000}
 
@@ -146,9 +131,7 @@ async def test_a_job_whose_node_is_lost_has_a_span_on_each_node() -> None:
     async with (
         patience(),
         Gate() as gate,
-        Pool(1) as one,
-        Pool(1) as two,
-        nodes_pool(one, two) as pool,
+        two_nodes() as (pool, one, two),
     ):
         instrument(pool, tracer_provider=spans.provider)
         job = pool.options(max_attempts=2).submit(jobs.wait_in_every_attempt, gate.path)
@@ -172,9 +155,9 @@ async def test_a_job_whose_node_is_lost_has_a_span_on_each_node() -> None:
         "submit wait_at",
         f"  process wait_at #1 crashed ERROR {lost}",
     ]
-    nodes = [about(span)["node.name"] for span in attempts(spans)]
+    nodes = [about(span)["node.name"] for span in spans.attempts()]
     assert nodes == [f"node-{first}", f"node-{1 - first}", f"node-{1 - first}"]
-    assert ["worker.slot" in about(span) for span in attempts(spans)] == [
+    assert ["worker.slot" in about(span) for span in spans.attempts()] == [
         False,
         True,
         False,
@@ -199,7 +182,7 @@ async def test_spans_inside_a_job_are_children_of_its_attempt(tmp_path: Path) ->
         inside = await pool.submit(traced.spans_of_worker)
     parents = {
         (context_of(span).trace_id, context_of(span).span_id)
-        for span in attempts(spans)
+        for span in spans.attempts()
     }
     assert set(inside) <= parents
     assert len(inside) == 8
@@ -265,7 +248,7 @@ async def test_clients_of_one_pool_have_their_own_traces(tmp_path: Path) -> None
         await pool.submit(traced.trace_here)
         await other.submit(traced.trace_here)
         inside = await other.submit(traced.spans_of_worker)
-    [process] = attempts(spans)
+    [process] = spans.attempts()
     assert [parent for _, parent in inside] == [context_of(process).span_id, None]
 
 

@@ -23,7 +23,7 @@ from asyncpool.sharedpool._remote_pool import RemotePool
 from tests.helpers.carriers import Network
 from tests.helpers.inside import agent_of
 
-__all__ = ["NodesPool", "join", "nodes_pool"]
+__all__ = ["NodesPool", "join", "nodes_pool", "two_nodes"]
 
 LEASE = 2.0
 
@@ -100,3 +100,16 @@ async def nodes_pool(
         for agent in agents:
             stack.callback(agent.close)
         yield await stack.enter_async_context(NodesPool(agents, ahead, **beside))
+
+
+@asynccontextmanager
+async def two_nodes(
+    ahead: int = 0, **beside: Any
+) -> AsyncGenerator[tuple[NodesPool, Pool, Pool]]:
+    """Yield such a pool, and the pools of its two nodes, which have a worker each."""
+    async with (
+        Pool(1) as one,
+        Pool(1) as two,
+        nodes_pool(one, two, ahead=ahead, **beside) as pool,
+    ):
+        yield pool, one, two

@@ -19,6 +19,7 @@ import asyncpool
 __all__ = [
     "Figures",
     "Spans",
+    "about",
     "context_of",
     "set_up_worker",
     "spans_of_worker",
@@ -44,9 +45,20 @@ class Spans:
         [span] = [span for span in self.ended() if span.name == name]
         return span
 
+    def attempts(self) -> list[ReadableSpan]:
+        return [span for span in self.ended() if span.name.startswith("process")]
+
     def tree(self) -> list[str]:
         """Return a line for each span, indented below its parent, in the order of their begins."""
         return list(_lines(sorted(self.ended(), key=_begin), None, 0))
+
+
+def about(span: ReadableSpan) -> dict[str, Any]:
+    """Return the attributes of a span, without what they all have before their names."""
+    return {
+        name.removeprefix("asyncpool."): value
+        for name, value in (span.attributes or {}).items()
+    }
 
 
 def context_of(span: ReadableSpan) -> SpanContext:
