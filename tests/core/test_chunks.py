@@ -24,6 +24,7 @@ from asyncpool._core.map.chunks import (
     ChunkResult,
     Failure,
     ask_to_stop,
+    copy_log,
     note,
     read_log,
 )
@@ -67,7 +68,8 @@ def log_of(
 
 
 def found(memory: bytearray, job: int = 7, attempt: int = 1) -> list[Any] | None:
-    return read_log(bytes(memory), 64, job, attempt)
+    log = copy_log(bytes(memory), 64, job, attempt)
+    return None if log is None else read_log(log)
 
 
 @given(st.lists(flat, max_size=20))

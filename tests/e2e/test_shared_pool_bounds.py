@@ -7,9 +7,11 @@ import contextlib
 import errno
 import json
 import os
+import pickle
 import socket
 import sys
 from collections.abc import AsyncGenerator
+from functools import partial
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from asyncpool import __version__
 from asyncpool._core.remote.own_objects import pack_own
 from asyncpool._core.remote.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote.remote_messages import (
+    PLAIN as PLAIN_CALL,
     Kind,
     Message,
     pack_numbers,
@@ -29,8 +32,14 @@ from asyncpool._core.wire.frames import HEADER_SIZE, FrameKind, header
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.remote.carrier import greeting, pack_greeting
 from asyncpool._runtime.remote.unix_carrier import UnixCarrier
-from asyncpool.enums import Delivery
-from asyncpool.errors import JobNotPicklableError, NodeLostError, ProtocolError
+from asyncpool.enums import CrashKind, Delivery, NextStep
+from asyncpool.errors import (
+    JobNotPicklableError,
+    NodeLostError,
+    ProtocolError,
+    WorkerCrashedError,
+)
+from asyncpool.events import Crash
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, SharedPool, connect
 from asyncpool.sharedpool._server import MOST_STRANGERS
@@ -43,6 +52,8 @@ from tests.helpers.patience import patience
 from tests.helpers.shared_pools import server
 
 pytestmark = BOTH_LOOPS
+
+logged = partial(pytest.param, marks=pytest.mark.logs("notes-unreadable"))
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -130,6 +141,10 @@ def asked(number: int) -> Message:
         ([Message(Kind.OPTIONS, payload=b'{"limits": {"timeout": -1}}')], "timeout"),
         ([Message(Kind.OPTIONS, payload=b'{"limits": {"evil": 1}}')], "evil"),
         ([Message(Kind.OPTIONS, payload=b'{"limits": {}, "key": "k"}')], "key of type"),
+        (
+            [Message(Kind.OPTIONS, payload=b'{"limits": {}, "via": "broadcast"}')],
+            "a job for 'broadcast'",
+        ),
         ([Message(Kind.TRACE, payload=b'{"traceparent": 1}')], "other things"),
         ([FUNCTION, OPTIONS, job(1, begun=1 << 16)], "job 1 with false numbers"),
         ([FUNCTION, OPTIONS, job(1)._replace(wait=-1.0)], "job 1 with false numbers"),
@@ -323,6 +338,9 @@ GREETING = greeting(__version__, "pickle") | {
     "stamp": 1,
     "page": 0,
     "lease": 10.0,
+    "fresh": False,
+    "counts_jobs": False,
+    "max_payload": 1 << 30,
 }
 
 
@@ -371,6 +389,7 @@ def nested() -> object:
         Message(Kind.EVENT, payload=pack_own("no event")),
         Message(Kind.WORKER, 1, payload=pack_own("no worker")),
         Message(Kind.BEGAN, payload=b"123"),
+        Message(Kind.FOUND, 1),
     ],
 )
 async def test_an_agent_that_breaks_the_rules_is_lost(message: Message) -> None:
@@ -409,6 +428,57 @@ async def test_a_job_whose_end_cannot_be_read_counts_as_begun(end: Message) -> N
         with pytest.raises(NodeLostError) as lost:
             await other
         assert lost.value.delivery is Delivery.SENT
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"",
+        b"?",
+        b"L",
+        b"L" + b"\xff" * 200,
+        b"R" + PLAIN_CALL + b"no pickle",
+        logged(b"R"),
+        logged(b"R\0\0\0\x09"),
+        logged(b"R" + PLAIN_CALL + pickle.dumps(5)),
+    ],
+)
+async def test_what_is_told_of_a_dead_chunk_and_cannot_be_read_counts_as_begun(
+    told: bytes,
+) -> None:
+    crash = Crash(
+        slot=0,
+        generation=1,
+        pid=4000,
+        exit_code=None,
+        signal="SIGKILL",
+        kind=CrashKind.CRASH,
+        uptime=1.0,
+        job_id=1,
+        attempt=1,
+        detail="",
+        stderr_tail=(),
+        next_step=NextStep.RESTART,
+    )
+    crashed = WorkerCrashedError(
+        job_id=1, crashes=(crash,), delivery=Delivery.STARTED, function="square"
+    )
+    async with (
+        patience(),
+        false_agent(pack_greeting(GREETING)) as (address, raws),
+        connect(address) as pool,
+    ):
+        squares = pool.map(jobs.square, [1, 2, 3], chunksize=3, buffersize=12)
+        mapped = asyncio.ensure_future(squares.outcomes())
+        await raws[0].hear()
+        raws[0].say_messages(
+            Message(Kind.BEGAN, payload=pack_numbers([1])),
+            Message(Kind.FOUND, 1, payload=told),
+            Message(Kind.FAILED, 1, payload=pack_own(crashed)),
+        )
+        for one in await mapped:
+            assert type(one.error) is WorkerCrashedError
+            assert one.error.delivery is Delivery.STARTED
 
 
 async def test_a_bug_in_one_end_ends_the_connection_at_both() -> None:

@@ -53,20 +53,18 @@ async def test_a_stream_comes_item_by_item_and_waits_for_its_caller(
         assert await pool.submit(jobs.square, 3) == 9  # the worker is free again
 
 
-async def test_a_map_takes_a_chunksize_though_each_item_is_a_job(
-    tmp_path: Path,
-) -> None:
+async def test_a_map_takes_a_chunksize(tmp_path: Path) -> None:
     def executed(path: Path) -> list[int]:
         with ProcessPoolExecutor(pool=connect(f"unix:{path}")) as executor:
             return [*executor.map(jobs.square, range(300), chunksize=100)]
 
     squares = [n * n for n in range(300)]
     async with patience(), shared(tmp_path, workers=1) as pool:
-        assert await pool.map(jobs.square, range(300), chunksize=100) == squares
-        assert (await pool.stats()).completed == 300
+        view = pool.map(jobs.square, range(300), chunksize=100, buffersize=400)
+        assert await view == squares
+        assert (await pool.stats()).completed == 3
         assert await asyncio.to_thread(executed, tmp_path / "pool.sock") == squares
-        # An executor makes jobs of the chunks, as that of the standard library.
-        assert (await pool.stats()).completed == 303
+        assert (await pool.stats()).completed == 6
 
 
 async def test_a_stream_is_tried_again_as_long_as_nothing_was_taken(

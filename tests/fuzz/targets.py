@@ -19,6 +19,7 @@ from asyncpool._core.map.chunks import (
     CHUNK_SIZE,
     LOG_HEAD,
     OPEN,
+    copy_log,
     note,
     read_log,
 )
@@ -116,8 +117,9 @@ def heartbeats(data: bytes) -> None:
 def chunk_log(data: bytes) -> None:
     memory = data.ljust(LOG_SIZE, b"\0")[:LOG_SIZE]
     with no_pickles_in_logs():
-        found = read_log(memory, 0, 1, 1)
-    assert found is None or len(found) <= CHUNK_SIZE
+        log = copy_log(memory, 0, 1, 1)
+        assert len(read_log(data)) <= CHUNK_SIZE
+        assert log is None or len(read_log(log)) <= CHUNK_SIZE
 
 
 def stack_texts(data: bytes) -> None:

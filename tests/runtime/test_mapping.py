@@ -66,9 +66,14 @@ class FakePool:
 
     most_workers = 2
     counts_jobs = False
-    fresh = alone = False
+    fresh = is_remote = False
     concurrency = 1
     max_payload = 1 << 30
+
+    @staticmethod
+    def are_stored(items: list[Any], *, star: bool) -> bool:
+        del items, star
+        return False
 
     def __init__(self, most_open: int | None = None) -> None:
         self.ran: Counter[int] = Counter()

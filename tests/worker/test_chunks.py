@@ -17,6 +17,7 @@ from asyncpool._core.map.chunks import (
     ChunkResult,
     Failure,
     ask_to_stop,
+    copy_log,
     read_log,
 )
 from asyncpool._core.wire.context import PLAIN
@@ -60,7 +61,8 @@ def run(page: mmap.mmap, function: Any, items: list[Any]) -> ChunkResult:
 
 
 def noted(page: mmap.mmap) -> list[Any] | None:
-    return read_log(page, LOG_START, 7, 1)
+    log = copy_log(page, LOG_START, 7, 1)
+    return None if log is None else read_log(log)
 
 
 def kinds(found: list[Any] | None) -> list[tuple[type, str]]:

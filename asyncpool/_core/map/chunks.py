@@ -119,16 +119,24 @@ class ChunkResult(Record):
         return _column(self.numbers, self.code) + found + self.tail
 
 
-def read_log(memory: Readable, start: int, job: int, attempt: int) -> list[Any] | None:
-    """Return the outcomes in the log that begins at *start*, if it is of that attempt.
+def copy_log(memory: Readable, start: int, job: int, attempt: int) -> bytes | None:
+    """Return a copy of the log that begins at *start*, if it is of that attempt."""
+    log = memory[start : start + LOG_SIZE]
+    _, _, *whose, _, _, _ = LOG_HEAD.unpack_from(log)
+    # It has no more bytes than it needs, since an agent sends it to its client.
+    return log.rstrip(b"\0") if whose == [job, attempt] else None
+
+
+def read_log(log: bytes) -> list[Any]:
+    """Return the outcomes in a log that :func:`copy_log` has returned.
 
     The worker is dead, and may have written anywhere before it died.  From the first
-    outcome on that makes no sense, all are :data:`LOST`.
+    outcome on that makes no sense, all are :data:`LOST`; so are those of an empty log.
     """
-    log = memory[start : start + LOG_SIZE]
-    done, _, *whose, numbers, number, blank = LOG_HEAD.unpack_from(log)
-    if whose != [job, attempt]:
-        return None
+    if not log:
+        return [LOST] * CHUNK_SIZE
+    log = log.ljust(LOG_SIZE, b"\0")
+    done, _, _, _, numbers, number, blank = LOG_HEAD.unpack_from(log)
     done = min(done, CHUNK_SIZE)
     log = log[LOG_HEAD.size :]
     if numbers >= OPEN:

@@ -49,7 +49,8 @@ class Kind(IntEnum):
     ``VALUE``, ``ERROR``, which the function has raised, ``FAILED``, with an error of the pool, and
     ``DROPPED``, which answers ``CANCEL``.  ``FREE``: no worker has that job any more, which has a
     lease.  ``ANSWER``, ``WORKER``, which tells of the worker of a session, ``EVENT``, and ``CLOSING``.
-    ``LANES``, with the number of jobs that the agent can run at once from now on.
+    ``LANES``, with the number of jobs that the agent can run at once from now on.  ``FOUND`` comes
+    ahead of the ``FAILED`` of a chunk of a map, and tells which of its items are done.
     """
 
     FUNCTION = 1
@@ -78,6 +79,7 @@ class Kind(IntEnum):
     FOLLOWED = 24
     TRACE = 25
     LANES = 26
+    FOUND = 27
 
 
 # A look into a dict takes half as long as the call of an enum.

@@ -11,6 +11,9 @@ from asyncpool._core.remote.trace_headers import unpack_headers
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.relay import Call, Payload, Relay
 from asyncpool.errors import ProtocolError
+from asyncpool.events import Via
+
+_WAYS: tuple[Via, ...] = ("submit", "map", "stream")
 
 
 class ClientCalls:
@@ -41,17 +44,20 @@ class ClientCalls:
         """Remember options.
 
         Raises:
-            ProtocolError: If the key is none; JobOptions checks the rest.
+            ProtocolError: If the key is none, or the way to call is; JobOptions checks the rest.
         """
         told = json.loads(message.payload)
         limits, key = JobLimits(**told["limits"]), told.get("key")
+        via = told.get("via", "submit")
+        if via not in _WAYS:
+            raise ProtocolError(f"the client sent a job for {via!r}")
         if key is not None and type(key) is not int:
             raise ProtocolError(f"the client sent a key of type {type(key).__name__}")
         options = JobOptions(
             limits=limits,
             key=key,
             codec=self._relay.functions,
-            via="stream" if "prefetch" in told else "submit",
+            via=via,
             prefetch=told.get("prefetch", 1),
             bound=self._relay.bound(told.get("session")),
             lease=(self._keeper, 0) if told.get("leased") else None,

@@ -24,7 +24,7 @@ from asyncpool._core.remote.remote_messages import (
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.followed_jobs import FollowedJobs
-from asyncpool._runtime.agent.relayed_job import RelayedJob
+from asyncpool._runtime.agent.relayed_job import RelayedChunk, RelayedJob
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
@@ -110,7 +110,11 @@ class Relay:
         self._supervisor = supervisor
         self._traffic = supervisor.traffic
         self.functions = functions
-        functions.job_types = {"submit": RelayedJob, "stream": StreamJob}
+        functions.job_types = {
+            "submit": RelayedJob,
+            "map": RelayedChunk,
+            "stream": StreamJob,
+        }
         self._loop = asyncio.get_running_loop()
         self._followed = FollowedJobs(supervisor.hub)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -172,6 +176,8 @@ class Relay:
         elif type(value) is ReceivedPickle and client.lent is not None:
             self._on_large(client, job, value)
         else:
+            if isinstance(job, RelayedChunk) and job.found is not None:
+                client.put(Message(Kind.FOUND, number, payload=job.found))
             client.ended(number, self._end_of(number, job))
 
     def _on_large(

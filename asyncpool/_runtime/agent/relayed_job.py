@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.job import Chunk, Job, NotedPage
+from asyncpool._runtime.remote.found_items import pack_log, pack_result
 
 
 class Relaying(Protocol):
@@ -60,3 +61,32 @@ class RelayedJob(Job[Any]):
         relay = getattr(self, "relay", None)
         if relay is not None:
             relay.on_end(self)
+
+
+class RelayedChunk(Chunk, RelayedJob):
+    """A chunk of a client's map.
+
+    Attributes:
+        found: What tells the client which items are done; ``None`` if it has not begun.
+    """
+
+    __slots__ = ("found", "rounds")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.found: bytes | None = None
+        self.rounds = 0
+
+    def find_in_log(self, page: NotedPage) -> bool:
+        """Find what its worker has noted; return whether it has begun with its first item."""
+        log = page.copy_log(self.id, self.attempt)
+        self.found = None if log is None else pack_log(log)
+        return log is not None
+
+    def find_in_result(self, result: Any) -> None:
+        """Find it in a result that came after the time was over."""
+        self.found = pack_result(result)
+
+    def find_nothing(self) -> None:
+        """Take it that each item may have begun."""
+        self.found = b""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-import functools
 import logging
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.text import printable_lines
-from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, ask_to_stop, read_log
+from asyncpool._core.map.chunks import ask_to_stop, copy_log, read_log
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._core.wire.heartbeat_records import Beat, has_any, read
 from asyncpool._core.wire.page import (
@@ -43,7 +43,7 @@ def _or_else(otherwise: Callable[[], object]) -> Callable[[R], R]:
     """
 
     def decorate(read: R) -> R:
-        @functools.wraps(read)
+        @wraps(read)
         def read_or_else(*args: Any) -> object:
             try:
                 return read(*args)
@@ -107,13 +107,19 @@ class WorkerPage:
             found += self._beats(self._layout.beats(lane))
         return found
 
-    @_or_else(lambda: [LOST] * CHUNK_SIZE)  # so that no item is begun a second time
+    @_or_else(partial(read_log, b""))  # so that no item is begun a second time
     def log(self, job: int, attempt: int) -> list[Any] | None:
         """Return the outcomes of the items of a chunk; ``None`` if it has not begun."""
+        log = self.copy_log(job, attempt)
+        return None if log is None else read_log(log)
+
+    @_or_else(bytes)
+    def copy_log(self, job: int, attempt: int) -> bytes | None:
+        """Return a copy of the log of a chunk, unread; ``None`` if it has not begun."""
         lane = self._lane(job, attempt)
         if lane is None or self._memory is None:
             return None
-        return read_log(self._memory, self._layout.log(lane), job, attempt)
+        return copy_log(self._memory, self._layout.log(lane), job, attempt)
 
     def stop_chunk(self, job: int, attempt: int) -> None:
         """Have the worker begin no other item of this chunk, if it runs the chunk now."""

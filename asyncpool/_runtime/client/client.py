@@ -67,10 +67,7 @@ class Client:
     """
 
     concurrency = 1
-    counts_jobs = False
-    fresh = False
-    alone = True  # each item of a map travels by itself: batches carry many
-    max_payload = MAX_PAYLOAD
+    is_remote = True
 
     def __init__(
         self,
@@ -111,6 +108,21 @@ class Client:
         return max(1, sum(node.lanes for node in self.nodes))
 
     @property
+    def fresh(self) -> bool:
+        """Whether each job has a new worker, at any of the agents."""
+        return any(node.fresh for node in self.nodes)
+
+    @property
+    def counts_jobs(self) -> bool:
+        """Whether a worker begins a limited number of jobs, at any of the agents."""
+        return any(node.counts_jobs for node in self.nodes)
+
+    @property
+    def max_payload(self) -> int:
+        """The most bytes of a result."""
+        return min((node.max_payload for node in self.nodes), default=MAX_PAYLOAD)
+
+    @property
     def broadcasts(self) -> Client:
         """Itself: it asks for broadcasts."""
         return self
@@ -119,6 +131,10 @@ class Client:
     def admission(self) -> Submissions:
         """What admits jobs."""
         return self.traffic
+
+    def are_stored(self, items: list[Any], *, star: bool) -> bool:
+        """Tell whether a store of the engine has arguments of a map's *items*."""
+        return self.traffic.are_stored(items, star=star)
 
     def check_home(self) -> None:
         """Check that this is the client's event loop."""

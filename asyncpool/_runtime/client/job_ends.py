@@ -17,7 +17,7 @@ from asyncpool._core.remote.remote_messages import (
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.node import Node
-from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.job import ChunkJob, Job
 from asyncpool._runtime.state.crash_report import crash_error, timeout_error
 from asyncpool._runtime.state.registry import JobRegistry, load_outcome
 from asyncpool._runtime.traffic.large_jobs import Unpacker
@@ -149,6 +149,8 @@ class JobEnds:
         self, job: Job[Any], node: Node, silence: float, delivery: Delivery
     ) -> None:
         """Fail a job whose agent is lost."""
+        if delivery is Delivery.STARTED and isinstance(job, ChunkJob):
+            job.find_nothing()  # no item is begun twice, and nobody knows which have begun
         error = NodeLostError(
             job_id=job.id,
             crashes=job._crashes or (_crash(job, node, silence),),

@@ -12,7 +12,7 @@ from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.agent_window import AgentWindow
 from asyncpool._core.remote.client_jobs import MAX_CREDITS
 from asyncpool._core.remote.clock_bounds import ClockBounds
-from asyncpool._core.remote.reliable_link import Batch, ReliableLink
+from asyncpool._core.remote.reliable_link import MAX_PAYLOAD, Batch, ReliableLink
 from asyncpool._core.remote.remote_messages import Kind, Message, pack_head
 from asyncpool._core.remote.slot_numbers import SLOTS, first_slot
 from asyncpool._core.remote.suspicion import SignsOfLife
@@ -26,7 +26,8 @@ from asyncpool.errors import ProtocolError
 
 _MICRO = 1e6
 
-# Functions that travel with each call have numbers from here on, which stand for their names.
+# Functions that travel with each call, and those that stand for others as that of a map's chunks
+# does, have numbers from here on, made of their names.
 _NAMES = 1 << 31
 
 
@@ -41,6 +42,9 @@ class Node:
 
     Attributes:
         clock: How far its clock is from the client's.
+        fresh: Whether each job has a new worker.
+        counts_jobs: Whether a worker begins a limited number of jobs.
+        max_payload: The most bytes of a result.
         window: How many jobs it may have, if there are other agents.
         first_slot: What is added to the slots of its workers, so that no other agent has them.
     """
@@ -53,6 +57,9 @@ class Node:
         self.name = str(about["node"])
         self.window = AgentWindow(int(about["lanes"]))
         self.credits = min(int(about["credits"]), MAX_CREDITS)
+        self.fresh = bool(about["fresh"])
+        self.counts_jobs = bool(about["counts_jobs"])
+        self.max_payload = min(int(about["max_payload"]), MAX_PAYLOAD)
         self.carrier = carrier
         self.link = ReliableLink(int(about["session"]), gapless=not carrier.loses)
         self.link.echo = int(about["stamp"])
@@ -169,7 +176,7 @@ class Node:
         if traced or self._trace:
             self._tell_trace(job._context)
         options = job._options
-        function = self._tell_function(job._function)
+        function = self._tell_function(job._function, renamed=bool(options.name))
         told = self._tell_options(options)
         if job.attempt > 1 and job._heartbeats is not None:
             details = JobContext.unpack(job._context).details
@@ -202,8 +209,10 @@ class Node:
             self._trace = trace
             self.put(Message(Kind.TRACE, payload=pack_headers(trace)))
 
-    def _tell_function(self, function: Function) -> int:
-        number = function.number or _NAMES + hash(function.name) % (_NAMES >> 1)
+    def _tell_function(self, function: Function, *, renamed: bool) -> int:
+        number = function.number
+        if renamed or not number:
+            number = _NAMES + hash((number, function.name)) % (_NAMES >> 1)
         if number not in self._functions:
             self._functions.add(number)
             payload = function.name.encode() + b"\0" + function.payload
@@ -232,6 +241,8 @@ class Node:
 def _written(options: JobOptions) -> bytes:
     """Return what the agent has to know of *options*; the client decides about the rest."""
     what: dict[str, Any] = {"limits": written_limits(options.limits)}
+    if options.via != "submit":
+        what["via"] = options.via
     if options.key is not None:
         what["key"] = options.key
     if options.via == "stream":

@@ -19,7 +19,8 @@ from asyncpool._runtime.client.job_ends import JobEnds, frame_of
 from asyncpool._runtime.client.job_waits import JobWaits
 from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.client.questions import Questions
-from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
+from asyncpool._runtime.remote import found_items
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool.enums import Delivery
 from asyncpool.errors import ProtocolError
@@ -94,6 +95,7 @@ class NodeNews:
             Kind.EVENT: self._on_event,
             Kind.CLOSING: self._on_closing,
             Kind.LANES: self._on_lanes,
+            Kind.FOUND: self._on_found,
         }
 
     def on_message(self, node: Node, message: Message) -> None:
@@ -194,6 +196,14 @@ class NodeNews:
         if message.priority < 1:
             raise ProtocolError(f"an agent said that it has {message.priority} lanes")
         node.window.lanes = message.priority
+
+    def _on_found(self, node: Node, message: Message) -> None:
+        job = self._own(node, message)
+        if job is None:
+            return
+        if not isinstance(job, ChunkJob):
+            raise ProtocolError(f"an agent told which items of {job!r} are done")
+        found_items.find(job, message.payload)
 
     def _on_event(self, node: Node, message: Message) -> None:
         event: Any = load_own(message.payload)

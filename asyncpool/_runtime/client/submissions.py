@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, Protocol
 
 from asyncpool._core.base.names import function_name
@@ -20,15 +21,22 @@ from asyncpool._runtime.client.client_holds import ClientHolds
 from asyncpool._runtime.client.client_sessions import ClientSessions
 from asyncpool._runtime.client.job_waits import JobWaits
 from asyncpool._runtime.client.nodes import Nodes, no_agent
-from asyncpool._runtime.job.job import Job, JobOwner, StreamJob
+from asyncpool._runtime.job.job import ChunkJob, Job, JobOwner, StreamJob
 from asyncpool._runtime.remote.stored_calls import StoredArguments
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import Packer, too_large, unpicklable
 from asyncpool.errors import JobNotPicklableError, PoolFullError
+from asyncpool.events import Via
 
 # How many large calls are pickled ahead of those that an agent has.
 _PACKED_AHEAD = 3
+
+_JOBS: dict[Via, type[Job[Any]]] = {
+    "submit": Job,
+    "map": ChunkJob,
+    "stream": StreamJob,
+}
 
 
 class Submitter(JobOwner, Protocol):
@@ -76,6 +84,16 @@ class Submissions:
         self._packer = Packer(client.threads, self, ahead=_PACKED_AHEAD)
         self.stored: StoredArguments | None = None
 
+    def are_stored(self, items: list[Any], *, star: bool) -> bool:
+        """Tell whether a store of the engine has arguments of a map's *items*.
+
+        Raises:
+            TypeError: If there are such, and the pool takes none.
+        """
+        if self.stored is None:
+            return False
+        return self.stored.are_in(chain.from_iterable(items) if star else items)
+
     async def room(self) -> None:
         """Wait until jobs that wait have left the queue.
 
@@ -99,8 +117,7 @@ class Submissions:
         if self.stored is not None and self.stored.are_in((*args, *kwargs.values())):
             return self._submit_stored(self.stored, (function, args, kwargs), options)
         known = self._functions.of(options).find(function, options.name, options.via)
-        make = StreamJob if options.via == "stream" else Job
-        job: Job[Any] = make(
+        job: Job[Any] = _JOBS[options.via](
             client.registry.next_id(), known, options, client, self._loop
         )
         try:
@@ -127,8 +144,7 @@ class Submissions:
         """Do the same with a call whose arguments are in part in a store of the engine."""
         client, name = self._client, options.name or function_name(call[0])
         known = self._functions.of(options).find(stored.function, name, options.via)
-        make = StreamJob if options.via == "stream" else Job
-        job: Job[Any] = make(
+        job: Job[Any] = _JOBS[options.via](
             client.registry.next_id(), known, options, client, self._loop
         )
         try:

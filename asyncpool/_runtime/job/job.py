@@ -13,6 +13,7 @@ from asyncpool._core.base.job_traits import (
     JobTraits,
     KeyedTraits,
 )
+from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, ChunkResult
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
@@ -227,13 +228,50 @@ def claim(error: JobError, job: Job[Any]) -> None:
         error.add_note(f"It is the error of {job_text(job.id, name)}.")
 
 
-class ChunkJob(Job[R]):
-    """Several items of a map that travel together; see ``_core/map/chunks.py``.
+class NotedPage(Protocol):
+    """What a chunk needs of the page of its worker, which is dead."""
+
+    def log(self, job: int, attempt: int) -> list[Any] | None:
+        """Return the outcomes of the items that are done; ``None`` if it has not begun."""
+        ...
+
+    def copy_log(self, job: int, attempt: int) -> bytes | None:
+        """Return them as the worker has written them."""
+        ...
+
+
+class Chunk:
+    """What a job is besides that has several items of a map; see ``_core/map/chunks.py``.
+
+    A chunk that fails has no result.  Then the pool finds out which of its items are done.
+
+    Attributes:
+        rounds: How many rounds of the stall watch have found it running.
+    """
+
+    __slots__ = ()
+
+    rounds: int
+
+    def find_in_log(self, page: NotedPage) -> bool:
+        """Find what its worker has noted; return whether it has begun with its first item."""
+        raise NotImplementedError
+
+    def find_in_result(self, result: Any) -> None:
+        """Find it in a result that came after the time was over."""
+        raise NotImplementedError
+
+    def find_nothing(self) -> None:
+        """Take it that each item may have begun."""
+        raise NotImplementedError
+
+
+class ChunkJob(Chunk, Job[R]):
+    """A chunk whose map is here.
 
     Attributes:
         found: The outcomes of the items that are done, if the chunk has not ended with a
             result; ``None`` if it has not begun with its first item.
-        rounds: How many rounds of the stall watch have found it running.
         items_of: The name of the function that the map calls for each item.
     """
 
@@ -241,9 +279,22 @@ class ChunkJob(Job[R]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.rounds = 0
         self.found: list[Any] | None = None
         self.items_of = ""
-        self.rounds = 0
+
+    def find_in_log(self, page: NotedPage) -> bool:
+        """Find what its worker has noted; return whether it has begun with its first item."""
+        self.found = page.log(self.id, self.attempt)
+        return self.found is not None
+
+    def find_in_result(self, result: ChunkResult) -> None:
+        """Find all but the last item, which was running when the time was over."""
+        self.found = result.load()[:-1]
+
+    def find_nothing(self) -> None:
+        """Take it that each item may have begun."""
+        self.found = [LOST] * CHUNK_SIZE
 
     @property
     def _title(self) -> str:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from asyncpool._core.base.job_traits import UNKNOWN
 from asyncpool._core.base.names import function_name
+from asyncpool._core.main.main_module import Abroad
 from asyncpool._core.map.chunks import LOST, Failure, run_chunk
 from asyncpool._core.map.pace import Pace
 from asyncpool._core.pickling.functions import travels_by_name
@@ -31,6 +33,7 @@ from asyncpool.errors import (
     AsyncPoolError,
     JobNotPicklableError,
     JobTimeoutError,
+    NodeLostError,
     PoolFullError,
     WorkerCrashedError,
 )
@@ -78,8 +81,8 @@ class MapBackend(Protocol):
         ...
 
     @property
-    def alone(self) -> bool:
-        """Whether each item must be a job of its own."""
+    def is_remote(self) -> bool:
+        """Whether workers belong to another program, which does not tell how long jobs take."""
         ...
 
     @property
@@ -95,6 +98,10 @@ class MapBackend(Protocol):
     @property
     def draining(self) -> Holds:
         """The pool's holds, which keep it open."""
+        ...
+
+    def are_stored(self, items: list[Any], *, star: bool) -> bool:
+        """Tell whether an engine, and not the pool, brings arguments of *items*."""
         ...
 
     def check_home(self) -> None:
@@ -135,10 +142,13 @@ class BatchRunner:
         self._on_held = on_held
         # A pool that is data only sends each item by itself.
         data_only = task.options.codec is not None
-        self._packed = None if data_only else _pack(task.function)
-        self._named = travels_by_name(task.function)
+        with Abroad() if backend.is_remote else nullcontext():
+            self._packed = None if data_only else _pack(task.function)
+            self._named = travels_by_name(task.function)
         self._name = function_name(task.function)
-        alone = backend.alone or self._packed is None or not _may_share(task.options)
+        alone = backend.fresh or self._packed is None or not _may_share(task.options)
+        # The result of a chunk tells how long it took, and a remote job does not.
+        self._least = 1 if backend.is_remote and not alone else 2
         if backend.fresh and chunksize not in {None, 1}:
             raise ValueError(
                 f"chunksize is {chunksize}, and in a pool with fresh=True each item has a worker "
@@ -188,6 +198,11 @@ class BatchRunner:
         if self._held:
             self._held.append(part)
             return
+        if self._is_chunk(part) and self._backend.are_stored(
+            part.items, star=self._task.star
+        ):
+            self._send_each(part)
+            return
         try:
             job = self._submit(part)
         except PoolFullError:
@@ -203,10 +218,13 @@ class BatchRunner:
             self._jobs.add(job)
             job.add_done_callback(partial(self._on_done, part))
 
+    def _is_chunk(self, part: Part) -> bool:
+        return part.count >= self._least and not part.alone
+
     def _submit(self, part: Part) -> Job[Any]:
         function, star, options, submit = self._task
-        items = part.batch.items[part.offset : part.offset + part.count]
-        if part.count > 1:
+        items = part.items
+        if self._is_chunk(part):
             names = {
                 "star": star,
                 "named": self._named,
@@ -227,6 +245,11 @@ class BatchRunner:
         while held and not self._held:
             self.send(held.popleft())
         self._held += held
+
+    def _send_each(self, part: Part) -> None:
+        """Submit each item of *part* as a job of its own."""
+        for offset in range(part.offset, part.offset + part.count):
+            self.send(Part(part.batch, offset, 1, alone=True))
 
     def _send_rest(self, part: Part, done: int) -> None:
         """Submit the items of *part* that were not begun."""
@@ -300,8 +323,7 @@ class BatchRunner:
         else:
             # None of the items has begun, since a chunk that has begun notes each outcome.  Alone,
             # each item shows whether it is the cause.
-            for offset in range(part.offset, part.offset + part.count):
-                self.send(Part(part.batch, offset, 1))
+            self._send_each(part)
 
     def _take_in(self, part: Part, outcomes: list[Any]) -> None:
         """Take outcomes; send each item that is to be tried again as a job of its own."""
@@ -312,7 +334,7 @@ class BatchRunner:
             return
         for offset, outcome in enumerate(outcomes, part.offset):
             if type(outcome) is Failure and self._again(outcome.error):
-                self.send(Part(part.batch, offset, 1, attempts=1))
+                self.send(Part(part.batch, offset, 1, attempts=1, alone=True))
             else:
                 failed = type(outcome) is Failure
                 self._settle(part.batch, offset, [outcome], failed=failed)
@@ -361,6 +383,8 @@ def _is_of_all(error: BaseException) -> bool:
     """Return whether the error of a chunk is also the error of each of its items."""
     if isinstance(error, JobNotPicklableError):
         return error.direction == "result"
+    if isinstance(error, NodeLostError):
+        return True  # there is no other node
     return isinstance(error, AsyncPoolError | JobTimeoutError) and not isinstance(
         error, WorkerCrashedError
     )

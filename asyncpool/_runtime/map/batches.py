@@ -71,12 +71,19 @@ class Part:
         offset: The index of the first item in the batch.
         count: How many items there are.
         attempts: How many attempts there were, if it is a single item.
+        alone: Whether it is a single item that is to be a job, and no chunk.
     """
 
     batch: Batch
     offset: int
     count: int
     attempts: int = 0
+    alone: bool = False
+
+    @property
+    def items(self) -> list[Any]:
+        """The items."""
+        return self.batch.items[self.offset : self.offset + self.count]
 
 
 # Seconds.  To unpickle all that one round of the stall watch brings may take 40 ms, and to

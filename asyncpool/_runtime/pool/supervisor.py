@@ -57,6 +57,8 @@ class Supervisor:
         profiles: Has workers sample their stacks.
     """
 
+    is_remote = False
+
     def __init__(self, config: SupervisorConfig, hub: PoolHub) -> None:
         parts = assemble(config, hub)
         state = self._state = parts.state
@@ -178,10 +180,10 @@ class Supervisor:
         """Whether each job has a new worker."""
         return self._state.config.fresh
 
-    @property
-    def alone(self) -> bool:
-        """Whether each item of a map must be a job of its own."""
-        return self.fresh
+    def are_stored(self, items: list[Any], *, star: bool) -> bool:
+        """Tell that no engine brings arguments."""
+        del items, star
+        return False
 
     @property
     def max_payload(self) -> int:

@@ -125,6 +125,9 @@ _TOLD: dict[str, type] = {
     "stamp": int,
     "page": int,
     "lease": float,
+    "fresh": bool,
+    "counts_jobs": bool,
+    "max_payload": int,
 }
 
 

@@ -12,12 +12,11 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from asyncpool._core.base.deadlines import Deadlines
-from asyncpool._core.map.chunks import CHUNK_SIZE, LOST
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.slots.slots import Slot
 from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob, claim
+from asyncpool._runtime.job.job import Chunk, Job, StreamJob, claim
 from asyncpool._runtime.job.leases import Leases
 from asyncpool._runtime.monitoring.figures import PoolFigures, outcome_of_error
 from asyncpool._runtime.monitoring.job_watch import JobWatch
@@ -194,13 +193,12 @@ class JobRegistry:
                     handle.distrust(result.distrust)
             return result
         self.watch.failed(job, handle.slot, frame, handle.since)
-        if isinstance(job, ChunkJob):
+        if isinstance(job, Chunk):
             result = load_outcome(serializer, frame)
             if isinstance(result, Failed):  # the outcome cannot be read
-                job.found = [LOST] * CHUNK_SIZE
+                job.find_nothing()
             else:
-                # The last item was running when the time was over, so its outcome does not count.
-                job.found = result.load()[:-1]
+                job.find_in_result(result)
         return _overdue(job, handle)
 
     def settle(self, job: Job[Any], loaded: Any) -> bool:
@@ -266,10 +264,10 @@ class JobRegistry:
                     error, attempt=job.attempt
                 )
                 counts = True  # even if it had not begun: its time is over
-            if begun and isinstance(job, ChunkJob):
-                job.found = handle.page.log(job.id, job.attempt)
-                if job.found is None and handle.broke_protocol:
-                    job.found = [LOST] * CHUNK_SIZE
+            if begun and isinstance(job, Chunk):
+                has_begun = job.find_in_log(handle.page)
+                if not has_begun and handle.broke_protocol:
+                    job.find_nothing()
             if again and isinstance(job, StreamJob):
                 job.begin_again()
             attempt = job.attempt if begun else 0

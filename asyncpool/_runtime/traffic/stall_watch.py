@@ -9,7 +9,7 @@ one wake-up for each outcome, a busy pool takes much of the cores from its own w
 from __future__ import annotations
 
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.job.job import ChunkJob
+from asyncpool._runtime.job.job import Chunk
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.job_timers import JobTimers
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -113,7 +113,7 @@ class StallWatch:
         for slot, handle in self._state.handles.items():
             for number in self._state.core.jobs.running(slot):
                 job = self._state.registry.jobs.get(number)
-                if not isinstance(job, ChunkJob):
+                if job is None or not isinstance(job, Chunk):
                     continue
                 job.rounds += 1
                 watched = watched or job.rounds <= _LONG

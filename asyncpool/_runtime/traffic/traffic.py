@@ -28,7 +28,7 @@ from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import elsewhere
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.outbox import NOT_PUT
-from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
+from asyncpool._runtime.job.job import Chunk, ChunkJob, Job, StreamJob
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.function_tables import FunctionTables
@@ -280,7 +280,7 @@ class Traffic:
         if hub.listened:
             self._tell_begun(slot, now)
         # There is at least one job.
-        long = in_flight > self._concurrency or isinstance(job, ChunkJob)  # pyright: ignore[reportPossiblyUnboundVariable]
+        long = in_flight > self._concurrency or isinstance(job, Chunk)  # pyright: ignore[reportPossiblyUnboundVariable]
         if long and not self._stall_watch.active:
             self._stall_watch.go()
 
