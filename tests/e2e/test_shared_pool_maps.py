@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from asyncpool import Map, WorkerLimits
-from asyncpool.enums import Delivery
+from asyncpool.enums import Delivery, JobOutcome
 from asyncpool.errors import (
     JobNotPicklableError,
     JobTimeoutError,
@@ -53,6 +53,18 @@ async def test_items_travel_together_and_come_in_order(tmp_path: Path) -> None:
         assert done < count / 10, "many items make a job"
         sums = pool.starmap(pow, [(n, 2) for n in range(300)], chunksize=100)
         assert await sums == [n * n for n in range(300)]
+
+
+async def test_slow_items_travel_alone_until_they_are_short_again(
+    tmp_path: Path,
+) -> None:
+    items: list[Item] = [("sleep", 0.003)] * 60 + [("return", 1)] * 20_000
+    async with patience(), shared(tmp_path, workers=1) as pool:
+        found = await pool.map(jobs.choose, items)
+        assert found == [None] * 60 + [1] * 20_000
+        ended = {one.via: one for one in (await pool.stats()).functions}
+        assert 30 <= ended["submit"].jobs[JobOutcome.OK] < 10_000
+        assert ended["map"].jobs[JobOutcome.OK] < 2000
 
 
 async def test_each_function_has_its_own_figures_at_the_agent(tmp_path: Path) -> None:

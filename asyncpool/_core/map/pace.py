@@ -91,8 +91,13 @@ class Pace:
         most = self.window(workers) // (2 * workers * self._lanes)
         return max(1, min(size, most, CHUNK_SIZE))
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether items take so long that each travels by itself."""
+        return self._cost is not None and self._cost > TARGET / 2
+
     def _fitting(self) -> int:
-        if self._cost is None or self._cost > TARGET / 2:
+        if self._cost is None or self.is_slow:
             return 1
         size = int(TARGET / self._cost)
         return min(size, _GROWTH * self._learned_from)

@@ -42,6 +42,10 @@ from asyncpool.errors import (
 # takes too much of the time of those behind it.
 _SHORTEST_TIMEOUT = 0.1
 
+# So many slow items travel for each one that tells how long it took.  In a chunk a large result
+# is pickled twice.
+_PROBE_EVERY = 32
+
 
 class Room(Protocol):
     """What a map needs of its pool's ``Admission``."""
@@ -147,8 +151,8 @@ class BatchRunner:
             self._named = travels_by_name(task.function)
         self._name = function_name(task.function)
         alone = backend.fresh or self._packed is None or not _may_share(task.options)
-        # The result of a chunk tells how long it took, and a remote job does not.
-        self._least = 1 if backend.is_remote and not alone else 2
+        self._probes = backend.is_remote and not alone
+        self._singles = 0
         if backend.fresh and chunksize not in {None, 1}:
             raise ValueError(
                 f"chunksize is {chunksize}, and in a pool with fresh=True each item has a worker "
@@ -198,13 +202,12 @@ class BatchRunner:
         if self._held:
             self._held.append(part)
             return
-        if self._is_chunk(part) and self._backend.are_stored(
-            part.items, star=self._task.star
-        ):
+        is_chunk = part.count > 1 or (self._probes and self._is_probe(part))
+        if is_chunk and self._backend.are_stored(part.items, star=self._task.star):
             self._send_each(part)
             return
         try:
-            job = self._submit(part)
+            job = self._submit(part, is_chunk=is_chunk)
         except PoolFullError:
             self._held.append(part)
             self._on_held()  # perhaps no job is open whose end would wake the map
@@ -218,13 +221,22 @@ class BatchRunner:
             self._jobs.add(job)
             job.add_done_callback(partial(self._on_done, part))
 
-    def _is_chunk(self, part: Part) -> bool:
-        return part.count >= self._least and not part.alone
+    def _is_probe(self, part: Part) -> bool:
+        """Tell whether a single item travels as a chunk, whose result tells how long it took.
 
-    def _submit(self, part: Part) -> Job[Any]:
+        A remote job does not tell that.
+        """
+        if part.alone:
+            return False
+        if not self.pace.is_slow:
+            return True
+        self._singles += 1
+        return self._singles % _PROBE_EVERY == 0
+
+    def _submit(self, part: Part, *, is_chunk: bool) -> Job[Any]:
         function, star, options, submit = self._task
         items = part.items
-        if self._is_chunk(part):
+        if is_chunk:
             names = {
                 "star": star,
                 "named": self._named,
