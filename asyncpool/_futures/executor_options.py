@@ -59,7 +59,8 @@ def _mp_context(name: str, value: StartMethod | None) -> LauncherKind:
 
 
 def _pool(name: str, value: object) -> object:
-    if value is not None and not hasattr(value, "_running_supervisor"):
+    # Not those of a BoundPool, which is a pool with options, and nothing to start.
+    if value is not None and not hasattr(value, "start"):
         what = "an asyncpool.Pool, or what asyncpool.connect() returns"
         raise TypeError(f"{name} must be {what}, not {value!r}")
     return value

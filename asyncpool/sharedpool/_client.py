@@ -93,7 +93,11 @@ class SharedPool(RemotePool):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with closed_on_error(sock):
             sock.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(sock, self._path)
+            try:
+                await asyncio.get_running_loop().sock_connect(sock, self._path)
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                text = f"no process shares a pool there: start 'asyncpool agent --bind unix:{self._path}', or a PoolServer"
+                raise type(error)(error.errno, text, self._path) from None
             if not is_same_user(sock):
                 raise PermissionError(
                     f"a process of another user listens at {self._path}, so the shared pool "

@@ -12,6 +12,7 @@ from typing import Self
 
 from asyncpool import __version__
 from asyncpool._core.base import pool_messages as say
+from asyncpool._core.base.validation import ArgumentType, check_type
 from asyncpool._runtime.agent.agent import MOST_CLIENTS, Agent
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.arguments import check_int, check_seconds
@@ -33,6 +34,8 @@ MOST_STRANGERS = 64
 # Seconds until the next try, when this process may open no more files.
 _PAUSE = 0.1
 
+_POOL: ArgumentType = ((Pool,), "an asyncpool.Pool")
+
 _LOGGER = logging.getLogger("asyncpool")
 
 
@@ -44,12 +47,14 @@ class PoolServer:
 
     Args:
         pool: The pool.
-        path: The path of the socket.  The file of a dead server is replaced.
+        path: The path of the socket, also with ``"unix:"`` before it.  The file of a dead server
+            is replaced.
         max_clients: How many clients there may be at a time.
         client_timeout: Seconds without a sign of life after which a client counts as gone.
 
     Raises:
         ValueError: If *max_clients* or *client_timeout* is not positive.
+        TypeError: If an argument is of the wrong type.
         OSError: On entering, if the socket cannot be made, or another process listens there.
         PoolClosedError: On entering, if the pool was not started.
     """
@@ -62,9 +67,11 @@ class PoolServer:
         max_clients: int = MOST_CLIENTS,
         client_timeout: float = LEASE,
     ) -> None:
+        check_type("pool", pool, _POOL)
         check_int("max_clients", max_clients, at_least=1)
         self._pool = pool
-        self._path = os.fspath(path)
+        # Also as connect() has it.
+        self._path = os.fspath(path).removeprefix("unix:")
         check_seconds("client_timeout", client_timeout)
         self._max_clients = max_clients
         self._client_timeout = float(client_timeout)

@@ -308,6 +308,10 @@ def test_what_cannot_be_pickled_is_named(
     with pytest.raises(by_value.GlobalError) as caught:
         dumps_call((sides.here["use"], ()))
     assert str(caught.value) == text.format(way_out)
+    way_out = "put it into a module that the workers, which belong to another program, can import"
+    with main_module.Abroad(), pytest.raises(by_value.GlobalError) as caught:
+        dumps_call((sides.here["use"], ()))
+    assert str(caught.value) == text.format(way_out)
 
 
 def test_a_large_global_goes_beside_the_stream(sides: Sides) -> None:

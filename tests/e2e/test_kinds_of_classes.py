@@ -458,7 +458,8 @@ def test_what_cannot_be_made_in_a_worker_is_named(tmp_path: Path) -> None:
     out, err = finish(start_script(tmp_path, REFUSED))
     assert err == ""
     way_out = (
-        "put it into a module, or give the script an `if __name__ == '__main__':` guard"
+        "put it into a module that the workers can import, or, if they are those of this script's "
+        "own pool, give the script an `if __name__ == '__main__':` guard"
     )
     made, refused, other = out.split("\n\n")
     assert made == (
@@ -469,7 +470,8 @@ def test_what_cannot_be_made_in_a_worker_is_named(tmp_path: Path) -> None:
     assert refused == (
         "asyncpool.errors.JobNotPicklableError: fn cannot be pickled: <lambda>() needs "
         "the global 'Record', a StructMeta, which cannot be pickled (nobody can send a "
-        f"msgspec.Struct by value): {way_out}\n"
+        "msgspec.Struct by value): put it into a module, or give the script an "
+        "`if __name__ == '__main__':` guard\n"
         "It is the error of job 2 (__main__.<lambda>)."
     )
     assert other == "3\n"

@@ -646,3 +646,29 @@ async def test_a_data_only_pool_stays_data_only_through_its_agent(
         async with client.worker(on_restart=jobs.fill_state) as mine:
             await mine.submit(jobs.fill_state)
             assert await mine.submit(jobs.count_state) == 1
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+async def test_an_address_where_nobody_is_is_told_with_the_way_out(
+    tmp_path: Path, *, is_file: bool
+) -> None:
+    path = tmp_path / "pool.sock"
+    if is_file:
+        path.touch()
+    with pytest.raises(OSError, match=f"asyncpool agent --bind unix:{path}") as refused:
+        await connect(f"unix:{path}").start()
+    kind = ConnectionRefusedError if is_file else FileNotFoundError
+    assert type(refused.value) is kind
+    assert refused.value.filename == str(path)
+
+
+async def test_a_server_takes_a_pool_and_the_path_of_a_socket(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sock"
+    async with patience(), Pool(1) as pool:
+        for wrong in (None, pool.options(timeout=3.0)):
+            with pytest.raises(TypeError, match=r"pool must be an asyncpool\.Pool"):
+                PoolServer(wrong, path)  # type: ignore[arg-type]
+        assert not path.exists()
+        address = f"unix:{path}"
+        async with PoolServer(pool, address), connect(address) as client:
+            assert await client.submit(jobs.square, 3) == 9

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Job, LeaseKeeper, ProcessPoolExecutor, Stream
+from asyncpool import Job, LeaseKeeper, Pool, ProcessPoolExecutor, Stream
 from asyncpool.errors import (
     BroadcastError,
     JobTimeoutError,
@@ -22,7 +22,7 @@ from asyncpool.errors import (
     WorkerHungError,
 )
 from asyncpool.events import Exited, JobEnded, JobQueued, JobStarted, Ready
-from asyncpool.sharedpool import connect
+from asyncpool.sharedpool import PoolServer, connect
 from tests.helpers import beats, jobs, streams
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -65,6 +65,23 @@ async def test_a_map_takes_a_chunksize(tmp_path: Path) -> None:
         assert (await pool.stats()).completed == 3
         assert await asyncio.to_thread(executed, tmp_path / "pool.sock") == squares
         assert (await pool.stats()).completed == 6
+
+
+async def test_a_crash_has_the_clients_number_of_its_job(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path),
+        connect(f"unix:{path}") as client,
+    ):
+        for _ in range(3):
+            await pool.submit(jobs.pid)
+        lost: Job[None] = client.submit(os._exit, 3)
+        with pytest.raises(WorkerCrashedError) as crashed:
+            await lost
+        assert [one.job_id for one in crashed.value.crashes] == [lost.id]
+        assert "of job 1 (" in str(crashed.value)
 
 
 async def test_a_stream_is_tried_again_as_long_as_nothing_was_taken(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from asyncpool import ProcessPoolExecutor
 from asyncpool._core.remote.agent_jobs import CREDITS
 from asyncpool.enums import Delivery
 from asyncpool.errors import NodeLostError, PoolClosedError
@@ -69,6 +70,27 @@ async def test_each_job_is_accounted_for_when_the_agent_is_killed_under_load(
     assert fates["done"] > 50
     assert fates["never begun"]
     assert fates["lost"] <= CREDITS  # those that the agent may have
+
+
+@pytest.mark.parametrize("count", [2, 6, 40])
+async def test_an_executor_ends_whose_agent_was_killed(
+    tmp_path: Path, count: int
+) -> None:
+    address = f"unix:{tmp_path}/pool.sock"
+    with server(tmp_path / "pool.sock", workers=2) as process:
+        async with patience(), Gate() as gate:
+            executor = ProcessPoolExecutor(pool=connect(address))
+            try:
+                calls = [executor.submit(jobs.wait_at, gate.path) for _ in range(count)]
+                await gate.visitor(nth=2)  # both workers have one
+                process.kill()
+                for call in calls:
+                    with pytest.raises(NodeLostError):
+                        await asyncio.wrap_future(call)
+                with pytest.raises(PoolClosedError):
+                    await asyncio.wrap_future(executor.submit(abs, -2))
+            finally:
+                await asyncio.to_thread(executor.shutdown)
 
 
 async def test_an_agent_that_was_stopped_begins_nothing_when_it_goes_on(

@@ -34,6 +34,7 @@ from asyncpool._core.main.class_reduction import mended, without_hooks
 from asyncpool._core.main.main_module import (
     CACHED,
     LAZY,
+    is_abroad,
     is_at,
     is_definition,
     is_importable,
@@ -168,11 +169,12 @@ class GlobalsPickler:
     def _refusal(
         self, name: str, value: object, reader: str | None, error: Exception
     ) -> GlobalError:
-        way_out = (
-            "put it into a module, or give the script an `if __name__ == '__main__':` guard"
-            if self._script is None
-            else "put it in front of the script's guard"
-        )
+        if is_abroad():
+            way_out = "put it into a module that the workers, which belong to another program, can import"
+        elif self._script is None:
+            way_out = "put it into a module, or give the script an `if __name__ == '__main__':` guard"
+        else:
+            way_out = "put it in front of the script's guard"
         which = f"the global {name!r}, a {type(value).__qualname__},"
         which = f"{reader} needs {which} which" if reader else which
         return GlobalError(f"{which} cannot be pickled ({error}): {way_out}")

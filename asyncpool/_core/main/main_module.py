@@ -49,6 +49,11 @@ class Abroad:
         _abroad.reset(self._before)
 
 
+def is_abroad() -> bool:
+    """Tell whether what is pickled here is for workers of another program."""
+    return _abroad.get()
+
+
 class Importing:
     """A context in which a worker imports the script at *path*."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -98,7 +99,8 @@ class JobEnds:
     def _on_failed(self, job: Job[Any], error: object) -> None:
         """Decide about a job that the agent's pool has failed."""
         if isinstance(error, WorkerCrashedError):
-            job._crashes += error.crashes
+            # The agent's pool has numbers of its own.
+            job._crashes += tuple(replace(one, job_id=job.id) for one in error.crashes)
             if self._may_go_on(job, error.kind):
                 self._try_again(job, crash_error(job, error.delivery))
                 self._again(job)

@@ -180,6 +180,7 @@ class Nodes:
             self.send(other, [number])
         if not self.any:
             for job in [*self._registry.jobs.values()]:
+                self._client.drop(job)
                 self._client.ends.fail_lost(job, node, silence, Delivery.NEVER_SENT)
         self._registry.leases.worker_gone(node.number)
         self._questions.lost(node)
@@ -201,6 +202,7 @@ class Nodes:
                 self._registry.unassign(job)
             if self.any and not bound:
                 return  # another agent gets it
+            self._client.drop(job)
         ends.fail_lost(job, node, silence, delivery)
 
     def _on_beat(self, now: float) -> None:
