@@ -59,8 +59,9 @@ def _mp_context(name: str, value: StartMethod | None) -> LauncherKind:
 
 
 def _pool(name: str, value: object) -> object:
-    # Not those of a BoundPool, which is a pool with options, and nothing to start.
-    if value is not None and not hasattr(value, "start"):
+    # A BoundPool has only the first one: it is a pool with options, and nothing to start.
+    is_pool = hasattr(value, "_running_supervisor") and hasattr(value, "start")
+    if value is not None and not is_pool:
         what = "an asyncpool.Pool, or what asyncpool.connect() returns"
         raise TypeError(f"{name} must be {what}, not {value!r}")
     return value

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Generator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -95,6 +96,12 @@ def test_a_local_pool_brings_its_options() -> None:
     ("options", "kind", "text"),
     [
         ({"pool": 5}, TypeError, r"pool must be an asyncpool\.Pool, or what"),
+        ({"pool": Thread()}, TypeError, r"pool must be an asyncpool\.Pool, or what"),
+        (
+            {"pool": Pool(1).options(timeout=3.0)},
+            TypeError,
+            r"pool must be an asyncpool\.Pool, or what",
+        ),
         ({"pool": Pool(1), "max_workers": 2}, ValueError, "max_workers must not be"),
         ({"pool": Pool(1), "initargs": (1,)}, ValueError, "initargs must not be"),
     ],
