@@ -96,7 +96,10 @@ class SharedPool(RemotePool):
             try:
                 await asyncio.get_running_loop().sock_connect(sock, self._path)
             except (FileNotFoundError, ConnectionRefusedError) as error:
-                text = f"no process shares a pool there: start 'asyncpool agent --bind unix:{self._path}', or a PoolServer"
+                text = (
+                    "no process shares a pool there: start "
+                    f"'asyncpool agent --bind unix:{self._path}', or a PoolServer"
+                )
                 raise type(error)(error.errno, text, self._path) from None
             if not is_same_user(sock):
                 raise PermissionError(

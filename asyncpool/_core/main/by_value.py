@@ -170,9 +170,15 @@ class GlobalsPickler:
         self, name: str, value: object, reader: str | None, error: Exception
     ) -> GlobalError:
         if is_abroad():
-            way_out = "put it into a module that the workers, which belong to another program, can import"
+            way_out = (
+                "put it into a module that the workers, which belong to another program, "
+                "can import"
+            )
         elif self._script is None:
-            way_out = "put it into a module, or give the script an `if __name__ == '__main__':` guard"
+            way_out = (
+                "put it into a module, or give the script an "
+                "`if __name__ == '__main__':` guard"
+            )
         else:
             way_out = "put it in front of the script's guard"
         which = f"the global {name!r}, a {type(value).__qualname__},"

@@ -92,8 +92,8 @@ def _note_on(names: tuple[str, ...]) -> str:
     which = ", ".join(map(repr, names))
     return (
         f"The worker could not make {which} of __main__ from what came by value: put it "
-        "into a module that the workers can import, or, if they are those of this script's own pool, "
-        "give the script an `if __name__ == '__main__':` guard"
+        "into a module that the workers can import, or, if they are those of this "
+        "script's own pool, give the script an `if __name__ == '__main__':` guard"
     )
 
 

@@ -204,6 +204,16 @@ def split_parts(data: bytes) -> tuple[bytes, list[memoryview]]:
     return bytes(parts[0]), parts[1:]
 
 
+def load_parts(data: bytes) -> bytes | ReceivedPickle:
+    """Return what :func:`pack_parts` was given, as a worker would have sent it.
+
+    Raises:
+        ProtocolError: If it is something else.
+    """
+    stream, buffers = split_parts(data)
+    return ReceivedPickle(stream, buffers) if buffers else stream
+
+
 def pack_numbers(numbers: list[int]) -> bytes:
     """Return the payload of ``BEGAN``."""
     return struct.pack(f">{len(numbers)}Q", *numbers)

@@ -9,11 +9,8 @@ from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.remote_messages import Message
 from asyncpool._core.remote.trace_headers import unpack_headers
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
-from asyncpool._runtime.agent.relay import Call, Payload, Relay
+from asyncpool._runtime.agent.relay import JOB_TYPES, Call, Payload, Relay
 from asyncpool.errors import ProtocolError
-from asyncpool.events import Via
-
-_WAYS: tuple[Via, ...] = ("submit", "map", "stream")
 
 
 class ClientCalls:
@@ -49,7 +46,7 @@ class ClientCalls:
         told = json.loads(message.payload)
         limits, key = JobLimits(**told["limits"]), told.get("key")
         via = told.get("via", "submit")
-        if via not in _WAYS:
+        if via not in JOB_TYPES:
             raise ProtocolError(f"the client sent a job for {via!r}")
         if key is not None and type(key) is not int:
             raise ProtocolError(f"the client sent a key of type {type(key).__name__}")

@@ -32,10 +32,18 @@ from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool._runtime.remote.packed_calls import PackedError, PackedFunctions
 from asyncpool._runtime.remote.stored_calls import StoredPayloads
 from asyncpool.errors import AsyncPoolError, JobNotPicklableError
+from asyncpool.events import Via
 
 _PLAIN_SIZE = len(PLAIN)
 _NO_KWARGS: dict[str, Any] = {}
 _EVER = math.inf
+
+# The class of jobs for each way to call a function that a client may choose.
+JOB_TYPES: dict[Via, type[Job[Any]]] = {
+    "submit": RelayedJob,
+    "map": RelayedChunk,
+    "stream": StreamJob,
+}
 
 
 # A call as its client has packed it; None if it cannot be had here.
@@ -110,11 +118,7 @@ class Relay:
         self._supervisor = supervisor
         self._traffic = supervisor.traffic
         self.functions = functions
-        functions.job_types = {
-            "submit": RelayedJob,
-            "map": RelayedChunk,
-            "stream": StreamJob,
-        }
+        functions.job_types = JOB_TYPES
         self._loop = asyncio.get_running_loop()
         self._followed = FollowedJobs(supervisor.hub)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -13,7 +13,7 @@ from asyncpool._core.remote.remote_messages import (
     PLAIN,
     Kind,
     Message,
-    split_parts,
+    load_parts,
 )
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Threads
@@ -182,9 +182,7 @@ def frame_of(job: Job[Any], message: Message) -> Frame:
     elif payload.startswith(PLAIN):
         payload = payload[_PLAIN_SIZE:]
     else:
-        payload, buffers = split_parts(payload)
-        if buffers:
-            payload = ReceivedPickle(payload, buffers)
+        payload = load_parts(payload)
     return Frame(_KINDS[message.kind], job.id, job.attempt, 0, payload)
 
 

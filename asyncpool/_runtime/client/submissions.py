@@ -21,22 +21,15 @@ from asyncpool._runtime.client.client_holds import ClientHolds
 from asyncpool._runtime.client.client_sessions import ClientSessions
 from asyncpool._runtime.client.job_waits import JobWaits
 from asyncpool._runtime.client.nodes import Nodes, no_agent
-from asyncpool._runtime.job.job import ChunkJob, Job, JobOwner, StreamJob
+from asyncpool._runtime.job.job import JOB_TYPES, Job, JobOwner
 from asyncpool._runtime.remote.stored_calls import StoredArguments
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import Packer, too_large, unpicklable
 from asyncpool.errors import JobNotPicklableError, PoolFullError
-from asyncpool.events import Via
 
 # How many large calls are pickled ahead of those that an agent has.
 _PACKED_AHEAD = 3
-
-_JOBS: dict[Via, type[Job[Any]]] = {
-    "submit": Job,
-    "map": ChunkJob,
-    "stream": StreamJob,
-}
 
 
 class Submitter(JobOwner, Protocol):
@@ -117,7 +110,7 @@ class Submissions:
         if self.stored is not None and self.stored.are_in((*args, *kwargs.values())):
             return self._submit_stored(self.stored, (function, args, kwargs), options)
         known = self._functions.of(options).find(function, options.name, options.via)
-        job: Job[Any] = _JOBS[options.via](
+        job: Job[Any] = JOB_TYPES[options.via](
             client.registry.next_id(), known, options, client, self._loop
         )
         try:
@@ -144,7 +137,7 @@ class Submissions:
         """Do the same with a call whose arguments are in part in a store of the engine."""
         client, name = self._client, options.name or function_name(call[0])
         known = self._functions.of(options).find(stored.function, name, options.via)
-        job: Job[Any] = _JOBS[options.via](
+        job: Job[Any] = JOB_TYPES[options.via](
             client.registry.next_id(), known, options, client, self._loop
         )
         try:

@@ -22,7 +22,7 @@ from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.job.progress import HeartbeatLog, Progress
 from asyncpool.enums import JobState, TimeLimit
 from asyncpool.errors import JobError, ProtocolError, job_text
-from asyncpool.events import Crash
+from asyncpool.events import Crash, Via
 
 R = TypeVar("R")
 
@@ -253,6 +253,8 @@ class Chunk:
 
     rounds: int
 
+    # No abstract base class: each time a job is sent isinstance() is asked, which takes longer there.
+
     def find_in_log(self, page: NotedPage) -> bool:
         """Find what its worker has noted; return whether it has begun with its first item."""
         raise NotImplementedError
@@ -423,3 +425,11 @@ class StreamJob(Job[Any]):
         first, self._first = self._first, None
         if first is not None:
             first.set_result(None)
+
+
+# The class of jobs for each way to call a function, where the caller is in this process.
+JOB_TYPES: dict[Via, type[Job[Any]]] = {
+    "submit": Job,
+    "map": ChunkJob,
+    "stream": StreamJob,
+}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncpool._core.pickling.out_of_band import ReceivedPickle
 from asyncpool._core.pickling.serializers import Serializer
-from asyncpool._core.remote.remote_messages import pack_parts, split_parts
+from asyncpool._core.remote.remote_messages import load_parts, pack_parts
 from asyncpool._runtime.remote.packed_calls import PackedError
 from asyncpool.errors import AsyncPoolError, BroadcastError, ProtocolError
 
@@ -51,9 +50,7 @@ def read_broadcast(
 
 
 def _value(serializer: Serializer, packed: bytes) -> Any:
-    stream, buffers = split_parts(packed)
-    payload = ReceivedPickle(stream, buffers) if buffers else stream
-    return serializer.load_value(payload)
+    return serializer.load_value(load_parts(packed))
 
 
 def _error(serializer: Serializer, found: object) -> BaseException:

@@ -10,8 +10,7 @@ from typing import Any
 
 from asyncpool._core.base import pool_messages as say
 from asyncpool._core.map.chunks import read_log
-from asyncpool._core.pickling.out_of_band import ReceivedPickle
-from asyncpool._core.remote.remote_messages import pack_parts, split_parts
+from asyncpool._core.remote.remote_messages import load_parts, pack_parts
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.job.job import ChunkJob
 from asyncpool._runtime.state.registry import Failed, load_outcome
@@ -50,13 +49,10 @@ def _find(job: ChunkJob[Any], told: bytes) -> None:
     if kind == _LOG:
         job.found = read_log(data)
         return
-    result: Any = None
     if kind == _RESULT:
-        stream, buffers = split_parts(data)
-        payload = ReceivedPickle(stream, buffers) if buffers else stream
-        frame = Frame(FrameKind.VALUE, job.id, job.attempt, 0, payload)
+        frame = Frame(FrameKind.VALUE, job.id, job.attempt, 0, load_parts(data))
         result = load_outcome(job._function.serializer, frame)
-    if result is None or isinstance(result, Failed):
-        job.find_nothing()
-    else:
-        job.find_in_result(result)
+        if not isinstance(result, Failed):
+            job.find_in_result(result)
+            return
+    job.find_nothing()

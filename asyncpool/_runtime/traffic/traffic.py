@@ -28,7 +28,7 @@ from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import elsewhere
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.outbox import NOT_PUT
-from asyncpool._runtime.job.job import Chunk, ChunkJob, Job, StreamJob
+from asyncpool._runtime.job.job import JOB_TYPES, Chunk, Job
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.function_tables import FunctionTables
@@ -48,16 +48,9 @@ from asyncpool._runtime.traffic.stall_watch import StallWatch
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import AsyncPoolError, JobNotPicklableError, ProtocolError
-from asyncpool.events import Via
 
 _MANAGERS = "multiprocessing.managers"
 _modules = sys.modules
-
-_JOBS: dict[Via, type[Job[Any]]] = {
-    "submit": Job,
-    "map": ChunkJob,
-    "stream": StreamJob,
-}
 
 
 class Traffic:
@@ -124,7 +117,7 @@ class Traffic:
             except AsyncPoolError:
                 self._count_refusal(function, options)
                 raise
-            functions, registry, types = self._functions, state.registry, _JOBS
+            functions, registry, types = self._functions, state.registry, JOB_TYPES
             if options.codec is not None:
                 functions = self.functions.of(options)
                 types = functions.job_types or types
