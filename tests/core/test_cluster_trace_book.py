@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from asyncpool._core.trace.cluster_trace_book import ClusterTraceBook, Counted
-from asyncpool.enums import CrashKind, NextStep
 from asyncpool.events import (
-    Crash,
     Crashed,
     Event,
     Exited,
@@ -17,24 +15,11 @@ from asyncpool.events import (
     Retiring,
     Spawned,
 )
+from tests.helpers.crashes import crash_with
 from tests.helpers.traces import Slice, Traced, check
 
 SLOT_0, SLOT_1 = 10_000, 20_000
-CRASH = Crash(
-    slot=0,
-    generation=1,
-    pid=70,
-    exit_code=None,
-    signal="SIGSEGV",
-    kind=CrashKind.CRASH,
-    uptime=1.0,
-    job_id=None,
-    attempt=0,
-    detail="",
-    stderr_tail=("first", "last"),
-    next_step=NextStep.RESTART,
-    stack="here",
-)
+CRASH = crash_with(stack="here")
 
 
 def book() -> ClusterTraceBook:

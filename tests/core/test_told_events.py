@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from asyncpool._core.trace.told_events import told_of
-from asyncpool.enums import CrashKind, NextStep
-from asyncpool.events import Crash, Crashed, GaveUp, Retiring
+from asyncpool.enums import NextStep
+from asyncpool.events import Crashed, GaveUp, Retiring
+from tests.helpers.crashes import crash_with
 
-CRASH = Crash(
-    slot=0,
-    generation=1,
-    pid=70,
-    exit_code=None,
-    signal="SIGSEGV",
-    kind=CrashKind.CRASH,
-    uptime=1.0,
-    job_id=None,
-    attempt=0,
-    detail="",
-    stderr_tail=("first", "last"),
-    next_step=NextStep.CLOSE,
-)
+CRASH = crash_with(next_step=NextStep.CLOSE)
 
 
 def test_an_event_is_told_by_its_fields() -> None:

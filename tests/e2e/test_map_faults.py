@@ -25,15 +25,9 @@ from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
+from tests.helpers.signing import Item, signing
 
 pytestmark = BOTH_LOOPS
-
-Item = tuple[str, Any]
-
-
-def signing(path: Path, count: int) -> list[Item]:
-    """Return items that each leave a line, so that it is known which were run."""
-    return [("sign", (str(path), n)) for n in range(count)]
 
 
 def signed(path: Path) -> list[int]:

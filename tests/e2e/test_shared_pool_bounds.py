@@ -32,18 +32,18 @@ from asyncpool._core.wire.frames import HEADER_SIZE, FrameKind, header
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.remote.carrier import greeting, pack_greeting
 from asyncpool._runtime.remote.unix_carrier import UnixCarrier
-from asyncpool.enums import CrashKind, Delivery, NextStep
+from asyncpool.enums import Delivery
 from asyncpool.errors import (
     JobNotPicklableError,
     NodeLostError,
     ProtocolError,
     WorkerCrashedError,
 )
-from asyncpool.events import Crash
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, SharedPool, connect
 from asyncpool.sharedpool._server import MOST_STRANGERS
 from tests.helpers import jobs
+from tests.helpers.crashes import crash_with
 from tests.helpers.gate import short_folder
 from tests.helpers.inside import waiting_jobs
 from tests.helpers.locked_folder import assert_waits, locked
@@ -446,20 +446,7 @@ async def test_a_job_whose_end_cannot_be_read_counts_as_begun(end: Message) -> N
 async def test_what_is_told_of_a_dead_chunk_and_cannot_be_read_counts_as_begun(
     told: bytes,
 ) -> None:
-    crash = Crash(
-        slot=0,
-        generation=1,
-        pid=4000,
-        exit_code=None,
-        signal="SIGKILL",
-        kind=CrashKind.CRASH,
-        uptime=1.0,
-        job_id=1,
-        attempt=1,
-        detail="",
-        stderr_tail=(),
-        next_step=NextStep.RESTART,
-    )
+    crash = crash_with(job_id=1, attempt=1)
     crashed = WorkerCrashedError(
         job_id=1, crashes=(crash,), delivery=Delivery.STARTED, function="square"
     )

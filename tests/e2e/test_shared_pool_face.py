@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Job, LeaseKeeper, Pool, ProcessPoolExecutor, Stream
+from asyncpool import Job, LeaseKeeper, ProcessPoolExecutor, Stream
 from asyncpool.errors import (
     BroadcastError,
     JobTimeoutError,
@@ -22,13 +22,13 @@ from asyncpool.errors import (
     WorkerHungError,
 )
 from asyncpool.events import Exited, JobEnded, JobQueued, JobStarted, Ready
-from asyncpool.sharedpool import PoolServer, connect
+from asyncpool.sharedpool import connect
 from tests.helpers import beats, jobs, streams
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import collect, next_of
-from tests.helpers.shared_pools import shared
+from tests.helpers.shared_pools import pool_and_client, shared
 
 pytestmark = BOTH_LOOPS
 
@@ -68,13 +68,7 @@ async def test_a_map_takes_a_chunksize(tmp_path: Path) -> None:
 
 
 async def test_a_crash_has_the_clients_number_of_its_job(tmp_path: Path) -> None:
-    path = tmp_path / "pool.sock"
-    async with (
-        patience(),
-        Pool(1) as pool,
-        PoolServer(pool, path),
-        connect(f"unix:{path}") as client,
-    ):
+    async with patience(), pool_and_client(tmp_path, workers=1) as (pool, client):
         for _ in range(3):
             await pool.submit(jobs.pid)
         lost: Job[None] = client.submit(os._exit, 3)

@@ -25,14 +25,11 @@ from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import stop
 from tests.helpers.shared_pools import client, server
+from tests.helpers.signing import numbers_in
 
 pytestmark = BOTH_LOOPS
 
 COUNT = 4000
-
-
-def numbers_in(path: Path) -> Counter[int]:
-    return Counter(int(line) for line in path.read_text().split())
 
 
 async def test_each_job_is_accounted_for_when_the_agent_is_killed_under_load(

@@ -21,27 +21,17 @@ from asyncpool.errors import (
     WorkerCrashedError,
 )
 from asyncpool.pool import Pool
-from asyncpool.sharedpool import PoolServer, connect
+from asyncpool.sharedpool import connect
 from tests.helpers import jobs, scribbles
 from tests.helpers.gate import Gate
 from tests.helpers.inside import check_for_stalls
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.nodes import nodes_pool
 from tests.helpers.patience import patience
-from tests.helpers.shared_pools import server, shared
+from tests.helpers.shared_pools import pool_and_client, server, shared
+from tests.helpers.signing import Item, numbers_in, signing
 
 pytestmark = BOTH_LOOPS
-
-Item = tuple[str, Any]
-
-
-def signing(path: Path, count: int) -> list[Item]:
-    """Return items that each leave a line, so that it is known which were run."""
-    return [("sign", (str(path), n)) for n in range(count)]
-
-
-def signed(path: Path) -> Counter[int]:
-    return Counter(int(line) for line in path.read_text().split())
 
 
 async def test_items_travel_together_and_come_in_order(tmp_path: Path) -> None:
@@ -69,12 +59,9 @@ async def test_slow_items_travel_alone_until_they_are_short_again(
 
 async def test_each_function_has_its_own_figures_at_the_agent(tmp_path: Path) -> None:
     """All chunks are calls of one function, which stands for that of the map."""
-    path = tmp_path / "pool.sock"
     async with (
         patience(),
-        Pool(1) as pool,
-        PoolServer(pool, path),
-        connect(f"unix:{path}") as client,
+        pool_and_client(tmp_path, workers=1) as (pool, client),
     ):
         for function in (jobs.square, jobs.pid_for, jobs.square):
             await client.map(function, range(10), chunksize=5, buffersize=20)
@@ -106,7 +93,7 @@ async def test_a_crash_costs_one_item_and_none_is_run_twice(
     assert lost.error.delivery is Delivery.STARTED
     others = [n for n in range(10) if n != at]
     assert [one.result() for one in found if one.ok] == others
-    assert signed(path) == Counter(others)
+    assert numbers_in(path) == Counter(others)
 
 
 async def test_only_the_client_unpickles_what_the_dead_have_noted(
@@ -155,7 +142,7 @@ async def test_only_the_item_that_was_lost_is_tried_again(tmp_path: Path) -> Non
     assert type(found[4].error) is WorkerCrashedError
     assert len(found[4].error.crashes) == 2, "in the two attempts that it had alone"
     assert [one.result() for one in found[5:]] == [1, 1]
-    assert signed(path) == Counter(range(4))
+    assert numbers_in(path) == Counter(range(4))
 
 
 @pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
@@ -172,19 +159,16 @@ async def test_the_timeout_is_for_each_item(tmp_path: Path, on_cancel: Any) -> N
     assert isinstance(error, JobTimeoutError)
     assert (error.limit, error.seconds) == ("timeout", 1.0)
     assert "choose" in error.stack
-    assert signed(path) == Counter([0, 1, 2, 3, 4, 0, 1, 2])
+    assert numbers_in(path) == Counter([0, 1, 2, 3, 4, 0, 1, 2])
 
 
 async def test_items_behind_one_that_takes_long_go_in_other_jobs(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "pool.sock"
     async with (
         patience(),
         Gate() as gate,
-        Pool(2) as pool,
-        PoolServer(pool, path),
-        connect(f"unix:{path}") as client,
+        pool_and_client(tmp_path, workers=2) as (pool, client),
     ):
         items: list[Item] = [("pid", None), ("wait", gate.path), *[("pid", None)] * 6]
         choices = client.map(jobs.choose, items, chunksize=8, buffersize=64)
@@ -268,7 +252,7 @@ async def test_each_item_is_accounted_for_when_the_agent_is_killed(
     assert fates.total() == count
     assert fates["done"] > 100
     assert fates["started"]
-    began = signed(path)
+    began = numbers_in(path)
     assert set(began.values()) == {1}, "nothing twice"
     # The one at the gate has left no line.
     assert fates["done"] <= len(began) < fates["done"] + fates["started"]
@@ -290,5 +274,5 @@ async def test_the_items_of_a_lost_node_go_to_another_one(tmp_path: Path) -> Non
             if len(found) == 100:
                 pool.networks[0].parted = True
     assert found == list(range(count))
-    assert max(signed(path).values()) <= 2
-    assert len(signed(path)) == count
+    assert max(numbers_in(path).values()) <= 2
+    assert len(numbers_in(path)) == count

@@ -15,7 +15,7 @@ from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, SharedPool, connect
 from tests.helpers.patience import PATIENCE
 
-__all__ = ["client", "server", "shared"]
+__all__ = ["client", "pool_and_client", "server", "shared"]
 
 SERVER = """
 import asyncio, sys
@@ -38,13 +38,22 @@ async def shared(
     tmp_path: Path, workers: int = 2, **options: Any
 ) -> AsyncGenerator[SharedPool]:
     """Yield the client of a pool in this process."""
+    async with pool_and_client(tmp_path, workers, **options) as (_, client):
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def pool_and_client(
+    tmp_path: Path, workers: int = 2, **options: Any
+) -> AsyncGenerator[tuple[Pool, SharedPool]]:
+    """Yield a pool in this process, and a client of it."""
     path = str(tmp_path / "pool.sock")
     async with (
         Pool(workers, **options) as pool,
         PoolServer(pool, path),
         connect(f"unix:{path}") as client,
     ):
-        yield client
+        yield pool, client
 
 
 @contextlib.contextmanager
