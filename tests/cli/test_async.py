@@ -21,6 +21,7 @@ from tests.helpers.command import (
     wait_until,
     write_module,
 )
+from tests.helpers.patience import PATIENCE
 
 WORK = """
     import asyncio, functools, os, signal, time
@@ -320,7 +321,7 @@ def test_concurrency_has_bounds(folder: Path, number: str) -> None:
 
 def test_a_call_that_raises_shows_its_traceback(folder: Path) -> None:
     process = start_command(folder, "call", "work:picky", "1")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (1, "")
     # On a busy machine the call may have kept its loop for long, which is told before.
     told = err.splitlines()

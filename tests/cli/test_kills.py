@@ -121,7 +121,6 @@ def check_files(folder: Path, *, ordered: bool) -> None:
         assert lines == expected
 
 
-@pytest.mark.timeout(300)
 def test_two_hundred_kills_lose_nothing(server: Server, tmp_path: Path) -> None:
     draw = random.Random(20)
     kills, number, ended = 0, 0, 0

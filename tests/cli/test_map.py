@@ -24,6 +24,7 @@ from tests.helpers.command import (
     wait_until,
     write_module,
 )
+from tests.helpers.patience import PATIENCE
 
 WORK = """
     import os, signal, sys, time
@@ -490,7 +491,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(folder: Path) -> None:
     process.stdout.close()
     assert process.stderr is not None
     assert process.stderr.read() == ""
-    assert process.wait(20) == 141
+    assert process.wait(PATIENCE) == 141
     assert process.stdin is not None
     process.stdin.close()
     process.stderr.close()
@@ -666,7 +667,7 @@ def test_mistakes_are_told_without_a_traceback(
     other.execute("CREATE TABLE t (x)")
     other.close()
     process = start_command(folder, "map", *asked)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (2, "")
     assert complaint in err
     # The user's own, of the module that cannot be imported, is all there may be.
@@ -760,7 +761,7 @@ def test_a_module_that_crashes_costs_no_more_than_workers(folder: Path) -> None:
     numbers(folder, 3)
     write_module(folder, "import os; os.abort()", "deadly")
     process = start_command(folder, "map", "deadly:f", "in.jsonl")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (3, "")
     assert "SIGABRT" in err
     assert "Traceback" not in err

@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from typing import Any, ClassVar, get_args
 
-import pytest
 from hypothesis import seed, settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -976,7 +975,6 @@ _ROUNDS = 12
 _USUAL = 60
 
 
-@pytest.mark.timeout(600)  # half a minute alone, two beside others on a slow machine
 def test_the_model_does_all_that_it_is_for_and_keeps_its_promises() -> None:
     seen, rounds = SupervisionMachine.seen, 0
     seen.clear()

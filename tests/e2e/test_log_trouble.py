@@ -19,7 +19,7 @@ from tests.helpers.inside import (
     break_threads_of_executors,
     shorten_grace_of_callbacks,
 )
-from tests.helpers.patience import patience
+from tests.helpers.patience import PATIENCE, patience
 
 
 @pytest.mark.logs("callback-failed")
@@ -34,7 +34,7 @@ def test_a_callback_that_ends_the_thread_of_an_executor() -> None:
         future = executor.submit(jobs.square, 3)
         future.add_done_callback(leave)
         assert future.result() == 9
-        assert called.wait(60)
+        assert called.wait(PATIENCE)
         assert executor.submit(jobs.square, 2).result() == 4
 
 

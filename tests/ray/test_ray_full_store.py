@@ -17,7 +17,7 @@ from tests.helpers.jobs import square
 from tests.helpers.patience import patience
 from tests.helpers.ray_clusters import LocalNodes, local_nodes
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio
 
 STORE_HAS_NO_ROOM = 120_000_000
 

@@ -19,7 +19,7 @@ from tests.helpers.jobs import sign, square
 from tests.helpers.patience import patience
 from tests.helpers.ray_clusters import LocalNodes, agents, local_nodes, until
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio
 
 KILLS = 10
 
