@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from functools import cache
 
 import pytest
@@ -53,3 +54,39 @@ def test_each_file_is_there(guide: str, name: str) -> None:
 @pytest.mark.parametrize(("guide", "owner", "name"), named(MEMBER))
 def test_each_class_has_what_is_named(guide: str, owner: str, name: str) -> None:
     assert any(has(source, owner, name) for source in sources()), guide
+
+
+def contracts() -> dict[str, list[list[str]]]:
+    """Return the order of what each package has, the highest first, by the package's name."""
+    text = (ROOT / "pyproject.toml").read_text()
+    found = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
+    return {
+        contract["containers"][0]: [
+            re.split(r"\W+", layer) for layer in contract["layers"]
+        ]
+        for contract in found
+        if contract["type"] == "layers"
+    }
+
+
+def test_the_page_on_the_architecture_has_each_layer() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page[page.index("## The layers") : page.index("## Who decides what")]
+    rows = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
+    listed = [name for row in rows for name in re.findall("`(.+?)`", row)]
+    layers = [name for layer in contracts()["asyncpool"] for name in layer]
+    assert sorted(listed) == sorted(layers)
+
+
+def test_the_guide_for_contributors_has_the_rooms_in_their_order() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| `(_\w+)`: [^|]+ \| (.+?) \|$", guide, re.MULTILINE)
+    listed = {
+        f"asyncpool.{layer}": [re.findall("`(.+?)`", room) for room in rooms.split(";")]
+        for layer, rooms in rows
+    }
+    assert listed == {
+        package: rooms
+        for package, rooms in contracts().items()
+        if package != "asyncpool"
+    }
