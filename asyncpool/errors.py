@@ -684,10 +684,14 @@ class NodeLostError(WorkerCrashedError):
     Attributes:
         node: The name of the agent.
         silence: How many seconds before that the agent was last heard.
+        own_silence: For how many seconds this program had told the agent nothing, if the agent
+            may have given it up for that; else 0.  Its event loop was blocked, or its process
+            was stopped.
     """
 
     node: str
     silence: float
+    own_silence: float
 
     def __init__(
         self,
@@ -697,6 +701,7 @@ class NodeLostError(WorkerCrashedError):
         delivery: Delivery,
         node: str,
         silence: float,
+        own_silence: float = 0.0,
         function: str = "",
     ) -> None:
         super().__init__(
@@ -704,11 +709,17 @@ class NodeLostError(WorkerCrashedError):
         )
         gone = f"agent {node} is gone, or has given this client up"
         job = f"{job_text(job_id, function)} {_DELIVERED[delivery]}"
-        self.args: tuple[Any, ...] = (
-            f"{gone}; it was heard last {silence:.1f} s before; {job}",
-        )
+        if own_silence:
+            why = (
+                f", which was silent for {own_silence:.1f} s: its event loop was blocked, or its "
+                "process was stopped"
+            )
+        else:
+            why = f"; it was heard last {silence:.1f} s before"
+        self.args: tuple[Any, ...] = (f"{gone}{why}; {job}",)
         self.node = node
         self.silence = silence
+        self.own_silence = own_silence
 
 
 def _show(error: BaseException) -> str:

@@ -219,6 +219,17 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         "agent models@4711 is gone, or has given this client up; it was heard last 0.5 s before; "
         "job 17 had started"
     ),
+    NodeLostError(
+        job_id=17,
+        crashes=(OUT_OF_MEMORY,),
+        delivery=Delivery.STARTED,
+        node="models@4711",
+        silence=0.0,
+        own_silence=61.25,
+    ): (
+        "agent models@4711 is gone, or has given this client up, which was silent for 61.2 s: its "
+        "event loop was blocked, or its process was stopped; job 17 had started"
+    ),
 }
 
 

@@ -214,6 +214,7 @@ class Engine:
             self._break(partial(_not_started, self._pool.name, error))
             return
         supervisor = self._supervisor = self._pool._running_supervisor()  # noqa: SLF001
+        supervisor.limit_ahead()  # a call that an agent has counts as running
         self._traffic = supervisor.traffic
         # A pool that others share has as many workers as they have given it.
         self._workers = self._room = supervisor.most_workers * supervisor.concurrency

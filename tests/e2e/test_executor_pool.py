@@ -17,6 +17,7 @@ from asyncpool import Pool, ProcessPoolExecutor, connect
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
 from tests.helpers.shared_pools import server
+from tests.helpers.waiting_room import WaitingRoom
 
 
 @pytest.fixture
@@ -44,6 +45,23 @@ def test_calls_of_two_executors_run_in_the_same_workers(path: Path) -> None:
         assert one.submit(jobs.square, 3).result(PATIENCE) == 9
         one.shutdown()
         assert two.submit(jobs.square, 4).result(PATIENCE) == 16
+
+
+def test_a_call_that_cannot_begin_soon_can_be_cancelled(path: Path) -> None:
+    with WaitingRoom() as room:
+        executor = ProcessPoolExecutor(pool=connect(f"unix:{path}"))
+        calls = [executor.submit(jobs.wait_at, room.path) for _ in range(300)]
+        room.admit()
+        room.admit()
+        executor.shutdown(wait=False, cancel_futures=True)
+        running = [call for call in calls if not call.cancelled()]
+        # For each of two workers: one that runs, one that is next there, one that is here.
+        assert 2 <= len(running) <= 6
+        for _ in running[2:]:
+            room.release()
+            room.admit()
+        room.release()
+        assert {call.result(PATIENCE) for call in running} == {"go"}
 
 
 async def _in_a_loop(executor: ProcessPoolExecutor) -> list[int]:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,14 @@ async def test_an_executor_ends_whose_agent_was_killed(
                 calls = [executor.submit(jobs.wait_at, gate.path) for _ in range(count)]
                 await gate.visitor(nth=2)  # both workers have one
                 process.kill()
+                fates: Counter[type] = Counter()
                 for call in calls:
-                    with pytest.raises(NodeLostError):
+                    with pytest.raises(BrokenProcessPool) as broken:
                         await asyncio.wrap_future(call)
+                    fates[type(broken.value).__base__ or object] += 1
+                # Those that the agent had; the pool was closed before the others had their turn.
+                assert fates[NodeLostError] >= 2
+                assert fates.total() == fates[NodeLostError] + fates[PoolClosedError]
                 with pytest.raises(PoolClosedError):
                     await asyncio.wrap_future(executor.submit(abs, -2))
             finally:
@@ -231,6 +237,27 @@ async def test_a_program_that_blocks_its_loop_for_long_loses_nothing(
         visitor.release()
         assert await job == "go"
         assert await client.submit(jobs.square, 5) == 25
+
+
+async def test_a_client_that_was_given_up_for_its_own_silence_is_told_so(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pool.sock"
+    with server(path, client_timeout=1.0):
+        async with patience(2), Gate() as gate, connect(f"unix:{path}") as client:
+            job = client.submit(jobs.wait_at, gate.path)
+            await gate.visitor()
+            until = time.monotonic() + 2.5
+            while (
+                time.monotonic() < until
+            ):  # as a program does that computes in its loop
+                pass
+            with pytest.raises(NodeLostError, match="which was silent for") as lost:
+                await job
+            assert lost.value.own_silence >= 2.0
+            assert lost.value.silence < 2.0
+            detail = lost.value.crashes[0].detail
+            assert "has given this client up, which was silent for" in detail
 
 
 def _note(order: list[str], name: str, _: asyncio.Future[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class Trust(IntEnum):
@@ -11,6 +12,19 @@ class Trust(IntEnum):
     TRUSTED = 0
     SUSPECTED = 1
     LOST = 2
+
+
+class Silence(NamedTuple):
+    """For how long two processes have not heard each other.
+
+    Attributes:
+        agent: For how many seconds the agent was not heard.
+        own: For how many seconds before it was lost this process had said nothing, if that may be
+            why; else 0.
+    """
+
+    agent: float
+    own: float
 
 
 class SignsOfLife:
@@ -37,7 +51,7 @@ class SignsOfLife:
             )
         self._suspect_after = lease / 2
         self._patience = patience
-        self._deaf = 0.0
+        self._deaf = self._last_late = 0.0
         self.heard_at = now
 
     def heard(self, now: float) -> None:
@@ -48,6 +62,7 @@ class SignsOfLife:
     def held_up(self, seconds: float) -> None:
         """Record that this process could hear nobody for so long: that is no silence."""
         self._deaf += seconds
+        self._last_late = seconds
 
     def trust(self, now: float) -> Trust:
         """Return what to think of the agent *now*."""
@@ -55,3 +70,13 @@ class SignsOfLife:
         if silent >= self._patience:
             return Trust.LOST
         return Trust.SUSPECTED if silent >= self._suspect_after else Trust.TRUSTED
+
+    def silence(self, now: float, late: float) -> Silence:
+        """Return how silent both were before the agent was lost.
+
+        Args:
+            now: The time.
+            late: How late this process is now with what it was to say.
+        """
+        own = max(late, self._last_late)
+        return Silence(now - self.heard_at, own if own >= self._suspect_after else 0.0)

@@ -298,6 +298,10 @@ class Client:
         """How many jobs no agent has."""
         return self.jobs.waiting
 
+    def limit_ahead(self) -> None:
+        """Let agents have only jobs that they can begin soon, so that others can be cancelled here."""
+        self.nodes.limit_ahead()
+
     def close(self, finish: Finish = Finish.NONE, timeout: float | None = 0.0) -> None:
         """Give up every job and leave the agents; called as that of a local pool's supervisor."""
         del finish, timeout

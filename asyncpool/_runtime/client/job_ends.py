@@ -15,6 +15,7 @@ from asyncpool._core.remote.remote_messages import (
     Message,
     load_parts,
 )
+from asyncpool._core.remote.suspicion import Silence
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.node import Node
@@ -132,7 +133,7 @@ class JobEnds:
 
     # Agents that are lost.
 
-    def lost_attempt(self, job: Job[Any], node: Node, silence: float) -> bool:
+    def lost_attempt(self, job: Job[Any], node: Node, silence: Silence) -> bool:
         """Count the attempt of a job whose agent is lost; return whether there is another."""
         job._crashes += (_crash(job, node, silence),)
         again = self._may_go_on(job, CrashKind.CRASH)
@@ -148,7 +149,7 @@ class JobEnds:
             watch.again(job, error)
 
     def fail_lost(
-        self, job: Job[Any], node: Node, silence: float, delivery: Delivery
+        self, job: Job[Any], node: Node, silence: Silence, delivery: Delivery
     ) -> None:
         """Fail a job whose agent is lost."""
         if delivery is Delivery.STARTED and isinstance(job, ChunkJob):
@@ -159,7 +160,8 @@ class JobEnds:
             delivery=delivery,
             function=job._function.name,
             node=node.name,
-            silence=silence,
+            silence=silence.agent,
+            own_silence=silence.own,
         )
         self._registry.fail(job, error)
 
@@ -186,7 +188,11 @@ def frame_of(job: Job[Any], message: Message) -> Frame:
     return Frame(_KINDS[message.kind], job.id, job.attempt, 0, payload)
 
 
-def _crash(job: Job[Any], node: Node, silence: float) -> Crash:
+def _crash(job: Job[Any], node: Node, silence: Silence) -> Crash:
+    if silence.own:
+        why = f"is gone, or has given this client up, which was silent for {silence.own:.1f} s"
+    else:
+        why = f"is gone, heard last {silence.agent:.1f} s before"
     return Crash(
         slot=0,
         generation=node.number,
@@ -197,7 +203,7 @@ def _crash(job: Job[Any], node: Node, silence: float) -> Crash:
         uptime=0.0,
         job_id=job.id,
         attempt=job.attempt,
-        detail=f"its agent {node.name} is gone, heard last {silence:.1f} s before",
+        detail=f"its agent {node.name} {why}",
         stderr_tail=(),
         next_step=NextStep.CLOSE,
         function=job._function.name,

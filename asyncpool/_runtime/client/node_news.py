@@ -11,6 +11,7 @@ from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.lent_parts import LENT
 from asyncpool._core.remote.own_objects import kind_of, load_own
 from asyncpool._core.remote.remote_messages import Kind, Message, unpack_numbers
+from asyncpool._core.remote.suspicion import Silence
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.client.client_holds import ClientHolds
@@ -28,6 +29,7 @@ from asyncpool.events import Event
 
 _ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
 _MAY_BE_LENT = frozenset((Kind.VALUE, Kind.ITEM))
+_HEARD = Silence(0.0, 0.0)
 _RAN = frozenset((Kind.VALUE, Kind.ERROR))  # they have begun, heard of or not
 
 
@@ -127,7 +129,7 @@ class NodeNews:
         except BaseException as error:
             # The agent is lost for that, and its jobs with it, of which this is none any more.
             if not job.done():
-                self._client.ends.fail_lost(job, node, 0.0, Delivery.STARTED)
+                self._client.ends.fail_lost(job, node, _HEARD, Delivery.STARTED)
             if isinstance(error, ProtocolError) or not isinstance(error, Exception):
                 raise
             # An error of asyncpool's own may have attributes that no agent gives it.

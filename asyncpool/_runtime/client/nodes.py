@@ -11,7 +11,7 @@ from typing import Any, cast
 from asyncpool._core.remote.reliable_link import MAX_PIECE, Batch
 from asyncpool._core.remote.remote_messages import PLAIN, Kind, Message
 from asyncpool._core.remote.slot_numbers import SLOTS
-from asyncpool._core.remote.suspicion import SignsOfLife, Trust
+from asyncpool._core.remote.suspicion import SignsOfLife, Silence, Trust
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.client.loads import Loads
 from asyncpool._runtime.client.node import Node
@@ -49,6 +49,7 @@ class Nodes:
         self, client: NodeOwner, questions: Questions, patience: float | None
     ) -> None:
         self.expected = False
+        self._is_limited = False
         self._client = client
         self._jobs, self._registry = client.jobs, client.registry
         self._questions = questions
@@ -133,11 +134,19 @@ class Nodes:
 
     def _most(self, node: Node, now: float) -> int:
         """Return how many jobs an agent may have: all that it takes, if no other one takes any."""
-        return node.window.size(now) if self._are_several else node.credits
+        if self._are_several or self._is_limited:
+            return node.window.size(now)
+        return node.credits
 
     def _refill(self, node: Node, now: float) -> None:
         self._jobs.allow(node.number, self._most(node, now))
         self.send(node.number, self._jobs.refill(node.number))
+
+    def limit_ahead(self) -> None:
+        """Let an agent have no more jobs than it can begin soon, also if it is alone."""
+        self._is_limited, now = True, self._loop.time()
+        for node in [*self._nodes.values()]:
+            self._refill(node, now)
 
     def give_up(self, error: AsyncPoolError) -> None:
         """Expect no other agent; if there is none, all jobs fail with *error*."""
@@ -167,7 +176,8 @@ class Nodes:
         if node.number not in self._nodes:
             return
         self._leave(node)
-        silence = self._loop.time() - node.signs.heard_at
+        now = self._loop.time()
+        silence = node.signs.silence(now, now - self._beat.due)
         self._jobs.began(node.number, node.begun())
         losses, pairs = self._jobs.lose(node.number)
         self._client.sessions.lost(node)
@@ -188,7 +198,7 @@ class Nodes:
         self._turned.set()
 
     def _on_loss(
-        self, job: Job[Any], node: Node, silence: float, delivery: Delivery
+        self, job: Job[Any], node: Node, silence: Silence, delivery: Delivery
     ) -> None:
         self._client.waits.forget(job.id)
         ends, bound = self._client.ends, job._options.bound is not None

@@ -268,6 +268,9 @@ class Supervisor:
         """How many jobs are with no worker."""
         return self._state.core.dispatcher.waiting
 
+    def limit_ahead(self) -> None:
+        """Do nothing: its workers never have more jobs than they can begin soon."""
+
     async def where(self) -> dict[int, str]:
         """Return where the threads of all workers are, by slot."""
         slots = [slot for slot in self._state.core.slots if slot.state in _ALIVE]
