@@ -502,6 +502,10 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
     def _supervisor(self) -> Supervisor | None:
         return self._life.supervisor
 
+    @property
+    def _is_started(self) -> bool:
+        return self._life.supervisor is not None
+
     def _running_supervisor(self) -> Supervisor:
         return self._life.supervisor or self._life.running()
 

@@ -63,6 +63,11 @@ class EnginePool(Protocol):
         """Finish its jobs, and end it."""
         ...
 
+    @property
+    def _is_started(self) -> bool:
+        """Whether it has been started before."""
+        ...
+
     def _running_supervisor(self) -> Supervisor:
         """Return what runs its jobs."""
         ...

@@ -40,7 +40,7 @@ def connect(
 
     Raises:
         ValueError: If the address is no such one, *node_timeout* or *max_queued*
-            not positive.
+            not positive, or there are *functions* or *errors* without a *codec*.
         TypeError: If an argument is of the wrong type.
         ImportError: If the package of *codec* is not installed.
     """
@@ -51,6 +51,11 @@ def connect(
         check_seconds("node_timeout", node_timeout)
     if max_queued is not None:
         check_int("max_queued", max_queued, at_least=1)
+    for name, value in (("functions", functions), ("errors", errors)):
+        if codec is None and value:
+            raise ValueError(
+                f"{name} is for pools with a codec, and there is no codec here"
+            )
     data = None if codec is None else DataOnly(format_of(codec), functions, errors)
     return SharedPool(
         address.removeprefix(_UNIX),

@@ -230,6 +230,10 @@ class RemotePool(Orders, JobsListened, Caller):
             raise PoolClosedError(f"{self._title} was not started: use 'async with'")
         return self._client
 
+    @property
+    def _is_started(self) -> bool:
+        return self._life.client is not None
+
     def _running_supervisor(self) -> Supervisor:
         # What callers, maps, streams and sessions need of a supervisor, a client has too.
         return cast("Supervisor", self._open())

@@ -129,3 +129,16 @@ def test_what_the_pool_decides_is_not_asked_for_twice(
 ) -> None:
     with pytest.raises(kind, match=text):
         ProcessPoolExecutor(**options)
+
+
+@pytest.mark.asyncio
+async def test_a_pool_that_has_been_started_is_refused(path: Path) -> None:
+    async with Pool(1) as local, connect(f"unix:{path}") as shared:
+        pools: list[Any] = [local, shared]
+        for pool in pools:
+            with pytest.raises(ValueError, match="pool has been started: the executor"):
+                ProcessPoolExecutor(pool=pool)
+            assert await pool.submit(jobs.square, 3) == 9
+    for pool in pools:  # and when it is over
+        with pytest.raises(ValueError, match="pool has been started: the executor"):
+            ProcessPoolExecutor(pool=pool)

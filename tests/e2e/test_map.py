@@ -189,6 +189,23 @@ async def test_inputs_that_end_in_a_cancellation_are_not_complete(
         await assert_serves(pool)
 
 
+@pytest.mark.parametrize("kind", [GeneratorExit, asyncio.CancelledError])
+async def test_any_error_of_plain_inputs_comes_after_what_was_before(
+    kind: type[BaseException],
+) -> None:
+    def inputs() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise kind("no more")
+
+    async with patience(), Pool(1) as pool:
+        found: list[int] = []
+        with pytest.raises(kind, match="no more"):
+            await collect(pool.map(jobs.square, inputs()), found)
+        assert found == [1, 4]
+        await assert_serves(pool)
+
+
 async def test_async_inputs_are_closed_by_the_task_that_draws_them() -> None:
     tasks: list[asyncio.Task[Any] | None] = []
 

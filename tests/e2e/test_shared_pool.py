@@ -180,6 +180,13 @@ async def test_a_client_that_floods_does_not_hold_up_another(tmp_path: Path) -> 
         assert order.index("other") < 2500
 
 
+async def test_what_is_for_pools_with_a_codec_is_refused_without_one() -> None:
+    with pytest.raises(ValueError, match="functions is for pools with a codec"):
+        connect("unix:pool.sock", functions=[double])
+    with pytest.raises(ValueError, match="errors is for pools with a codec"):
+        connect("unix:pool.sock", errors=[ValueError])
+
+
 async def test_what_cannot_work_together_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,9 @@ class SyncSource:
                     break
                 if turn.over:  # the iterator is slow, so other code must have the loop
                     break
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the iterable's
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the iterable's
             # This is no await, so even a CancelledError is an error of the iterator's.
             self.error, self.exhausted = error, True
         return found
