@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._cli.serve.serve_log import Repeats
+from asyncpool._cli.logs.command_log import Repeats
 
 
 def test_a_few_of_a_kind_are_shown_and_then_their_number() -> None:

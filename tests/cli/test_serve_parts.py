@@ -22,10 +22,10 @@ from rich.console import Console
 
 from asyncpool import Cluster, PoolBrokenError, WorkerLimits
 from asyncpool._cli.live.status_view import status_view
+from asyncpool._cli.logs.command_log import CommandLog, cannot_be_loaded
+from asyncpool._cli.logs.log_formats import TextFormat
 from asyncpool._cli.serve import file_changes, serve_command, serving
 from asyncpool._cli.serve.file_changes import Changes
-from asyncpool._cli.serve.log_formats import TextFormat
-from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._core.base.pool_messages import ERROR_LINE, WORKER_CRASHED
 from asyncpool._core.cluster.server_messages import CHANGE_AWAITED, NOT_LOADED
@@ -69,7 +69,7 @@ class Busy:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def run(*failures: OSError) -> int:
         Busy.failures = [*failures]
-        return asyncio.run(Serving(PLAN, ServeLog()).run())
+        return asyncio.run(Serving(PLAN, CommandLog()).run())
 
     monkeypatch.setattr(serving, "_Unread", lambda *_, **__: None)
     monkeypatch.setattr(serving, "Operation", Busy)
@@ -182,7 +182,7 @@ async def test_a_locked_folder_of_metrics_does_not_hold_up_the_loop(
         plan = dataclasses.replace(PLAN, metrics=f"unix:{folder / 'metrics'}")
         async with patience():
             with locked(folder):
-                task = asyncio.create_task(Serving(plan, ServeLog()).run())
+                task = asyncio.create_task(Serving(plan, CommandLog()).run())
                 await assert_waits(folder, task)
             assert await task == 0
         assert os.listdir(folder) == []
@@ -197,7 +197,7 @@ async def watched(
     monkeypatch.setattr(file_changes, "Changes", ByHand)
     Told.made, Told.news, ByHand.made = [], asyncio.Condition(), []
     plan = dataclasses.replace(PLAN, watch=True)
-    log = ServeLog(json=True)
+    log = CommandLog(json=True)
     log.setStream(stream := io.StringIO())
     task = asyncio.create_task(Serving(plan, log).run())
     yield task
@@ -306,7 +306,7 @@ def test_nobody_reads_what_is_printed() -> None:
         def write(self, _: str) -> int:
             raise BrokenPipeError
 
-    log = ServeLog()
+    log = CommandLog()
     log.setStream(Gone())
     log.tell(CHANGE_AWAITED, {})  # must not raise
 
@@ -318,9 +318,9 @@ class Timeless(TextFormat):
         return "now"
 
 
-def printed(tell: Callable[[ServeLog], object], *, level: int = logging.INFO) -> str:
+def printed(tell: Callable[[CommandLog], object], *, level: int = logging.INFO) -> str:
     """Return what is printed of what is logged."""
-    log = ServeLog()
+    log = CommandLog()
     log.setStream(stream := io.StringIO())
     log.setFormatter(Timeless())
     with log.on(level):
@@ -336,7 +336,7 @@ def worker(line: str, name: str = "worker 7 in slot 0") -> None:
 
 
 def test_lines_of_workers_are_printed_as_they_are() -> None:
-    def tell(log: ServeLog) -> None:
+    def tell(log: CommandLog) -> None:
         worker("hello 100%")
         logging.getLogger("some.app").info("%d requests", 3)
         logging.getLogger("some.app").debug("no news")
@@ -374,7 +374,7 @@ def crash(**file_changes: Any) -> Crash:
 
 
 def test_what_a_worker_logs_names_it() -> None:
-    def tell(_: ServeLog) -> None:
+    def tell(_: CommandLog) -> None:
         fields = {"name": "shop", "levelno": 30, "levelname": "WARNING", "process": 7}
         record = logging.makeLogRecord({**fields, "msg": "sold 3\nout", "pid": 7})
         logging.getLogger("shop").handle(record)
@@ -384,7 +384,7 @@ def test_what_a_worker_logs_names_it() -> None:
 
 @pytest.mark.logs("repeated", "log-unread")
 def test_what_is_left_out_is_told_as_json() -> None:
-    log = ServeLog(json=True)
+    log = CommandLog(json=True)
     log.setStream(stream := io.StringIO())
     with log.on(logging.INFO):
         for _ in range(7):
@@ -398,7 +398,7 @@ def test_what_is_left_out_is_told_as_json() -> None:
 
 
 def test_a_warning_that_comes_again_and_again_is_counted() -> None:
-    def tell(_: ServeLog) -> None:
+    def tell(_: CommandLog) -> None:
         for _n in range(1000):
             logging.getLogger("asyncio").warning("socket.send() raised exception.")
         for n in range(7):
@@ -418,8 +418,8 @@ def test_a_warning_that_comes_again_and_again_is_counted() -> None:
     )
 
 
-def in_json(tell: Callable[[ServeLog], object]) -> list[dict[str, Any]]:
-    log = ServeLog(json=True)
+def in_json(tell: Callable[[CommandLog], object]) -> list[dict[str, Any]]:
+    log = CommandLog(json=True)
     log.setStream(stream := io.StringIO())
     with log.on(logging.INFO):
         tell(log)
@@ -427,7 +427,7 @@ def in_json(tell: Callable[[ServeLog], object]) -> list[dict[str, Any]]:
 
 
 def test_records_as_json() -> None:
-    def tell(log: ServeLog) -> None:
+    def tell(log: CommandLog) -> None:
         worker("hello \x1b 100%")
         worker('{"mine": [1]}')
         worker("{no json}")
@@ -478,7 +478,7 @@ def test_fields_of_json_are_the_applications_only_where_they_are_free() -> None:
     mine = {"time": 0.5, "level": "gold", "logger": "mine", "slot": 9, "who": "me"}
     more = {"exception": "none", "stack": math.nan, "extra_time": ValueError("x")}
 
-    def tell(_: ServeLog) -> None:
+    def tell(_: CommandLog) -> None:
         logging.getLogger("shop").info("by", extra=mine | more | {"raw": b"x"})
 
     (found,) = in_json(tell)
@@ -508,7 +508,7 @@ def test_what_only_python_takes_for_json_is_a_message(number: str) -> None:
 
 
 def test_code_that_cannot_be_loaded_is_told_of_when_all_has_ended() -> None:
-    def tell(log: ServeLog) -> None:
+    def tell(log: CommandLog) -> None:
         log.start_over()
         worker("before")
         assert cannot_be_loaded(crash())
@@ -534,7 +534,7 @@ def test_code_that_cannot_be_loaded_is_told_of_when_all_has_ended() -> None:
 
 
 def test_uvicorn_is_not_to_tell_of_each_worker() -> None:
-    def tell(_: ServeLog) -> None:
+    def tell(_: CommandLog) -> None:
         logging.getLogger("uvicorn.error").info("Started server process")
         logging.getLogger("uvicorn.error").warning("trouble")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
+from asyncpool._cli.logs.command_log import CommandLog
 from asyncpool._cli.parameters import CommandError, Exit, RefusedError
 from asyncpool._cli.serve.life_options import life_options
-from asyncpool._cli.serve.serve_log import ServeLog
 from asyncpool._cli.serve.server_options import read_options, server_options
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._cli.shared_pools import named_pools
@@ -266,7 +266,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
     show_title(f"master of {plan.name}")
     if os.getpid() == 1:
         look_after_orphans()
-    sys.exit(_run(plan, level=log_level, log=ServeLog(json=log_format == "json")))
+    sys.exit(_run(plan, level=log_level, log=CommandLog(json=log_format == "json")))
 
 
 def _restart_policy(max_restarts: int | None, within: float | None) -> RestartPolicy:
@@ -305,7 +305,7 @@ def _check_installed(interface: str, *, metrics: bool, reload_on_change: bool) -
             )
 
 
-def _run(plan: ServingPlan, *, level: str, log: ServeLog) -> int:
+def _run(plan: ServingPlan, *, level: str, log: CommandLog) -> int:
     loop_factory = None
     if plan.cluster["worker_loop"] == "uvloop" and importlib.util.find_spec("uvloop"):
         import uvloop  # noqa: PLC0415 - an extra

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
+from asyncpool._cli.logs.command_log import CommandLog, cannot_be_loaded
 from asyncpool._cli.shared_pools import shared_by_name
 from asyncpool._core.base.tracebacks import users_own
 from asyncpool._core.cluster import server_messages as say
@@ -73,7 +73,7 @@ class Serving:
         log: The log of the command.
     """
 
-    def __init__(self, plan: ServingPlan, log: ServeLog) -> None:
+    def __init__(self, plan: ServingPlan, log: CommandLog) -> None:
         self._plan = plan
         self._log = log
         self._began = time.monotonic()

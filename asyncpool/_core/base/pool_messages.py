@@ -292,3 +292,15 @@ CLIENT_NOT_ACCEPTED = LogMessage(
     "the shared pool cannot accept a connection: %(why)s",
 )
 COMMAND_FAILED = LogMessage("command-failed", DEBUG, "%(request)s has failed", "action")
+
+# The log of a command.
+
+LOG_UNREAD = LogMessage(
+    "log-unread",
+    WARNING,
+    "nobody read the log: %(records)d records are left out here",
+    "records",
+)
+REPEATED = LogMessage(
+    "repeated", WARNING, "%(count)d times more: %(message)s", "count repeated"
+)

@@ -117,12 +117,3 @@ SERVER_GAVE_UP = LogMessage(
     "%(target)s: given up: %(reason)s%(last)s",
     "target reason",
 )
-LOG_UNREAD = LogMessage(
-    "log-unread",
-    WARNING,
-    "nobody read the log: %(records)d records are left out here",
-    "records",
-)
-REPEATED = LogMessage(
-    "repeated", WARNING, "%(count)d times more: %(message)s", "count repeated"
-)

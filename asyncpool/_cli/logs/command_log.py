@@ -1,4 +1,4 @@
-"""What ``asyncpool serve`` prints: log records, and the lines of workers.
+"""What a command prints that serves for long: log records, and the lines of workers.
 
 Of messages that come again and again, it shows a few, and then how many there were.
 """
@@ -14,16 +14,16 @@ from collections.abc import Generator, Hashable, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from asyncpool._cli.serve.log_formats import JsonFormat, TextFormat, is_printed
-from asyncpool._cli.serve.log_stream import LogStream
+from asyncpool._cli.logs.log_formats import JsonFormat, TextFormat, is_printed
+from asyncpool._cli.logs.log_stream import LogStream
 from asyncpool._core.base.log_message import LogMessage
+from asyncpool._core.base.pool_messages import LOG_UNREAD, REPEATED
 from asyncpool._core.base.text import printable_lines
-from asyncpool._core.cluster.server_messages import LOG_UNREAD, REPEATED
 from asyncpool.enums import CrashKind
 from asyncpool.events import Crash
 
 
-class ServeLog(logging.StreamHandler[TextIO]):
+class CommandLog(logging.StreamHandler[TextIO]):
     """Prints records to stderr, and what workers print.
 
     While no worker was ready yet, it does not show crashes of code that cannot be loaded: the

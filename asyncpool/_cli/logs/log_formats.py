@@ -1,4 +1,4 @@
-"""How ``asyncpool serve`` writes a log record: as text, or as one line of JSON."""
+"""How a command writes a log record: as text, or as one line of JSON."""
 
 from __future__ import annotations
 
