@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from functools import partial
 
 import click
 
-from asyncpool._cli.parameters import CommandError, RefusedError, say, seconds
-from asyncpool._cli.shared_pools import make_pool
+from asyncpool._cli.logs.command_log import CommandLog
+from asyncpool._cli.logs.log_options import log_format, log_level
+from asyncpool._cli.parameters import CommandError, RefusedError, seconds
+from asyncpool._cli.shared_pools import give_control, make_pool
+from asyncpool._core.base import pool_messages as say
 from asyncpool._runtime.agent.agent import MOST_CLIENTS
 from asyncpool._runtime.base.machine import raise_descriptor_limit
 from asyncpool._runtime.remote.carrier import LEASE
@@ -66,6 +70,8 @@ _UNIX = "unix:"
     metavar="SECONDS",
     help="How long a program may be silent before its jobs are made to end.",
 )
+@log_level
+@log_format
 def agent_command(
     *,
     bind: str,
@@ -74,6 +80,8 @@ def agent_command(
     preload: tuple[str, ...],
     max_clients: int,
     client_timeout: float,
+    log_level: str,
+    log_format: str,
 ) -> None:
     """Let the programs of this user on this machine share a pool.
 
@@ -106,18 +114,19 @@ def agent_command(
         if target is None
         else make_pool(target)
     )
+    give_control(pool, "agent")
     path = bind.removeprefix(_UNIX)
     sharing = PoolServer(
         pool, path, max_clients=max_clients, client_timeout=client_timeout
     )
     raise_descriptor_limit()
+    log = CommandLog(json=log_format == "json")
+    log.started()  # a crash before a worker was ready is told like any other one
     try:
-        sys.exit(asyncio.run(_Sharing(pool, sharing, bind).run()))
+        with log.on(getattr(logging, log_level.upper())):
+            sys.exit(asyncio.run(_Sharing(pool, sharing, bind, log).run()))
     except OSError as error:
         raise RefusedError(f"{bind}: {error.strerror or error}") from None
-    except PoolBrokenError as error:
-        say(f"asyncpool: {error}")
-        sys.exit(3)
 
 
 class _Sharing:
@@ -127,12 +136,16 @@ class _Sharing:
         pool: The pool, which is started here.
         server: Lets clients use it.
         address: Where it is, for people.
+        log: Where it says what it does.
     """
 
-    def __init__(self, pool: Pool, server: PoolServer, address: str) -> None:
+    def __init__(
+        self, pool: Pool, server: PoolServer, address: str, log: CommandLog
+    ) -> None:
         self._pool = pool
         self._server = server
         self._address = address
+        self._log = log
         self._asked: list[int] = []
         self._stopped = asyncio.Event()
         self._rolls: set[asyncio.Task[None]] = set()
@@ -146,9 +159,17 @@ class _Sharing:
         loop.add_signal_handler(signal.SIGHUP, self._roll)
         try:
             async with self._pool, self._server:
-                say(f"asyncpool: sharing {self._pool.name} at {self._address}")
+                self._log.tell(
+                    say.AGENT_SHARING,
+                    {"pool": self._pool.name, "address": self._address},
+                    title=f"pool {self._pool.name}",
+                )
                 await self._stopped.wait()
-                say("asyncpool: finishing jobs; when asked again, it ends at once")
+                by = signal.Signals(self._asked[0]).name
+                self._log.tell(say.AGENT_STOPPING, {"by": by})
+        except PoolBrokenError as error:
+            self._log.tell(say.AGENT_GAVE_UP, {"reason": str(error)})
+            return 3
         except asyncio.CancelledError:
             if len(self._asked) > 1:
                 return 128 + self._asked[-1]
@@ -168,9 +189,6 @@ class _Sharing:
 
     async def _roll_all(self) -> None:
         try:
-            result = await self._pool.roll()
+            await self._pool.roll()  # which logs how it goes
         except (PoolClosedError, PoolBrokenError, RollInProgressError) as error:
-            say(f"asyncpool: no roll: {error}")
-        else:
-            why = "" if result.ok else f"; {result.reason}"
-            say(f"asyncpool: rolled: {result.replaced} workers replaced{why}")
+            self._log.tell(say.AGENT_ROLL_REFUSED, {"reason": str(error)})

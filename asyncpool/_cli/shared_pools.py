@@ -61,6 +61,12 @@ def make_pool(target: str) -> Pool:
     return pool
 
 
+def give_control(pool: Pool, name: str) -> None:
+    """Have commands find a pool, by *name* and this process, unless it says how by itself."""
+    if pool._control is None:  # noqa: SLF001 - the command's
+        pool._control = f"{name}-{os.getpid()}"  # noqa: SLF001
+
+
 @asynccontextmanager
 async def shared_by_name(targets: Mapping[str, str]) -> AsyncGenerator[None]:
     """Share pools with the processes that this one starts meanwhile.
@@ -78,8 +84,7 @@ async def shared_by_name(targets: Mapping[str, str]) -> AsyncGenerator[None]:
         paths = {name: str(Path(folder, f"{name}.sock")) for name in targets}
         for name, target in targets.items():
             pool = make_pool(target)
-            if pool._control is None:  # noqa: SLF001 - the command's, unless it has its own
-                pool._control = f"{name}-{os.getpid()}"  # noqa: SLF001
+            give_control(pool, name)
             await stack.enter_async_context(pool)
             await stack.enter_async_context(PoolServer(pool, paths[name]))
         os.environ[VARIABLE] = json.dumps(paths)

@@ -37,6 +37,7 @@ from tests.helpers import serves
 from tests.helpers.gate import short_folder
 from tests.helpers.inside import config_of
 from tests.helpers.locked_folder import assert_waits, locked
+from tests.helpers.log_table import log_again
 from tests.helpers.patience import patience
 from tests.helpers.told_lines import cluster_status, durations
 
@@ -118,18 +119,6 @@ class ByHand(Changes):
             self._news.notify_all()
 
 
-def pass_on(stream: io.StringIO) -> None:
-    """Log again what the command has printed, so that ``pytest.mark.logs`` looks at it."""
-    names = {"level": "levelname", "message": "msg", "logger": "name"}
-    for line in stream.getvalue().splitlines():
-        fields = {names.get(key, key): it for key, it in json.loads(line).items()}
-        del fields["time"]
-        if "message_id" in fields:
-            level = logging.getLevelNamesMapping()[fields["levelname"]]
-            record = logging.makeLogRecord({**fields, "levelno": level})
-            logging.getLogger("asyncpool").handle(record)
-
-
 class Told:
     """An operation that does what the test says; they are kept, oldest first."""
 
@@ -201,7 +190,7 @@ async def watched(
     log.setStream(stream := io.StringIO())
     task = asyncio.create_task(Serving(plan, log).run())
     yield task
-    pass_on(stream)
+    log_again(stream.getvalue())
     task.cancel()
     await asyncio.wait({task})
 
@@ -390,7 +379,7 @@ def test_what_is_left_out_is_told_as_json() -> None:
         for _ in range(7):
             logging.getLogger("asyncio").warning("socket.send() raised exception.")
     stream.write(log._gap(12))
-    pass_on(stream)
+    log_again(stream.getvalue())
     repeated, unread = (json.loads(line) for line in stream.getvalue().splitlines()[5:])
     assert (repeated["logger"], repeated["count"]) == ("asyncio", 2)
     assert repeated["repeated"] is None

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from asyncpool.errors import PoolClosedError
-from asyncpool.events import Exited
-from asyncpool.sharedpool import SharedPool, connect, shared_pool
-from tests.helpers import jobs
-from tests.helpers.command import command_environment
-from tests.helpers.gate import Gate, short_folder
-from tests.helpers.patience import PATIENCE, patience
-from tests.helpers.pools import next_of
+from asyncpool.sharedpool import shared_pool
 from tests.helpers.serving import Server, until, write_app
 
 APP = """
@@ -142,80 +132,3 @@ def test_a_pool_that_is_none_is_a_mistake(
 def test_a_program_that_no_server_has_started_has_no_shared_pool() -> None:
     with pytest.raises(LookupError, match=r"no shared pool 'jobs' \(there are: none\)"):
         shared_pool("jobs")
-
-
-def test_an_agent_shares_a_pool_until_it_is_stopped() -> None:
-    with short_folder() as folder:
-        write_app(folder, APP)
-        address = f"unix:{folder}/pool.sock"
-        agent = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "asyncpool", "agent"),
-                *("--bind", address, "--pool", "app:make_pool"),
-            ],
-            cwd=folder,
-            env=command_environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        with agent:
-            assert agent.stderr is not None
-            assert "sharing pool-1 at unix:" in agent.stderr.readline()
-            try:
-                asyncio.run(_use(address, agent))
-                assert agent.wait(PATIENCE) == 0
-            finally:
-                agent.kill()
-            rest = agent.stderr.read()
-    assert "rolled: 2 workers replaced" in rest
-    assert "finishing jobs" in rest
-
-
-async def _use(address: str, agent: subprocess.Popen[str]) -> None:
-    async with patience(), Gate() as gate, connect(address) as pool:
-        first = await pool.submit(jobs.pid)
-        assert first != os.getpid()
-        events = pool.events()
-        await pool.stats()  # the agent has heard that there is a listener
-        agent.send_signal(signal.SIGHUP)
-        for _ in range(2):
-            await next_of(events, Exited)
-        waiting = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        agent.send_signal(signal.SIGTERM)
-        with pytest.raises(PoolClosedError):
-            await _until_refused(pool)
-        visitor.release()
-        assert await waiting == "go"
-
-
-async def _until_refused(pool: SharedPool) -> None:
-    while True:
-        await pool.stats()
-        pool.submit(jobs.square, 1)
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["--bind", "tcp:1"], "is not unix:PATH"),
-        (["--bind", "unix:x", "--pool", "a:b", "--workers", "2"], "go there"),
-        (["--bind", "unix:x", "--pool", "nothing:b"], "cannot be loaded"),
-        ([], "--bind"),
-    ],
-)
-def test_a_mistake_in_the_command_is_told(
-    tmp_path: Path, words: list[str], why: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "asyncpool", "agent", *words],
-        cwd=tmp_path,
-        env=command_environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert why in done.stderr
-    assert "Traceback" not in done.stderr

@@ -15,7 +15,7 @@ from asyncpool._core.base import pool_messages, worker_messages
 from asyncpool._core.base.log_message import LogMessage
 from asyncpool._core.cluster import server_messages
 
-__all__ = ["MESSAGES", "Row", "provoked", "rows"]
+__all__ = ["MESSAGES", "Row", "log_again", "provoked", "rows"]
 
 MESSAGES = {
     message.id: message
@@ -98,3 +98,28 @@ def _check(record: logging.LogRecord, message: LogMessage) -> None:
     assert record.levelno == message.level, message.id
     assert not re.search(r"%\(\w+\)", record.getMessage()), message.id
     assert json.loads(json.dumps({key: vars(record)[key] for key in keys})) is not None
+
+
+# How JSON calls what every record has.
+_IN_JSON = {
+    "level": "levelname",
+    "message": "msg",
+    "logger": "name",
+    "exception": "exc_text",
+    "stack": "stack_info",
+}
+# What JSON leaves out of records that are about no job.
+_OF_JOBS = {"job_id", "attempt", "function"}
+
+
+def log_again(text: str) -> None:
+    """Log here what a command has logged as JSON, so that ``pytest.mark.logs`` looks at it."""
+    for line in text.splitlines():
+        fields = {_IN_JSON.get(key, key): it for key, it in json.loads(line).items()}
+        del fields["time"]
+        if "message_id" in fields:
+            keys = MESSAGES[fields["message_id"]].keys.split()
+            fields = dict.fromkeys(_OF_JOBS.intersection(keys)) | fields
+            level = logging.getLevelNamesMapping()[fields["levelname"]]
+            record = logging.makeLogRecord({**fields, "levelno": level})
+            logging.getLogger("asyncpool").handle(record)

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from asyncpool._cli.logs.command_log import CommandLog
+from asyncpool._cli.logs.log_options import log_format, log_level
 from asyncpool._cli.parameters import CommandError, Exit, RefusedError
 from asyncpool._cli.serve.life_options import life_options
 from asyncpool._cli.serve.server_options import read_options, server_options
@@ -108,21 +109,8 @@ _MAX_BACKLOG = (1 << 31) - 1
     "server_header=false.  Several may be given.",
 )
 @click.option("--access-log", is_flag=True, help="Log every request.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="What is logged at least, here and in workers.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="How records are written: as text, or each as a line of JSON, what workers "
-    "print and log included.",
-)
+@log_level
+@log_format
 @click.option(
     "--name",
     metavar="NAME",

@@ -293,8 +293,21 @@ CLIENT_NOT_ACCEPTED = LogMessage(
 )
 COMMAND_FAILED = LogMessage("command-failed", DEBUG, "%(request)s has failed", "action")
 
-# The log of a command.
+# The command that shares a pool, and the logs of commands.
 
+AGENT_SHARING = LogMessage(
+    "agent-sharing", INFO, "sharing %(title)s at %(address)s", "pool address"
+)
+AGENT_STOPPING = LogMessage(
+    "agent-stopping",
+    INFO,
+    "asked to end by %(by)s: finishing jobs; when asked again, it ends at once",
+    "by",
+)
+AGENT_ROLL_REFUSED = LogMessage(
+    "agent-roll-refused", WARNING, "no roll: %(reason)s", "reason"
+)
+AGENT_GAVE_UP = LogMessage("agent-gave-up", ERROR, "given up: %(reason)s", "reason")
 LOG_UNREAD = LogMessage(
     "log-unread",
     WARNING,
