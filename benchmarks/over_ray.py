@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import statistics
 import time
@@ -23,7 +24,12 @@ ROWS = (
     "Ray tasks",
     "Ray actors",
     "ray.util.multiprocessing.Pool",
+    "asyncpool.ray.Pool.map",
+    "ray.util.multiprocessing.Pool.map",
 )
+
+# Of a map, whose items travel together, so many times as many.
+_MAPPED = 25
 
 
 def nothing(number: int) -> int:
@@ -43,29 +49,32 @@ class Found(NamedTuple):
     """What one row took in one round."""
 
     rate: float  # jobs a second
-    call: float  # seconds of a call that is awaited
+    call: float  # seconds of a call that is awaited; NaN if there is none
     cpu: float  # seconds of CPU time for a job
 
 
 class Row(NamedTuple):
-    """How a row makes a call that is awaited, and many calls."""
+    """How a row makes a call that is awaited, if it can, and many calls."""
 
-    one: Callable[[], Awaitable[Any]]
+    one: Callable[[], Awaitable[Any]] | None
     many: Callable[[int], Awaitable[Any]]
 
 
 async def measure(row: Row, jobs: int, calls: int) -> Found:
     """Measure one row once."""
     await row.many(50)
+    jobs *= 1 if row.one else _MAPPED
     before, began = cpu_time(), time.perf_counter()
     await row.many(jobs)
     took, cpu = time.perf_counter() - began, cpu_time() - before
     samples = []
-    for _ in range(calls):
+    for _ in range(calls if row.one else 0):
+        assert row.one is not None
         began = time.perf_counter()
         await row.one()
         samples.append(time.perf_counter() - began)
-    return Found(jobs / took, statistics.median(samples), cpu / jobs)
+    call = statistics.median(samples) if samples else math.nan
+    return Found(jobs / took, call, cpu / jobs)
 
 
 def cpu_time() -> float:
@@ -94,12 +103,16 @@ def rows_of_ray(ray: Any, pool: Any) -> dict[str, Row]:
     async def mapped(count: int) -> None:
         await asyncio.to_thread(pool.map, nothing, range(count), 1)
 
+    async def mapped_together(count: int) -> None:
+        await asyncio.to_thread(pool.map, nothing, range(count))
+
     return {
         "Ray tasks": Row(lambda: task.remote(1), tasks),
         "Ray actors": Row(lambda: actors[0].nothing.remote(1), calls),
         "ray.util.multiprocessing.Pool": Row(
             lambda: asyncio.to_thread(pool.apply, nothing, (1,)), mapped
         ),
+        "ray.util.multiprocessing.Pool.map": Row(None, mapped_together),
     }
 
 
@@ -114,7 +127,11 @@ async def run(address: str, ray: Any, pool: Any, args: Any) -> dict[str, list[Fo
         async def many(count: int) -> None:
             await asyncio.gather(*(ours.submit(nothing, n) for n in range(count)))
 
+        async def mapped(count: int) -> None:
+            await ours.map(nothing, range(count))
+
         rows[ROWS[0]] = Row(lambda: ours.submit(nothing, 1), many)
+        rows["asyncpool.ray.Pool.map"] = Row(None, mapped)
         for _ in range(args.rounds):
             for name in ROWS:
                 found[name].append(await measure(rows[name], args.jobs, args.calls))
@@ -129,9 +146,8 @@ def table(found: dict[str, list[Found]]) -> str:
         rate, call, cpu = (
             statistics.median(each) for each in zip(*rounds, strict=True)
         )
-        lines.append(
-            f"| `{name}` | {rate:,.0f} | {call * 1e3:.2f} ms | {cpu * 1e6:.0f} µs |"
-        )
+        awaited = "" if math.isnan(call) else f"{call * 1e3:.2f} ms"
+        lines.append(f"| `{name}` | {rate:,.0f} | {awaited} | {cpu * 1e6:.1f} µs |")
     return "\n".join(lines)
 
 
