@@ -274,7 +274,7 @@ class Parked:
 class TakenOver:
     """A job of a dead worker went back to the head of the queue.
 
-    *attempt* is the attempt that was lost, or 0 if the job had not begun.
+    *attempt* is the attempt that was lost, or 0 if the job has lost none.
     """
 
     job_id: int

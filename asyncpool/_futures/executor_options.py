@@ -59,12 +59,13 @@ def _mp_context(name: str, value: StartMethod | None) -> LauncherKind:
 
 
 def _pool(name: str, value: Any) -> object:
+    if value is None:
+        return None
     # A BoundPool has only the first one: it is a pool with options, and nothing to start.
-    is_pool = hasattr(value, "_running_supervisor") and hasattr(value, "start")
-    if value is not None and not is_pool:
+    if not (hasattr(value, "_running_supervisor") and hasattr(value, "start")):
         what = "an asyncpool.Pool, or what asyncpool.connect() returns"
         raise TypeError(f"{name} must be {what}, not {value!r}")
-    if is_pool and value._is_started:  # noqa: SLF001 - it is the executor's own
+    if value._is_started:  # noqa: SLF001 - it is the executor's own
         raise ValueError(
             f"{name} has been started: the executor starts its pool in a thread of its own, and "
             "ends it, so give it a new one"

@@ -10,6 +10,8 @@ from asyncpool._core.policies.attempts import (
     DEFAULT_RETRY_ON,
     MAX_FREE_RETURNS,
     AttemptPolicy,
+    begun_attempts,
+    costs_attempt,
 )
 from asyncpool._core.wire.frames import MAX_ATTEMPTS
 from asyncpool.enums import CrashKind, Delivery
@@ -141,3 +143,21 @@ def test_the_documented_defaults() -> None:
     assert DEFAULT_RETRY_ON == ("crash", "hung")
     assert MAX_FREE_RETURNS == 3
     assert AttemptPolicy(max_attempts=MAX_ATTEMPTS).max_attempts == 65_535
+
+
+def test_a_job_that_comes_back_too_often_loses_an_attempt_each_time() -> None:
+    free = [
+        not costs_attempt(delivery=Delivery.SENT, times_returned=times)
+        for times in range(MAX_FREE_RETURNS + 2)
+    ]
+    assert free == [True] * MAX_FREE_RETURNS + [False] * 2
+    assert costs_attempt(delivery=Delivery.STARTED, times_returned=0)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "returned", "begun"), [(0, 3, 0), (2, 3, 2), (2, 4, 1), (2, 5, 0)]
+)
+def test_attempts_that_had_begun_are_told_from_the_others(
+    attempts: int, returned: int, begun: int
+) -> None:
+    assert begun_attempts(attempts=attempts, times_returned=returned) == begun

@@ -17,10 +17,12 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool._core.policies.attempts import CrashKindText
+from asyncpool._core.policies.attempts import MAX_FREE_RETURNS, CrashKindText
+from asyncpool.enums import Delivery
 from asyncpool.events import TakenOver
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import die_before_jobs
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, by_events, crash_of, idle
@@ -35,6 +37,24 @@ async def test_a_job_is_started_once_unless_more_is_asked_for() -> None:
         await crash_of(job, exit_3)
         assert job.attempt == 1
         assert pool.stats().takeovers == 0
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+async def test_a_job_whose_workers_die_before_they_begin_it_is_given_up(
+    attempts: int,
+) -> None:
+    crashes: list[Crash] = []
+    pool = Pool(1, initializer=die_before_jobs, on_crash=crashes.append)
+    async with patience(), pool:
+        job = pool.options(max_attempts=attempts).submit(jobs.square, 3)
+        with pytest.raises(WorkerCrashedError) as caught:
+            await job
+        assert caught.value.delivery is Delivery.SENT
+        # Three times for nothing, and then each costs an attempt.
+        assert len(caught.value.crashes) == MAX_FREE_RETURNS + attempts
+        assert job.attempt == attempts
+        assert pool.stats().takeovers == MAX_FREE_RETURNS + attempts - 1
+    assert len(crashes) == MAX_FREE_RETURNS + attempts
 
 
 async def test_the_next_worker_takes_a_job_over() -> None:

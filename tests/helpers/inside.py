@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -618,6 +619,16 @@ def pretend_machine(
 
     pretended = Machine(system, release, machine)
     monkeypatch.setattr(confinement, "this_machine", lambda: pretended)
+
+
+def die_before_jobs() -> None:
+    """Have this worker die when it gets a job, before it notes that it begins."""
+    from asyncpool._worker.job_ending.job_claims import JobClaims
+
+    def claim(_: JobClaims) -> bool:
+        os._exit(7)
+
+    JobClaims.claim = claim  # type: ignore[method-assign, assignment]
 
 
 def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:

@@ -298,7 +298,7 @@ async def test_errors_are_loaded_too() -> None:
     [(told, loaded)] = desk.outcomes
     assert told is job
     assert isinstance(loaded, Failed)
-    assert loaded.raised
+    assert loaded.may_retry
     assert (type(loaded.error), loaded.error.args) == (LookupError, ("x" * 200_000,))
 
 
@@ -335,7 +335,7 @@ async def test_a_value_that_cannot_be_loaded_is_the_jobs_own_error() -> None:
     [(told, loaded)] = desk.outcomes
     assert told is job
     assert isinstance(loaded, Failed)
-    assert not loaded.raised
+    assert not loaded.may_retry
     assert type(loaded.error) is JobNotPicklableError
     assert str(loaded.error) == (
         "the job's result cannot be unpickled here: ValueError: not here"

@@ -75,11 +75,10 @@ class AttemptPolicy:
         Args:
             kind: What happened to the worker.
             delivery: How far the job had got.
-            attempt: How many attempts are counted so far.  This one is included if
-                it had begun.
+            attempt: Which attempt this was.
             times_returned: How often the job has already come back without having begun.
         """
-        if delivery is not Delivery.STARTED and times_returned < MAX_FREE_RETURNS:
+        if not costs_attempt(delivery=delivery, times_returned=times_returned):
             return True
         return attempt < self.max_attempts and kind in self.retry_on
 
@@ -93,6 +92,21 @@ class AttemptPolicy:
             return False
         types = [item for item in self.retry_on if isinstance(item, type)]
         return any(type.__subclasscheck__(cls, type(error)) for cls in types)
+
+
+def costs_attempt(*, delivery: Delivery, times_returned: int) -> bool:
+    """Tell whether a job that may be the cause of a crash has lost an attempt by it.
+
+    Args:
+        delivery: How far the job had got.
+        times_returned: How often the job has already come back without having begun.
+    """
+    return delivery is Delivery.STARTED or times_returned >= MAX_FREE_RETURNS
+
+
+def begun_attempts(*, attempts: int, times_returned: int) -> int:
+    """Return how many of *attempts* had begun; see :func:`costs_attempt` for the others."""
+    return attempts - max(0, times_returned - MAX_FREE_RETURNS)
 
 
 def _is_exception_type(item: object) -> bool:

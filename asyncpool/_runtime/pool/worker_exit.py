@@ -58,7 +58,7 @@ class WorkerExit:
         )
         was_ready = slot.ready_at is not None
         losses = registry.losses(handle, slot, kind)
-        begun = [loss.job for loss in losses if loss.attempt]
+        begun = [loss.job for loss in losses if loss.begun]
         if slot.is_overdue:
             handle.read_requested_stacks()
         silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
@@ -180,8 +180,8 @@ class WorkerExit:
         taken = {
             loss.job.id: loss
             for loss in losses
-            # One that does not count had not begun, and is only queued again.
-            if loss.again and loss.counts and not loss.job.done()
+            # One that is not blamed had not begun, and is only queued again.
+            if loss.again and loss.blamed and not loss.job.done()
         }
         for number in _given_up(commands):
             taken.pop(number, None)
@@ -190,7 +190,7 @@ class WorkerExit:
             self._note(loss, crash)
             registry.figures.takeovers += 1
             job._function.figures.takeovers += 1
-            hub.publish(events.TakenOver(number, loss.attempt))
+            hub.publish(events.TakenOver(number, job.attempt if loss.costs else 0))
             if hub.watched:
                 registry.watch.again(job, loss.error or crash_error(job, loss.delivery))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from asyncpool._core.policies.attempts import begun_attempts
 from asyncpool._core.policies.oom import OomLedger
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import Slot
@@ -172,8 +173,8 @@ def delivery_of(job: Job[object], handle: WorkerHandle) -> Delivery:
 
 
 def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
-    """Return the error for a job that is not tried again."""
-    if job.attempt:
+    """Return the error of a job whose worker has crashed."""
+    if begun_attempts(attempts=job.attempt, times_returned=job._times_returned):
         delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
     cls = _ERRORS[job._crashes[-1].kind]
     return cls(

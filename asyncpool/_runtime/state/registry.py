@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from asyncpool._core.base.deadlines import Deadlines
 from asyncpool._core.pickling.serializers import Serializer
+from asyncpool._core.policies.attempts import costs_attempt
 from asyncpool._core.slots.slots import Slot
 from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame, FrameKind
@@ -22,7 +23,7 @@ from asyncpool._runtime.monitoring.figures import PoolFigures, outcome_of_error
 from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.state.crash_report import delivery_of, stacks_of, timeout_error
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool.enums import CrashKind, Delivery, JobOutcome
+from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
@@ -34,7 +35,7 @@ from asyncpool.events import CloseSummary
 
 _VALUE = FrameKind.VALUE
 
-# Errors that a job's outcome is made of, and that do not know yet which job it is.
+# Errors that are made before it is known which job they are for; claim() fills that in.
 _OF_JOBS = JobNotPicklableError | JobRaisedError | RemoteError
 
 
@@ -43,12 +44,13 @@ class Failed(NamedTuple):
 
     Attributes:
         error: What the caller gets.
-        raised: Whether the job has raised it; false if its outcome cannot be read.
+        may_retry: Whether the job may have another attempt, if its policy says so.  It has none
+            after its deadline, and if its outcome cannot be read.
         distrust: Why its worker is not to be trusted any more, if it is not.
     """
 
     error: BaseException
-    raised: bool
+    may_retry: bool
     distrust: str = ""
 
 
@@ -65,11 +67,11 @@ def load_outcome(
     try:
         if frame.kind is _VALUE:
             return serializer.load_value(frame.payload, pause)
-        return Failed(serializer.load_error(frame.payload, pause), raised=True)
-    except JobNotPicklableError as broken:
-        return Failed(broken, raised=False)
-    except ProtocolError as broken:
-        return Failed(unreadable(broken), raised=False, distrust=str(broken))
+        return Failed(serializer.load_error(frame.payload, pause), may_retry=True)
+    except JobNotPicklableError as error:
+        return Failed(error, may_retry=False)
+    except ProtocolError as error:
+        return Failed(unreadable(error), may_retry=False, distrust=str(error))
 
 
 def unreadable(why: ProtocolError) -> JobNotPicklableError:
@@ -84,20 +86,17 @@ def unreadable(why: ProtocolError) -> JobNotPicklableError:
 
 
 def _overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
-    """Return the error of a job that ended because its time was over, or after that.
-
-    After a deadline there is no other attempt.
-    """
+    """Return the error of a job that has exceeded a time limit, whatever has ended it since."""
     error = timeout_error(job, stacks_of(job, handle))
-    return Failed(error, raised=job._exceeded != "deadline")
+    return Failed(error, may_retry=job._exceeded is not TimeLimit.DEADLINE)
 
 
-def _delivery_of(job: Job[Any], handle: WorkerHandle, slot: Slot) -> Delivery:
+def _delivery_despite_lies(job: Job[Any], handle: WorkerHandle, slot: Slot) -> Delivery:
     delivery = delivery_of(job, handle)
-    # Who lies may have wiped his page to get his job run again, so the job at its turn, which
-    # he had before that, has begun.
-    his = job._frame_end <= handle.taken_in_trust
-    if delivery is Delivery.SENT and his and slot.in_flight.runs(job.id):
+    # A worker that broke the protocol may have erased its page, so that its jobs run twice.  If
+    # it had the job before that, and it was the job's turn, then the job has begun.
+    had_before = job._frame_end <= handle.taken_in_trust
+    if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
         return Delivery.STARTED
     return delivery
 
@@ -108,18 +107,69 @@ class Loss(NamedTuple):
     Attributes:
         job: The job.
         delivery: How far it had got on its way.
-        attempt: The attempt that was lost; 0 if none had begun.
-        counts: Whether this counts for the job: it may be the cause, or its time was over.
+        begun: Whether it had begun.
+        blamed: Whether it may be the cause, or its time was over.
+        costs: Whether it has lost an attempt.
         again: Whether it goes back to the queue.
         error: What its caller gets if its time was over before the death.
     """
 
     job: Job[Any]
     delivery: Delivery
-    attempt: int
-    counts: bool
+    begun: bool
+    blamed: bool
+    costs: bool
     again: bool
     error: BaseException | None
+
+
+def _about_to_begin(
+    found: list[tuple[Job[Any], Delivery]], handle: WorkerHandle, slot: Slot
+) -> Job[Any] | None:
+    """Return the job that a dead worker would have begun next, if it had room for that.
+
+    That one may be the cause of the death, but not those behind it.
+    """
+    waiting = (job for job, delivery in found if delivery is not Delivery.STARTED)
+    first = next(waiting, None)
+    # The worker cannot have begun a large call that was still on its way.
+    if first is None or handle.outbox.loading or not slot.in_flight.runs(first.id):
+        return None
+    return first
+
+
+def _judge(
+    job: Job[Any],
+    delivery: Delivery,
+    handle: WorkerHandle,
+    kind: CrashKind,
+    *,
+    suspected: bool,
+) -> Loss:
+    """Return what the death of its worker means for *job*.
+
+    Args:
+        job: The job.
+        delivery: How far it had got.
+        handle: The worker.
+        kind: What the worker died of.
+        suspected: Whether the job may be the cause although it had not begun.
+    """
+    policy, returned = job._attempt_policy, job._times_returned
+    begun = delivery is Delivery.STARTED
+    blamed = begun or suspected
+    if job._exceeded is not None:  # its time is over, whether it had begun or not
+        error, may_retry, _ = _overdue(job, handle)
+        again = may_retry and policy.after_exception(error, attempt=job.attempt)
+        costs = begun or job._exceeded is TimeLimit.TIMEOUT
+        return Loss(job, delivery, begun, True, costs, again, error)
+    if not blamed:
+        return Loss(job, delivery, begun, False, False, True, None)
+    again = policy.after_crash(
+        kind=kind, delivery=delivery, attempt=job.attempt, times_returned=returned
+    )
+    costs = costs_attempt(delivery=delivery, times_returned=returned)
+    return Loss(job, delivery, begun, True, costs, again, None)
 
 
 class JobRegistry:
@@ -137,7 +187,7 @@ class JobRegistry:
         failed: How many jobs the pool has failed.
         cancellations: How many jobs their callers have cancelled.
         deadlines: When the time of each job is over.
-        timed: How many of them have time limits.
+        timed: How many open jobs have time limits.
         leases: The holders of their leases.
         unheard: How many jobs failed with the end of the pool while nobody waited for them,
             by function.
@@ -183,7 +233,10 @@ class JobRegistry:
         job.set_exception(error)
 
     def outcome_of(self, job: Job[Any], handle: WorkerHandle, frame: Frame) -> Any:
-        """Return the outcome of a job, see :func:`load_outcome`; an error if it is too late."""
+        """Return the outcome of a job, see :func:`load_outcome`; an error if it is too late.
+
+        If the worker cannot have sent such an outcome, it is not trusted any more.
+        """
         serializer = job._function.serializer
         if job._exceeded is None:
             result = load_outcome(serializer, frame)
@@ -221,7 +274,7 @@ class JobRegistry:
             job.set_result(loaded)
             return False
         error = loaded.error
-        if not loaded.raised:
+        if not loaded.may_retry:
             self._complete(job, error)
             return False
         raised = error.exception if isinstance(error, JobRaisedError) else error
@@ -239,48 +292,36 @@ class JobRegistry:
         return False
 
     def losses(self, handle: WorkerHandle, slot: Slot, kind: CrashKind) -> list[Loss]:
-        """Return what becomes of the jobs that a dead worker had in flight."""
+        """Take the jobs that a dead worker had in flight off it; return what becomes of each."""
         jobs = [self.jobs[n] for n in slot.in_flight.jobs if n in self.jobs]
-        losses: list[Loss] = []
-        found = [(job, _delivery_of(job, handle, slot)) for job in jobs]
-        waits = (job.id for job, delivery in found if delivery is not Delivery.STARTED)
-        about_to_begin = next(waits, None)
-        if handle.outbox.loading or about_to_begin not in slot.in_flight.running:
-            about_to_begin = None
-        for job, delivery in found:
-            begun = delivery is Delivery.STARTED
-            # A job that was about to begin may be the cause too, but not those behind it.
-            counts = begun or (job.id == about_to_begin and not slot.exit_planned)
-            again = not counts or job._attempt_policy.after_crash(
-                kind=kind,
-                delivery=delivery,
-                attempt=job.attempt,
-                times_returned=job._times_returned,
-            )
-            error: BaseException | None = None
-            if job._exceeded is not None:
-                error, retried, _ = _overdue(job, handle)
-                again = retried and job._attempt_policy.after_exception(
-                    error, attempt=job.attempt
-                )
-                counts = True  # even if it had not begun: its time is over
-            if begun and isinstance(job, Chunk):
-                has_begun = job.find_in_log(handle.page)
-                if not has_begun and handle.broke_protocol:
-                    job.find_nothing()
-            if again and isinstance(job, StreamJob):
-                job.begin_again()
-            attempt = job.attempt if begun else 0
-            losses.append(Loss(job, delivery, attempt, counts, again, error))
-            if begun:
-                self.watch.lost(job, slot, handle.since)
-                job.worker_pid = job._slot = None
-                job._queued_at = monotonic()
-                self._return(job)
-                continue
-            job._times_returned += counts
-            self.unassign(job)
+        found = [(job, _delivery_despite_lies(job, handle, slot)) for job in jobs]
+        suspect = None if slot.exit_planned else _about_to_begin(found, handle, slot)
+        losses = [
+            _judge(job, delivery, handle, kind, suspected=job is suspect)
+            for job, delivery in found
+        ]
+        for loss in losses:
+            self._take_off(loss, handle, slot)
         return losses
+
+    def _take_off(self, loss: Loss, handle: WorkerHandle, slot: Slot) -> None:
+        """Note that a job is with no worker any more, since its worker has died."""
+        job = loss.job
+        if loss.begun and isinstance(job, Chunk):
+            has_begun = job.find_in_log(handle.page)
+            if not has_begun and handle.broke_protocol:
+                job.find_nothing()
+        if loss.again and isinstance(job, StreamJob):
+            job.begin_again()
+        if loss.begun:
+            self.watch.lost(job, slot, handle.since)
+            job.worker_pid = job._slot = None
+            job._queued_at = monotonic()
+            self._return(job)
+            return
+        job._times_returned += loss.blamed
+        self.unassign(job)
+        job.attempt += loss.costs
 
     def lost_attempt(self, job: Job[Any]) -> None:
         """Note that an attempt of an open job is lost, and that it waits for the next one."""

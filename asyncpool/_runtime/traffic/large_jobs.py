@@ -231,7 +231,7 @@ class Unpacker:
         # Retrieved in any case: the loop complains about an exception that nobody retrieves.
         error = None if loaded.cancelled() else loaded.exception()
         if not loaded.cancelled() and not job.done():
-            outcome = Failed(error, raised=False) if error else loaded.result()
+            outcome = Failed(error, may_retry=False) if error else loaded.result()
             if type(outcome) is Failed and outcome.distrust:
                 distrust(outcome.distrust)
             self._jobs.unpacked(job, outcome)
