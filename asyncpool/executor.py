@@ -69,8 +69,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         worker_env: Environment variables of workers; see :class:`Pool`.
         pool: A :class:`Pool` that was not started, or what :func:`connect` returns: calls go there,
             and nothing else may be given.  The executor starts it and closes it.  Of a shared pool,
-            the calls that the server has count as running: two for each worker, and more if
-            they are short.
+            up to three calls for each worker count as running, and more if they are short.
 
     Raises:
         ValueError: If a number is too low, *pool* is given and something about workers, or it

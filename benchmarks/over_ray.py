@@ -68,13 +68,13 @@ async def measure(row: Row, jobs: int, calls: int) -> Found:
     await row.many(jobs)
     took, cpu = time.perf_counter() - began, cpu_time() - before
     samples = []
-    for _ in range(calls if row.one else 0):
-        assert row.one is not None
+    if row.one is None:
+        return Found(jobs / took, math.nan, cpu / jobs)
+    for _ in range(calls):
         began = time.perf_counter()
         await row.one()
         samples.append(time.perf_counter() - began)
-    call = statistics.median(samples) if samples else math.nan
-    return Found(jobs / took, call, cpu / jobs)
+    return Found(jobs / took, statistics.median(samples), cpu / jobs)
 
 
 def cpu_time() -> float:

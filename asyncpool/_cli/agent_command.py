@@ -12,7 +12,7 @@ import click
 
 from asyncpool._cli.logs.command_log import CommandLog
 from asyncpool._cli.logs.log_options import log_format, log_level
-from asyncpool._cli.parameters import CommandError, RefusedError, seconds
+from asyncpool._cli.parameters import CommandError, Exit, RefusedError, seconds
 from asyncpool._cli.shared_pools import give_control, make_pool
 from asyncpool._core.base import pool_messages as say
 from asyncpool._runtime.agent.agent import MOST_CLIENTS
@@ -121,7 +121,6 @@ def agent_command(
     )
     raise_descriptor_limit()
     log = CommandLog(json=log_format == "json")
-    log.started()  # a crash before a worker was ready is told like any other one
     try:
         with log.on(getattr(logging, log_level.upper())):
             sys.exit(asyncio.run(_Sharing(pool, sharing, bind, log).run()))
@@ -169,7 +168,7 @@ class _Sharing:
                 self._log.tell(say.AGENT_STOPPING, {"by": by})
         except PoolBrokenError as error:
             self._log.tell(say.AGENT_GAVE_UP, {"reason": str(error)})
-            return 3
+            return Exit.UNFINISHED
         except asyncio.CancelledError:
             if len(self._asked) > 1:
                 return 128 + self._asked[-1]

@@ -15,6 +15,7 @@ from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._observe.opening import Beside
 from asyncpool._runtime.base.arguments import check_int, check_seconds
 from asyncpool._runtime.client.client import Client
+from asyncpool._runtime.options.checks import check_codec
 from asyncpool._runtime.options.pool_options import PoolOptions, pool_options
 from asyncpool.pool import Pool as LocalPool
 from asyncpool.ray._engine import Engine
@@ -103,6 +104,7 @@ class Pool(NodeOrders, RemotePool):
         check_seconds("start_timeout", start_timeout)
         check_seconds("node_timeout", node_timeout)
         data = None
+        check_codec(codec, functions=functions, errors=errors)
         if codec is not None:
             data = DataOnly(format_of(codec), functions, errors)
             options |= {"codec": codec, "functions": functions, "errors": errors}

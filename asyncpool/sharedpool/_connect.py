@@ -11,6 +11,7 @@ from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.formats import format_of
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.base.arguments import check_int, check_seconds
+from asyncpool._runtime.options.checks import check_codec
 from asyncpool.sharedpool._client import SharedPool
 
 _UNIX = "unix:"
@@ -51,11 +52,7 @@ def connect(
         check_seconds("node_timeout", node_timeout)
     if max_queued is not None:
         check_int("max_queued", max_queued, at_least=1)
-    for name, value in (("functions", functions), ("errors", errors)):
-        if codec is None and value:
-            raise ValueError(
-                f"{name} is for pools with a codec, and there is no codec here"
-            )
+    check_codec(codec, functions=functions, errors=errors)
     data = None if codec is None else DataOnly(format_of(codec), functions, errors)
     return SharedPool(
         address.removeprefix(_UNIX),

@@ -19,7 +19,7 @@ from asyncpool.errors import PoolClosedError
 from asyncpool.events import Exited
 from asyncpool.sharedpool import SharedPool, connect
 from tests.helpers import jobs
-from tests.helpers.command import command_environment, write_module
+from tests.helpers.command import command_environment, run_command, write_module
 from tests.helpers.gate import Gate, short_folder
 from tests.helpers.log_table import log_again
 from tests.helpers.patience import PATIENCE, patience
@@ -195,15 +195,7 @@ def test_a_pool_that_cannot_start_is_told_and_ends_it() -> None:
 def test_a_mistake_in_the_command_is_told(
     tmp_path: Path, words: list[str], why: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "asyncpool", "agent", *words],
-        cwd=tmp_path,
-        env=command_environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert why in done.stderr
-    assert "Traceback" not in done.stderr
+    done = run_command(tmp_path, "agent", *words)
+    assert done.code == 2
+    assert why in done.err
+    assert "Traceback" not in done.err

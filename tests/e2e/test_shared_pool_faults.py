@@ -248,10 +248,8 @@ async def test_a_client_that_was_given_up_for_its_own_silence_is_told_so(
             job = client.submit(jobs.wait_at, gate.path)
             await gate.visitor()
             until = time.monotonic() + 2.5
-            while (
-                time.monotonic() < until
-            ):  # as a program does that computes in its loop
-                pass
+            while time.monotonic() < until:
+                pass  # as a program does that computes in its loop
             with pytest.raises(NodeLostError, match="which was silent for") as lost:
                 await job
             assert lost.value.own_silence >= 2.0

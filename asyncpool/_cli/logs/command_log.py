@@ -26,8 +26,8 @@ from asyncpool.events import Crash
 class CommandLog(logging.StreamHandler[TextIO]):
     """Prints records to stderr, and what workers print.
 
-    While no worker was ready yet, it does not show crashes of code that cannot be loaded: the
-    message at the end of the command has the reason.  If a warning comes again and again, it shows
+    From :meth:`start_over` until a worker was ready, it does not show crashes of code that cannot
+    be loaded: the message at the end of the command has the reason.  If a warning comes again and again, it shows
     the first few, and then how many there were: an application whose clients leave while it writes
     makes thousands in a second.
 
@@ -39,7 +39,7 @@ class CommandLog(logging.StreamHandler[TextIO]):
         self._lines = LogStream(sys.stderr, self._gap)
         super().__init__(cast("TextIO", self._lines))  # it needs no more of one
         self._json = json
-        self._starting = True
+        self._starting = False
         self._repeats = Repeats()
         self.setFormatter(JsonFormat() if json else TextFormat())
 

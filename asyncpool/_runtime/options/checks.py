@@ -145,6 +145,21 @@ def name_or_number(kind: str) -> Check:
     return check
 
 
+def check_codec(codec: object, **needing: object) -> None:
+    """Check that nothing is given that only a pool with a codec has.
+
+    Args:
+        codec: The codec, or ``None``.
+        needing: What is given for a pool with one, by its name.
+
+    Raises:
+        ValueError: If there is something, and no codec.
+    """
+    for name, value in needing.items():
+        if codec is None and value:
+            raise ValueError(f"{name} is for pools with a codec, and this one has none")
+
+
 def _is_unicode(text: str) -> bool:
     """Tell whether there is no half of a surrogate pair in *text*."""
     try:

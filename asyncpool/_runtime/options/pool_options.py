@@ -19,6 +19,7 @@ from asyncpool._runtime.options.checks import (
     Check,
     anything,
     at_least,
+    check_codec,
     checked,
     function,
     items,
@@ -191,11 +192,7 @@ class PoolOptions(WorkerOptions):
             self._check_fresh()
         if not self.max_surge and not self.max_unavailable:
             raise ValueError("max_surge and max_unavailable cannot both be 0")
-        for name in ("functions", "errors"):
-            if self.codec is None and getattr(self, name):
-                raise ValueError(
-                    f"{name} is for pools with a codec, and this one has none"
-                )
+        check_codec(self.codec, functions=self.functions, errors=self.errors)
 
     def _check_fresh(self) -> None:
         if self.concurrency > 1:

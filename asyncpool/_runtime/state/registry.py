@@ -157,19 +157,20 @@ def _judge(
     """
     policy, returned = job._attempt_policy, job._times_returned
     begun = delivery is Delivery.STARTED
-    blamed = begun or suspected
-    if job._exceeded is not None:  # its time is over, whether it had begun or not
+    over = job._exceeded is not None
+    blamed = begun or suspected or over  # its time is over, whether it had begun or not
+    costs = blamed and costs_attempt(delivery=delivery, times_returned=returned)
+    error: BaseException | None = None
+    again = True
+    if over:
+        costs = costs or job._exceeded is TimeLimit.TIMEOUT
         error, may_retry, _ = _overdue(job, handle)
         again = may_retry and policy.after_exception(error, attempt=job.attempt)
-        costs = begun or job._exceeded is TimeLimit.TIMEOUT
-        return Loss(job, delivery, begun, True, costs, again, error)
-    if not blamed:
-        return Loss(job, delivery, begun, False, False, True, None)
-    again = policy.after_crash(
-        kind=kind, delivery=delivery, attempt=job.attempt, times_returned=returned
-    )
-    costs = costs_attempt(delivery=delivery, times_returned=returned)
-    return Loss(job, delivery, begun, True, costs, again, None)
+    elif blamed:
+        again = policy.after_crash(
+            kind=kind, delivery=delivery, attempt=job.attempt, times_returned=returned
+        )
+    return Loss(job, delivery, begun, blamed, costs, again, error)
 
 
 class JobRegistry:
@@ -315,19 +316,15 @@ class JobRegistry:
             job.begin_again()
         if loss.begun:
             self.watch.lost(job, slot, handle.since)
-            job.worker_pid = job._slot = None
-            job._queued_at = monotonic()
-            self._return(job)
+            self._await_attempt(job)
             return
         job._times_returned += loss.blamed
         self.unassign(job)
-        job.attempt += loss.costs
+        job.attempt += loss.costs  # else a worker that dies so would get it for ever
 
     def lost_attempt(self, job: Job[Any]) -> None:
         """Note that an attempt of an open job is lost, and that it waits for the next one."""
-        job._slot = None
-        job._queued_at = monotonic()
-        self._return(job)
+        self._await_attempt(job)
         if isinstance(job, StreamJob):
             job.begin_again()
 
@@ -389,6 +386,12 @@ class JobRegistry:
             failed=self.failed - failed,
             killed=kills - kills_before,
         )
+
+    def _await_attempt(self, job: Job[Any]) -> None:
+        """Note that the worker of a job is gone, and that it waits from now on for another one."""
+        job.worker_pid = job._slot = None
+        job._queued_at = monotonic()
+        self._return(job)
 
     def _return(self, job: Job[Any]) -> None:
         """Note that no worker runs the job any more."""
