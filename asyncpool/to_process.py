@@ -170,7 +170,7 @@ class _Resident:
     @property
     def gone(self) -> bool:
         """Whether it has ended, or never came up."""
-        return self.up.done() and self.pool._running_supervisor().status.done.done()  # noqa: SLF001
+        return self.up.done() and self.pool._running_supervisor().status.ended.done()  # noqa: SLF001
 
     async def grow(self) -> None:
         """Let the pool have a worker for each call: the limiter is the only bound."""

@@ -12,7 +12,7 @@ from asyncpool._core.control.control_protocol import Request
 from asyncpool._observe.control.plain import plain
 from asyncpool._observe.control.watch import Watching
 from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
-from asyncpool._runtime.state.life_log import outcome_of, trouble_of
+from asyncpool._runtime.state.life_log import describe_roll, roll_trouble
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Event, RollResult
@@ -140,8 +140,8 @@ class ClusterAnswers:
         return {
             "replaced": result.replaced,
             "filled": result.filled,
-            "reason": "" if result.ok else trouble_of(result),
-            "text": outcome_of(result),
+            "reason": "" if result.ok else roll_trouble(result),
+            "text": describe_roll(result),
         }
 
     async def _stacks(self, request: Request) -> dict[str, str]:

@@ -233,7 +233,7 @@ class Cluster(Messenger, Supervised):
             Safe.
         """
         supervisor = self._life.running_here()
-        await shielded(supervisor.status.over)
+        await shielded(supervisor.status.outcome)
 
     async def run(self, *, control: str | None = None) -> int:
         """Start, obey signals and commands, and return the exit code at the end.

@@ -14,7 +14,7 @@ from asyncpool._core.cluster import server_messages as say
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 from asyncpool._runtime.cluster.signals import SignalHandlers, name_of, obeyed
 from asyncpool._runtime.control.opening import Control
-from asyncpool._runtime.state.life_log import number_of
+from asyncpool._runtime.state.life_log import count_workers
 from asyncpool.cluster._answers import Asked, ClusterAnswers
 from asyncpool.cluster._words import status_line
 from asyncpool.enums import RunState
@@ -230,9 +230,9 @@ class Operation:
         before = self._cluster.stats().workers
         self._wanted = workers
         extra: dict[str, object] = {"by": "a command", "workers": workers}
-        self._tell(say.RESIZE_ASKED, extra, number=number_of(workers))
+        self._tell(say.RESIZE_ASKED, extra, number=count_workers(workers))
         await self._cluster.resize(workers)
-        return f"{number_of(workers)} now, {before} before"
+        return f"{count_workers(workers)} now, {before} before"
 
     def stop_for_client(self, *, now: bool) -> None:
         """End the cluster, after a drain or at once."""
@@ -279,7 +279,7 @@ class Operation:
         self._wanted = max(1, (self._wanted or stats.workers) + change)
         by = "SIGTTIN" if change > 0 else "SIGTTOU"
         extra: dict[str, object] = {"by": by, "workers": self._wanted}
-        self._tell(say.RESIZE_ASKED, extra, number=number_of(self._wanted))
+        self._tell(say.RESIZE_ASKED, extra, number=count_workers(self._wanted))
         self._soon(self._resize, self._wanted)
 
     async def _resize(self, workers: int) -> None:

@@ -62,7 +62,7 @@ class ListQueue:
             return self.oldest
         return next(iter(self))
 
-    def leads(self, priority: int) -> bool:
+    def would_be_first(self, priority: int) -> bool:
         """Tell whether a job that came now would be the head."""
         if not self:
             return True
@@ -75,13 +75,13 @@ class ListQueue:
         if self.came:
             self.history.append((self.oldest, job))
 
-    def passed_by(self, job: int) -> None:
+    def note_turn_elsewhere(self, job: int) -> None:
         """Let a job leave another queue which might as well have been this one's turn."""
         if self.came and self.oldest < job:
             self.history.append((self.oldest, job))
 
     @property
-    def rank(self) -> tuple[int, int, int]:
+    def precedence(self) -> tuple[int, int, int]:
         """Whose head is next: who came back, was neglected, is more urgent, is older."""
         head = self.head
         if self.returned:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from asyncpool._core.base.job_traits import JobTraits, KeyedTraits
-from asyncpool._core.dispatch.affinity_queues import AffinityQueues, choose
+from asyncpool._core.dispatch.affinity_queues import AffinityQueues
 from asyncpool._core.dispatch.queue import OLDEST_EVERY
+from asyncpool._core.dispatch.rendezvous import choose
 
 SEATS = {0: 10, 1: 11, 2: 12}
 
@@ -64,7 +65,7 @@ def test_nothing_is_kept_of_jobs_that_have_left() -> None:
     for job in range(9):
         assert lines.remove(job)
         assert not lines.remove(job)
-    assert sorted(lines.clear()) == list(range(9, 18))
+    assert sorted(lines.take_all()) == list(range(9, 18))
     lines.add(1, KeyedTraits(JobTraits(), 1), 0)
     assert lines.remove(1)
     assert (lines.open, lines._keys, lines._groups) == ({}, {}, {})

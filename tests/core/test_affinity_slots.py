@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncpool._core.base.job_traits import JobTraits, KeyedTraits
-from asyncpool._core.dispatch.affinity_queues import choose
+from asyncpool._core.dispatch.rendezvous import choose
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.capacity import GROW_EVERY
 from asyncpool._core.slots.commands import Assign, Recover, Resized

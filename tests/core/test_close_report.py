@@ -10,7 +10,7 @@ from asyncpool._core.supervision.close_report import describe_waiting, list_func
 
 
 @pytest.mark.parametrize(
-    ("jobs", "queued", "names", "maps", "text"),
+    ("jobs", "queued", "names", "holds", "text"),
     [
         (0, 0, {}, [], "its workers to end"),
         (1, 0, {"app.work": 1}, [], "1 job (1 x app.work)"),
@@ -26,13 +26,13 @@ from asyncpool._core.supervision.close_report import describe_waiting, list_func
         ),
         (5000, 4998, {"f": 2}, [], "5000 jobs, 4998 of them in the queue (of the oldest 2: 2 x f)"),
         (0, 0, {}, ["a map of f, 0 items under way"] * 7,
-         "; ".join([*["a map of f, 0 items under way"] * 5, "2 more maps"])),
+         "; ".join([*["a map of f, 0 items under way"] * 5, "2 more maps and sessions"])),
     ],
 )  # fmt: skip
 def test_it_names_what_a_closing_pool_waits_for(
-    jobs: int, queued: int, names: dict[str, int], maps: list[str], text: str
+    jobs: int, queued: int, names: dict[str, int], holds: list[str], text: str
 ) -> None:
-    said = describe_waiting(jobs=jobs, queued=queued, names=Counter(names), maps=maps)
+    said = describe_waiting(jobs=jobs, queued=queued, names=Counter(names), holds=holds)
     assert said == text
 
 

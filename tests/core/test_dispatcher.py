@@ -23,10 +23,10 @@ from asyncpool._core.base.job_traits import (
     JobTraits,
     KeyedTraits,
 )
-from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool._core.dispatch.queue import OLDEST_EVERY
+from asyncpool._core.dispatch.rendezvous import choose
 from tests.core.list_queue import PRIORITIES, ListQueue
 
 # Their sums are exact, in any order.
@@ -133,7 +133,7 @@ class DispatchMachine(RuleBasedStateMachine):
         expected: list[int] = []
         while (line := self.line_of(slot)) is not None:
             heads = [queue for queue in (line, self.queue) if queue]
-            first = min(heads, key=lambda queue: queue.rank)
+            first = min(heads, key=lambda queue: queue.precedence)
             second = self.queue if first is line else line
             job, came = first.head, not first.returned
             if self.hands[slot] and self.load(slot) + self.kinds[job].cost > BUDGET:
@@ -142,7 +142,7 @@ class DispatchMachine(RuleBasedStateMachine):
                 return expected
             first.pop()
             if came:
-                second.passed_by(job)
+                second.note_turn_elsewhere(job)
             self.close_lines()
             expected.append(job)
             self.takes(slot, job)
@@ -228,7 +228,7 @@ class DispatchMachine(RuleBasedStateMachine):
         return KeyedTraits(traits, self.keys[job]) if job in self.keys else traits
 
     def leaves(self, slot: int) -> None:
-        self.dispatcher.worker_gone(slot)
+        self.dispatcher.exclude(slot)
         for slots in (self.idle, self.roomy):
             if slot in slots:
                 slots.remove(slot)
@@ -255,7 +255,9 @@ class DispatchMachine(RuleBasedStateMachine):
             expected = slot
         elif slot in self.roomy:
             self.roomy.remove(slot)
-            if self.load(slot) + traits.cost <= BUDGET and self.queue.leads(priority):
+            if self.load(slot) + traits.cost <= BUDGET and self.queue.would_be_first(
+                priority
+            ):
                 self.queue.pass_by(job)
                 expected = slot
         if expected is None:
@@ -280,12 +282,12 @@ class DispatchMachine(RuleBasedStateMachine):
         job = data.draw(st.sampled_from(self.in_lines))
         self.lines[self.place_of(job)].remove(job)
         self.close_lines()
-        assert self.dispatcher.discard(job) is True
-        assert self.dispatcher.discard(job) is False
+        assert self.dispatcher.remove(job) is True
+        assert self.dispatcher.remove(job) is False
 
     def submit_job(self, job: int, kind: int, priority: int) -> None:
         traits = self.kinds[job] = self.traits[kind]
-        leads = self.queue.leads(priority)
+        leads = self.queue.would_be_first(priority)
         slot = self.expect_a_place_for(job) if leads else None
         if slot is None:
             self.queue.add(job, priority)
@@ -319,7 +321,7 @@ class DispatchMachine(RuleBasedStateMachine):
     ) -> None:
         job = data.draw(st.sampled_from(self.announced))
         self.announced.remove(job)
-        assert self.dispatcher.discard(job) is True
+        assert self.dispatcher.remove(job) is True
         self.submit_job(job, kind, priority)
 
     @rule(kind=st.integers(0, 4), cost=st.sampled_from(COSTS))
@@ -385,19 +387,19 @@ class DispatchMachine(RuleBasedStateMachine):
     def a_waiting_job_is_cancelled(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from([*self.queue, *self.announced]))
         (self.announced if job in self.announced else self.queue).remove(job)
-        assert self.dispatcher.discard(job) is True
-        assert self.dispatcher.discard(job) is False
+        assert self.dispatcher.remove(job) is True
+        assert self.dispatcher.remove(job) is False
 
     @precondition(lambda self: any(self.hands.values()))
     @rule(data=st.data())
     def a_job_in_hand_is_not_in_the_queue(self, data: st.DataObject) -> None:
         jobs = [job for hand in self.hands.values() for job in hand]
-        assert self.dispatcher.discard(data.draw(st.sampled_from(jobs))) is False
+        assert self.dispatcher.remove(data.draw(st.sampled_from(jobs))) is False
 
     @precondition(lambda self: len(self.queue) + len(self.announced) > 2)
     @rule()
     def the_queue_is_emptied(self) -> None:
-        jobs, common = self.dispatcher.clear(), len(self.queue)
+        jobs, common = self.dispatcher.take_all(), len(self.queue)
         rest = common + len(self.in_lines)
         assert jobs[:common] == [*self.queue]
         assert sorted(jobs[common:rest]) == sorted(self.in_lines)
@@ -405,7 +407,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.queue.clear()
         self.lines.clear()
         self.announced.clear()
-        assert self.dispatcher.clear() == []
+        assert self.dispatcher.take_all() == []
 
     # What is true at any time.
 
@@ -434,11 +436,11 @@ class DispatchMachine(RuleBasedStateMachine):
         for slot, hand in self.hands.items():
             assert hand or self.line_of(slot) is None
         takes = len(self.idle) > len(self.announced)
-        assert self.dispatcher.has_idle_worker_for(None) is takes
+        assert self.dispatcher.can_begin_now(None) is takes
         for key in range(6):
             place = choose(key, self.seats)
             slot_ = None if place is None else self.seats[place]
-            assert self.dispatcher.has_idle_worker_for(key) is (slot_ in self.idle)
+            assert self.dispatcher.can_begin_now(key) is (slot_ in self.idle)
 
     @invariant()
     def nobody_has_more_in_hand_than_a_budget_or_one_job(self) -> None:
@@ -548,7 +550,7 @@ def test_jobs_that_lost_their_worker_are_before_more_urgent_ones() -> None:
     traits = JobTraits()
     assert dispatcher.submit(1, traits, 5) == 0
     assert dispatcher.submit(2, traits, -5) is None
-    dispatcher.worker_gone(0)
+    dispatcher.exclude(0)
     assert dispatcher.requeue({1: traits}) == []
     assert dispatcher.submit(3, traits, -9) is None
     assert dispatcher.waiting == 3
@@ -563,7 +565,7 @@ def test_after_those_with_priorities_the_usual_ones_fill_the_worker() -> None:
     dispatcher = Dispatcher()
     for job, priority in enumerate((0, 0, -1, 1)):
         dispatcher.submit(job, known(250), priority)
-    assert dispatcher.discard(3)
+    assert dispatcher.remove(3)
     dispatcher.submit(4, known(300))
     assert dispatcher.refill(0, InFlight()) == [2, 0, 1]
     assert dispatcher.refill(1, InFlight()) == [4]
@@ -637,7 +639,7 @@ def test_a_job_goes_where_there_is_enough_room_for_it() -> None:
     for job, cost in enumerate((900.0, 500.0, 100.0)):
         assert dispatcher.submit(job, known(cost)) == 2 - job
     assert dispatcher.submit(3, known(950)) is None
-    assert dispatcher.discard(3)
+    assert dispatcher.remove(3)
     assert dispatcher.submit(4, known(600)) == 0
     assert dispatcher.submit(5, known(200)) == 1
     # What was passed over is still the next for what fits there.
@@ -662,7 +664,7 @@ def test_a_worker_with_room_is_found_again_after_its_outcomes() -> None:
     for job in (1, 2):
         assert dispatcher.submit(job, known(500)) == 0
     assert dispatcher.submit(3, known(500)) is None
-    assert dispatcher.discard(3)
+    assert dispatcher.remove(3)
     in_flight.complete(1)
     assert dispatcher.refill(0, in_flight) == []
     assert dispatcher.submit(4, known(500)) == 0
@@ -705,7 +707,7 @@ def test_jobs_that_lost_their_worker_are_the_next_to_begin() -> None:
     for job in (1, 2, 3, 4):
         dispatcher.submit(job, known(400))
     assert dispatcher.waiting == 2
-    dispatcher.worker_gone(0)
+    dispatcher.exclude(0)
     assert dispatcher.requeue({1: known(400), 2: known(400)}) == []
     assert dispatcher.refill(1, InFlight()) == [1, 2]
     assert dispatcher.refill(2, InFlight()) == [3, 4]
@@ -725,7 +727,7 @@ def test_jobs_that_come_back_are_for_idle_workers_first_and_keep_their_order() -
     back = {7: known(600), 5: known(400), 6: known(300), 4: known(100), 3: JobTraits()}
     assert dispatcher.requeue(back) == [(1, 7), (0, 5), (1, 6), (0, 4)]
     assert [list(in_flight.jobs) for in_flight in flights] == [[5, 4], [7, 6]]
-    assert dispatcher.clear() == [3]
+    assert dispatcher.take_all() == [3]
 
 
 def test_what_waited_behind_jobs_that_come_back_is_not_forgotten() -> None:
@@ -738,7 +740,7 @@ def test_what_waited_behind_jobs_that_come_back_is_not_forgotten() -> None:
     dispatcher.submit(4, JobTraits())
     assert dispatcher.requeue({}) == []
     assert dispatcher.requeue({9: JobTraits()}) == []
-    assert dispatcher.clear() == [9, 4]
+    assert dispatcher.take_all() == [9, 4]
 
 
 def test_room_that_is_found_when_jobs_come_back_is_for_those_behind_them_too() -> None:
@@ -757,8 +759,8 @@ def test_a_worker_that_left_is_given_nothing(jobs: int) -> None:
     dispatcher, [in_flight] = idle_pool(1)
     for job in range(jobs):
         assert dispatcher.submit(job, known(10)) == 0
-    dispatcher.worker_gone(0)
-    dispatcher.worker_gone(0)
+    dispatcher.exclude(0)
+    dispatcher.exclude(0)
     assert dispatcher.idle == 0
     assert dispatcher.submit(5, known(10)) is None
     assert dispatcher.requeue({6: known(10)}) == []
@@ -768,7 +770,7 @@ def test_a_worker_that_left_is_given_nothing(jobs: int) -> None:
 def test_a_worker_that_comes_back_is_given_jobs_again() -> None:
     dispatcher, [in_flight] = idle_pool(1)
     dispatcher.submit(1, known(10))
-    dispatcher.worker_gone(0)
+    dispatcher.exclude(0)
     dispatcher.submit(2, known(10))
     assert dispatcher.refill(0, in_flight) == [2]
     assert dispatcher.submit(3, known(10)) == 0
@@ -796,7 +798,7 @@ def test_what_was_announced_is_queued_behind_those_that_came_meanwhile() -> None
     dispatcher = Dispatcher()
     dispatcher.prepare(1)
     dispatcher.submit(2, known(10))
-    assert dispatcher.discard(1) is True
+    assert dispatcher.remove(1) is True
     assert dispatcher.waiting == 1
     assert dispatcher.submit(1, known(10)) is None
     assert dispatcher.waiting == 2
@@ -809,11 +811,11 @@ def test_what_was_announced_is_forgotten_with_the_rest() -> None:
         dispatcher.prepare(job)
     for job in (2, 4):
         dispatcher.submit(job, JobTraits())
-    assert dispatcher.discard(3) is True
-    assert dispatcher.discard(3) is False
-    assert dispatcher.clear() == [2, 4, 1, 5]
-    assert (dispatcher.waiting, dispatcher.clear()) == (0, [])
-    assert [dispatcher.discard(job) for job in (1, 2, 5)] == [False] * 3
+    assert dispatcher.remove(3) is True
+    assert dispatcher.remove(3) is False
+    assert dispatcher.take_all() == [2, 4, 1, 5]
+    assert (dispatcher.waiting, dispatcher.take_all()) == (0, [])
+    assert [dispatcher.remove(job) for job in (1, 2, 5)] == [False] * 3
 
 
 @pytest.mark.parametrize("cost", [7.8125, 1000.0, UNKNOWN])
@@ -835,11 +837,11 @@ def test_what_is_forgotten_is_never_given_to_anybody() -> None:
     dispatcher = Dispatcher()
     for job in range(6):
         dispatcher.submit(job, known(10))
-    assert dispatcher.discard(2) is True
-    assert dispatcher.discard(2) is False
-    assert dispatcher.discard(99) is False
-    assert dispatcher.clear() == [0, 1, 3, 4, 5]
-    assert (dispatcher.waiting, dispatcher.clear()) == (0, [])
+    assert dispatcher.remove(2) is True
+    assert dispatcher.remove(2) is False
+    assert dispatcher.remove(99) is False
+    assert dispatcher.take_all() == [0, 1, 3, 4, 5]
+    assert (dispatcher.waiting, dispatcher.take_all()) == (0, [])
     assert dispatcher.refill(0, InFlight()) == []
     assert dispatcher.idle == 1
 
@@ -921,7 +923,7 @@ def test_a_worker_with_a_free_lane_that_left_is_given_nothing() -> None:
     dispatcher, in_flight = Dispatcher(), InFlight(2)
     assert dispatcher.refill(0, in_flight) == []
     assert dispatcher.submit(1, known(10)) == 0
-    dispatcher.worker_gone(0)
+    dispatcher.exclude(0)
     assert dispatcher.free == 0
     assert dispatcher.submit(2, known(10)) is None
 
@@ -1066,11 +1068,11 @@ def test_the_worker_that_is_next_is_the_first_of_the_idle_ones() -> None:
 def test_whether_a_worker_is_there_for_a_job_that_comes() -> None:
     dispatcher, _ = idle_pool(2)
     dispatcher.assign_buckets({0: 0})
-    assert dispatcher.has_idle_worker_for(None)
-    assert dispatcher.has_idle_worker_for(7)
+    assert dispatcher.can_begin_now(None)
+    assert dispatcher.can_begin_now(7)
     dispatcher.prepare(1)
     assert dispatcher.preparing == 1
-    assert dispatcher.has_idle_worker_for(None)
+    assert dispatcher.can_begin_now(None)
     dispatcher.submit_keyed(2, KeyedTraits(JobTraits(), 7), 0)
-    assert not dispatcher.has_idle_worker_for(None), "the other one is for job 1"
-    assert not dispatcher.has_idle_worker_for(7)
+    assert not dispatcher.can_begin_now(None), "the other one is for job 1"
+    assert not dispatcher.can_begin_now(7)

@@ -189,7 +189,10 @@ class FlightMachine(RuleBasedStateMachine):
             return
         with pytest.raises(ProtocolError) as caught:
             copy.deepcopy(self.in_flight).end_revoke([place])
-        assert str(caught.value) == f"it gave back job {place}, which it cannot"
+        assert (
+            str(caught.value)
+            == f"it gave back the job with sequence number {place}, which it cannot"
+        )
 
     @invariant()
     def both_sides_agree(self) -> None:
@@ -423,14 +426,19 @@ def test_what_cannot_be_given_back(won: Sequence[int], place: int) -> None:
     in_flight.remove(8)
     with pytest.raises(ProtocolError) as caught:
         in_flight.end_revoke(won)
-    assert str(caught.value) == f"it gave back job {place}, which it cannot"
+    assert (
+        str(caught.value)
+        == f"it gave back the job with sequence number {place}, which it cannot"
+    )
     assert list(in_flight.jobs) == [7, 9], "none of them is taken back"
 
 
 def test_the_head_is_given_back_only_if_it_was_asked_for() -> None:
     in_flight = flight_of(7, 8)
     in_flight.begin_revoke([8])
-    with pytest.raises(ProtocolError, match="it gave back job 1, which it cannot"):
+    with pytest.raises(
+        ProtocolError, match="it gave back the job with sequence number 1, which"
+    ):
         in_flight.end_revoke([1, 2])
     in_flight.begin_revoke([7])
     assert list(in_flight.end_revoke([1])[0]) == [7]
@@ -441,7 +449,10 @@ def test_an_answer_to_no_question() -> None:
     for place in (1, 2):
         with pytest.raises(ProtocolError) as caught:
             in_flight.end_revoke([place])
-        assert str(caught.value) == f"it gave back job {place}, which it cannot"
+        assert (
+            str(caught.value)
+            == f"it gave back the job with sequence number {place}, which it cannot"
+        )
     assert in_flight.end_revoke([]) == ({}, []), "which says nothing"
     assert list(in_flight.jobs) == [7, 8]
 

@@ -57,7 +57,7 @@ def test_a_worker_that_cannot_begin_keeps_it(state: SlotState) -> None:
     crew = Crew(1)
     [slot] = crew.slots
     slot.state = state
-    crew.dispatcher.worker_gone(0)
+    crew.dispatcher.exclude(0)
     slot.hung = state is SlotState.IDLE
     assert crew.errands.add(slot, 7) == []
     assert list(slot.pinned) == [7]

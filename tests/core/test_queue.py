@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncpool._core.base.job_traits import JobTraits
-from asyncpool._core.dispatch.queue import OLDEST_EVERY, Entry, JobQueue
+from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue, QueuedJob
 from tests.core.list_queue import PRIORITIES, ListQueue
 
 PROFILE = JobTraits()
@@ -57,10 +57,10 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(priority=priorities)
     def a_job_goes_at_once(self, priority: int) -> None:
         self.jobs += 1
-        leads = self.queue.leads(priority)
-        assert leads == self.model.leads(priority)
+        leads = self.queue.would_be_first(priority)
+        assert leads == self.model.would_be_first(priority)
         if leads:
-            self.queue.passes(self.jobs)
+            self.queue.note_turn(self.jobs)
             self.model.pass_by(self.jobs)
 
     @precondition(lambda self: self.model)
@@ -93,9 +93,9 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(whim=st.integers(0, 2))
     def clear(self, whim: int) -> None:
         if whim == 0:
-            assert self.queue.clear() == list(self.model)
+            assert self.queue.take_all() == list(self.model)
             self.model.clear()
-            assert self.queue.clear() == []
+            assert self.queue.take_all() == []
 
     @invariant()
     def the_figures_agree(self) -> None:
@@ -188,9 +188,9 @@ def test_nothing_starves(patience: int, story: list[int | None]) -> None:
 def test_who_goes_at_once_has_passed_those_who_wait() -> None:
     queue = queue_of((1, 0), patience=3)
     for job in (2, 3):
-        assert queue.leads(-1)
-        queue.passes(job)
-    assert not queue.leads(-1), "it is the turn of the one that waits"
+        assert queue.would_be_first(-1)
+        queue.note_turn(job)
+    assert not queue.would_be_first(-1), "it is the turn of the one that waits"
     queue.add(4, PROFILE, -1)
     assert leave(queue) == [1, 4]
 
@@ -198,30 +198,30 @@ def test_who_goes_at_once_has_passed_those_who_wait() -> None:
 def test_somebody_elses_patience_does_not_count() -> None:
     queue = queue_of((1, 0), (2, 0), patience=3)
     for job in (3, 4):
-        queue.passes(job)
+        queue.note_turn(job)
     assert queue.remove(1)
-    assert queue.leads(-1), "the next one has not waited for anybody"
-    queue.passes(5)
-    assert queue.leads(-1)
-    queue.passes(6)
-    assert not queue.leads(-1)
+    assert queue.would_be_first(-1), "the next one has not waited for anybody"
+    queue.note_turn(5)
+    assert queue.would_be_first(-1)
+    queue.note_turn(6)
+    assert not queue.would_be_first(-1)
 
 
 def test_a_turn_that_was_taken_out_of_hand_counts_as_well() -> None:
     queue = queue_of((1, 0), (2, 0), patience=3)
     for job in (3, 4):
-        queue.passes(job)
+        queue.note_turn(job)
     del queue.usual[1]  # as long as there are no others
-    assert queue.leads(-1)
+    assert queue.would_be_first(-1)
 
 
 def test_an_older_one_that_comes_late_and_goes_does_not_reset_the_count() -> None:
     queue = queue_of((2, 0), patience=3)
-    queue.passes(3)
+    queue.note_turn(3)
     queue.add(1, PROFILE, -1)
     assert leave(queue, 1) == [1]
-    queue.passes(4)
-    assert not queue.leads(-1)
+    queue.note_turn(4)
+    assert not queue.would_be_first(-1)
 
 
 def test_the_promise_of_the_docs() -> None:
@@ -245,9 +245,9 @@ def test_who_comes_back_is_before_all_others_and_costs_nobodys_patience() -> Non
     queue = queue_of((1, 0), (2, -5), patience=3)
     queue.requeue({8: PROFILE, 7: PROFILE})
     queue.requeue({9: PROFILE})
-    assert not queue.leads(-9)
+    assert not queue.would_be_first(-9)
     assert leave(queue, 3) == [9, 8, 7]
-    assert queue.leads(-9)
+    assert queue.would_be_first(-9)
     assert leave(queue, 1) == [2]
     queue.requeue({2: PROFILE})
     queue.add(3, PROFILE, -1)
@@ -257,7 +257,7 @@ def test_who_comes_back_is_before_all_others_and_costs_nobodys_patience() -> Non
 
 def test_who_comes_back_is_before_one_whose_turn_it_is() -> None:
     queue = queue_of((1, 0), patience=2)
-    queue.passes(2)
+    queue.note_turn(2)
     queue.requeue({2: PROFILE})
     assert leave(queue) == [2, 1]
 
@@ -277,8 +277,8 @@ def test_all_jobs_are_forgotten_and_the_usual_line_stays_where_it_is() -> None:
     queue = queue_of((1, 2), (2, 0), (3, -2), (4, 0), (5, 2))
     usual = queue.usual
     queue.requeue({6: PROFILE})
-    assert queue.clear() == [6, 3, 2, 4, 1, 5]
-    assert (len(queue), queue.others, queue.clear()) == (0, 0, [])
+    assert queue.take_all() == [6, 3, 2, 4, 1, 5]
+    assert (len(queue), queue.others, queue.take_all()) == (0, 0, [])
     assert not queue._priorities
     queue.add(7, PROFILE, 2)
     queue.add(8, PROFILE)
@@ -288,7 +288,7 @@ def test_all_jobs_are_forgotten_and_the_usual_line_stays_where_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "passed", "returned", "rank"),
+    ("jobs", "passed", "returned", "precedence"),
     [
         ([(5, 0), (4, 0)], 0, [], (2, 0, 5)),
         ([(5, 0), (6, 3)], 0, [], (2, 0, 5)),
@@ -304,29 +304,29 @@ def test_the_rank_of_a_queue_is_that_of_its_head(
     jobs: list[tuple[int, int]],
     passed: int,
     returned: list[int],
-    rank: tuple[int, int, int],
+    precedence: tuple[int, int, int],
 ) -> None:
     queue = queue_of(*jobs, patience=3)
     for job in range(100, 100 + passed):
-        queue.passes(job)
+        queue.note_turn(job)
     queue.requeue(dict.fromkeys(returned, PROFILE))
-    assert queue.rank() == rank
-    assert queue.head()[0] == rank[-1]
+    assert queue.precedence() == precedence
+    assert queue.head()[0] == precedence[-1]
 
 
 def test_jobs_of_another_queue_pass_those_that_are_older_than_they_are() -> None:
     queue = queue_of((5, 0), patience=3)
     for job in (1, 2, 6):
-        queue.passed_by(job)
-    assert queue.leads(-1), "only 6 has passed it"
-    queue.passed_by(7)
-    assert not queue.leads(-1)
+        queue.note_turn_elsewhere(job)
+    assert queue.would_be_first(-1), "only 6 has passed it"
+    queue.note_turn_elsewhere(7)
+    assert not queue.would_be_first(-1)
 
 
 def test_nobody_is_passed_in_an_empty_queue() -> None:
     queue = JobQueue(2)
-    queue.passed_by(1)
-    assert queue.leads(0)
+    queue.note_turn_elsewhere(1)
+    assert queue.would_be_first(0)
 
 
 def test_every_job_is_told_with_its_profile_and_its_priority() -> None:
@@ -336,7 +336,7 @@ def test_every_job_is_told_with_its_profile_and_its_priority() -> None:
         queue.add(job, traits[job], priority)
     queue.requeue({3: traits[3]})
     entries = [
-        Entry(job, traits[job], priority)
+        QueuedJob(job, traits[job], priority)
         for job, priority in ((3, None), (1, 0), (0, 3), (2, -3))
     ]
     assert [*queue.entries()] == entries

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core.base.job_traits import UNKNOWN
-from asyncpool._core.dispatch.affinity_queues import choose
+from asyncpool._core.dispatch.rendezvous import choose
 from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.policies.restart import BURST, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits

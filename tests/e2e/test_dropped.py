@@ -45,7 +45,7 @@ async def test_its_jobs_are_finished_and_nothing_is_left() -> None:
         for nth in (2, 3):
             (await gate.visitor(nth=nth)).release()
         assert await asyncio.gather(*work) == ["go"] * 3
-        await supervisor.status.done
+        await supervisor.status.ended
         assert supervisor.summary() == CloseSummary(finished=3, failed=0, killed=0)
 
 
@@ -59,7 +59,7 @@ async def test_a_cell_that_is_run_again_leaves_one_pool() -> None:
             with pytest.warns(ResourceWarning, match=TEXT.format("cell")):
                 pool = Pool(1, name="cell")
             await pool.start()
-            await before.status.done
+            await before.status.ended
         await pool.close()
 
 
@@ -72,7 +72,7 @@ async def test_the_collector_may_find_it_in_any_thread() -> None:
         del pool
         with pytest.warns(ResourceWarning, match=TEXT.format("lost")):
             collect_in_a_thread()
-        await supervisor.status.done
+        await supervisor.status.ended
 
 
 @pytest.mark.parametrize("what", ["job", "map", "stream", "view"])
@@ -104,7 +104,7 @@ async def test_whatever_submits_to_it_keeps_it(what: str) -> None:
             keeper = None
         assert supervisor.closing == (keeper is None)
         supervisor.close(Finish.ALL, None)
-        await supervisor.status.done
+        await supervisor.status.ended
 
 
 async def test_who_was_closed_or_never_started_is_no_matter() -> None:
@@ -128,4 +128,4 @@ async def test_a_copy_in_a_fork_is_no_matter() -> None:
         del pool
         assert not supervisor.closing
         supervisor.close(Finish.ALL, None)
-        await supervisor.status.done
+        await supervisor.status.ended

@@ -17,10 +17,10 @@ import pytest
 from asyncpool import ProcessPoolExecutor
 from asyncpool._core.remote.agent_jobs import CREDITS
 from asyncpool.enums import Delivery
-from asyncpool.errors import NodeLostError, PoolClosedError
+from asyncpool.errors import NodeLostError, PoolClosedError, WorkerCrashedError
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, connect
-from tests.helpers import jobs, streams
+from tests.helpers import jobs, several, streams
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -281,3 +281,35 @@ async def test_two_clients_that_flood_get_the_workers_in_turn(tmp_path: Path) ->
         await asyncio.gather(*done)
     # The first half of the outcomes has about as many of each.
     assert 300 < Counter(order[:900])["two"] < 600
+
+
+async def test_a_crash_names_the_job_as_its_client_knows_it_and_no_job_of_others(
+    tmp_path: Path,
+) -> None:
+    address = f"unix:{tmp_path}/pool.sock"
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1, concurrency=3) as pool,
+        PoolServer(pool, tmp_path / "pool.sock"),
+        connect(address) as client,
+        connect(address) as other,
+    ):
+        for _ in range(
+            3
+        ):  # so that the numbers of the pool are not those of its clients
+            await client.submit(jobs.square, 2)
+        found = [
+            one.submit(several.at, gate.path, name)
+            for one, name in ((client, "one"), (client, "two"), (other, "three"))
+        ]
+        for name in ("one", "two", "three"):
+            await gate.visitor(name)
+        os.kill(pool.stats().slots[0].pid or 0, signal.SIGKILL)
+        for job in found:
+            with pytest.raises(WorkerCrashedError) as caught:
+                await job
+            [crash] = caught.value.crashes
+            assert (crash.job_id, crash.attempt) == (job.id, 1)
+            assert crash.function == "tests.helpers.several.at"
+            assert crash.concurrent_jobs == ()

@@ -299,7 +299,7 @@ def heartbeats_awaited(pool: Pool) -> int:
 
 def pings_of(pool: Pool) -> Pings:
     """Return what pings the workers of *pool*."""
-    pings = supervisor_of(pool)._health
+    pings = supervisor_of(pool)._pings
     assert pings is not None
     return pings
 

@@ -14,7 +14,7 @@ from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.slots.commands import Spawn
 from asyncpool._core.slots.lifecycle import WANTED_AGAIN
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._runtime.state.draining import Hold
+from asyncpool._runtime.state.draining import MapHold
 from asyncpool.errors import PoolBrokenError, PoolClosedError, PoolFullError
 from tests.helpers.inside import affinity_queues_of
 from tests.helpers.loops import BOTH_LOOPS
@@ -125,7 +125,7 @@ async def test_a_closing_pool_admits_nobody() -> None:
 
 
 async def test_a_pool_that_drains_admits_only_for_those_who_hold_it_open() -> None:
-    door, hold, other = Door(limit=None), Hold("f"), Hold("f")
+    door, hold, other = Door(limit=None), MapHold("f"), MapHold("f")
     door.core.hold()
     door.core.close(Finish.ALL, None, door.now)
     hold.take(lambda _: None)
@@ -186,10 +186,10 @@ async def refused_at(door: Door) -> asyncio.Task[None]:
 async def test_that_a_job_waits_is_told_while_there_may_be_more_workers() -> None:
     door = Door(workers=(1, 2))
     sizing = door.core.replacements.sizing
-    door.admission.job_queued()
+    door.admission.note_queued()
     assert (sizing.watching, door.notebook.rearmed) == (True, 0)
     door.queue(1)
-    door.admission.job_queued()
+    door.admission.note_queued()
     assert (sizing.watching, door.notebook.rearmed) == (False, 1)
 
 
@@ -272,6 +272,6 @@ async def test_nobody_waits_for_room_in_a_pool_that_ends() -> None:
         door.admission.check(ANYBODY)
     waiter = asyncio.create_task(door.admission.room())
     await asyncio.sleep(0)
-    door.admission.end()
+    door.admission.wake_all()
     async with patience():
         await waiter

@@ -15,14 +15,13 @@ from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import Slot
 from asyncpool._runtime.channel.outbox import NOT_PUT
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state import crash_report as postmortem
+from asyncpool._runtime.state import crash_report
 from asyncpool._runtime.state.crash_report import (
     AfterExit,
     CrashReporter,
     after_exit,
-    crash_error,
-    delivery_of,
 )
+from asyncpool._runtime.state.job_errors import crash_error, delivery_of
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.events import Crash
@@ -195,7 +194,7 @@ async def test_a_worker_whose_own_cgroup_was_full_lacked_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        postmortem, "OomKills", lambda: Kernel(3)
+        crash_report, "OomKills", lambda: Kernel(3)
     )  # counts another cgroup
     dead = DeadWorker()
     dead.lacked_memory = True
@@ -220,7 +219,7 @@ async def test_who_was_killed_by_somebody_else(
 ) -> None:
     answers = iter(counts)
     kills = SimpleNamespace(count=lambda: next(answers))
-    monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
+    monkeypatch.setattr(crash_report, "OomKills", lambda: kills)
     coroner = CrashReporter(start_timeout=30.0)
     worker, slot = cast("WorkerHandle", DeadWorker()), Slot(0, ready_at=1.0)
     found = coroner.kind_of(worker, slot, 1.0)
@@ -240,7 +239,7 @@ async def test_several_may_lack_memory_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kills = Kernel(3)
-    monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
+    monkeypatch.setattr(crash_report, "OomKills", lambda: kills)
     coroner = CrashReporter(start_timeout=30.0)
     worker, slot = cast("WorkerHandle", DeadWorker()), Slot(0, ready_at=1.0)
     starting = Slot(1)
@@ -256,7 +255,7 @@ async def test_whom_the_pool_has_killed_the_kernel_has_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kills = Kernel(0)
-    monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
+    monkeypatch.setattr(crash_report, "OomKills", lambda: kills)
     coroner = CrashReporter(start_timeout=30.0)
     ours, theirs, ended = DeadWorker(), DeadWorker(), DeadWorker()
     ours.killed, ended.status = True, 3

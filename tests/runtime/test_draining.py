@@ -11,7 +11,7 @@ import pytest
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
-from asyncpool._runtime.state.draining import Hold
+from asyncpool._runtime.state.draining import MapHold
 from asyncpool.errors import PoolClosedError
 from tests.helpers import virtual_time
 from tests.helpers.functions import known_function
@@ -57,7 +57,7 @@ def test_every_ten_seconds_it_says_what_it_waits_for(
 ) -> None:
     async def main() -> None:
         pool = Pool()
-        hold = Hold("app.each")
+        hold = MapHold("app.each")
         hold.under_way = 12
         pool.draining.hold(hold)
         pool.add(Job, "app.work")
@@ -125,7 +125,7 @@ def test_jobs_that_end_with_the_pool_are_told_of_if_nobody_waits_for_them(
 class TestHold:
     def test_it_lasts_until_all_is_drawn_and_done(self) -> None:
         async def main() -> None:
-            pool, hold = Pool(), Hold("app.each")
+            pool, hold = Pool(), MapHold("app.each")
             pool.draining.hold(hold)
             hold.begin()
             hold.done()
@@ -142,7 +142,7 @@ class TestHold:
 
     def test_a_pool_that_closes_is_held_open_by_nobody_else(self) -> None:
         async def main() -> None:
-            pool, hold = Pool(), Hold("app.each")
+            pool, hold = Pool(), MapHold("app.each")
             pool.close()
             pool.draining.hold(hold)
             assert not hold.held

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from asyncpool._runtime.state.life_log import outcome_of
+from asyncpool._runtime.state.life_log import describe_roll
 from asyncpool.events import RollResult
 from tests.runtime.pool_parts import parts_of
 
@@ -35,7 +35,7 @@ from tests.runtime.pool_parts import parts_of
 def test_the_outcome_of_a_roll_in_words(
     result: RollResult, what: str, text: str
 ) -> None:
-    assert outcome_of(result, what) == text
+    assert describe_roll(result, what) == text
 
 
 @pytest.mark.asyncio

@@ -28,7 +28,7 @@ from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.job.job import ChunkJob, Job
 from asyncpool._runtime.map import batches as turn_module
 from asyncpool._runtime.map.batches import Task
-from asyncpool._runtime.state.draining import Hold
+from asyncpool._runtime.state.draining import Hold, MapHold
 from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.mapping import Map, Outcome, Plan
 from tests.helpers.functions import known_function
@@ -91,7 +91,7 @@ class FakePool:
     def check_home(self) -> None:
         pass
 
-    def hold(self, hold: Hold) -> None:
+    def hold(self, hold: MapHold) -> None:
         hold.take(self.let_go.append)
 
     def submit(

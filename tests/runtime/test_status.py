@@ -24,10 +24,10 @@ def standing() -> tuple[PoolStatus, EventStream[events.Event]]:
 
 
 def how(standing: PoolStatus) -> list[object]:
-    """Return what became of what callers wait for: up, over, done."""
+    """Return what became of what callers wait for: ready, outcome, ended."""
     return [
         "waits" if not future.done() else future.exception()
-        for future in (standing.up, standing.over, standing.done)
+        for future in (standing.ready, standing.outcome, standing.ended)
     ]
 
 
@@ -35,15 +35,15 @@ async def test_from_the_first_worker_to_the_end() -> None:
     pool, _ = standing()
     assert how(pool) == ["waits", "waits", "waits"]
     for _ in range(2):
-        pool.begin()
+        pool.worker_ready()
         assert how(pool) == [None, "waits", "waits"]
-    pool.end()
+    pool.note_ended()
     assert how(pool) == [None, None, None]
 
 
-async def test_an_end_before_it_is_up_is_no_error() -> None:
+async def test_an_end_before_it_is_ready_is_no_error() -> None:
     pool, _ = standing()
-    pool.end()
+    pool.note_ended()
     assert how(pool) == [None, None, None]
 
 
@@ -51,48 +51,48 @@ async def test_a_pool_that_breaks_tells_everybody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool, heard = standing()
-    pool.give_up(BROKEN)
+    pool.note_broken(BROKEN)
     assert how(pool) == [BROKEN, BROKEN, "waits"]
     assert await anext(heard) == events.GaveUp("no hope", ())
     assert caplog.record_tuples == [
         ("asyncpool", logging.ERROR, "pool x is broken: no hope, given up")
     ]
-    pool.end()
+    pool.note_ended()
     assert how(pool) == [BROKEN, BROKEN, None]
 
 
-async def test_one_that_breaks_before_it_is_up_has_no_next_try(
+async def test_one_that_breaks_before_it_is_ready_has_no_next_try(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool, _ = standing()
-    pool.give_up(PoolBrokenError(reason="no hope", crashes=(), retry_after=2.0))
-    error = pool.up.exception()
+    pool.note_broken(PoolBrokenError(reason="no hope", crashes=(), retry_after=2.0))
+    error = pool.ready.exception()
     assert isinstance(error, PoolBrokenError)
     assert (error.reason, error.retry_after) == ("no hope", None)
-    assert pool.over.exception() is error
+    assert pool.outcome.exception() is error
     assert caplog.messages == ["pool x is broken: no hope, given up"]
 
 
-async def test_one_that_was_up_is_over_only_when_it_gives_up() -> None:
+async def test_one_that_was_ready_has_an_outcome_only_when_it_gives_up() -> None:
     pool, heard = standing()
-    pool.begin()
+    pool.worker_ready()
     soon = PoolBrokenError(reason="no hope", crashes=(), retry_after=2.0)
-    pool.give_up(soon)
+    pool.note_broken(soon)
     assert how(pool) == [None, "waits", "waits"]
-    pool.recover(3)
+    pool.note_recovered(3)
     assert how(pool) == [None, "waits", "waits"]
     assert isinstance(await anext(heard), events.GaveUp)
     assert await anext(heard) == events.Recovered(3)
-    pool.give_up(BROKEN)
+    pool.note_broken(BROKEN)
     assert how(pool) == [None, BROKEN, "waits"]
 
 
 async def test_a_supervisor_that_fails_breaks_the_pool_and_closes_it_for_jobs() -> None:
     pool, _ = standing()
-    error = pool.fail(ValueError("a bug"))
+    error = pool.note_failure(ValueError("a bug"))
     text = "the supervisor failed: ValueError('a bug')"
     assert str(error) == text
-    up, over, done = how(pool)
-    assert isinstance(up, PoolBrokenError)
-    assert (up.reason, up.crashes, up.retry_after) == (text, (), None)
-    assert (over, done) == (up, "waits")
+    ready, outcome, ended = how(pool)
+    assert isinstance(ready, PoolBrokenError)
+    assert (ready.reason, ready.crashes, ready.retry_after) == (text, (), None)
+    assert (outcome, ended) == (ready, "waits")

@@ -100,7 +100,7 @@ class _Share(Generic[H]):
 class ConnectionBalancing(Generic[H]):
     """The connections of one cluster, on their way to workers.
 
-    A *handle* is whatever the shell keeps for a socket.  Workers are known by numbers.
+    A *handle* is whatever the caller keeps for a socket.  Workers are known by numbers.
 
     Attributes:
         waiting: Connections that came back, for the next workers with room.

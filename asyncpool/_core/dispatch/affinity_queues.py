@@ -2,37 +2,23 @@
 
 Each worker that stays in the pool has a *bucket*; see ``affinity_slots.py``.  Each
 bucket has a queue of its own, with the same rules as the common queue.  A job waits in
-the queue of the bucket that its key belongs to.  If the key comes to belong to another
-bucket, the job moves, and keeps its age and its priority.  If there is no bucket at
-all, the job waits for the first one.
+the queue of the bucket that its key belongs to (``rendezvous.py``).  If the key comes
+to belong to another bucket, the job moves to the queue of that one, with its age and its
+priority.  While the pool has no bucket at all, the job waits for the first one.
 
-A bucket that goes from one worker to another costs nothing.  It is rare that the number
-of buckets changes.  So such a change may take a microsecond for each key of a waiting
+A bucket that goes from one worker to another costs nothing.  The number of buckets
+rarely changes, so a change may take some time: a microsecond for each key of a waiting
 job, and four for each job that moves, or whose queue other jobs join.
-
-The keys are mapped to buckets by rendezvous hashing (Thaler and Ravishankar, "Using
-name-based mappings to increase hit rates", 1998), also called highest random weight.
-Each pair of a key and a bucket has a weight that looks random.  A key belongs to the
-bucket with which its weight is the highest.  So buckets have equal shares of all keys.
-A new bucket takes its share from all others alike.  A bucket that goes leaves its keys
-to the others, each key to its next choice.  No other keys move, and nothing has to be
-remembered of any key.
-
-Rejected: the hash modulo the number of buckets, which moves nearly all keys when that
-number changes.  Also rejected: a ring of hashes, which needs a table with a hundred
-points for each bucket until the shares are nearly equal.  It would find one of hundreds
-of buckets sooner.  But a weight costs 0.5 us, and a pool has some dozens of buckets at
-the most.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from asyncpool._core.base.job_traits import JobTraits
-from asyncpool._core.dispatch.queue import Entry, JobQueue
+from asyncpool._core.dispatch.queue import JobQueue, QueuedJob
+from asyncpool._core.dispatch.rendezvous import choose
 
 
 class AffinityQueues:
@@ -80,7 +66,7 @@ class AffinityQueues:
             traits = jobs[job]
             self._enter(job, traits.key).requeue({job: traits})
 
-    def left(self, job: int) -> None:
+    def note_leaving(self, job: int) -> None:
         """Record that *job* has left its queue."""
         key = self._keys.pop(job)
         bucket, group = self._groups[key]
@@ -96,12 +82,12 @@ class AffinityQueues:
         if key is None:
             return False
         self.open[self._groups[key][0]].remove(job)
-        self.left(job)
+        self.note_leaving(job)
         return True
 
-    def clear(self) -> list[int]:
+    def take_all(self) -> list[int]:
         """Forget every job, and return them, queue by queue."""
-        jobs = [job for queue in self.open.values() for job in queue.clear()]
+        jobs = [job for queue in self.open.values() for job in queue.take_all()]
         self.open.clear()
         self._keys.clear()
         self._groups.clear()
@@ -112,7 +98,7 @@ class AffinityQueues:
         there, self.slots_by_bucket = self.slots_by_bucket, slots_by_bucket
         self._buckets = {slot: bucket for bucket, slot in slots_by_bucket.items()}
         new = [bucket for bucket in slots_by_bucket if bucket not in there]
-        moved: defaultdict[int | None, list[Entry]] = defaultdict(list)
+        moved: defaultdict[int | None, list[QueuedJob]] = defaultdict(list)
         if new or len(slots_by_bucket) < len(there):
             for key, (bucket, group) in list(self._groups.items()):
                 if bucket is None or bucket not in slots_by_bucket:
@@ -127,12 +113,14 @@ class AffinityQueues:
                 self.remove(entry.job)
             self._join(bucket, entries)
 
-    def _join(self, bucket: int | None, entries: list[Entry]) -> None:
+    def _join(self, bucket: int | None, entries: list[QueuedJob]) -> None:
         """Add jobs of other queues to this one, as if they had always been here."""
         present = self.open.pop(bucket, None)
         if present is not None:
             entries += present.entries()
-        entries.sort()
+        entries.sort(
+            key=lambda entry: entry.job
+        )  # by age: jobs are numbered as they come
         back = {entry.job: entry.traits for entry in entries if entry.priority is None}
         for entry in entries:
             if entry.priority is not None:
@@ -157,50 +145,3 @@ class AffinityQueues:
         assert key is not None, "without a key, a job waits for anybody"
         group = self._groups.get(key)
         return choose(key, self.slots_by_bucket) if group is None else group[0]
-
-
-_MASK = (1 << 64) - 1
-
-# The constants of SplitMix64 (Steele, Lea and Flood, 2014), and its last steps below.
-_GOLDEN = 0x9E37_79B9_7F4A_7C15
-_FIRST = 0xBF58_476D_1CE4_E5B9
-_SECOND = 0x94D0_49BB_1331_11EB
-
-
-def hash_of(key: Any) -> int:
-    """Return the hash of *key*, which is all that the pool keeps of it.
-
-    Equal keys have equal hashes in this process.  A text has another hash in the next
-    process, but that one has other workers as well.
-
-    Raises:
-        TypeError: If *key* has no hash, or has a hash by identity.  With such a
-            hash only the very same object is found again, and the next job most likely
-            brings another object.
-    """
-    try:
-        number = hash(key)
-    except TypeError as error:
-        raise TypeError(
-            f"key must be hashable, such as a str, an int or a tuple of these, "
-            f"not {key!r}"
-        ) from error
-    if getattr(type(key), "__hash__", None) is object.__hash__:
-        raise TypeError(
-            "key must be a value, such as a str, an int or a tuple of these: "
-            f"{type(key).__qualname__} has a hash by identity only"
-        )
-    return number
-
-
-def weight(key: int, bucket: int) -> int:
-    """Return the weight of a key's hash and a bucket; the key belongs to the highest."""
-    x = (key & _MASK) ^ ((bucket + 1) * _GOLDEN & _MASK)
-    x = (x ^ (x >> 30)) * _FIRST & _MASK
-    x = (x ^ (x >> 27)) * _SECOND & _MASK
-    return x ^ (x >> 31)
-
-
-def choose(key: int, buckets: Collection[int]) -> int | None:
-    """Return the bucket that *key* belongs to; ``None`` if there is no bucket."""
-    return max(buckets, key=lambda bucket: weight(key, bucket), default=None)

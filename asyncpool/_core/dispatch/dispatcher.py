@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping
 from asyncpool._core.base.job_traits import BUDGET, JobTraits
 from asyncpool._core.dispatch.affinity_queues import AffinityQueues
 from asyncpool._core.dispatch.in_flight import InFlight
-from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue
+from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue, Standing
 
 
 class Dispatcher:
@@ -52,12 +52,12 @@ class Dispatcher:
         self._queue = JobQueue(oldest_every)
         # Jobs that are still being pickled, and then come to the queue.
         self._preparing: dict[int, None] = {}
-        # The slots whose workers have no jobs in a queue of their own.  They have
-        # nothing to do (idle), have a free lane beside what they do (spacious), or have
-        # some time left (roomy).
+        # The workers that have room, by slot; no worker is in two of them.  One has
+        # nothing to do, has a free lane beside what it runs, or has less than BUDGET of
+        # work in flight.  A worker for which jobs wait in a queue of its own is in none.
         self._idle: dict[int, InFlight] = {}
-        self._spacious: dict[int, InFlight] = {}
-        self._roomy: dict[int, InFlight] = {}
+        self._with_free_lane: dict[int, InFlight] = {}
+        self._with_time_left: dict[int, InFlight] = {}
         self._affinity_queues = AffinityQueues(oldest_every)
         # Kept here, since the hot path reads it.
         self._open_queues = self._affinity_queues.open
@@ -76,7 +76,7 @@ class Dispatcher:
 
         A job that waits for its own worker while another worker is idle does not count.
         """
-        room = self._idle or self._spacious
+        room = self._idle or self._with_free_lane
         jobs = self.waiting - len(self._affinity_queues) if room else self.waiting
         return jobs + self.wanted
 
@@ -95,8 +95,8 @@ class Dispatcher:
     @property
     def free(self) -> int:
         """How many more jobs could begin at once."""
-        busy = (*self._idle.values(), *self._spacious.values())
-        return sum(in_flight.free_lanes for in_flight in busy)
+        workers = (*self._idle.values(), *self._with_free_lane.values())
+        return sum(in_flight.free_lanes for in_flight in workers)
 
     def idle_slots(self) -> list[int]:
         """Return the slots of idle workers; the first one gets the next job."""
@@ -107,12 +107,12 @@ class Dispatcher:
         """How many jobs are still being pickled."""
         return len(self._preparing)
 
-    def has_idle_worker_for(self, key: int | None) -> bool:
+    def can_begin_now(self, key: int | None) -> bool:
         """Tell whether a job that came now, with this *key*, would begin at once."""
         if key is None:
             return self.free > len(self._preparing)
         slot = self._affinity_queues.slot_of(key)
-        return slot in self._idle or slot in self._spacious
+        return slot in self._idle or slot in self._with_free_lane
 
     def submit(self, job: int, traits: JobTraits, priority: int = 0) -> int | None:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
@@ -130,15 +130,17 @@ class Dispatcher:
         slot = self._affinity_queues.slot_of(traits.key)
         if slot in self._idle:
             in_flight = self._idle.pop(slot)
-        elif slot in self._spacious:
-            in_flight = self._spacious.pop(slot)
-        elif slot in self._roomy and self._may_go_ahead(slot, traits, priority):
-            in_flight = self._roomy.pop(slot)
-            self._queue.passes(job)
+        elif slot in self._with_free_lane:
+            in_flight = self._with_free_lane.pop(slot)
+        elif slot in self._with_time_left and self._may_go_ahead(
+            slot, traits, priority
+        ):
+            in_flight = self._with_time_left.pop(slot)
+            self._queue.note_turn(job)
         else:
             self._affinity_queues.add(job, traits, priority)
             if slot is not None:
-                self._roomy.pop(slot, None)
+                self._with_time_left.pop(slot, None)
             return None
         assert slot is not None
         in_flight.add(job, traits)
@@ -149,8 +151,8 @@ class Dispatcher:
         """Count *job* among those that wait; the pool submits it when it can be sent."""
         self._preparing[job] = None
 
-    def withdraw(self, job: int) -> None:
-        """Count *job*, which was being prepared, no longer: it is submitted now."""
+    def end_preparing(self, job: int) -> None:
+        """Count *job* no longer as one that is pickled: the pool submits it now."""
         self._preparing.pop(job, None)
 
     def requeue(self, jobs: dict[int, JobTraits]) -> list[tuple[int, int]]:
@@ -185,12 +187,12 @@ class Dispatcher:
         queue = self._queue
         jobs: list[int] = []
         if self._open_queues:
-            line = self._affinity_queues.queue_of(slot)
-            if line is not None:
-                jobs = self._take_from_both(line, in_flight)
-                if line:
-                    self._spacious.pop(slot, None)
-                    self._roomy.pop(slot, None)
+            own_queue = self._affinity_queues.queue_of(slot)
+            if own_queue is not None:
+                jobs = self._take_from_both(own_queue, in_flight)
+                if own_queue:
+                    self._with_free_lane.pop(slot, None)
+                    self._with_time_left.pop(slot, None)
                     return jobs
         if queue.others:
             jobs += self._take_in_turn(in_flight)
@@ -206,7 +208,7 @@ class Dispatcher:
         self._classify(slot, in_flight)
         return jobs
 
-    def discard(self, job: int) -> bool:
+    def remove(self, job: int) -> bool:
         """Forget *job* if it waits, and tell whether it did."""
         if job in self._preparing:
             del self._preparing[job]
@@ -226,15 +228,19 @@ class Dispatcher:
         self._affinity_queues.assign(slots_by_bucket)
         return self._serve(slots_by_bucket.values()) if self._open_queues else []
 
-    def worker_gone(self, slot: int) -> None:
-        """Give *slot* no more jobs."""
+    def exclude(self, slot: int) -> None:
+        """Give *slot* no more jobs, until it is filled again."""
         self._idle.pop(slot, None)
-        self._spacious.pop(slot, None)
-        self._roomy.pop(slot, None)
+        self._with_free_lane.pop(slot, None)
+        self._with_time_left.pop(slot, None)
 
-    def clear(self) -> list[int]:
+    def take_all(self) -> list[int]:
         """Forget every job that waits, and return them in their order."""
-        jobs = [*self._queue.clear(), *self._affinity_queues.clear(), *self._preparing]
+        jobs = [
+            *self._queue.take_all(),
+            *self._affinity_queues.take_all(),
+            *self._preparing,
+        ]
         self._preparing.clear()
         return jobs
 
@@ -243,10 +249,10 @@ class Dispatcher:
     ) -> int | None:
         """Submit a job when its priority, or that of the others, matters."""
         queue = self._queue
-        if queue.leads(priority):
+        if queue.would_be_first(priority):
             slot = self._place(job, traits)
             if slot is not None:
-                queue.passes(job)
+                queue.note_turn(job)
                 return slot
         queue.add(job, traits, priority)
         return None
@@ -264,22 +270,22 @@ class Dispatcher:
             jobs.append(job)
         return jobs
 
-    def _take_from_both(self, line: JobQueue, in_flight: InFlight) -> list[int]:
+    def _take_from_both(self, own_queue: JobQueue, in_flight: InFlight) -> list[int]:
         """Fill *in_flight* from its own queue and the common one, until its own is empty."""
         jobs: list[int] = []
         queue = self._queue
-        while line:
-            first, second, rank = line, queue, line.rank()
-            if queue and queue.rank() < rank:
-                first, second, rank = queue, line, queue.rank()
+        while own_queue:
+            first, second, precedence = own_queue, queue, own_queue.precedence()
+            if queue and queue.precedence() < precedence:
+                first, second, precedence = queue, own_queue, queue.precedence()
             job, traits = first.head()
             if not in_flight.takes(traits):
                 break
             first.pop(job)
-            if first is line:
-                self._affinity_queues.left(job)
-            if rank[0]:  # a job that comes back had its turn before
-                second.passed_by(job)
+            if first is own_queue:
+                self._affinity_queues.note_leaving(job)
+            if precedence.standing is not Standing.RETURNED:
+                second.note_turn_elsewhere(job)
             in_flight.add(job, traits)
             jobs.append(job)
         return jobs
@@ -290,8 +296,8 @@ class Dispatcher:
         for slot in slots:
             in_flight = (
                 self._idle.get(slot)
-                or self._spacious.get(slot)
-                or self._roomy.get(slot)
+                or self._with_free_lane.get(slot)
+                or self._with_time_left.get(slot)
             )
             if (
                 in_flight is not None
@@ -303,42 +309,46 @@ class Dispatcher:
 
     def _may_go_ahead(self, slot: int, traits: JobTraits, priority: int) -> bool:
         """Tell whether the job may be sent to a worker that has other jobs in flight."""
-        return self._roomy[slot].takes(traits) and self._queue.leads(priority)
+        return self._with_time_left[slot].takes(traits) and self._queue.would_be_first(
+            priority
+        )
 
     def _place(self, job: int, traits: JobTraits) -> int | None:
+        """Give *job* to a worker that has room, if there is one; return its slot."""
         if self._idle:
             slot, in_flight = self._idle.popitem()
-        elif self._spacious:
-            slot = next(iter(self._spacious))
-            in_flight = self._spacious.pop(slot)
+        elif self._with_free_lane:
+            slot = next(iter(self._with_free_lane))
+            in_flight = self._with_free_lane.pop(slot)
         else:
-            found = self._first_with_room(traits)
+            found = self._first_with_time_left(traits)
             if found is None:
                 return None
             # The workers get jobs in turn, so that a burst spreads over all.
-            slot, in_flight = found, self._roomy.pop(found)
+            slot, in_flight = found, self._with_time_left.pop(found)
         in_flight.add(job, traits)
         self._classify(slot, in_flight)
         return slot
 
-    def _first_with_room(self, traits: JobTraits) -> int | None:
-        for slot, in_flight in self._roomy.items():
+    def _first_with_time_left(self, traits: JobTraits) -> int | None:
+        for slot, in_flight in self._with_time_left.items():
             if in_flight.takes(traits):
                 return slot
         return None
 
     def _classify(self, slot: int, in_flight: InFlight) -> None:
-        if self._spacious:
-            self._spacious.pop(slot, None)
+        """Put a worker where it belongs by the room that it has."""
+        if self._with_free_lane:
+            self._with_free_lane.pop(slot, None)
         if in_flight.sent >= in_flight.most:  # exhausted; a property takes longer
-            self.worker_gone(slot)
+            self.exclude(slot)
         elif not in_flight.jobs:
-            self._roomy.pop(slot, None)
+            self._with_time_left.pop(slot, None)
             self._idle[slot] = in_flight
         elif in_flight.concurrency > 1 and in_flight.free_lanes:
-            self._roomy.pop(slot, None)
-            self._spacious[slot] = in_flight
+            self._with_time_left.pop(slot, None)
+            self._with_free_lane[slot] = in_flight
         elif in_flight.backlog < BUDGET:
-            self._roomy[slot] = in_flight
+            self._with_time_left[slot] = in_flight
         else:
-            self._roomy.pop(slot, None)
+            self._with_time_left.pop(slot, None)

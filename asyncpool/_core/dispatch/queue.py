@@ -7,12 +7,12 @@ priority.  So no job waits for ever.  If m older jobs wait when a job comes, it 
 the next 64 (m + 1) that leave, however many more urgent ones keep coming.  The order is
 strict until other jobs have passed the oldest job 63 times in a row.
 
-Rejected: to fix the rank of a job when it comes, as its number, or the time, plus so
-much for each step of priority.  That would need no more than a heap.  An urgent job
-could pass the jobs that have waited for less time than those steps are worth, and no
-others.  But all jobs of a long queue have waited for longer than that.  Then an urgent
-job waits behind them for as long as if it had no priority: priorities would have no
-effect just when they are needed.  There is also no good value for a step, which must
+Rejected: to fix the turn of a job when it comes, as its number, or the time, plus so much
+for each step of priority.  That would need no more than a heap.  An urgent job could pass
+the jobs that have waited for less time than those steps are worth, and no others.  But all
+jobs of a long queue have waited for longer than that.  Then an urgent job waits behind them
+for as long as if it had no priority: priorities would have no effect just when they are
+needed.  There is also no good value for a step, which must
 suit jobs of 50 us and jobs of an hour.  And the time costs 60 ns for each job, and
 memory.  A share has no unit, needs no clock, and holds for a queue of any length.
 While only urgent jobs come, the others have at least 1/64 of the turns.  As soon as no
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -41,12 +42,28 @@ OLDEST_EVERY = 64
 _SPARE = 16
 
 
-class Entry(NamedTuple):
+class QueuedJob(NamedTuple):
     """A job that waits; it has no priority if it came back."""
 
     job: int
     traits: JobTraits
     priority: int | None
+
+
+class Standing(IntEnum):
+    """Why a job is the head of its queue; the lower one comes first."""
+
+    RETURNED = 0  # it came back from a worker, and had its turn before
+    NEGLECTED = 1  # others have passed it as often as they may
+    USUAL = 2  # it is the most urgent one
+
+
+class Precedence(NamedTuple):
+    """What decides between the heads of two queues: the lower one has the next turn."""
+
+    standing: Standing
+    priority: int
+    job: int
 
 
 class JobQueue:
@@ -75,11 +92,11 @@ class JobQueue:
     __slots__ = (
         "_lines",
         "_oldest_every",
-        "_passed",
-        "_passes",
+        "_passed_job",
         "_priorities",
         "_priority_of",
         "_returned",
+        "_times_passed",
         "others",
         "usual",
     )
@@ -95,10 +112,10 @@ class JobQueue:
         self._priority_of: OrderedDict[int, int] = OrderedDict()
         # A heap of their priorities, and of those of some lines that are closed.
         self._priorities: list[int] = []
-        # The job that was the oldest when other jobs left, and how often that has
-        # happened.
-        self._passed: int | None = None
-        self._passes = 0
+        # The job that was the oldest when the last one left, and how many younger jobs
+        # have left since it is the oldest.
+        self._passed_job: int | None = None
+        self._times_passed = 0
 
     def __len__(self) -> int:
         return len(self.usual) + self.others
@@ -135,26 +152,24 @@ class JobQueue:
         line = self._lines[priority] if priority else self.usual
         return next(iter(line.items()))
 
-    def rank(self) -> tuple[int, int, int]:
-        """Return the rank of the head: of two queues, the lower rank has the next turn.
+    def precedence(self) -> Precedence:
+        """Return what the head has to show when two queues share their turns.
 
-        The queue must have a head.  Jobs that came back are first.  Then come jobs that
-        were passed too often.  Among the others the more urgent is first, then the
-        older one.
+        The queue must have a head.
         """
         if self._returned:
-            return 0, 0, next(iter(self._returned))
+            return Precedence(Standing.RETURNED, 0, next(iter(self._returned)))
         oldest = self._neglected()
         if oldest is not None:
-            return 1, 0, oldest
+            return Precedence(Standing.NEGLECTED, 0, oldest)
         priority = self._most_urgent()
         line = self._lines[priority] if priority else self.usual
-        return 2, priority, next(iter(line))
+        return Precedence(Standing.USUAL, priority, next(iter(line)))
 
     def pop(self, job: int) -> None:
         """Remove *job*, which is the head."""
         if job not in self._returned:
-            self.passes(job)
+            self.note_turn(job)
         self.remove(job)
 
     def remove(self, job: int) -> bool:
@@ -172,42 +187,45 @@ class JobQueue:
         self.others -= 1
         return True
 
-    def leads(self, priority: int) -> bool:
+    def would_be_first(self, priority: int) -> bool:
         """Tell whether a job of *priority* would be the head if it came now."""
         if self._returned or self._neglected() is not None:
             return False
         return not len(self) or priority < self._most_urgent()
 
-    def passes(self, job: int) -> None:
-        """Record that it is the turn of *job*, which may have come just now."""
+    def note_turn(self, job: int) -> None:
+        """Record that *job* has its turn now; it may have come just now.
+
+        If an older job waits, *job* passes it.
+        """
         oldest = self._oldest()
         if oldest is None or oldest == job:
             return
-        if oldest != self._passed:
-            self._passed, self._passes = oldest, 0
-        self._passes += 1
+        if oldest != self._passed_job:
+            self._passed_job, self._times_passed = oldest, 0
+        self._times_passed += 1
 
-    def passed_by(self, job: int) -> None:
-        """Record that *job*, which was in another queue, had the turn of this one."""
+    def note_turn_elsewhere(self, job: int) -> None:
+        """Record that *job*, of another queue, has a turn that this queue shares with that one."""
         oldest = self._oldest()
         if oldest is not None and oldest < job:
-            self.passes(job)
+            self.note_turn(job)
 
-    def entry(self, job: int) -> Entry:
-        """Return *job*, which waits here, as an entry."""
+    def entry(self, job: int) -> QueuedJob:
+        """Return *job*, which waits here, with what the queue knows of it."""
         if job in self.usual:
-            return Entry(job, self.usual[job], 0)
+            return QueuedJob(job, self.usual[job], 0)
         priority = self._priority_of.get(job)
         if priority is None:
-            return Entry(job, self._returned[job], None)
-        return Entry(job, self._lines[priority][job], priority)
+            return QueuedJob(job, self._returned[job], None)
+        return QueuedJob(job, self._lines[priority][job], priority)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueuedJob]:
         """Yield every job."""
         for job in (*self._returned, *self.usual, *self._priority_of):
             yield self.entry(job)
 
-    def clear(self) -> list[int]:
+    def take_all(self) -> list[int]:
         """Forget all jobs and return them, the more urgent first, whatever their age."""
         lines = {**self._lines, 0: self.usual}
         jobs = [*self._returned]
@@ -242,10 +260,10 @@ class JobQueue:
 
     def _neglected(self) -> int | None:
         """Return the oldest job if none may pass it any more, else ``None``."""
-        if self._passes < self._oldest_every - 1:
+        if self._times_passed < self._oldest_every - 1:
             return None
         oldest = self._oldest()
-        return oldest if oldest == self._passed else None
+        return oldest if oldest == self._passed_job else None
 
     def _oldest(self) -> int | None:
         usual = next(iter(self.usual), None)

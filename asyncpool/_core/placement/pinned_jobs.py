@@ -38,7 +38,7 @@ class PinnedJobs:
         slot.pinned.append(job)
         if slot.state is SlotState.IDLE and slot.hung:
             return []
-        self._dispatcher.worker_gone(slot.index)
+        self._dispatcher.exclude(slot.index)
         return self.begin(slot) if slot.state is SlotState.IDLE else []
 
     def begin(self, slot: Slot) -> list[Command]:

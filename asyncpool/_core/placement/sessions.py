@@ -96,7 +96,7 @@ class Sessions:
             if len(self._held) >= self._dispatcher.wanted:
                 return None
             self._held.add(slot.index)
-            self._dispatcher.worker_gone(slot.index)
+            self._dispatcher.exclude(slot.index)
         return []
 
     def release_spare(self) -> list[Slot]:
@@ -112,7 +112,7 @@ class Sessions:
 
     def _begin(self, slot: Slot) -> list[Command]:
         self._dispatcher.wanted -= 1
-        self._dispatcher.worker_gone(slot.index)
+        self._dispatcher.exclude(slot.index)
         self._held.discard(slot.index)
         slot.session = next(self._numbers)
         self._slot_of[slot.session] = slot

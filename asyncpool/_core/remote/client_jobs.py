@@ -91,7 +91,7 @@ class ClientJobs:
 
     def submit(self, job: int, *, key: int | None, priority: int) -> int | None:
         """Return the agent that gets *job*, or queue it; it may have been prepared before."""
-        self._dispatcher.withdraw(job)
+        self._dispatcher.end_preparing(job)
         if key is None:
             agent = self._dispatcher.submit(job, _TRAITS, priority)
         else:
@@ -169,7 +169,7 @@ class ClientJobs:
         """
         agent = self._agent_of.get(job)
         if agent is None:
-            self._dispatcher.discard(job)
+            self._dispatcher.remove(job)
         else:
             self._given_up.add(job)
         return agent
@@ -177,7 +177,7 @@ class ClientJobs:
     def suspect(self, agent: int) -> None:
         """Give *agent* no more jobs for now: nothing was heard of it."""
         self._agents[agent].suspected = True
-        self._dispatcher.worker_gone(agent)
+        self._dispatcher.exclude(agent)
 
     def trust(self, agent: int) -> list[int]:
         """Return the jobs that *agent* gets, which was suspected and is heard again."""
@@ -194,7 +194,7 @@ class ClientJobs:
             agent and the job.
         """
         lost = self._agents.pop(agent)
-        self._dispatcher.worker_gone(agent)
+        self._dispatcher.exclude(agent)
         losses: list[LostJob] = []
         back: dict[int, JobTraits] = {}
         traits = {job: entry[2] for job, entry in lost.in_flight.jobs.items()}

@@ -1,6 +1,7 @@
 """What :class:`~asyncpool._core.supervision.supervision.Supervision` wants done.
 
-The shell performs these commands in their order, and decides nothing itself.
+``CommandPerformer`` in ``_runtime`` performs these commands in their order, and decides
+nothing itself.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class SlotLifecycle:
         """
         if slot.stop_stage >= how:
             return []
-        self._dispatcher.worker_gone(slot.index)
+        self._dispatcher.exclude(slot.index)
         slot.exit_planned = slot.exit_planned or planned
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
@@ -288,7 +288,7 @@ class SlotLifecycle:
     def _break(self, reason: str, now: float) -> list[Command]:
         self.broken = reason
         commands: list[Command] = [GiveUp(reason)]
-        commands += fail_jobs(self._dispatcher.clear(), "broken")
+        commands += fail_jobs(self._dispatcher.take_all(), "broken")
         for slot in self.slots:
             if slot.state is SlotState.VACANT:
                 commands += self.park(slot, reason, now)

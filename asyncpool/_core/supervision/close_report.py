@@ -12,7 +12,7 @@ _MOST = 5  # how many functions are named
 
 
 def describe_waiting(
-    *, jobs: int, queued: int, names: Counter[str], maps: Sequence[str]
+    *, jobs: int, queued: int, names: Counter[str], holds: Sequence[str]
 ) -> str:
     """Say in words what a closing pool waits for.
 
@@ -20,16 +20,16 @@ def describe_waiting(
         jobs: How many jobs are open.
         queued: How many of them have not begun.
         names: The functions of the oldest of them, and how many jobs call each.
-        maps: A text about the maps that are under way.
+        holds: What else holds the pool open, maps and sessions, each as a text.
     """
     parts: list[str] = []
     if jobs:
         in_queue = f", {min(queued, jobs)} of them in the queue" if queued else ""
         oldest = "" if names.total() == jobs else f"of the oldest {names.total()}: "
         parts.append(f"{_count(jobs)}{in_queue} ({oldest}{list_functions(names)})")
-    parts += maps[:_MOST]
-    if len(maps) > _MOST:
-        parts.append(f"{len(maps) - _MOST} more maps")
+    parts += holds[:_MOST]
+    if len(holds) > _MOST:
+        parts.append(f"{len(holds) - _MOST} more maps and sessions")
     return "; ".join(parts) or "its workers to end"
 
 

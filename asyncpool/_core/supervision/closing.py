@@ -117,7 +117,7 @@ class Closing:
             return self.on_timer(now)
         commands: list[Command] = []
         if self.finish >= Finish.RUNNING:
-            commands += fail_jobs(self._dispatcher.clear(), "closed")
+            commands += fail_jobs(self._dispatcher.take_all(), "closed")
         if self.finish is Finish.NONE:
             commands += fail_jobs(self._take_begun(), "closed")
             for slot in self._lifecycle.slots:
@@ -134,7 +134,7 @@ class Closing:
         self.due = None
         self.finish = Finish.NONE
         self._lifecycle.stop_trying()  # a start may be due now, too
-        jobs = [*self._take_begun(), *self._dispatcher.clear()]
+        jobs = [*self._take_begun(), *self._dispatcher.take_all()]
         jobs += self._pinned.take_all()
         commands = fail_jobs(jobs, "closed")
         for slot in self._lifecycle.slots:

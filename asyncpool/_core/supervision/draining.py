@@ -52,7 +52,7 @@ class DrainingWorkers:
         if slot.draining or slot.state not in UP | {SlotState.STARTING}:
             return []
         slot.draining, slot.exit_reason = True, why
-        self._dispatcher.worker_gone(slot.index)
+        self._dispatcher.exclude(slot.index)
         commands: list[Command] = [
             Retiring(slot.index, why),
             *self._pinned.drop(slot),

@@ -104,7 +104,7 @@ class JobAssignment:
         self, job: int, traits: JobTraits, now: float, priority: int = 0
     ) -> list[Command]:
         """Submit a job that is pickled now."""
-        self._dispatcher.discard(job)
+        self._dispatcher.remove(job)
         if isinstance(traits, SessionTraits):
             commands = self._sessions.call(job, traits)
             return [*commands, *self.settle(now)]
@@ -194,7 +194,7 @@ class JobAssignment:
     def drop(self, job: int, now: float) -> list[Command]:
         """Give up *job*, which may be in the queue, or is about to be queued."""
         commands: list[Command] = []
-        if not self._dispatcher.discard(job):
+        if not self._dispatcher.remove(job):
             slot = self._pinned.discard(job)
             if slot is not None:
                 # The worker may have a free lane now.

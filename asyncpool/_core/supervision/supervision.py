@@ -1,13 +1,13 @@
 """Everything that a supervisor decides, and nothing that it does.
 
 A :class:`Supervision` puts the parts together, and decides about the end of the pool.
-The shell tells each part what concerns it: ``jobs``, ``workers``, ``sessions``,
-``termination``, ``replacements``.  The hot path is :meth:`JobAssignment.submit`,
-:meth:`JobAssignment.outcome` and :meth:`JobAssignment.refill`, which return what to
-send where.  Every other method returns the commands to perform, in order.  The shell
-never waits for the result of a command: it reports the result with a later call.  Times
-are arguments, and :meth:`Supervision.next_deadline` says when to call
-:meth:`Supervision.on_timer`.
+The pool's side (``_runtime``) does the I/O.  It tells each part what concerns that part:
+``jobs``, ``workers``, ``sessions``, ``termination``, ``replacements``.  The hot path is
+:meth:`JobAssignment.submit`, :meth:`JobAssignment.outcome` and
+:meth:`JobAssignment.refill`, which return what to send where.  Every other method returns
+commands, and ``CommandPerformer`` performs them in their order.  It never waits for the
+result of a command: the result comes with a later call.  Times are arguments, and
+:meth:`Supervision.next_deadline` says when to call :meth:`Supervision.on_timer`.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Termination:
             behind = in_flight.waiting()
             if behind and not in_flight.revoking:
                 in_flight.block(slot.seen)
-                self._dispatcher.worker_gone(slot.index)
+                self._dispatcher.exclude(slot.index)
                 commands.append(Revoke(slot.index, in_flight.begin_revoke(behind)))
         return commands
 
@@ -166,7 +166,7 @@ class Termination:
         commands: list[Command] = [WriteStacks(slot.index, job)]
         if job is None:
             slot.due = due
-            self._dispatcher.worker_gone(slot.index)
+            self._dispatcher.exclude(slot.index)
             return commands
         ending = endings.of(job)
         ending.silent, ending.written = True, False
@@ -308,7 +308,7 @@ class Termination:
         slot.job_endings.apply(job, event, due)
         _set_due(slot)
         in_flight.block((job,))
-        self._dispatcher.worker_gone(slot.index)
+        self._dispatcher.exclude(slot.index)
         behind = in_flight.waiting()
         if not behind or in_flight.revoking:
             return []
@@ -319,7 +319,7 @@ class Termination:
         if slot.job_endings.of(job).stage is not EndingStage.KILLING:
             slot.job_endings.apply(job, EndingEvent.KILL, now + REVOKE_GRACE)
         _set_due(slot)
-        self._dispatcher.worker_gone(slot.index)
+        self._dispatcher.exclude(slot.index)
 
 
 def _set_due(slot: Slot) -> None:

@@ -94,7 +94,7 @@ class WorkerLife:
             jitter: A random number in ``[0, 1)``, which shortens the delay.
         """
         slot = self._slots[index]
-        self._dispatcher.worker_gone(index)
+        self._dispatcher.exclude(index)
         in_flight, slot.in_flight = slot.in_flight, InFlight(slot.concurrency)
         slot.due = None
         slot.is_probe = False
@@ -106,7 +106,7 @@ class WorkerLife:
         needed = self._replacements.budget.needs(slot) or followed
         commands = self._pinned.drop(slot)
         commands += self._jobs.put_back(
-            {job: in_flight.jobs[job][2] for job in requeue}
+            {job: in_flight.traits_of(job) for job in requeue}
         )
         commands += self._follow(
             slot, old, now, needed=needed, started=started, jitter=jitter
@@ -160,7 +160,7 @@ class WorkerLife:
         """
         slot = self._slots[index]
         slot.faulty = True
-        self._dispatcher.worker_gone(index)
+        self._dispatcher.exclude(index)
         if slot.state is SlotState.BUSY:
             return []
         if self._serving and slot.ready_at is not None:

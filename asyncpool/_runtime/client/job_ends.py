@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -20,7 +19,8 @@ from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.job.job import ChunkJob, Job
-from asyncpool._runtime.state.crash_report import crash_error, timeout_error
+from asyncpool._runtime.state.crash_report import with_job
+from asyncpool._runtime.state.job_errors import crash_error, timeout_error
 from asyncpool._runtime.state.registry import JobRegistry, load_outcome
 from asyncpool._runtime.traffic.large_jobs import Unpacker
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
@@ -100,8 +100,8 @@ class JobEnds:
     def _on_failed(self, job: Job[Any], error: object) -> None:
         """Decide about a job that the agent's pool has failed."""
         if isinstance(error, WorkerCrashedError):
-            # The agent's pool has numbers of its own.
-            job._crashes += tuple(replace(one, job_id=job.id) for one in error.crashes)
+            # The agent's pool has numbers of its own, also for the jobs beside this one.
+            job._crashes += tuple(with_job(job, one, ()) for one in error.crashes)
             if self._may_go_on(job, error.kind):
                 self._try_again(job, crash_error(job, error.delivery))
                 self._again(job)
@@ -133,7 +133,7 @@ class JobEnds:
 
     # Agents that are lost.
 
-    def lost_attempt(self, job: Job[Any], node: Node, silence: Silence) -> bool:
+    def lose_attempt(self, job: Job[Any], node: Node, silence: Silence) -> bool:
         """Count the attempt of a job whose agent is lost; return whether there is another."""
         job._crashes += (_crash(job, node, silence),)
         again = self._may_go_on(job, CrashKind.CRASH)
@@ -143,7 +143,7 @@ class JobEnds:
 
     def _try_again(self, job: Job[Any], error: BaseException) -> None:
         """Note that an attempt has failed with *error*, and that the job waits for the next."""
-        self._registry.lost_attempt(job)
+        self._registry.lose_attempt(job)
         watch = self._registry.watch
         if watch.hub.watched:
             watch.again(job, error)
@@ -193,7 +193,7 @@ def _crash(job: Job[Any], node: Node, silence: Silence) -> Crash:
         why = f"is gone, or has given this client up, which was silent for {silence.own:.1f} s"
     else:
         why = f"is gone, heard last {silence.agent:.1f} s before"
-    return Crash(
+    crash = Crash(
         slot=0,
         generation=node.number,
         pid=None,
@@ -201,13 +201,13 @@ def _crash(job: Job[Any], node: Node, silence: Silence) -> Crash:
         signal=None,
         kind=CrashKind.CRASH,
         uptime=0.0,
-        job_id=job.id,
-        attempt=job.attempt,
+        job_id=None,
+        attempt=0,
         detail=f"its agent {node.name} {why}",
         stderr_tail=(),
         next_step=NextStep.CLOSE,
-        function=job._function.name,
     )
+    return with_job(job, crash, ())
 
 
 def _no_memory(job: Job[Any]) -> JobNotPicklableError:

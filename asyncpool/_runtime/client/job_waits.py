@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.crash_report import timeout_error
+from asyncpool._runtime.state.job_errors import timeout_error
 from asyncpool._runtime.state.registry import JobRegistry
 
 

@@ -177,7 +177,7 @@ class Submissions:
 
     def _refuse(self, job: Job[Any], error: BaseException) -> Job[Any]:
         if isinstance(error, SystemExit | KeyboardInterrupt):
-            self._client.registry.withdraw()
+            self._client.registry.count_unentered()
             raise error
         if not isinstance(error, JobNotPicklableError):
             error = unpicklable(error)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from asyncpool._core.base.deadlines import Deadlines
-from asyncpool._core.slots.health import LATE
+from asyncpool._core.slots.ping_ledger import LATE
 from asyncpool._runtime.base.alarm import Alarm
 
 

@@ -26,7 +26,7 @@ from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.job.job import ChunkJob, Job
 from asyncpool._runtime.map.batches import Batch, Part, Task, TimeSlice
-from asyncpool._runtime.state.draining import Hold
+from asyncpool._runtime.state.draining import MapHold
 from asyncpool._runtime.traffic.large_jobs import unpicklable
 from asyncpool.enums import Delivery
 from asyncpool.errors import (
@@ -57,7 +57,7 @@ class Room(Protocol):
 class Holds(Protocol):
     """What a map needs of its pool's ``Draining``."""
 
-    def hold(self, hold: Hold, /) -> None:
+    def hold(self, hold: MapHold, /) -> None:
         """Keep the pool open: while it drains, it takes jobs with this *hold*."""
 
 
@@ -136,7 +136,7 @@ class BatchRunner:
         *,
         chunksize: int | None,
         buffersize: int | None,
-        hold: Hold,
+        hold: MapHold,
         on_complete: Callable[[Batch], None],
         on_held: Callable[[], None],
     ) -> None:

@@ -11,7 +11,7 @@ from asyncpool._core.base.names import function_name
 from asyncpool._runtime.map.batch_runner import BatchRunner, MapBackend
 from asyncpool._runtime.map.batches import Batch, Part, Task, TimeSlice
 from asyncpool._runtime.map.sources import Source
-from asyncpool._runtime.state.draining import Hold
+from asyncpool._runtime.state.draining import MapHold
 
 
 class MapRun:
@@ -39,7 +39,7 @@ class MapRun:
         ordered: bool,
     ) -> None:
         self._backend = backend
-        self._hold = Hold(function_name(task.function))
+        self._hold = MapHold(function_name(task.function))
         self._source = source
         self._news = news
         # If ordered, all batches in their order; else those that are complete, as they come.
@@ -135,7 +135,7 @@ class MapRun:
 
 # A function, since a method would refer to the run, and the run to what calls it: a cycle.
 def _take_note(
-    ready: deque[Batch] | None, news: asyncio.Event, hold: Hold, batch: Batch
+    ready: deque[Batch] | None, news: asyncio.Event, hold: MapHold, batch: Batch
 ) -> None:
     if ready is not None:
         ready.append(batch)

@@ -26,9 +26,10 @@ _attempt = partial(tuple.__new__, Attempt)  # pyright: ignore[reportUnknownMembe
 class JobWatch:
     """Publishes the events of jobs, and tells tracers.
 
-    Its methods are called only while ``hub.watched`` is true: the caller looks, since a
-    call costs as much as a tenth of a short job.  What goes well with a job is told only if
-    somebody listens or the job is traced.
+    A caller on the way of every job calls a method only while ``hub.watched`` or
+    ``hub.telling`` is true, since a call costs as much as a tenth of a short job.  The
+    methods for failures look themselves.  Listeners and tracers hear of what goes well with
+    a job only if somebody listens, or if the job is traced.
 
     Args:
         hub: Where the events go, and which knows the tracers.

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base.validation import several
-from asyncpool._core.dispatch.affinity_queues import hash_of
+from asyncpool._core.dispatch.rendezvous import hash_of
 from asyncpool._core.policies.attempts import RETRIED, AttemptPolicy
 from asyncpool._core.policies.job_options import (
     OPTIONS,

@@ -70,13 +70,13 @@ class SupervisorRunner:
             async with self._making:  # another call may be about to make it
                 first = self.supervisor is None
                 supervisor = self.supervisor or await self._make(config)
-            await shielded(supervisor.status.up)
+            await shielded(supervisor.status.ready)
         except BaseException as error:
             if self.supervisor is None and isinstance(error, asyncio.CancelledError):
                 self._close_unused()
             await self.end_now()
             raise
-        if supervisor.status.done.done():
+        if supervisor.status.ended.done():
             raise PoolClosedError(f"the {self._what} is closed")
         if first:
             supervisor.tell_start(began)
@@ -120,7 +120,7 @@ class SupervisorRunner:
             return CloseSummary(finished=0, failed=0, killed=0)
         self.check_loop()
         self.supervisor.close(finish, timeout)
-        await shielded(self.supervisor.status.done)
+        await shielded(self.supervisor.status.ended)
         return self.supervisor.summary()
 
     def _close_unused(self) -> None:
@@ -162,7 +162,7 @@ class SupervisorRunner:
         if supervisor is not None:
             supervisor.give_up()
             with anyio.CancelScope(shield=True):
-                await shielded(supervisor.status.done)
+                await shielded(supervisor.status.ended)
 
     async def end_now(self) -> None:
         """Kill everything, and do not return before it is gone."""
@@ -174,9 +174,9 @@ class SupervisorRunner:
         # A cancelled scope of anyio's cancels this task in every turn of the loop, so a
         # shield is needed.  A cancellation of asyncio's is kept until nothing is left.
         with anyio.CancelScope(shield=True):
-            while not supervisor.status.done.done():
+            while not supervisor.status.ended.done():
                 try:
-                    await shielded(supervisor.status.done)
+                    await shielded(supervisor.status.ended)
                 except asyncio.CancelledError as error:
                     cancelled = error
         if cancelled is not None:

@@ -17,7 +17,8 @@ from asyncpool._core.slots import commands as cmd
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.pool.workers import Workers
-from asyncpool._runtime.state.bulk_failure import BulkFailure, broken_errors
+from asyncpool._runtime.state.bulk_failure import BulkFailure
+from asyncpool._runtime.state.job_errors import broken_errors
 from asyncpool._runtime.state.pool_state import Performer, decision
 
 
@@ -79,7 +80,7 @@ class CommandPerformer(Performer):
                 self._workers.start(slot, generation)
             case cmd.Unassign(jobs):
                 for number in jobs:
-                    self._state.registry.give_back(number)
+                    self._state.registry.take_back(number)
             case cmd.DropPinnedJobs(jobs):
                 self._parts.broadcasts.on_dropped(jobs)
             case cmd.Offer(slot, session):
@@ -92,8 +93,8 @@ class CommandPerformer(Performer):
                 self._parts.sessions.refuse()
             case cmd.Revoke(slot, sequences):
                 self._state.handles[slot].requests.revoke(sequences)
-            case cmd.Interrupt(slot, place):
-                self._state.handles[slot].requests.interrupt(place)
+            case cmd.Interrupt(slot, sequence):
+                self._state.handles[slot].requests.interrupt(sequence)
             case cmd.WriteStacks(slot, number):
                 job = self._state.registry.jobs.get(number or 0)
                 attempt = 0 if job is None else job.attempt
@@ -111,7 +112,7 @@ class CommandPerformer(Performer):
             case cmd.TellRestart(slot, delay):
                 self._state.hub.publish(events.Restarting(slot, delay))
             case cmd.ParkSlot(slot, reason, probe_in):
-                if self._parts.status.start_failed:
+                if self._parts.status.cannot_start:
                     probe_in = None
                 self._state.hub.publish(events.Parked(slot, reason, probe_in))
             case cmd.Retiring() | cmd.Resized() | cmd.RollEnded():
@@ -119,9 +120,9 @@ class CommandPerformer(Performer):
             case cmd.LeaveEmpty() | cmd.KeepWorker():
                 pass  # the crash report says so, if there is one
             case cmd.GiveUp():
-                self._parts.status.give_up(broken_errors(self._state)(None))
+                self._parts.status.note_broken(broken_errors(self._state)(None))
             case cmd.Recover(slot):
-                self._parts.status.recover(slot)
+                self._parts.status.note_recovered(slot)
             case cmd.Finished():
                 self.finished.set()
             case cmd.Assign():

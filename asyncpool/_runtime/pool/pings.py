@@ -7,7 +7,7 @@ without its event loop it serves nobody.
 
 from __future__ import annotations
 
-from asyncpool._core.slots.health import HealthLedger
+from asyncpool._core.slots.ping_ledger import PingLedger
 from asyncpool._core.slots.slots import UP
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.state.pool_state import PoolState, decision
@@ -30,9 +30,7 @@ class Pings:
         self._state = state
         self._stack_dumps = stack_dumps
         self._timeout = timeout
-        self._ledger: HealthLedger[WorkerHandle] = HealthLedger(
-            timeout, state.loop.time()
-        )
+        self._ledger: PingLedger[WorkerHandle] = PingLedger(timeout, state.loop.time())
         self._alarm = Alarm(state.loop, self._look)
         self._alarm.set_at(self._ledger.due)
 

@@ -61,7 +61,7 @@ class PoolWorkerEvents(WorkerEvents):
             self._parts.serving.ready(handle)
         state.performer.rearm()  # it grows old from now on
         self._parts.replacement.check_limits()
-        self._parts.status.begin()
+        self._parts.status.worker_ready()
         self._parts.profiles.join(handle)
 
     @decision

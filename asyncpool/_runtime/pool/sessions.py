@@ -17,8 +17,8 @@ from asyncpool._core.base.job_traits import SessionTraits
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.admission import Admission
-from asyncpool._runtime.state.bulk_failure import broken_errors
 from asyncpool._runtime.state.draining import Draining, SessionHold
+from asyncpool._runtime.state.job_errors import broken_errors
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool.errors import AsyncPoolError, JobError, PoolClosedError, WorkerGoneError
@@ -207,7 +207,7 @@ class Sessions:
         core = self._state.core
         self._state.performer.perform(core.sessions.want_worker())
         if core.dispatcher.wanted and core.replacements.sizing.watching:
-            self._admission.job_queued()
+            self._admission.note_queued()
         return waiter
 
     @decision

@@ -73,7 +73,7 @@ class Supervisor:
         self.broadcasts = parts.broadcasts
         self.stacks = parts.stacks
         self.profiles = parts.profiles
-        self._health = parts.pings
+        self._pings = parts.pings
         self._serving = parts.serving
         self._threads = parts.threads
         worker_exit = WorkerExit(parts)
@@ -103,7 +103,7 @@ class Supervisor:
                 await performer.finished.wait()
             await self._workers.finish()
         except Exception as error:  # noqa: BLE001 - callers wait
-            reason = self.status.fail(error)
+            reason = self.status.note_failure(error)
         finally:
             await self._end(reason)
 
@@ -126,14 +126,14 @@ class Supervisor:
                 handover.close()
             if self._serving is not None:
                 self._serving.close()
-            self.admission.end()
+            self.admission.wake_all()
             try:
                 await self._state.hub.close_companions()
             finally:
                 self._state.hub.end()
-                if self.status.was_up:
+                if self.status.was_ready:
                     self._state.log.closed(self.summary())
-                self.status.end()
+                self.status.note_ended()
 
     def _stop(self, reason: PoolClosedError) -> None:
         self._performer.stop()
@@ -142,8 +142,8 @@ class Supervisor:
         self._state.loop_lag.stop()
         self.replacement.stop()
         self.profiles.stop()
-        if self._health is not None:
-            self._health.stop()
+        if self._pings is not None:
+            self._pings.stop()
         self._state.core.closing.abandon()
         self.sessions.refuse()
         self._state.registry.fail_all(reason)
@@ -214,13 +214,13 @@ class Supervisor:
     @decision
     def close(self, finish: Finish, timeout: float | None) -> None:
         """Begin to close, or close faster than was asked before."""
-        if not self._state.core.closing.over and not self.status.done.done():
+        if not self._state.core.closing.over and not self.status.ended.done():
             now = self._state.loop.time()
             if self._serving is not None:
                 self._serving.stop()
             else:
                 self.draining.begin()
-            if self.status.was_up and not self.closing:
+            if self.status.was_ready and not self.closing:
                 jobs = len(self._state.registry.jobs)
                 self._state.log.closing(jobs, finish.name.lower(), timeout)
             self._state.registry.mark_close(self._state.core.kills)

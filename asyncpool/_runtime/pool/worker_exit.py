@@ -13,9 +13,9 @@ from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.state.crash_report import (
     CrashReporter,
     after_exit,
-    crash_error,
     crash_of_job,
 )
+from asyncpool._runtime.state.job_errors import crash_error
 from asyncpool._runtime.state.pool_state import decision
 from asyncpool._runtime.state.registry import Loss
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -84,7 +84,7 @@ class WorkerExit:
             jobs=sorted(begun, key=lambda job: job.id != silent),
             killed_for=killed_for if planned else None,
             now=now,
-            after=after_exit(handle.slot, commands, is_last=self._status.start_failed),
+            after=after_exit(handle.slot, commands, is_last=self._status.cannot_start),
         )
         handle.page.close()
         reason = self._reason(decided, killed_for, losses)

@@ -104,7 +104,7 @@ class Workers:
             if handle.killed and not self._state.core.slots[handle.slot].exit_planned:
                 self._launcher.on_start_timeout()  # it has not answered within start_timeout
         self._worker_exit.handle_exit(handle)
-        self._status.update()
+        self._status.check_all_ready()
 
     async def finish(self) -> None:
         """Wait until the ends of workers are logged, and their callbacks have returned.

@@ -6,7 +6,7 @@ import asyncio
 
 from asyncpool import events
 from asyncpool._core.policies.job_options import DrainHold, JobOptions
-from asyncpool._runtime.state.bulk_failure import broken_errors
+from asyncpool._runtime.state.job_errors import broken_errors
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool.errors import PoolClosedError, PoolFullError
 
@@ -67,7 +67,8 @@ class Admission:
 
         The calls of a broadcast do not come this way (:meth:`Traffic.send_pinned`).  Only the
         broadcast itself needs an open pool.  Its calls take no room in the queue, since each is for
-        one worker; and that worker may start while the pool drains.
+        one worker.  And a worker that starts while the pool drains gets the broadcasts that the
+        pool remembers.
 
         Raises:
             PoolClosedError: If the pool is closed.
@@ -77,7 +78,7 @@ class Admission:
         core, limit = self._core, self._limit
         if core.closing.finish is not None or core.broken is not None:
             self.check_open(options.hold)
-        if limit is None or core.dispatcher.has_idle_worker_for(options.key):
+        if limit is None or core.dispatcher.can_begin_now(options.key):
             return
         if options.bound is not None:
             return  # it waits for its session's worker, and takes no room in the queue
@@ -106,33 +107,33 @@ class Admission:
             raise PoolFullError(waiting=waiting, max_queued=limit)
 
     @decision
-    def job_queued(self) -> None:
-        """Tell the core that a job is queued, though there may be more workers."""
+    def note_queued(self) -> None:
+        """Tell the core that a job is queued, since a new worker could take it."""
         core = self._core
         if core.dispatcher.unserved:
             core.replacements.sizing.job_waits(self._state.loop.time())
             self._state.performer.rearm()
 
     def update_saturated(self) -> None:
-        """Note it if the queue, which was full, is empty now; wake callers that wait for room."""
+        """Wake the callers that wait for room, if the queue is empty now; it was full before."""
         core = self._core
         if core.balance.waiting:
             return
         closing = core.closing
         refuses = closing.finish is not None and not closing.draining
-        # A queue of size 0 is always empty, and full until a worker is idle.  But if the pool
-        # ends, callers that wait for room must hear of that.
+        # With max_queued=0 the queue is always empty, and there is room only while a worker is
+        # idle.  But if the pool ends, callers that wait for room must hear of that.
         if (
             self._limit
-            or core.dispatcher.has_idle_worker_for(None)
+            or core.dispatcher.can_begin_now(None)
             or refuses
             or core.broken is not None
         ):
-            self.end()
+            self.wake_all()
             self._state.hub.publish(events.QueueEmptied())
 
-    def end(self) -> None:
-        """End the wait for room."""
+    def wake_all(self) -> None:
+        """Wake all callers that wait for room."""
         self.saturated = False
         self._has_room.set()
 

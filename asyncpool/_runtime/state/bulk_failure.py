@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.crash_report import (
-    broken_error,
-    delivery_of,
-    late_error,
-)
+from asyncpool._runtime.state.job_errors import broken_errors, closed_error, expire
 from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool.enums import Delivery
-from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError, job_text
+from asyncpool.errors import JobTimeoutError, PoolClosedError
 
 # How many jobs fail in one turn of the loop.  Each takes some microseconds, and a queue may have a
 # million of them.
@@ -39,22 +33,26 @@ class BulkFailure:
         self._state = state
         self._tasks = tasks
 
-    def fail(self, numbers: tuple[int, ...], why: str) -> None:
+    def fail(
+        self, numbers: tuple[int, ...], why: Literal["closed", "broken", "expired"]
+    ) -> None:
         """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
         jobs = deque(self._state.registry.jobs[number] for number in numbers)
-        # The error is the same for all of them: what is known now, not in their turn.
-        error_for: Callable[[Job[Any]], Exception] = self._closed_error
-        if why == "broken":
-            error_for = broken_errors(self._state)
-        elif why == "expired":
-            error_for = self._late_error
+        error_for: Callable[[Job[Any]], Exception]
+        match why:
+            case "closed":
+                error_for = self._closed_error
+            case "broken":
+                error_for = broken_errors(self._state)
+            case "expired":
+                error_for = self._expire
         self._fail_some(jobs, error_for)
         if jobs:
             self._tasks.create_task(
-                self._fail_others(jobs, error_for), name="asyncpool: fail queued jobs"
+                self._fail_rest(jobs, error_for), name="asyncpool: fail queued jobs"
             )
 
-    async def _fail_others(
+    async def _fail_rest(
         self, jobs: deque[Job[Any]], error_for: Callable[[Job[Any]], Exception]
     ) -> None:
         while jobs:
@@ -68,31 +66,9 @@ class BulkFailure:
             job = jobs.popleft()
             self._state.registry.fail(job, error_for(job))
 
-    def _late_error(self, job: Job[Any]) -> JobTimeoutError:
-        return late_error(job, self._state.loop.time())
+    def _expire(self, job: Job[Any]) -> JobTimeoutError:
+        return expire(job, self._state.loop.time())
 
     def _closed_error(self, job: Job[Any]) -> PoolClosedError:
-        delivery = Delivery.NEVER_SENT
-        if job._slot is not None:
-            delivery = delivery_of(job, self._state.handles[job._slot])
-        if job.attempt > (job._slot is not None):
-            delivery = (
-                Delivery.STARTED
-            )  # in an earlier attempt, or its outcome is being unpickled
-        name = job._function.name
-        return PoolClosedError(
-            f"the pool was closed before {job_text(job.id, name)} was done",
-            job_id=job.id,
-            function=name,
-            delivery=delivery,
-        )
-
-
-def broken_errors(state: PoolState) -> Callable[[Job[Any] | None], PoolBrokenError]:
-    """Return what makes the error of a broken pool, for a job or without one."""
-    return functools.partial(
-        broken_error,
-        state.core.broken or "",
-        tuple(state.crashes),
-        state.core.workers.retry_in(state.loop.time()),
-    )
+        handle = None if job._slot is None else self._state.handles[job._slot]
+        return closed_error(job, handle)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:  # few pools have a codec or a sandbox
 
 
 class MakesServing(Protocol):
-    """Makes the part that stands in for jobs, once there is a supervisor."""
+    """Makes what the workers of a cluster do in place of jobs: they serve sockets."""
 
     def __call__(self, state: PoolState, worker: WorkerConfig) -> Serving:
-        """Return what the workers of this supervisor do instead of jobs.
+        """Return what the workers of this supervisor do in place of jobs.
 
         Args:
             state: The supervisor's state.
@@ -50,9 +50,9 @@ class SupervisorConfig(WorkerOptions):
         propagation: The context variables that travel with jobs, if there are any.
         stop_grace: Seconds that a worker has to end when it is asked to.
         end_grace: Seconds that it has if the whole pool ends; ``None`` for *stop_grace*.
-        serving: Makes the part that stands in for jobs, in a cluster.
-        handover: What each worker calls first, with the descriptors that go with it.
-        data: What a pool that is data only adds to its functions.
+        serving: In a cluster, makes what its workers do in place of jobs.
+        handover: The initializer that each worker calls first, with the descriptors that it gets.
+        data: What a pool with a codec adds to its functions, if this one has a codec.
         confinement: The sandbox of the workers, if they have one.
         worker_env: The environment variables of the workers, if they have others.
         fresh: Whether each job has a new worker.
@@ -90,9 +90,10 @@ class SupervisorConfig(WorkerOptions):
 
     @property
     def untrusted(self) -> bool:
-        """Whether results may not come in memory that workers can still write into.
+        """Whether the pool refuses results in memory that workers can still write into.
 
-        In a pool with a codec they may: what makes the values copies that memory.
+        A pool with a codec takes them, since the codec copies that memory when it makes the
+        values.
         """
         return self.confinement is not None and self.data is None
 
@@ -117,7 +118,7 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
         TypeError: If *propagate* names something that is no context variable.
         UnsupportedPlatformError: If this machine cannot enforce the sandbox.
     """
-    # First, since this looks at __main__, and that decides how the initializer is pickled.
+    # This comes first.  It looks at __main__, which decides how the initializer is pickled below.
     worker = worker_config(
         options,
         max_payload=MAX_PAYLOAD

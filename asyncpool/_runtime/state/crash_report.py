@@ -1,4 +1,4 @@
-"""Find out what a worker died of, and which error its jobs get for that."""
+"""Find out what a worker died of, and report it."""
 
 from __future__ import annotations
 
@@ -7,31 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from asyncpool._core.policies.attempts import begun_attempts
 from asyncpool._core.policies.oom import OomLedger
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import Slot
 from asyncpool._runtime.base.machine import OomKills
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.state.job_errors import stacks_of
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool.enums import CrashKind, Delivery, NextStep
-from asyncpool.errors import (
-    JobTimeoutError,
-    PoolBrokenError,
-    WorkerCrashedError,
-    WorkerHungError,
-    WorkerOutOfMemoryError,
-    WorkerStartError,
-)
+from asyncpool.enums import CrashKind, NextStep
 from asyncpool.events import Crash
-
-_ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
-    CrashKind.CRASH: WorkerCrashedError,
-    CrashKind.PROTOCOL: WorkerCrashedError,
-    CrashKind.FAILED_START: WorkerStartError,
-    CrashKind.OUT_OF_MEMORY: WorkerOutOfMemoryError,
-    CrashKind.HUNG: WorkerHungError,
-}
 
 
 class AfterExit(NamedTuple):
@@ -103,19 +87,15 @@ class CrashReporter:
         """
         job = next(iter(jobs), None)
         status = handle.status
-        detail, stack = handle.detail, handle.traceback or handle.late_stacks
         late = kind is CrashKind.FAILED_START and handle.killed and not planned
-        if late and not detail:
-            detail = f"it was not ready within {self._start_timeout:g} s"
-        if self._was_killed(handle) and self._ledger is None:
-            detail = detail or "not by the pool; perhaps there was no memory left"
-        if killed_for is not None and not detail:
-            beside = ", which it ran too," if jobs else ""
-            detail = f"job {killed_for}{beside} did not end"
-        killed_by_us = handle.killed and detail != ""
+        stack = handle.traceback or handle.late_stacks
         if kind is CrashKind.HUNG:
+            detail = handle.silence
             stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)
-            detail, killed_by_us = handle.silence, False
+        else:
+            detail = self._detail(
+                handle, late=late, killed_for=killed_for, beside=bool(jobs)
+            )
         crash = Crash(
             slot=handle.slot,
             generation=handle.generation,
@@ -126,14 +106,40 @@ class CrashReporter:
             uptime=now - handle.began_at,
             job_id=None,
             attempt=0,
-            detail=f"killed since {detail}" if killed_by_us else detail,
+            detail=detail,
             stack=stack,
             stderr_tail=handle.stderr_tail,
             **after._asdict(),
         )
         if job is None:
             return crash
-        return _with_job(job, crash, tuple(other.id for other in jobs[1:]))
+        return with_job(job, crash, tuple(other.id for other in jobs[1:]))
+
+    def _detail(
+        self,
+        handle: WorkerHandle,
+        *,
+        late: bool,
+        killed_for: int | None,
+        beside: bool,
+    ) -> str:
+        """Return what is known of an end besides its status.
+
+        Args:
+            handle: The worker.
+            late: Whether the pool killed it since it was not ready in time.
+            killed_for: The job for which the pool killed it, if it did so for a job.
+            beside: Whether it ran other jobs as well.
+        """
+        detail = handle.detail
+        if not detail and late:
+            detail = f"it was not ready within {self._start_timeout:g} s"
+        if not detail and self._was_killed(handle) and self._ledger is None:
+            detail = "not by the pool; perhaps there was no memory left"
+        if not detail and killed_for is not None:
+            which = ", which it ran too," if beside else ""
+            detail = f"job {killed_for}{which} did not end"
+        return f"killed since {detail}" if handle.killed and detail else detail
 
 
 def crash_of_job(job: Job[object], crash: Crash) -> Crash:
@@ -143,11 +149,17 @@ def crash_of_job(job: Job[object], crash: Crash) -> Crash:
         return crash
     all_jobs = (first, *crash.concurrent_jobs)
     beside = tuple(number for number in all_jobs if number != job.id)
-    return _with_job(job, crash, beside)
+    return with_job(job, crash, beside)
 
 
-def _with_job(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
-    """Return *crash* as the one of *job*, which the worker ran beside other jobs."""
+def with_job(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
+    """Return *crash* as the one of *job*, with all that a crash tells of a job.
+
+    Args:
+        job: The job.
+        crash: The crash of its worker.
+        beside: The other jobs that the worker ran then.
+    """
     return replace(
         crash,
         job_id=job.id,
@@ -157,80 +169,15 @@ def _with_job(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
     )
 
 
-def stacks_of(job: Job[object], handle: WorkerHandle) -> str:
-    """Return the stack of a job that its worker has written, and erase it."""
-    parts = (handle.page.stack(job.id, job.attempt), handle.page.read_stacks())
-    return "\n".join(part for part in parts if part)
-
-
-def delivery_of(job: Job[object], handle: WorkerHandle) -> Delivery:
-    """Return how far *job*, which was assigned to a worker, has got on its way."""
-    if handle.page.begun(job.id, job.attempt):
-        return Delivery.STARTED
-    # A worker that has a part of the frame cannot begin the job.
-    taken = job._frame_end <= handle.outbox.taken
-    return Delivery.SENT if taken else Delivery.NEVER_SENT
-
-
-def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
-    """Return the error of a job whose worker has crashed."""
-    if begun_attempts(attempts=job.attempt, times_returned=job._times_returned):
-        delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
-    cls = _ERRORS[job._crashes[-1].kind]
-    return cls(
-        job_id=job.id,
-        crashes=job._crashes,
-        delivery=delivery,
-        function=job._function.name,
-    )
-
-
-def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
-    """Return the error for a job that has exceeded a time limit."""
-    limit = job._exceeded
-    assert limit is not None
-    seconds = getattr(job._limits, limit)
-    attempt = job.attempt if job._began is not None else 0
-    return JobTimeoutError(
-        job_id=job.id,
-        attempt=attempt,
-        limit=limit,
-        seconds=seconds,
-        stack=stack,
-        function=job._function.name,
-    )
-
-
-def late_error(job: Job[object], now: float) -> JobTimeoutError:
-    """Return the error for a job that has not begun, or is not done, in time before *now*."""
-    job._exceeded = job._limits.exceeded(now, running=job._began is not None)
-    return timeout_error(job)
-
-
-def broken_error(
-    reason: str,
-    crashes: tuple[Crash, ...],
-    retry_after: float | None,
-    job: Job[object] | None,
-) -> PoolBrokenError:
-    """Return the error for callers and jobs of a broken pool."""
-    error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
-    if job is not None and crashes[-1].kind is CrashKind.FAILED_START:
-        error.__cause__ = WorkerStartError(
-            job_id=job.id,
-            crashes=crashes[-1:],
-            delivery=Delivery.NEVER_SENT,
-            function=job._function.name,
-        )
-    return error
-
-
 def after_exit(
     slot: int, commands: Iterable[cmd.Command], *, is_last: bool = False
 ) -> AfterExit:
     """Find in *commands* what the pool does after the end of the worker in *slot*.
 
-    *is_last* says that the pool was never ready, and tries no more.
+    Args:
+        slot: The slot.
+        commands: What the core has decided after that end.
+        is_last: Whether no start follows: the pool was never ready, and tries no more.
     """
     for command in commands:
         match command:

@@ -1,9 +1,10 @@
-"""What a closing pool waits for: its jobs, and maps that will submit more jobs."""
+"""What a closing pool waits for: its jobs, and maps and sessions that will submit more jobs."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 
@@ -22,8 +23,33 @@ _LOGGER = logging.getLogger("asyncpool")
 _LOOKED_AT = 1000
 
 
-class Hold:
-    """One map's hold on its pool, which ends when all items are drawn and done.
+class Hold(ABC):
+    """What holds a pool open until it is released; its text says in logs what that is."""
+
+    def __init__(self) -> None:
+        self._let_go: Callable[[Hold], None] | None = None
+
+    @abstractmethod
+    def __str__(self) -> str: ...
+
+    @property
+    def held(self) -> bool:
+        """Whether this holds the pool open."""
+        return self._let_go is not None
+
+    def take(self, let_go: Callable[[Hold], None]) -> None:
+        """Hold the pool open; :meth:`release` calls *let_go*."""
+        self._let_go = let_go
+
+    def release(self) -> None:
+        """Let the pool close, whatever is left."""
+        let_go, self._let_go = self._let_go, None
+        if let_go is not None:
+            let_go(self)
+
+
+class MapHold(Hold):
+    """The hold of a map, which ends when all its items are drawn and done.
 
     It does not matter whether the caller has taken the results.
 
@@ -35,54 +61,43 @@ class Hold:
     """
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.under_way = 0
         self._name = name
-        self._let_go: Callable[[Hold], None] | None = None
-        self._open = 0
+        self._open_batches = 0
         self._drawn = False
-
-    @property
-    def held(self) -> bool:
-        """Whether this holds the pool open."""
-        return self._let_go is not None
 
     def __str__(self) -> str:
         return f"a map of {self._name}, {self.under_way} items under way"
 
-    def take(self, let_go: Callable[[Hold], None]) -> None:
-        """Hold the pool open until *let_go* is called."""
-        self._let_go = let_go
-
     def begin(self) -> None:
         """Note that a batch of items has begun."""
-        self._open += 1
+        self._open_batches += 1
 
     def done(self) -> None:
         """Note that all items of a batch are done."""
-        self._open -= 1
-        self._look()
+        self._open_batches -= 1
+        self._release_if_done()
 
     def drawn(self) -> None:
         """Note that all items are drawn."""
         self._drawn = True
-        self._look()
+        self._release_if_done()
 
-    def release(self) -> None:
-        """Let the pool close, whatever is left."""
-        let_go, self._let_go = self._let_go, None
-        if let_go is not None:
-            let_go(self)
-
-    def _look(self) -> None:
-        if self._drawn and not self._open:
+    def _release_if_done(self) -> None:
+        if self._drawn and not self._open_batches:
             self.release()
 
 
 class SessionHold(Hold):
-    """The hold of a session, or of a caller that waits for one."""
+    """The hold of a session, or of a caller that waits for one.
+
+    Attributes:
+        what: What logs call it.
+    """
 
     def __init__(self) -> None:
-        super().__init__("")
+        super().__init__()
         self.what = "a session that waits for a worker"
 
     def __str__(self) -> str:
@@ -147,7 +162,7 @@ class Draining:
             jobs=len(jobs),
             queued=queued,
             names=Counter(names),
-            maps=[str(hold) for hold in self._holds],
+            holds=[str(hold) for hold in self._holds],
         )
         seconds = round(state.loop.time() - self._began)
         extra = {

@@ -7,6 +7,7 @@ a decision is being carried out here.  If the level of a record is off, nothing 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base import pool_messages as say
@@ -143,7 +144,7 @@ class LifeLog:
 
     def rolled(self, result: RollResult, seconds: float) -> None:
         """Log how a roll has ended."""
-        words = {"outcome": outcome_of(result, "reload" if self._serves else "roll")}
+        words = {"outcome": describe_roll(result, "reload" if self._serves else "roll")}
         extra: dict[str, object] = {
             "replaced": result.replaced,
             "filled": result.filled,
@@ -281,44 +282,41 @@ class LifeLog:
         self, message: LogMessage, words: dict[str, Any] | None = None, **extra: object
     ) -> None:
         if _LOGGER.isEnabledFor(message.level):
-            self._loop.call_soon(self._tell, message, words, extra)
+            self._loop.call_soon(partial(self._log, message, words, **extra))
 
     def _log(
         self, message: LogMessage, words: dict[str, Any] | None = None, **extra: object
-    ) -> None:
-        self._tell(message, words, extra)
-
-    def _tell(
-        self,
-        message: LogMessage,
-        words: dict[str, Any] | None,
-        extra: dict[str, object],
     ) -> None:
         data = {"pool": self._pool, **extra}
         message.log(_LOGGER, data, title=self._title, **(words or {}))
 
 
-def outcome_of(result: RollResult, what: str = "reload") -> str:
-    """Return what a roll has done, and what it could not do; *what* it is called."""
+def describe_roll(result: RollResult, what: str = "reload") -> str:
+    """Return what a roll has done, and what it could not do.
+
+    Args:
+        result: Its result.
+        what: What the reader calls it: a roll, or a reload.
+    """
     if not result.ok:
-        new = number_of(result.replaced + result.filled)
+        new = count_workers(result.replaced + result.filled)
         return (
             f"the {what} has ended after {new}, the others are as before: "
-            f"{trouble_of(result)}"
+            f"{roll_trouble(result)}"
         )
     are = "is" if result.replaced == 1 else "are"
     done = f"{what}ed"
-    text = f"{done}: {number_of(result.replaced)} {are} new"
+    text = f"{done}: {count_workers(result.replaced)} {are} new"
     if result.filled:
-        text += f", {number_of(result.filled)} came where starts had failed"
+        text += f", {count_workers(result.filled)} came where starts had failed"
     return text
 
 
-def trouble_of(result: RollResult) -> str:
+def roll_trouble(result: RollResult) -> str:
     """Return why a roll has ended early, with what has become of the new worker."""
     return f"{result.reason}{f': {result.crash}' if result.crash else ''}"
 
 
-def number_of(workers: int) -> str:
+def count_workers(workers: int) -> str:
     """Return a number of workers in words."""
     return f"{workers} worker{'' if workers == 1 else 's'}"

@@ -45,17 +45,18 @@ class PoolState:
 
     Attributes:
         loop: The pool's event loop.
-        thread: The thread in which that loop runs, as far as the pool knows.
+        thread: The thread that made the pool; its loop runs there.
         config: Its options.
-        core: Decides.
+        core: The pure part, which decides what happens.
         hub: Publishes events to the listeners.
         registry: The open jobs.
         loop_lag: Measures how late the loop runs what is due.
         log: Logs the steps of its life.
         handles: The worker handles, by slot.
         crashes: The last crashes, oldest first.
-        deciding: Whether a decision is being made and carried out just now.
-        performer: Carries the decisions out; the supervisor sets it before the first one.
+        deciding: Whether a method that is a :func:`decision` runs just now.
+        performer: Carries out what the core decides; the supervisor sets it before the first
+            decision.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -90,10 +91,10 @@ R = TypeVar("R")
 def decision(
     method: Callable[Concatenate[S, P], R],
 ) -> Callable[Concatenate[S, P], R]:
-    """Have cancellations wait until *method* has returned.
+    """Have cancellations of jobs wait until *method* has returned.
 
     On Ctrl-C, asyncio's handler cancels tasks, and with them jobs, between any two
-    bytecodes.
+    bytecodes.  Without this, it could cancel a job while the core decides about that job.
     """
 
     @functools.wraps(method)

@@ -21,7 +21,7 @@ from asyncpool._runtime.job.job import Chunk, Job, StreamJob, claim
 from asyncpool._runtime.job.leases import Leases
 from asyncpool._runtime.monitoring.figures import PoolFigures, outcome_of_error
 from asyncpool._runtime.monitoring.job_watch import JobWatch
-from asyncpool._runtime.state.crash_report import delivery_of, stacks_of, timeout_error
+from asyncpool._runtime.state.job_errors import delivery_of, stacks_of, timeout_error
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit
 from asyncpool.errors import (
@@ -212,7 +212,7 @@ class JobRegistry:
         return self.submitted
 
     def enter(self, job: Job[Any]) -> None:
-        """Add a job."""
+        """Add a job to those that are open."""
         self.jobs[job.id] = job
         if job._limits.timed:
             self.timed += 1
@@ -222,12 +222,12 @@ class JobRegistry:
         if on_new is not None:
             on_new(job)
 
-    def withdraw(self) -> None:
-        """Note that a job got a number, and that its caller never got the job."""
+    def count_unentered(self) -> None:
+        """Count a job as failed that got a number, but was never entered."""
         self.failed += 1
 
     def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
-        """End a job that was never added."""
+        """End a job that was never entered."""
         claim(error, job)
         self.failed += 1
         self._count(job, JobOutcome.REFUSED, error)
@@ -283,7 +283,7 @@ class JobRegistry:
             self.figures.retries += 1
             job._function.figures.retries += 1
             job._queued_at = monotonic()
-            self._return(job)
+            self._end_attempt(job)
             if isinstance(job, StreamJob):
                 job.begin_again()
             if self._hub.watched:
@@ -322,14 +322,14 @@ class JobRegistry:
         self.unassign(job)
         job.attempt += loss.costs  # else a worker that dies so would get it for ever
 
-    def lost_attempt(self, job: Job[Any]) -> None:
+    def lose_attempt(self, job: Job[Any]) -> None:
         """Note that an attempt of an open job is lost, and that it waits for the next one."""
         self._await_attempt(job)
         if isinstance(job, StreamJob):
             job.begin_again()
 
-    def give_back(self, number: int) -> None:
-        """Take a job that has not begun back from its worker."""
+    def take_back(self, number: int) -> None:
+        """Note that a worker has given a job back that it had not begun."""
         job = self.jobs.get(number)
         if job is None:  # its caller has given it up
             self.leases.give_back(number)
@@ -340,7 +340,7 @@ class JobRegistry:
         """Note that an open job has not begun and is with no worker any more."""
         job.attempt -= 1
         job.worker_pid = job._slot = None
-        self._return(job)
+        self._end_attempt(job)
         if self._hub.watched:
             self.watch.given_back(job)
 
@@ -391,9 +391,9 @@ class JobRegistry:
         """Note that the worker of a job is gone, and that it waits from now on for another one."""
         job.worker_pid = job._slot = None
         job._queued_at = monotonic()
-        self._return(job)
+        self._end_attempt(job)
 
-    def _return(self, job: Job[Any]) -> None:
+    def _end_attempt(self, job: Job[Any]) -> None:
         """Note that no worker runs the job any more."""
         if job._heartbeats is not None:
             job._context = with_details(job._context, job._heartbeats.details)

@@ -16,8 +16,7 @@ from asyncpool.stats import PoolStats, RunningJob, SlotStats
 
 T = TypeVar("T")
 
-# In these a slot has no process.
-_EMPTY = frozenset(
+_WITHOUT_PROCESS = frozenset(
     (SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED, SlotState.RETIRED)
 )
 
@@ -99,10 +98,11 @@ def _run_state(state: PoolState) -> RunState:
 
 
 def _oldest_queued(state: PoolState, now: float) -> float:
-    """Return how long the job has waited that came first of those which wait."""
+    """Return for how long the oldest queued job has waited, in seconds."""
     if not state.core.balance.waiting:
         return 0.0
-    # In the order in which they came.  Few are with a worker, or on their way back.
+    # The registry has them in the order in which they came.  So this loop ends early: only the
+    # few jobs before the oldest queued one are with a worker, or have their outcome unpickled.
     for job in state.registry.jobs.values():
         if job._slot is None and not state.core.closing.is_unpacking(job.id):
             return max(0.0, now - job._queued_at)
@@ -112,7 +112,7 @@ def _oldest_queued(state: PoolState, now: float) -> float:
 def _slot_stats(
     state: PoolState, slot: Slot, handle: WorkerHandle | None, now: float
 ) -> SlotStats:
-    has_process = handle is not None and slot.state not in _EMPTY
+    has_process = handle is not None and slot.state not in _WITHOUT_PROCESS
     pid = handle.pid if handle is not None and has_process else None
     running = () if handle is None else _running(state, slot, handle, now)
     return SlotStats(
@@ -135,7 +135,8 @@ def _running(
     state: PoolState, slot: Slot, handle: WorkerHandle, now: float
 ) -> tuple[RunningJob, ...]:
     found = map(state.registry.jobs.get, slot.in_flight.running)
-    jobs = [job for job in found if job is not None]  # or its caller has given it up
+    # A job whose caller has given it up is in no table any more, and still runs.
+    jobs = [job for job in found if job is not None]
     lanes = slot.in_flight.concurrency > 1
     return tuple(
         RunningJob(
@@ -150,6 +151,6 @@ def _running(
 
 
 def _state_of(slot: Slot) -> SlotState:
-    # Between two calls of a session, its worker is idle, but not free.
-    own = slot.session is not None and slot.state is SlotState.IDLE
-    return SlotState.BUSY if own else slot.state
+    # Between two calls of a session its worker is idle, but no other job may use it.
+    reserved = slot.session is not None and slot.state is SlotState.IDLE
+    return SlotState.BUSY if reserved else slot.state

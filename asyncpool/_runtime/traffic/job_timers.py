@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncpool._runtime.job.deadline_timer import DeadlineTimer
 from asyncpool._runtime.job.job import Job, StreamJob
-from asyncpool._runtime.state.crash_report import late_error, timeout_error
+from asyncpool._runtime.state.job_errors import expire, timeout_error
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.traffic.job_control import JobControl
@@ -114,7 +114,7 @@ class JobTimers:
             self._timer.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
             # Its outcome may have come, and take long to load.
-            state.registry.fail(job, late_error(job, now))
+            state.registry.fail(job, expire(job, now))
             self._job_control.take_out(job, slot)
         elif state.core.jobs.runs(slot, job.id):
             end = job._limits.run_end(began)

@@ -82,7 +82,7 @@ class LargeObjects:
             )
         )
         if self._sizing.watching:
-            self._admission.job_queued()
+            self._admission.note_queued()
 
     @decision
     def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:

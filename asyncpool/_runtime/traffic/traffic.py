@@ -161,7 +161,7 @@ class Traffic:
             if slot is not None:
                 self.send(slot, (job,))
             elif self._sizing.watching:
-                self._admission.job_queued()
+                self._admission.note_queued()
             return job
         finally:
             state.deciding = before
@@ -184,7 +184,7 @@ class Traffic:
             BaseException: What a signal handler may have raised; then the caller gets no job.
         """
         if isinstance(error, SystemExit | KeyboardInterrupt):
-            self._state.registry.withdraw()
+            self._state.registry.count_unentered()
             raise error
         if not isinstance(error, JobNotPicklableError):
             error = unpicklable(error)

@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 
 from asyncpool._core.base.job_traits import LEAST, REFILL, UNKNOWN, JobTraits
-from asyncpool._core.dispatch.affinity_queues import choose
+from asyncpool._core.dispatch.rendezvous import choose
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.slots import StopStage

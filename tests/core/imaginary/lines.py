@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from asyncpool._core.base.job_traits import BUDGET, REFILL
-from asyncpool._core.dispatch.affinity_queues import choose
+from asyncpool._core.dispatch.rendezvous import choose
 from asyncpool._core.slots.slots import StopStage
 from tests.core.imaginary.books import Books
 from tests.helpers.inside import affinity_queues_of
@@ -20,7 +20,7 @@ class Lines(Books):
         if job in self.keys:
             self._enter_line(job, priority, slot)
             return
-        leads = self.queue.leads(priority)
+        leads = self.queue.would_be_first(priority)
         if slot is not None:
             assert leads, "a job overtook the queue"
             self.seen["an urgent job that need not wait"] += bool(self.queue)
@@ -44,7 +44,9 @@ class Lines(Books):
             rivals = [other for other in self.keyed if self.slot_for(other) == slot]
             assert not rivals, "a job overtook its line"
             idle = slot in self.free()
-            assert idle or self.queue.leads(priority), "a job overtook the queue"
+            assert idle or self.queue.would_be_first(priority), (
+                "a job overtook the queue"
+            )
             self.queue.pass_by(job)
             self.seen["a keyed job that need not wait"] += 1
             self._begin(slot, job)
@@ -115,7 +117,7 @@ class Lines(Books):
         if job in self.back:
             self.back.remove(job)
         else:
-            self.queue.passed_by(job)
+            self.queue.note_turn_elsewhere(job)
         self.seen["a keyed job that had to wait"] += 1
         self._begin(slot, job)
 

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/dispatch/affinity_queues.py."""
+"""Tests of asyncpool/_core/dispatch/rendezvous.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.dispatch.affinity_queues import choose, hash_of, weight
+from asyncpool._core.dispatch.rendezvous import choose, hash_of, weight
 
 hashes = st.integers(-(1 << 63), (1 << 63) - 1)
 places = st.sets(st.integers(0, 40), min_size=1, max_size=20)

@@ -26,7 +26,7 @@ LATE = 0.5
 _TICKS = 4
 
 
-class HealthLedger(Generic[W]):
+class PingLedger(Generic[W]):
     """The pings that are not answered yet.
 
     Args:
