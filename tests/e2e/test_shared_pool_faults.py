@@ -18,6 +18,7 @@ from asyncpool import ProcessPoolExecutor
 from asyncpool._core.remote.agent_jobs import CREDITS
 from asyncpool.enums import Delivery
 from asyncpool.errors import NodeLostError, PoolClosedError, WorkerCrashedError
+from asyncpool.events import JobEnded, JobEvent, JobQueued, JobStarted
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, connect
 from tests.helpers import jobs, several, streams
@@ -313,3 +314,25 @@ async def test_a_crash_names_the_job_as_its_client_knows_it_and_no_job_of_others
             assert (crash.job_id, crash.attempt) == (job.id, 1)
             assert crash.function == "tests.helpers.several.at"
             assert crash.concurrent_jobs == ()
+
+
+async def test_whoever_listens_hears_of_no_attempt_that_no_agent_can_make(
+    tmp_path: Path,
+) -> None:
+    with server(tmp_path / "pool.sock") as process:
+        async with (
+            patience(),
+            Gate() as gate,
+            connect(f"unix:{tmp_path}/pool.sock") as pool,
+        ):
+            heard = pool.job_events()
+            job = pool.options(max_attempts=3).submit(jobs.wait_at, gate.path)
+            await gate.visitor()
+            process.kill()
+            with pytest.raises(NodeLostError) as lost:
+                await job
+            assert (lost.value.delivery, job.attempt) == (Delivery.STARTED, 1)
+        events = [event async for event in heard]
+    kinds = [type(event) for event in events if isinstance(event, JobEvent)]
+    # The agent may have been killed before it told that the job had begun.
+    assert [kind for kind in kinds if kind is not JobStarted] == [JobQueued, JobEnded]

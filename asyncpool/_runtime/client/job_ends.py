@@ -133,10 +133,19 @@ class JobEnds:
 
     # Agents that are lost.
 
-    def lose_attempt(self, job: Job[Any], node: Node, silence: Silence) -> bool:
-        """Count the attempt of a job whose agent is lost; return whether there is another."""
+    def lose_attempt(
+        self, job: Job[Any], node: Node, silence: Silence, *, others: bool
+    ) -> bool:
+        """Count the attempt of a job whose agent is lost; return whether it has another one.
+
+        Args:
+            job: The job.
+            node: The agent.
+            silence: For how long it and this client have been silent.
+            others: Whether there are other agents, or may be some.
+        """
         job._crashes += (_crash(job, node, silence),)
-        again = self._may_go_on(job, CrashKind.CRASH)
+        again = others and self._may_go_on(job, CrashKind.CRASH)
         if again:
             self._try_again(job, crash_error(job, Delivery.STARTED))
         return again

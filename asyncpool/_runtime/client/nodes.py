@@ -203,7 +203,7 @@ class Nodes:
         self._client.waits.forget(job.id)
         ends, bound = self._client.ends, job._options.bound is not None
         if delivery is Delivery.STARTED:
-            if ends.lose_attempt(job, node, silence) and self.any:
+            if ends.lose_attempt(job, node, silence, others=self.any):
                 for other, number in self._jobs.again(job.id, key=job._options.key):
                     self.send(other, [number])
                 return
