@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from asyncpool._core.wire.stacks import COROUTINE, tidy
+from asyncpool._core.wire.stacks import COROUTINE, are_whole, tidy
 
 OURS = '  File "/somewhere/asyncpool/_worker/loop.py", line 20 in _serve'
 BEATS = '  File "/somewhere/asyncpool/_worker/job/heartbeats.py", line 9 in heartbeat'
@@ -54,6 +54,31 @@ def test_the_main_thread_comes_first_and_ours_not_at_all(
     lines: list[str], shown: list[str]
 ) -> None:
     assert tidy("\n".join(lines)) == "\n".join(shown)
+
+
+OUTERMOST = '  File "<string>", line 1 in <module>'
+
+
+@pytest.mark.parametrize(
+    ("lines", "unchanged", "whole"),
+    [
+        ([], True, False),
+        ([MAIN], True, False),
+        ([OTHER, LIBRARY, OURS, ""], True, False),
+        ([MAIN, USER, OURS], True, False),
+        ([OTHER, LIBRARY, OURS, "", MAIN, USER, OURS, OUTERMOST], True, True),
+        ([OTHER, LIBRARY, OURS, "", MAIN, USER, OURS, OUTERMOST], False, True),
+        ([OTHER, LIBRARY, "  ..."], False, False),
+        ([MAIN, USER, "  ..."], True, True),
+    ],
+)
+def test_they_are_whole_with_the_outermost_call_of_the_main_thread(
+    lines: list[str], *, unchanged: bool, whole: bool
+) -> None:
+    written = "".join(f"{line}\n" for line in lines).encode()
+    before = written if unchanged else written[:-1]
+    assert are_whole(written, before) is whole
+    assert not are_whole(written[:-1], written[:-1])
 
 
 def test_that_is_how_they_are_written() -> None:

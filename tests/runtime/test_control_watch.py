@@ -7,7 +7,7 @@ import json
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from asyncpool._runtime.control import server as control_server
 from asyncpool._runtime.control.client import ControlClient
 from asyncpool._runtime.control.paths import path_of
 from asyncpool._runtime.control.server import ControlSocket
+from asyncpool._runtime.control.watching import send_lines
 from asyncpool.errors import ProtocolError
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
@@ -239,3 +240,18 @@ async def test_a_request_to_watch_that_blocks_ends_in_an_error() -> None:
     async with patience(), serving(None) as path:
         with pytest.raises(ProtocolError, match=r"^there is nothing to watch here$"):
             await asyncio.to_thread(ask, path)
+
+
+async def test_whoever_is_written_to_may_be_gone_already() -> None:
+    """The end of a connection and the time for the next line may come in one turn of the loop."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        async with patience():
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            writer.transport.abort()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+            counter = Counter()
+            with pytest.raises(ConnectionResetError, match="the client is gone"):
+                await send_lines(counter, 0.1, reader, writer)
+    assert counter.looks == 1

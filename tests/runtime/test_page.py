@@ -135,10 +135,10 @@ def test_a_chunk_is_stopped_and_stacks_are_wiped_out_in_the_memory_itself(
     desk.begin(0, 10)
     start = desk.layout.stacks
     desk.memory[start : start + 4] = b"text"
-    assert desk.page.stacks_size == 4
+    assert desk.page.written_stacks == b"text"
     assert desk.page.read_stacks() == "text"
     assert desk.memory[start : start + 4] == bytes(4)
-    assert desk.page.stacks_size == 0
+    assert desk.page.written_stacks == b""
 
 
 def test_what_a_worker_has_truncated_is_empty(

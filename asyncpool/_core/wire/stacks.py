@@ -11,6 +11,11 @@ from __future__ import annotations
 # How the stack of a coroutine begins.
 COROUTINE = "Coroutine of the job (most recent call first):"
 
+# How the main thread of a worker ends: with its outermost call.  Of more than 100 calls,
+# faulthandler writes the inner ones and this.
+_OUTERMOST = b'\n  File "<string>", line 1 in <module>\n'
+_MORE = b"\n  ...\n"
+
 _OURS = "/asyncpool/_worker/"
 
 # How the stacks name jobs.
@@ -37,6 +42,22 @@ def tidy(text: str) -> str:
     *others, main = threads.values() or [[]]
     kept = [line for thread in others if not _is_ours(thread[-1]) for line in thread]
     return "\n".join([*coroutine, *_outside(main), *kept])
+
+
+def are_whole(written: bytes, before: bytes) -> bool:
+    """Tell whether a worker has written its stacks to their end, and will write no more.
+
+    A worker on a busy machine may stop in the middle for longer than anybody waits between
+    two looks.  So it does not suffice that nothing has come since the last one.
+
+    Args:
+        written: What the worker has written.
+        before: What it had written at the last look.
+    """
+    if written.endswith(_OUTERMOST):
+        return True
+    # Another thread may have as many calls.  Then the main thread's follow soon.
+    return written.endswith(_MORE) and written == before
 
 
 def _outside(thread: list[str]) -> list[str]:

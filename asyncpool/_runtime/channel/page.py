@@ -161,9 +161,9 @@ class WorkerPage:
         return found
 
     @property
-    def stacks_size(self) -> int:
-        """How many bytes of its stacks the worker has written so far."""
-        return len(self._stacks().rstrip(b"\0"))
+    def written_stacks(self) -> bytes:
+        """What the worker has written of its stacks so far."""
+        return self._stacks().rstrip(b"\0")
 
     @_or_else(str)
     def read_stacks(self) -> str:

@@ -21,6 +21,7 @@ from asyncpool._core.control.control_protocol import (
 )
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.control.paths import peer_uid
+from asyncpool._runtime.control.replies import write_reply
 from asyncpool._runtime.control.socket_files import (
     SocketFile,
     closed_on_error,
@@ -144,7 +145,7 @@ class ControlSocket:
             sock.close()
         elif len(self._clients) >= _MOST_CLIENTS:
             with contextlib.suppress(OSError):
-                sock.send(_refusal("connected", _MOST_CLIENTS))
+                sock.send(pack_reply(_refusal("connected", _MOST_CLIENTS)))
             sock.close()
         else:
             task = self._loop.create_task(
@@ -206,7 +207,7 @@ class ControlSocket:
                 request = Request.unpack(line)
             except ProtocolError as error:
                 # Nobody knows where the next line begins.
-                writer.write(pack_reply({"error": str(error)}))
+                write_reply(writer, {"error": str(error)})
                 await writer.drain()
                 return
             if request.action == "watch":
@@ -217,7 +218,7 @@ class ControlSocket:
                     reply = await self._reply(request)
             else:
                 reply = await self._reply(request)
-            writer.write(pack_reply(reply))
+            write_reply(writer, reply)
             await writer.drain()
 
     @contextlib.contextmanager
@@ -247,10 +248,10 @@ class ControlSocket:
     ) -> None:
         """Let a client watch, as long as it wants to."""
         if self._watch is None:
-            writer.write(pack_reply({"error": "there is nothing to watch here"}))
+            write_reply(writer, {"error": "there is nothing to watch here"})
             return
         if self._watchers >= _MOST_WATCHERS:
-            writer.write(_refusal("watching", _MOST_WATCHERS))
+            write_reply(writer, _refusal("watching", _MOST_WATCHERS))
             return
         watcher = None
         self._watchers += 1
@@ -260,7 +261,7 @@ class ControlSocket:
         except OSError:  # the client is gone
             raise
         except Exception as error:  # noqa: BLE001 - the client is told
-            writer.write(pack_reply(_failure(request, error)))
+            write_reply(writer, _failure(request, error))
         finally:
             self._watchers -= 1
             if watcher is not None:
@@ -290,10 +291,8 @@ def _failure(request: Request, error: Exception) -> dict[str, Any]:
     return {"error": str(error) or type(error).__name__}
 
 
-def _refusal(what: str, most: int) -> bytes:
-    return pack_reply(
-        {"error": f"{most} clients are {what} already, and there may be no more"}
-    )
+def _refusal(what: str, most: int) -> dict[str, str]:
+    return {"error": f"{most} clients are {what} already, and there may be no more"}
 
 
 def _after_fork_in_child() -> None:

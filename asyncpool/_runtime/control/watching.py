@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from asyncpool._core.control.control_protocol import Request, pack_reply
+from asyncpool._core.control.control_protocol import Request
+from asyncpool._runtime.control.replies import write_reply
 
 
 class Watcher(Protocol):
@@ -36,6 +37,9 @@ async def send_lines(
 ) -> None:
     """Write a line now and each *every* seconds, until the client goes or says something.
 
+    Raises:
+        ConnectionResetError: If the client has gone just now.
+
     Cancellation:
         Safe: no line is written in part, as far as this process is concerned.
     """
@@ -49,7 +53,7 @@ async def send_lines(
             if lost:
                 reply["lost"] = lost
             lost = 0
-            writer.write(pack_reply(reply))
+            write_reply(writer, reply)
         # A loop that was blocked does not make up for it.
         due = max(due + every, loop.time())
         try:
@@ -58,5 +62,5 @@ async def send_lines(
         except TimeoutError:
             continue
         if said:
-            writer.write(pack_reply({"error": "a client that watches asks no more"}))
+            write_reply(writer, {"error": "a client that watches asks no more"})
         return

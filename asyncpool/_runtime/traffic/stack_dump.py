@@ -7,6 +7,7 @@ handler in C writes the stacks.
 
 from __future__ import annotations
 
+from asyncpool._core.wire.stacks import are_whole
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.machine import is_stopped
 from asyncpool._runtime.state.pool_state import PoolState, decision
@@ -50,7 +51,7 @@ class StackDumps:
 
     def _demand_late(self, handle: WorkerHandle) -> None:
         is_there = self._state.handles[handle.slot] is handle
-        if is_there and not handle.page.stacks_size:
+        if is_there and not handle.page.written_stacks:
             handle.demand_stacks()
 
     def hang(self, handle: WorkerHandle, silence: str, job: int | None = None) -> None:
@@ -81,23 +82,23 @@ class StackDumps:
     def _demand(self, handle: WorkerHandle, job: int | None) -> None:
         # The job holds the GIL then, or the control thread had answered.  So no other thread of
         # Python's runs, and a signal handler can read the stacks; else it might crash.
-        if self._runs(handle, job) and not handle.page.stacks_size:
+        if self._runs(handle, job) and not handle.page.written_stacks:
             handle.demand_stacks()
-            self._look(handle, job, 0)
+            self._look(handle, job, b"")
 
     @decision
-    def _look(self, handle: WorkerHandle, job: int | None, seen: int) -> None:
-        """Let a worker be killed once its stacks do not grow any more."""
+    def _look(self, handle: WorkerHandle, job: int | None, before: bytes) -> None:
+        """Let a worker be killed once it has written its stacks to their end."""
         if not self._runs(handle, job):
             return
-        size, loop = handle.page.stacks_size, self._state.loop
-        if size == seen > 0:
+        written, loop = handle.page.written_stacks, self._state.loop
+        if are_whole(written, before):
             self._state.performer.perform(
                 self._state.core.termination.stacks_written(handle.slot, loop.time())
             )
             self._state.performer.rearm()  # it may have to give back other jobs first
         else:
-            loop.call_later(_NEXT_LOOK, self._look, handle, job, size)
+            loop.call_later(_NEXT_LOOK, self._look, handle, job, written)
 
     def _runs(self, handle: WorkerHandle, job: int | None) -> bool:
         """Return whether the worker still runs *job*; without a job, whether it runs nothing."""

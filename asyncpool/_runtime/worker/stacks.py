@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from asyncpool._core.wire.stacks import are_whole
 from asyncpool._runtime.worker.handle import WorkerHandle
 
 # Seconds that a worker's control thread has to write the stacks, before a signal makes a handler
 # in C write them; and seconds that the pool then waits for that handler.
 _PATIENCE = 1.0
-_LOOKS = 20
+_LOOKS = 80
 _NEXT_LOOK = 0.01
 
 
@@ -61,10 +62,10 @@ class Stacks:
 
     async def _watch(self, handle: WorkerHandle) -> None:
         """Wait until the worker writes no more; the handler in C gives no notice."""
-        seen = 0
+        before = b""
         for _ in range(_LOOKS):
             await asyncio.sleep(_NEXT_LOOK)
-            size = handle.page.stacks_size
-            if size == seen > 0:
+            written = handle.page.written_stacks
+            if are_whole(written, before):
                 return
-            seen = size
+            before = written
