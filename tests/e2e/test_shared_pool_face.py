@@ -111,6 +111,34 @@ async def test_a_broadcast_reaches_every_worker_and_later_ones(tmp_path: Path) -
             await pool.broadcast(5)  # type: ignore[call-overload]
 
 
+async def test_the_time_of_a_broadcast_can_be_limited(tmp_path: Path) -> None:
+    async with patience(), Gate() as gate, shared(tmp_path) as pool:
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        with pytest.raises(BroadcastError) as waited:
+            await pool.options(queue_timeout=0.05).broadcast(jobs.configure, "a")
+        assert limits_of(waited.value) == [("queue_timeout", 0.05)]
+        assert len(waited.value.results) == 1
+        visitor.release()
+        await held
+        with pytest.raises(BroadcastError) as ran:
+            await pool.options(timeout=0.05).broadcast(jobs.configure, "b", gate.path)
+        assert limits_of(ran.value) == [("timeout", 0.05)] * 2
+        deadline = asyncio.get_running_loop().time() + 0.05
+        with pytest.raises(BroadcastError) as missed:
+            await pool.options(deadline=deadline).broadcast(
+                jobs.configure, "c", gate.path
+            )
+        assert [limit for limit, _ in limits_of(missed.value)] == ["deadline"] * 2
+        assert await pool.submit(jobs.square, 4) == 16
+
+
+def limits_of(failed: BroadcastError) -> list[tuple[str, float]]:
+    """Return which limits its calls have exceeded."""
+    errors = failed.errors.values()
+    return [(e.limit, e.seconds) for e in errors if isinstance(e, JobTimeoutError)]
+
+
 async def test_a_broadcast_that_is_cancelled_is_taken_back(tmp_path: Path) -> None:
     async with patience(), Gate() as gate, shared(tmp_path, workers=1) as pool:
         task = asyncio.create_task(pool.broadcast(jobs.configure, "no", gate.path))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
-from asyncpool._core.policies.job_options import JobLimits, JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.remote_messages import Message, unpack_question
 from asyncpool._runtime.agent.client_stats import stats_for_client
 from asyncpool._runtime.job.job import Job
@@ -15,6 +16,7 @@ from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.broadcast_answers import pack_failure, pack_results
 from asyncpool._runtime.remote.packed_calls import PACKED, PackedCall, PackedFunctions
+from asyncpool._runtime.remote.written_options import read_limits
 from asyncpool.errors import AsyncPoolError, BroadcastError
 from asyncpool.events import Event
 from asyncpool.stats import PoolStats
@@ -161,7 +163,7 @@ class Answers:
         if told is not None:
             function = self._functions.named(told["name"], b64decode(told["reference"]))
             on_restart = PackedCall(function, b64decode(told["call"]))
-            limits = JobLimits(**told["limits"])
+            limits = read_limits(told["limits"], asyncio.get_running_loop().time())
             options = JobOptions(limits=limits, codec=self._functions)
         worker = await self._supervisor.sessions.take(
             about["timeout"], on_restart, options
@@ -171,9 +173,14 @@ class Answers:
 
     async def _broadcast(self, about: dict[str, Any], payload: bytes) -> Any:
         broadcasts = self._supervisor.broadcasts
+        limits = read_limits(about["limits"], asyncio.get_running_loop().time())
         try:
             results = await broadcasts.broadcast_packed(
-                str(about["name"]), int(about["line"]), payload, PACKED
+                str(about["name"]),
+                int(about["line"]),
+                payload,
+                PACKED,
+                JobOptions(limits=limits),
             )
         except BroadcastError as error:
             return pack_failure(error)

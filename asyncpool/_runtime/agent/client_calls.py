@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from asyncpool._core.pickling.functions import Function, FunctionCache
-from asyncpool._core.policies.job_options import JobLimits, JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.remote_messages import Message
 from asyncpool._core.remote.trace_headers import unpack_headers
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.relay import JOB_TYPES, Call, Payload, Relay
+from asyncpool._runtime.remote.written_options import read_options
 from asyncpool.errors import ProtocolError
 
 
@@ -41,24 +40,13 @@ class ClientCalls:
         """Remember options.
 
         Raises:
-            ProtocolError: If the key is none, or the way to call is; JobOptions checks the rest.
+            ProtocolError: If nobody can call so.
+            LookupError: If they cannot be read; or ProtocolError, ValueError, TypeError.
         """
-        told = json.loads(message.payload)
-        limits, key = JobLimits(**told["limits"]), told.get("key")
-        via = told.get("via", "submit")
-        if via not in JOB_TYPES:
-            raise ProtocolError(f"the client sent a job for {via!r}")
-        if key is not None and type(key) is not int:
-            raise ProtocolError(f"the client sent a key of type {type(key).__name__}")
-        options = JobOptions(
-            limits=limits,
-            key=key,
-            codec=self._relay.functions,
-            via=via,
-            prefetch=told.get("prefetch", 1),
-            bound=self._relay.bound(told.get("session")),
-            lease=(self._keeper, 0) if told.get("leased") else None,
-        )
+        codec = self._relay.functions
+        options = read_options(message.payload, self._keeper, codec)
+        if options.via not in JOB_TYPES:
+            raise ProtocolError(f"the client sent a job for {options.via!r}")
         self._options.add(message.options, options)
 
     def on_details(self, message: Message) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from asyncpool._core.base.job_traits import SessionTraits
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.policies.job_options import JobOptions
@@ -243,11 +242,6 @@ class Relay:
         client.put_news(Message(Kind.HEARTBEAT, number, payload=beat.details))
 
     # Workers that belong to a client.
-
-    @staticmethod
-    def bound(session: int | None) -> SessionTraits | None:
-        """Return what marks a call of that session."""
-        return None if session is None else SessionTraits(session)
 
     def leave(self, worker: SessionWorker, *, fresh: bool, failed: bool) -> None:
         """Give a worker back to the pool when its calls are done, or at once."""

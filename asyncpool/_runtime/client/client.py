@@ -30,6 +30,7 @@ from asyncpool._runtime.client.submissions import Submissions
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.remote.broadcast_answers import read_broadcast
+from asyncpool._runtime.remote.written_options import write_limits
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.broadcast_calls import (
     check_broadcast,
@@ -259,9 +260,17 @@ class Client:
             self.threads, self._data, call, options, abroad=True
         )
         about = Broadcast.of(0, function, b"")
+        limits = write_limits(options.limits, self._loop.time())
         nodes = self.usual_nodes()
         asked = [
-            self.ask("broadcast", payload, at=node, name=about.name, line=about.line)
+            self.ask(
+                "broadcast",
+                payload,
+                at=node,
+                name=about.name,
+                line=about.line,
+                limits=limits,
+            )
             for node in nodes
         ]
         found = zip(nodes, await asyncio.gather(*asked), strict=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 from asyncpool._core.pickling.functions import MEMORY, Function, FunctionCache
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
-from asyncpool._core.policies.job_options import JobLimits, JobOptions
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.agent_window import AgentWindow
 from asyncpool._core.remote.client_jobs import MAX_CREDITS
 from asyncpool._core.remote.clock_bounds import ClockBounds
@@ -22,6 +21,7 @@ from asyncpool._runtime.base.job_tracer import Attempt
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.begun_page import open_page
 from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new
+from asyncpool._runtime.remote.written_options import write_options
 from asyncpool.errors import ProtocolError
 
 _MICRO = 1e6
@@ -223,7 +223,7 @@ class Node:
         found = self._written.get(id(options))
         if found is not None:
             return found[1]
-        text = _written(options)
+        text = write_options(options)
         number = self._options.get(text)
         if number is None:
             if len(self._options) >= MEMORY:
@@ -236,29 +236,3 @@ class Node:
             self._written.clear()
         self._written[id(options)] = options, number
         return number
-
-
-def _written(options: JobOptions) -> bytes:
-    """Return what the agent has to know of *options*; the client decides about the rest."""
-    what: dict[str, Any] = {"limits": written_limits(options.limits)}
-    if options.via != "submit":
-        what["via"] = options.via
-    if options.key is not None:
-        what["key"] = options.key
-    if options.via == "stream":
-        what["prefetch"] = options.prefetch
-    if options.bound is not None:
-        what["session"] = options.bound.session
-    if options.lease is not None:
-        what["leased"] = True
-    return json.dumps(what).encode()
-
-
-def written_limits(limits: JobLimits) -> dict[str, Any]:
-    """Return the limits that an agent's pool enforces."""
-    return {
-        "timeout": limits.timeout,
-        "heartbeat_timeout": limits.heartbeat_timeout,
-        "on_cancel": limits.on_cancel,
-        "cancel_grace": limits.cancel_grace,
-    }

@@ -135,13 +135,18 @@ class Broadcaster:
         return await self._result(run)
 
     async def broadcast_packed(
-        self, name: str, line: int, payload: bytes, serializer: Serializer
+        self,
+        name: str,
+        line: int,
+        payload: bytes,
+        serializer: Serializer,
+        options: JobOptions,
     ) -> dict[int, Any]:
         """Do the same with a call that is pickled already; *line* is where *name* is defined."""
         async with self._turn() as turn:
             await turn
             broadcast = Broadcast(next(self._numbers), name, line, payload)
-            run = self._begin(broadcast, JobOptions(), serializer)
+            run = self._begin(broadcast, options, serializer)
         return await self._result(run)
 
     async def _result(self, run: _Run) -> dict[int, Any]:
