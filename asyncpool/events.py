@@ -16,12 +16,12 @@ from typing import Literal, NamedTuple
 from asyncpool.enums import CrashKind, JobOutcome, NextStep
 
 __all__ = [
+    "Broken",
     "CloseSummary",
     "Crash",
     "Crashed",
     "Event",
     "Exited",
-    "GaveUp",
     "JobEnded",
     "JobEvent",
     "JobQueued",
@@ -283,7 +283,7 @@ class TakenOver:
 
 
 @dataclass(frozen=True, slots=True)
-class GaveUp:
+class Broken:
     """The pool is broken: no worker can be started, and there is none.
 
     The pool refuses jobs until a start succeeds, or for good if its restart policy says so.
@@ -325,7 +325,7 @@ Event = (
     | Restarting
     | Parked
     | TakenOver
-    | GaveUp
+    | Broken
     | Recovered
     | QueueFull
     | QueueEmptied

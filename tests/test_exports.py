@@ -30,7 +30,7 @@ PUBLIC = """
 """
 
 EVENTS = """
-    Crashed Exited GaveUp Parked QueueEmptied QueueFull Ready Recovered Resized Restarting
+    Broken Crashed Exited Parked QueueEmptied QueueFull Ready Recovered Resized Restarting
     Retiring Spawned TakenOver
 """
 

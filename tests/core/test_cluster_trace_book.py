@@ -6,10 +6,10 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.trace.cluster_trace_book import ClusterTraceBook, Counted
 from asyncpool.events import (
+    Broken,
     Crashed,
     Event,
     Exited,
-    GaveUp,
     Ready,
     Resized,
     Retiring,
@@ -136,7 +136,7 @@ def test_figures_are_told_when_they_change() -> None:
 
 def test_what_is_about_the_whole_cluster_is_on_its_track() -> None:
     it = book()
-    lived(it, Resized(3), GaveUp("no start succeeds", ()))
+    lived(it, Resized(3), Broken("no start succeeds", ()))
     resized, gave_up = shown(it).instants
     assert (resized["tid"], resized["args"]) == (1, {"workers": 3})
     assert gave_up["args"] == {"reason": "no start succeeds"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncpool._core.trace.told_events import told_of
 from asyncpool.enums import NextStep
-from asyncpool.events import Crashed, GaveUp, Retiring
+from asyncpool.events import Broken, Crashed, Retiring
 from tests.helpers.crashes import crash_with
 
 CRASH = crash_with(next_step=NextStep.CLOSE)
@@ -32,4 +32,4 @@ def test_of_a_crash_only_what_is_known_is_told() -> None:
 
 
 def test_of_giving_up_the_reason_is_told() -> None:
-    assert told_of(GaveUp("no start", (CRASH,))) == ("gaveup", {"reason": "no start"})
+    assert told_of(Broken("no start", (CRASH,))) == ("broken", {"reason": "no start"})

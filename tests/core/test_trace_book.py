@@ -11,10 +11,10 @@ from hypothesis import given, strategies as st
 from asyncpool._core.trace.trace_book import TraceBook
 from asyncpool.enums import CrashKind, JobOutcome, NextStep
 from asyncpool.events import (
+    Broken,
     Crash,
     Crashed,
     Event,
-    GaveUp,
     JobEnded,
     JobEvent,
     JobQueued,
@@ -237,13 +237,13 @@ def test_an_attempt_has_its_begin_before_its_end() -> None:
 def test_workers_of_a_slot_share_its_track() -> None:
     it = book()
     hear(it, Spawned(3, 1, 98), Spawned(3, 2, 99), now=5.0)
-    hear(it, Resized(4), GaveUp("no", (crash(),)), now=6.0)
+    hear(it, Resized(4), Broken("no", (crash(),)), now=6.0)
     trace = shown(it)
     assert [(i["tid"], i["s"], i["name"]) for i in trace.instants] == [
         (40_000, "t", "spawned"),
         (40_000, "t", "spawned"),
         (1, "p", "resized"),
-        (1, "p", "gaveup"),
+        (1, "p", "broken"),
     ]
     assert trace.instants[1]["args"] == {"slot": 3, "generation": 2, "pid": 99}
     assert trace.names[40_000] == "slot 3"

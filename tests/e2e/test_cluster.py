@@ -24,7 +24,7 @@ from asyncpool import (
 )
 from asyncpool._core.policies.restart import BURST
 from asyncpool.cluster import ClusterStats
-from asyncpool.events import Crashed, Exited, GaveUp, Ready, Retiring, Spawned
+from asyncpool.events import Broken, Crashed, Exited, Ready, Retiring, Spawned
 from tests.helpers import serves
 from tests.helpers.clusters import (
     SPREADS,
@@ -418,7 +418,7 @@ async def test_giving_up_is_heard_of_and_told() -> None:
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             await until(cluster, lambda s, n=stats.crashes: s.crashes > n)  # type: ignore[misc]
-        gave_up = await next_of(events, GaveUp)
+        gave_up = await next_of(events, Broken)
         assert gave_up.reason == ("3 workers died within 60 s, and the policy allows 2")
         with pytest.raises(PoolBrokenError, match="3 workers died"):
             await waiter
@@ -455,7 +455,7 @@ async def test_a_cluster_that_was_ready_once_never_ends_by_itself(
         events = cluster.events()
         module.write_text("raise ValueError('a bad deploy')\n")
         os.kill(pid, signal.SIGKILL)
-        assert (await next_of(events, GaveUp)).reason == "2 starts failed in a row"
+        assert (await next_of(events, Broken)).reason == "2 starts failed in a row"
         assert cluster.stats().state == "broken"
         assert not waiter.done()
         module.write_text("from tests.helpers.serves import talk as serve\n")

@@ -20,7 +20,7 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool.events import Crashed, Exited, GaveUp, Ready, Restarting, Spawned
+from asyncpool.events import Broken, Crashed, Exited, Ready, Restarting, Spawned
 from tests.helpers import faults, jobs
 from tests.helpers.faults import by_name
 from tests.helpers.gate import Gate
@@ -89,7 +89,7 @@ async def test_who_listens_before_a_start_in_vain_hears_of_its_end() -> None:
         seen = [type(event) async for event in events]
     assert seen.count(Crashed) == 5
     assert seen[0] is Spawned
-    assert GaveUp in seen
+    assert Broken in seen
 
 
 async def test_a_pool_may_be_waited_for_until_all_are_ready() -> None:

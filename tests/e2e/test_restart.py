@@ -20,7 +20,7 @@ from asyncpool import (
     WorkerStartError,
 )
 from asyncpool._core.policies.restart import BURST
-from asyncpool.events import GaveUp, Parked, Recovered, Restarting
+from asyncpool.events import Broken, Parked, Recovered, Restarting
 from tests.helpers import faults, jobs
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -127,7 +127,7 @@ async def test_everyone_who_waits_hears_that_the_pool_is_broken(
         with pytest.raises(PoolBrokenError, match="no licence server"):
             pool.submit(jobs.square, 1)
         assert pool.stats().state == "broken"
-    assert len([event async for event in by_events(events, GaveUp)]) == 1
+    assert len([event async for event in by_events(events, Broken)]) == 1
 
 
 async def test_a_broken_pool_finds_out_that_it_can_work_again(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_a_broken_pool_finds_out_that_it_can_work_again(tmp_path: Path) ->
         await until(pool, lambda stats: stats.idle == 2)
         await assert_serves(pool)
     seen = [type(event) async for event in events]
-    assert (seen.count(GaveUp), seen.count(Recovered)) == (1, 1)
+    assert (seen.count(Broken), seen.count(Recovered)) == (1, 1)
 
 
 async def test_somebody_who_wants_a_broken_pool_does_not_wait_for_its_backoff(

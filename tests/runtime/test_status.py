@@ -53,7 +53,7 @@ async def test_a_pool_that_breaks_tells_everybody(
     pool, heard = standing()
     pool.note_broken(BROKEN)
     assert how(pool) == [BROKEN, BROKEN, "waits"]
-    assert await anext(heard) == events.GaveUp("no hope", ())
+    assert await anext(heard) == events.Broken("no hope", ())
     assert caplog.record_tuples == [
         ("asyncpool", logging.ERROR, "pool x is broken: no hope, given up")
     ]
@@ -81,7 +81,7 @@ async def test_one_that_was_ready_has_an_outcome_only_when_it_gives_up() -> None
     assert how(pool) == [None, "waits", "waits"]
     pool.note_recovered(3)
     assert how(pool) == [None, "waits", "waits"]
-    assert isinstance(await anext(heard), events.GaveUp)
+    assert isinstance(await anext(heard), events.Broken)
     assert await anext(heard) == events.Recovered(3)
     pool.note_broken(BROKEN)
     assert how(pool) == [None, BROKEN, "waits"]

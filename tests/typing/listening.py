@@ -20,7 +20,7 @@ async def accepted(pool: Pool) -> None:
                 assert_type(crash, Crash)
             case events.Restarting(slot, delay):
                 assert_type((slot, delay), tuple[int, float])
-            case events.GaveUp(reason=reason, crashes=crashes):
+            case events.Broken(reason=reason, crashes=crashes):
                 assert_type(reason, str)
                 assert_type(crashes, tuple[Crash, ...])
             case events.Spawned() | events.Ready():
@@ -51,7 +51,7 @@ def every_event(event: Event) -> int | None:
             return workers
         case events.QueueFull(waiting):
             return waiting
-        case events.GaveUp() | events.QueueEmptied():
+        case events.Broken() | events.QueueEmptied():
             return None
         case _:
             assert_never(event)

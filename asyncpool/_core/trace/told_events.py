@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 
-from asyncpool.events import Crash, Crashed, Event, GaveUp
+from asyncpool.events import Broken, Crash, Crashed, Event
 
 
 def told_of(event: Event) -> tuple[str, Mapping[str, object]]:
@@ -13,7 +13,7 @@ def told_of(event: Event) -> tuple[str, Mapping[str, object]]:
     name = type(event).__name__.lower()
     if isinstance(event, Crashed):
         return name, _told_of_crash(event.crash)
-    if isinstance(event, GaveUp):
+    if isinstance(event, Broken):
         return name, {"reason": event.reason}
     told = {field.name: getattr(event, field.name) for field in fields(event)}
     return name, told

@@ -73,7 +73,7 @@ class PoolStatus:
                 reason=error.reason, crashes=error.crashes, retry_after=None
             )
         self._state.log.broken(error.reason, error.retry_after)
-        self._state.hub.publish(events.GaveUp(error.reason, error.crashes))
+        self._state.hub.publish(events.Broken(error.reason, error.crashes))
         if error.retry_after is None:
             self._fail_waiters(error)
 
