@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from asyncpool._core.wire.frames import Frame
-from asyncpool._runtime.job.job import Job, StreamJob, claim
+from asyncpool._runtime.job.job import Job, claim
+from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = ["Loader", "Stream"]

@@ -26,7 +26,7 @@ from asyncpool import (
     WorkerHungError,
 )
 from asyncpool._core.pickling.calls import load_value
-from asyncpool._runtime.job.job import StreamJob
+from asyncpool._runtime.job.stream_job import StreamJob
 from tests.helpers import beats, jobs, large, streams
 from tests.helpers.gate import Gate
 from tests.helpers.inside import stream_job

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.stream_job import StreamJob
 
 __all__ = ["Owner"]
 

@@ -10,7 +10,9 @@ import pytest
 
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
+from asyncpool._runtime.job.chunk_job import ChunkJob
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.state.draining import MapHold
 from asyncpool.errors import PoolClosedError
 from tests.helpers import virtual_time

@@ -17,7 +17,7 @@ from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import AbandonedError, Pause
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.registry import Failed
+from asyncpool._runtime.job.outcomes import Failed
 from asyncpool._runtime.traffic.large_jobs import Packer, Unpacker
 from asyncpool.errors import JobNotPicklableError
 from tests.helpers import large, values

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._runtime.job.job import StreamJob
+from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool.errors import ProtocolError
 from tests.helpers.functions import known_function
 from tests.helpers.owner import Owner

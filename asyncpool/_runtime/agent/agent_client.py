@@ -24,7 +24,8 @@ from asyncpool._runtime.agent.client_questions import ClientQuestions
 from asyncpool._runtime.agent.coming_calls import ComingCalls
 from asyncpool._runtime.agent.relay import Call, Relay
 from asyncpool._runtime.agent.turns import Turns
-from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.remote.begun_page import BegunPage
 from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new
 from asyncpool._runtime.remote.stored_calls import STORED

@@ -24,7 +24,8 @@ from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.followed_jobs import FollowedJobs
 from asyncpool._runtime.agent.relayed_job import RelayedChunk, RelayedJob
-from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.lent_memory import LentMemory

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from asyncpool._runtime.job.job import Chunk, Job, NotedPage
+from asyncpool._runtime.job.chunk_job import Chunk, NotedPage
+from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.found_items import pack_log, pack_result
 
 

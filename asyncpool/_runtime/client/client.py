@@ -27,7 +27,8 @@ from asyncpool._runtime.client.node_figures import NodeFigures
 from asyncpool._runtime.client.nodes import Nodes, no_agent
 from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.client.submissions import Submissions
-from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.remote.broadcast_answers import read_broadcast
 from asyncpool._runtime.remote.written_options import write_limits

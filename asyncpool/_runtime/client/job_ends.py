@@ -18,10 +18,12 @@ from asyncpool._core.remote.suspicion import Silence
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.node import Node
-from asyncpool._runtime.job.job import ChunkJob, Job
+from asyncpool._runtime.job.chunk_job import ChunkJob
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.outcomes import load_outcome
 from asyncpool._runtime.state.crash_report import with_job
 from asyncpool._runtime.state.job_errors import crash_error, timeout_error
-from asyncpool._runtime.state.registry import JobRegistry, load_outcome
+from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.large_jobs import Unpacker
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import (

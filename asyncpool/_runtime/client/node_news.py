@@ -20,7 +20,9 @@ from asyncpool._runtime.client.job_ends import JobEnds, frame_of
 from asyncpool._runtime.client.job_waits import JobWaits
 from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.client.questions import Questions
-from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
+from asyncpool._runtime.job.chunk_job import ChunkJob
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.remote import found_items
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool.enums import Delivery

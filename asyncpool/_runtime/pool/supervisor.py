@@ -18,6 +18,7 @@ from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.outcomes import unreadable
 from asyncpool._runtime.pool.parts import assemble
 from asyncpool._runtime.pool.performer import CommandPerformer
 from asyncpool._runtime.pool.pool_worker_events import PoolWorkerEvents
@@ -26,7 +27,6 @@ from asyncpool._runtime.pool.workers import Workers
 from asyncpool._runtime.state.bulk_failure import BulkFailure
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.pool_state import decision
-from asyncpool._runtime.state.registry import unreadable
 from asyncpool._runtime.state.stats import pool_stats
 from asyncpool._runtime.traffic.large_jobs import load_item
 from asyncpool.enums import SlotState

@@ -16,8 +16,8 @@ from asyncpool._runtime.state.crash_report import (
     crash_of_job,
 )
 from asyncpool._runtime.state.job_errors import crash_error
+from asyncpool._runtime.state.losses import Loss
 from asyncpool._runtime.state.pool_state import decision
-from asyncpool._runtime.state.registry import Loss
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import JobTimeoutError
 

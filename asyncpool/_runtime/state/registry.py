@@ -7,170 +7,33 @@ step.  So each job ends once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from asyncpool._core.base.deadlines import Deadlines
-from asyncpool._core.pickling.serializers import Serializer
-from asyncpool._core.policies.attempts import costs_attempt
 from asyncpool._core.slots.slots import Slot
 from asyncpool._core.wire.context import with_details
-from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._runtime.job.job import Chunk, Job, StreamJob, claim
+from asyncpool._core.wire.frames import Frame
+from asyncpool._runtime.job.chunk_job import Chunk
+from asyncpool._runtime.job.job import Job, claim
 from asyncpool._runtime.job.leases import Leases
+from asyncpool._runtime.job.outcomes import Failed, load_outcome
+from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.monitoring.figures import PoolFigures, outcome_of_error
 from asyncpool._runtime.monitoring.job_watch import JobWatch
-from asyncpool._runtime.state.job_errors import delivery_of, stacks_of, timeout_error
+from asyncpool._runtime.state.losses import Loss, judge, overdue
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit
+from asyncpool.enums import CrashKind, JobOutcome
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
     PoolClosedError,
-    ProtocolError,
     RemoteError,
 )
 from asyncpool.events import CloseSummary
 
-_VALUE = FrameKind.VALUE
-
 # Errors that are made before it is known which job they are for; claim() fills that in.
 _OF_JOBS = JobNotPicklableError | JobRaisedError | RemoteError
-
-
-class Failed(NamedTuple):
-    """An outcome that is no value.
-
-    Attributes:
-        error: What the caller gets.
-        may_retry: Whether the job may have another attempt, if its policy says so.  It has none
-            after its deadline, and if its outcome cannot be read.
-        distrust: Why its worker is not to be trusted any more, if it is not.
-    """
-
-    error: BaseException
-    may_retry: bool
-    distrust: str = ""
-
-
-def load_outcome(
-    serializer: Serializer, frame: Frame, pause: Callable[[], None] | None = None
-) -> Any:
-    """Return the value in *frame*, or a :class:`Failed`.
-
-    Args:
-        serializer: Loads it.
-        frame: A ``VALUE`` or an ``ERROR``.
-        pause: Called now and then while a large value is loaded.
-    """
-    try:
-        if frame.kind is _VALUE:
-            return serializer.load_value(frame.payload, pause)
-        return Failed(serializer.load_error(frame.payload, pause), may_retry=True)
-    except JobNotPicklableError as error:
-        return Failed(error, may_retry=False)
-    except ProtocolError as error:
-        return Failed(unreadable(error), may_retry=False, distrust=str(error))
-
-
-def unreadable(why: ProtocolError) -> JobNotPicklableError:
-    """Return the error of a job whose worker has sent what no worker sends."""
-    error = JobNotPicklableError(
-        f"the job's outcome cannot be read, and its worker is killed: {why}",
-        direction="result",
-        name="",
-    )
-    error.__cause__ = why
-    return error
-
-
-def _overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
-    """Return the error of a job that has exceeded a time limit, whatever has ended it since."""
-    error = timeout_error(job, stacks_of(job, handle))
-    return Failed(error, may_retry=job._exceeded is not TimeLimit.DEADLINE)
-
-
-def _delivery_despite_lies(job: Job[Any], handle: WorkerHandle, slot: Slot) -> Delivery:
-    delivery = delivery_of(job, handle)
-    # A worker that broke the protocol may have erased its page, so that its jobs run twice.  If
-    # it had the job before that, and it was the job's turn, then the job has begun.
-    had_before = job._frame_end <= handle.taken_in_trust
-    if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
-        return Delivery.STARTED
-    return delivery
-
-
-class Loss(NamedTuple):
-    """What the death of a worker means for one of its jobs.
-
-    Attributes:
-        job: The job.
-        delivery: How far it had got on its way.
-        begun: Whether it had begun.
-        blamed: Whether it may be the cause, or its time was over.
-        costs: Whether it has lost an attempt.
-        again: Whether it goes back to the queue.
-        error: What its caller gets if its time was over before the death.
-    """
-
-    job: Job[Any]
-    delivery: Delivery
-    begun: bool
-    blamed: bool
-    costs: bool
-    again: bool
-    error: BaseException | None
-
-
-def _about_to_begin(
-    found: list[tuple[Job[Any], Delivery]], handle: WorkerHandle, slot: Slot
-) -> Job[Any] | None:
-    """Return the job that a dead worker would have begun next, if it had room for that.
-
-    That one may be the cause of the death, but not those behind it.
-    """
-    waiting = (job for job, delivery in found if delivery is not Delivery.STARTED)
-    first = next(waiting, None)
-    # The worker cannot have begun a large call that was still on its way.
-    if first is None or handle.outbox.loading or not slot.in_flight.runs(first.id):
-        return None
-    return first
-
-
-def _judge(
-    job: Job[Any],
-    delivery: Delivery,
-    handle: WorkerHandle,
-    kind: CrashKind,
-    *,
-    suspected: bool,
-) -> Loss:
-    """Return what the death of its worker means for *job*.
-
-    Args:
-        job: The job.
-        delivery: How far it had got.
-        handle: The worker.
-        kind: What the worker died of.
-        suspected: Whether the job may be the cause although it had not begun.
-    """
-    policy, returned = job._attempt_policy, job._times_returned
-    begun = delivery is Delivery.STARTED
-    over = job._exceeded is not None
-    blamed = begun or suspected or over  # its time is over, whether it had begun or not
-    costs = blamed and costs_attempt(delivery=delivery, times_returned=returned)
-    error: BaseException | None = None
-    again = True
-    if over:
-        costs = costs or job._exceeded is TimeLimit.TIMEOUT
-        error, may_retry, _ = _overdue(job, handle)
-        again = may_retry and policy.after_exception(error, attempt=job.attempt)
-    elif blamed:
-        again = policy.after_crash(
-            kind=kind, delivery=delivery, attempt=job.attempt, times_returned=returned
-        )
-    return Loss(job, delivery, begun, blamed, costs, again, error)
 
 
 class JobRegistry:
@@ -253,7 +116,7 @@ class JobRegistry:
                 job.find_nothing()
             else:
                 job.find_in_result(result)
-        return _overdue(job, handle)
+        return overdue(job, handle)
 
     def settle(self, job: Job[Any], loaded: Any) -> bool:
         """End *job* with its outcome; or return true, if the job is to be tried again.
@@ -295,12 +158,7 @@ class JobRegistry:
     def losses(self, handle: WorkerHandle, slot: Slot, kind: CrashKind) -> list[Loss]:
         """Take the jobs that a dead worker had in flight off it; return what becomes of each."""
         jobs = [self.jobs[n] for n in slot.in_flight.jobs if n in self.jobs]
-        found = [(job, _delivery_despite_lies(job, handle, slot)) for job in jobs]
-        suspect = None if slot.exit_planned else _about_to_begin(found, handle, slot)
-        losses = [
-            _judge(job, delivery, handle, kind, suspected=job is suspect)
-            for job, delivery in found
-        ]
+        losses = judge(jobs, handle, slot, kind)
         for loss in losses:
             self._take_off(loss, handle, slot)
         return losses

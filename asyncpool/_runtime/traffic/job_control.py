@@ -10,7 +10,8 @@ from typing import Any
 
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.large_jobs import LargeObjects
 from asyncpool._runtime.traffic.live_stacks import LiveStacks

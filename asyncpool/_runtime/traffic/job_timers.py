@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from asyncpool._runtime.job.deadline_timer import DeadlineTimer
-from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.state.job_errors import expire, timeout_error
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.heartbeats import Heartbeats

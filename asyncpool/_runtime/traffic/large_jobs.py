@@ -19,9 +19,9 @@ from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Pause, Threads
 from asyncpool._runtime.job.job import Job, claim
+from asyncpool._runtime.job.outcomes import Failed, load_outcome
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState, decision
-from asyncpool._runtime.state.registry import Failed, load_outcome
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import JobNotPicklableError
 

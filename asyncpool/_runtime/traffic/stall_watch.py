@@ -9,7 +9,7 @@ one wake-up for each outcome, a busy pool takes much of the cores from its own w
 from __future__ import annotations
 
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.job.job import Chunk
+from asyncpool._runtime.job.chunk_job import Chunk
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.job_timers import JobTimers
 from asyncpool._runtime.worker.handle import WorkerHandle

@@ -28,7 +28,9 @@ from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import elsewhere
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.outbox import NOT_PUT
-from asyncpool._runtime.job.job import JOB_TYPES, Chunk, Job
+from asyncpool._runtime.job.chunk_job import Chunk
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.job_types import JOB_TYPES
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.function_tables import FunctionTables

@@ -1,0 +1,85 @@
+"""A job that has several items of a map."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, ChunkResult
+from asyncpool._runtime.job.job import Job
+
+R = TypeVar("R")
+
+
+class NotedPage(Protocol):
+    """What a chunk needs of the page of its worker, which is dead."""
+
+    def log(self, job: int, attempt: int) -> list[Any] | None:
+        """Return the outcomes of the items that are done; ``None`` if it has not begun."""
+        ...
+
+    def copy_log(self, job: int, attempt: int) -> bytes | None:
+        """Return them as the worker has written them."""
+        ...
+
+
+class Chunk:
+    """What a job is besides that has several items of a map; see ``_core/map/chunks.py``.
+
+    A chunk that fails has no result.  Then the pool finds out which of its items are done.
+
+    Attributes:
+        rounds: How many rounds of the stall watch have found it running.
+    """
+
+    __slots__ = ()
+
+    rounds: int
+
+    # No abstract base class: each time a job is sent isinstance() is asked, which takes longer there.
+
+    def find_in_log(self, page: NotedPage) -> bool:
+        """Find what its worker has noted; return whether it has begun with its first item."""
+        raise NotImplementedError
+
+    def find_in_result(self, result: Any) -> None:
+        """Find it in a result that came after the time was over."""
+        raise NotImplementedError
+
+    def find_nothing(self) -> None:
+        """Take it that each item may have begun."""
+        raise NotImplementedError
+
+
+class ChunkJob(Chunk, Job[R]):
+    """A chunk whose map is here.
+
+    Attributes:
+        found: The outcomes of the items that are done, if the chunk has not ended with a
+            result; ``None`` if it has not begun with its first item.
+        items_of: The name of the function that the map calls for each item.
+    """
+
+    __slots__ = ("found", "items_of", "rounds")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.rounds = 0
+        self.found: list[Any] | None = None
+        self.items_of = ""
+
+    def find_in_log(self, page: NotedPage) -> bool:
+        """Find what its worker has noted; return whether it has begun with its first item."""
+        self.found = page.log(self.id, self.attempt)
+        return self.found is not None
+
+    def find_in_result(self, result: ChunkResult) -> None:
+        """Find all but the last item, which was running when the time was over."""
+        self.found = result.load()[:-1]
+
+    def find_nothing(self) -> None:
+        """Take it that each item may have begun."""
+        self.found = [LOST] * CHUNK_SIZE
+
+    @property
+    def _title(self) -> str:
+        return self.items_of
