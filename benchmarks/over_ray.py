@@ -19,8 +19,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from benchmarks.work import same
+
 ROWS = (
     "asyncpool.ray.Pool",
+    "asyncpool.ray.Pool, functions of __main__",
     "Ray tasks",
     "Ray actors",
     "ray.util.multiprocessing.Pool",
@@ -32,8 +35,8 @@ ROWS = (
 _MAPPED = 25
 
 
-def nothing(number: int) -> int:
-    """Do nothing."""
+def same_of_main(number: int) -> int:
+    """Return *number*; no node can import this function, which travels with each call."""
     return number
 
 
@@ -88,7 +91,7 @@ def cpu_time() -> float:
 
 def rows_of_ray(ray: Any, pool: Any) -> dict[str, Row]:
     """Return the rows that Ray has itself."""
-    task = ray.remote(nothing)
+    task = ray.remote(same)
 
     actor = ray.remote(Nothing)
     actors = [actor.remote() for _ in range(2)]
@@ -101,16 +104,16 @@ def rows_of_ray(ray: Any, pool: Any) -> dict[str, Row]:
         await asyncio.gather(*found)
 
     async def mapped(count: int) -> None:
-        await asyncio.to_thread(pool.map, nothing, range(count), 1)
+        await asyncio.to_thread(pool.map, same, range(count), 1)
 
     async def mapped_together(count: int) -> None:
-        await asyncio.to_thread(pool.map, nothing, range(count))
+        await asyncio.to_thread(pool.map, same, range(count))
 
     return {
         "Ray tasks": Row(lambda: task.remote(1), tasks),
         "Ray actors": Row(lambda: actors[0].nothing.remote(1), calls),
         "ray.util.multiprocessing.Pool": Row(
-            lambda: asyncio.to_thread(pool.apply, nothing, (1,)), mapped
+            lambda: asyncio.to_thread(pool.apply, same, (1,)), mapped
         ),
         "ray.util.multiprocessing.Pool.map": Row(None, mapped_together),
     }
@@ -125,12 +128,16 @@ async def run(address: str, ray: Any, pool: Any, args: Any) -> dict[str, list[Fo
     async with Pool(address, workers_per_node=1, resources={}) as ours:
 
         async def many(count: int) -> None:
-            await asyncio.gather(*(ours.submit(nothing, n) for n in range(count)))
+            await asyncio.gather(*(ours.submit(same, n) for n in range(count)))
+
+        async def many_of_main(count: int) -> None:
+            await asyncio.gather(*(ours.submit(same_of_main, n) for n in range(count)))
 
         async def mapped(count: int) -> None:
-            await ours.map(nothing, range(count))
+            await ours.map(same, range(count))
 
-        rows[ROWS[0]] = Row(lambda: ours.submit(nothing, 1), many)
+        rows[ROWS[0]] = Row(lambda: ours.submit(same, 1), many)
+        rows[ROWS[1]] = Row(lambda: ours.submit(same_of_main, 1), many_of_main)
         rows["asyncpool.ray.Pool.map"] = Row(None, mapped)
         for _ in range(args.rounds):
             for name in ROWS:

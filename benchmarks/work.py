@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
+def same(number: int) -> int:
+    """Return *number*."""
+    return number
+
+
 def noop() -> None:
     """Cost nothing, so that the whole time is the pool's."""
 
