@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from asyncpool import __version__
-from asyncpool._core.remote.own_objects import pack_own
+from asyncpool._core.remote.own_objects import load_own, pack_own
 from asyncpool._core.remote.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote.remote_messages import (
     PLAIN as PLAIN_CALL,
@@ -113,6 +113,18 @@ async def raw_client(path: Path) -> AsyncGenerator[Raw]:
 FUNCTION = Message(Kind.FUNCTION, function=1, payload=b"f\0")
 PLAIN = json.dumps({"limits": {}}).encode()
 OPTIONS = Message(Kind.OPTIONS, options=1, payload=PLAIN)
+LARGE = 10**400
+FALSE_OPTIONS: list[Any] = [
+    None,
+    {},
+    {"limits": {"timeout": LARGE}},
+    {"limits": {"heartbeat_timeout": LARGE}},
+    {"limits": {"deadline": LARGE}},
+    {"limits": {"queue_timeout": -1}},
+    {"limits": {"on_cancel": []}},
+    {"limits": {}, "via": "stream"},
+    {"limits": {}, "leased": True},
+]
 
 
 def job(number: int, **others: int) -> Message:
@@ -141,6 +153,19 @@ def asked(number: int) -> Message:
         ([Message(Kind.OPTIONS, payload=b'{"limits": {"timeout": -1}}')], "timeout"),
         ([Message(Kind.OPTIONS, payload=b'{"limits": {"evil": 1}}')], "evil"),
         ([Message(Kind.OPTIONS, payload=b'{"limits": {}, "key": "k"}')], "key of type"),
+        # JSON has ints that no clock can count.
+        (
+            [Message(Kind.OPTIONS, payload=b'{"limits": {"timeout": %d}}' % LARGE)],
+            "no time",
+        ),
+        (
+            [
+                Message(
+                    Kind.OPTIONS, payload=b'{"limits": {"cancel_grace": %d}}' % LARGE
+                )
+            ],
+            "no time",
+        ),
         (
             [Message(Kind.OPTIONS, payload=b'{"limits": {}, "via": "broadcast"}')],
             "a job for 'broadcast'",
@@ -171,6 +196,53 @@ async def test_a_client_that_breaks_the_rules_is_cut_off(
         await raw.cut()
     assert "a client of the shared pool is cut off: " in caplog.text
     assert why in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("what", "details"),
+    [
+        *[
+            ("broadcast", {"name": "f", "line": 1, "options": options})
+            for options in FALSE_OPTIONS
+        ],
+        ("broadcast", {"name": "f", "line": 1}),
+        ("session", {"timeout": LARGE, "on_restart": None}),
+        ("session", {"timeout": None, "on_restart": {"name": "f"}}),
+        (
+            "session",
+            {
+                "timeout": None,
+                "on_restart": {
+                    "name": "f",
+                    "reference": "",
+                    "call": "",
+                    "options": {"limits": {"cancel_grace": LARGE}},
+                },
+            },
+        ),
+    ],
+)
+async def test_a_question_with_false_options_is_refused(
+    tmp_path: Path, what: str, details: dict[str, Any]
+) -> None:
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path),
+        raw_client(path) as raw,
+    ):
+        await raw.greet()
+        raw.say_messages(
+            Message(Kind.ASK, 1, payload=pack_question(what, b"", details))
+        )
+        while not (batch := Batch.unpack(await raw.hear())).messages:
+            pass
+        [answer] = map(Message.unpack, batch.messages)
+        assert answer.kind is Kind.ANSWER
+        assert load_own(answer.payload)[0] is False
+        assert await pool.submit(jobs.square, 2) == 4
+        assert pool.stats().submitted == 1
 
 
 @pytest.mark.parametrize(

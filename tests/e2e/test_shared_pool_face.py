@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,34 +112,6 @@ async def test_a_broadcast_reaches_every_worker_and_later_ones(tmp_path: Path) -
             await pool.broadcast(5)  # type: ignore[call-overload]
 
 
-async def test_the_time_of_a_broadcast_can_be_limited(tmp_path: Path) -> None:
-    async with patience(), Gate() as gate, shared(tmp_path) as pool:
-        held = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        with pytest.raises(BroadcastError) as waited:
-            await pool.options(queue_timeout=0.05).broadcast(jobs.configure, "a")
-        assert limits_of(waited.value) == [("queue_timeout", 0.05)]
-        assert len(waited.value.results) == 1
-        visitor.release()
-        await held
-        with pytest.raises(BroadcastError) as ran:
-            await pool.options(timeout=0.05).broadcast(jobs.configure, "b", gate.path)
-        assert limits_of(ran.value) == [("timeout", 0.05)] * 2
-        deadline = asyncio.get_running_loop().time() + 0.05
-        with pytest.raises(BroadcastError) as missed:
-            await pool.options(deadline=deadline).broadcast(
-                jobs.configure, "c", gate.path
-            )
-        assert [limit for limit, _ in limits_of(missed.value)] == ["deadline"] * 2
-        assert await pool.submit(jobs.square, 4) == 16
-
-
-def limits_of(failed: BroadcastError) -> list[tuple[str, float]]:
-    """Return which limits its calls have exceeded."""
-    errors = failed.errors.values()
-    return [(e.limit, e.seconds) for e in errors if isinstance(e, JobTimeoutError)]
-
-
 async def test_a_broadcast_that_is_cancelled_is_taken_back(tmp_path: Path) -> None:
     async with patience(), Gate() as gate, shared(tmp_path, workers=1) as pool:
         task = asyncio.create_task(pool.broadcast(jobs.configure, "no", gate.path))
@@ -193,6 +166,16 @@ async def test_a_session_ends_with_its_worker_unless_its_state_can_be_rebuilt(
             assert await mine.submit(jobs.count_state) == 1
             assert mine.pid != before
             assert await mine.submit(jobs.pid) == mine.pid
+
+
+async def test_what_restores_a_session_may_send_heartbeats(tmp_path: Path) -> None:
+    on_restart = partial(beats.beat_value, 7)
+    async with patience(), shared(tmp_path, workers=1) as pool:
+        async with pool.worker(on_restart=on_restart) as mine:
+            with pytest.raises(WorkerCrashedError):
+                await mine.submit(os.kill, mine.pid, signal.SIGKILL)
+            assert await mine.submit(jobs.square, 3) == 9
+        assert (await pool.stats()).crashes == 1
 
 
 async def test_heartbeats_come_through_and_the_next_attempt_knows_the_last(

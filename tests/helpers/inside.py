@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from asyncpool._core.base.job_traits import JobTraits
     from asyncpool._core.dispatch.affinity_queues import AffinityQueues
     from asyncpool._core.policies.attempts import AttemptPolicy
-    from asyncpool._core.policies.job_options import JobLimits
+    from asyncpool._core.policies.job_options import JobLimits, JobOptions
     from asyncpool._core.slots.slots import Slot
     from asyncpool._core.supervision.supervision import Supervision
     from asyncpool._core.wire.frames import FrameKind
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from asyncpool._runtime.agent.agent import Agent
     from asyncpool._runtime.channel.channel import Channel
     from asyncpool._runtime.channel.segments import Segment, Segments
+    from asyncpool._runtime.client.client import Client
     from asyncpool._runtime.client.node_figures import NodeFigures
     from asyncpool._runtime.cluster.service import Service
     from asyncpool._runtime.pool.pings import Pings
@@ -676,6 +677,28 @@ def agent_of(pool: Pool, name: str, lease: float) -> Agent:
     from asyncpool._runtime.agent.agent import Agent
 
     return Agent(pool, pool._running_supervisor(), name, __version__, lease=lease)
+
+
+def client_of(pool: RemotePool) -> Client:
+    """Return what submits the jobs of a remote pool."""
+    return pool._open()
+
+
+def only_job_of(pool: Pool) -> Job[Any]:
+    """Return the only job that is open in *pool*."""
+    [job] = registry_of(pool).jobs.values()
+    return job
+
+
+def options_in(pool: Pool) -> JobOptions:
+    """Return the options of the only job that is open in *pool*."""
+    return only_job_of(pool)._options
+
+
+def options_of_session(pool: Pool) -> JobOptions:
+    """Return the options with which the only session of *pool* has its state restored."""
+    [worker] = supervisor_of(pool).sessions._session_workers.values()
+    return worker.options
 
 
 def figures_of(pool: RemotePool) -> NodeFigures:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.remote_messages import Message, unpack_question
+from asyncpool._core.remote.remote_options import read_call
 from asyncpool._runtime.agent.client_stats import stats_for_client
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.broadcast_answers import pack_failure, pack_results
 from asyncpool._runtime.remote.packed_calls import PACKED, PackedCall, PackedFunctions
-from asyncpool._runtime.remote.written_options import read_limits
 from asyncpool.errors import AsyncPoolError, BroadcastError
 from asyncpool.events import Event
 from asyncpool.stats import PoolStats
+
+# What false questions lead to; JSON has ints that are too large for a clock.
+_MISTAKES = (ValueError, TypeError, TimeoutError, LookupError, OverflowError)
 
 
 class SharedByAgent(Protocol):
@@ -125,7 +129,7 @@ class Answers:
             return True, await self._find(client, message.job, about, payload)
         except AsyncPoolError as error:
             return False, error
-        except (ValueError, TypeError, TimeoutError, LookupError) as error:
+        except _MISTAKES as error:
             return False, (type(error).__name__, str(error))
 
     async def _find(
@@ -163,8 +167,7 @@ class Answers:
         if told is not None:
             function = self._functions.named(told["name"], b64decode(told["reference"]))
             on_restart = PackedCall(function, b64decode(told["call"]))
-            limits = read_limits(told["limits"], asyncio.get_running_loop().time())
-            options = JobOptions(limits=limits, codec=self._functions)
+            options = replace(_read_call(told), codec=self._functions)
         worker = await self._supervisor.sessions.take(
             about["timeout"], on_restart, options
         )
@@ -172,19 +175,18 @@ class Answers:
         return worker.slot, worker.pid
 
     async def _broadcast(self, about: dict[str, Any], payload: bytes) -> Any:
-        broadcasts = self._supervisor.broadcasts
-        limits = read_limits(about["limits"], asyncio.get_running_loop().time())
+        broadcasts, options = self._supervisor.broadcasts, _read_call(about)
         try:
             results = await broadcasts.broadcast_packed(
-                str(about["name"]),
-                int(about["line"]),
-                payload,
-                PACKED,
-                JobOptions(limits=limits),
+                str(about["name"]), int(about["line"]), payload, options, PACKED
             )
         except BroadcastError as error:
             return pack_failure(error)
         return pack_results(results), {}
+
+
+def _read_call(about: dict[str, Any]) -> JobOptions:
+    return read_call(about["options"], asyncio.get_running_loop().time())
 
 
 def _size(workers: list[int]) -> int | tuple[int, int]:

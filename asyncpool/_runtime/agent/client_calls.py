@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 from asyncpool._core.pickling.functions import Function, FunctionCache
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.remote_messages import Message
+from asyncpool._core.remote.remote_options import read_options
 from asyncpool._core.remote.trace_headers import unpack_headers
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.relay import JOB_TYPES, Call, Payload, Relay
-from asyncpool._runtime.remote.written_options import read_options
 from asyncpool.errors import ProtocolError
 
 
@@ -40,13 +43,14 @@ class ClientCalls:
         """Remember options.
 
         Raises:
-            ProtocolError: If nobody can call so.
-            LookupError: If they cannot be read; or ProtocolError, ValueError, TypeError.
+            ProtocolError: If they are none.
+            ValueError: If a value is out of range.
+            TypeError: If a value has the wrong type.
         """
-        codec = self._relay.functions
-        options = read_options(message.payload, self._keeper, codec)
+        options = read_options(json.loads(message.payload), self._keeper)
         if options.via not in JOB_TYPES:
             raise ProtocolError(f"the client sent a job for {options.via!r}")
+        options = replace(options, codec=self._relay.functions)
         self._options.add(message.options, options)
 
     def on_details(self, message: Message) -> None:

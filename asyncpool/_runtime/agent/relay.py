@@ -236,10 +236,12 @@ class Relay:
         """Pass a heartbeat on, if it is that of a client's job."""
         if job._options.codec is not self.functions:
             return
-        if isinstance(job, RelayedJob):
+        if job in self._streams:
+            client, number = self._streams[job]
+        elif isinstance(job, RelayedJob) and job.has_client:
             client, number = job.client, job.number
         else:
-            client, number = self._streams[job]
+            return  # it restores the state of a session, and nobody has a future of it
         client.put_news(Message(Kind.HEARTBEAT, number, payload=beat.details))
 
     # Workers that belong to a client.

@@ -37,6 +37,11 @@ class RelayedJob(Job[Any]):
     relay: Relaying
 
     @property
+    def has_client(self) -> bool:
+        """Whether a client has sent it; else the pool has, for a session."""
+        return hasattr(self, "client")
+
+    @property
     def _awaited(self) -> bool:
         """Its client waits for it."""
         return True

@@ -13,6 +13,7 @@ from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.reliable_link import MAX_PAYLOAD
 from asyncpool._core.remote.remote_functions import RemoteFunctionTable
 from asyncpool._core.remote.remote_messages import Kind, Message
+from asyncpool._core.remote.remote_options import write_options
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import check_home
@@ -31,7 +32,6 @@ from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.remote.broadcast_answers import read_broadcast
-from asyncpool._runtime.remote.written_options import write_limits
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.broadcast_calls import (
     check_broadcast,
@@ -254,29 +254,22 @@ class Client:
     ) -> dict[int, Any]:
         """Have every worker of all agents make a call; see :meth:`asyncpool.Pool.broadcast`."""
         check_broadcast(options)
-        self.traffic.check(options)
+        self.usual_nodes()
         serializer = serializer_of(self._data, function, options)
         call = (function, args, kwargs)
         payload = await pack_broadcast(
             self.threads, self._data, call, options, abroad=True
         )
-        about = Broadcast.of(0, function, b"")
-        limits = write_limits(options.limits, self._loop.time())
-        nodes = self.usual_nodes()
-        asked = [
-            self.ask(
-                "broadcast",
-                payload,
-                at=node,
-                name=about.name,
-                line=about.line,
-                limits=limits,
-            )
-            for node in nodes
-        ]
+        called, nodes = Broadcast.of(0, function, b""), self.usual_nodes()
+        about = {
+            "name": called.name,
+            "line": called.line,
+            "options": write_options(options, self._loop.time()),
+        }
+        asked = [self.ask("broadcast", payload, at=node, **about) for node in nodes]
         found = zip(nodes, await asyncio.gather(*asked), strict=True)
         answers = [(node.first_slot, answer) for node, answer in found]
-        return read_broadcast(answers, about.name, serializer)
+        return read_broadcast(answers, called.name, options.limits, serializer)
 
     # The end.
 

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.own_objects import kind_of, load_own
 from asyncpool._core.remote.remote_messages import Kind, Message
+from asyncpool._core.remote.remote_options import write_options
 from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
-from asyncpool._runtime.remote.written_options import write_limits
 from asyncpool._runtime.state.draining import SessionHold
 from asyncpool.errors import JobNotPicklableError, ProtocolError, WorkerGoneError
 
@@ -132,7 +132,7 @@ class ClientSessions:
             "name": name,
             "reference": b64encode(reference).decode(),
             "call": b64encode(call).decode(),
-            "limits": write_limits(options.limits, asyncio.get_running_loop().time()),
+            "options": write_options(options, asyncio.get_running_loop().time()),
         }
 
     def call(

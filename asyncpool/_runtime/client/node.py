@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from asyncpool._core.remote.client_jobs import MAX_CREDITS
 from asyncpool._core.remote.clock_bounds import ClockBounds
 from asyncpool._core.remote.reliable_link import MAX_PAYLOAD, Batch, ReliableLink
 from asyncpool._core.remote.remote_messages import Kind, Message, pack_head
+from asyncpool._core.remote.remote_options import write_options
 from asyncpool._core.remote.slot_numbers import SLOTS, first_slot
 from asyncpool._core.remote.suspicion import SignsOfLife
 from asyncpool._core.remote.trace_headers import pack_headers
@@ -21,7 +23,6 @@ from asyncpool._runtime.base.job_tracer import Attempt
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.begun_page import open_page
 from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new
-from asyncpool._runtime.remote.written_options import write_options
 from asyncpool.errors import ProtocolError
 
 _MICRO = 1e6
@@ -223,7 +224,7 @@ class Node:
         found = self._written.get(id(options))
         if found is not None:
             return found[1]
-        text = write_options(options)
+        text = json.dumps(write_options(options)).encode()
         number = self._options.get(text)
         if number is None:
             if len(self._options) >= MEMORY:

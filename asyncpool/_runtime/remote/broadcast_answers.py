@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from asyncpool._core.pickling.serializers import Serializer
+from asyncpool._core.policies.job_options import JobLimits
+from asyncpool._core.remote.own_objects import kind_of
 from asyncpool._core.remote.remote_messages import load_parts, pack_parts
 from asyncpool._runtime.remote.packed_calls import PackedError
-from asyncpool.errors import AsyncPoolError, BroadcastError, ProtocolError
+from asyncpool.enums import TimeLimit
+from asyncpool.errors import (
+    AsyncPoolError,
+    BroadcastError,
+    JobTimeoutError,
+    ProtocolError,
+)
 
 
 def pack_results(results: dict[int, Any]) -> dict[int, bytes]:
@@ -25,7 +33,10 @@ def pack_failure(error: BroadcastError) -> tuple[Any, Any]:
 
 
 def read_broadcast(
-    answers: list[tuple[int, object]], name: str, serializer: Serializer
+    answers: list[tuple[int, object]],
+    name: str,
+    limits: JobLimits,
+    serializer: Serializer,
 ) -> dict[int, Any]:
     """Return the result of each worker, by slot, of several agents, each with its first slot.
 
@@ -41,9 +52,11 @@ def read_broadcast(
                 for slot, it in results.items():
                     values[first + slot] = _value(serializer, it)
                 for slot, it in errors.items():
-                    failed[first + slot] = _error(serializer, it)
+                    failed[first + slot] = _error(serializer, limits, it)
             case _:
-                raise ProtocolError(f"an agent answered a broadcast with {answer!r}")
+                raise ProtocolError(
+                    f"an agent answered a broadcast by {kind_of(answer)}"
+                )
     if not failed:
         return values
     raise BroadcastError(name, results=values, errors=failed)
@@ -53,9 +66,27 @@ def _value(serializer: Serializer, packed: bytes) -> Any:
     return serializer.load_value(load_parts(packed))
 
 
-def _error(serializer: Serializer, found: object) -> BaseException:
+def _error(serializer: Serializer, limits: JobLimits, found: object) -> BaseException:
     if isinstance(found, bytes):
         return serializer.load_error(found)
+    if isinstance(found, JobTimeoutError):
+        return _late(limits, found)
     if isinstance(found, AsyncPoolError):
         return found
-    raise ProtocolError(f"an agent sent {found!r} as an error")
+    raise ProtocolError(f"an agent sent {kind_of(found)} as an error")
+
+
+def _late(limits: JobLimits, found: JobTimeoutError) -> JobTimeoutError:
+    """Return the error with the limit as it was set here: the agent knows a deadline by its clock."""
+    limit: object = found.limit  # as the agent says
+    seconds = getattr(limits, limit) if isinstance(limit, TimeLimit) else None
+    if seconds is None:
+        raise ProtocolError("an agent sent a time limit that was not set")
+    return JobTimeoutError(
+        job_id=found.job_id,
+        attempt=found.attempt,
+        limit=found.limit,
+        seconds=seconds,
+        stack=found.stack,
+        function=found.function,
+    )

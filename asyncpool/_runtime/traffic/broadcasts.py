@@ -139,8 +139,8 @@ class Broadcaster:
         name: str,
         line: int,
         payload: bytes,
-        serializer: Serializer,
         options: JobOptions,
+        serializer: Serializer,
     ) -> dict[int, Any]:
         """Do the same with a call that is pickled already; *line* is where *name* is defined."""
         async with self._turn() as turn:
