@@ -213,7 +213,10 @@ async def test_a_worker_begins_no_more_items_than_it_may(tmp_path: Path) -> None
     limits = WorkerLimits(max_jobs=5, jitter=0.0, exact=True)
     async with patience(), shared(tmp_path, workers=1, worker_limits=limits) as pool:
         pids = await pool.map(jobs.pid_for, range(20))
-    assert set(Counter(pids).values()) == {5}
+    # On a busy machine the next worker may take over what one has not begun that ends.
+    begun = Counter(pids).values()
+    assert max(begun) == 5
+    assert sum(begun) == 20
 
 
 async def test_each_item_is_accounted_for_when_the_agent_is_killed(
