@@ -50,6 +50,7 @@ from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.shared_pools import server
+from tests.helpers.values import nested
 
 pytestmark = BOTH_LOOPS
 
@@ -108,6 +109,14 @@ async def raw_client(path: Path) -> AsyncGenerator[Raw]:
         yield raw
     finally:
         await raw.close()
+
+
+@contextlib.asynccontextmanager
+async def pool_and_raw_client(folder: Path) -> AsyncGenerator[tuple[Pool, Raw]]:
+    """Yield a pool that is shared at a path in *folder*, and a raw client of it."""
+    path = folder / "pool.sock"
+    async with Pool(1) as pool, PoolServer(pool, path), raw_client(path) as raw:
+        yield pool, raw
 
 
 FUNCTION = Message(Kind.FUNCTION, function=1, payload=b"f\0")
@@ -225,13 +234,7 @@ async def test_a_client_that_breaks_the_rules_is_cut_off(
 async def test_a_question_with_false_options_is_refused(
     tmp_path: Path, what: str, details: dict[str, Any]
 ) -> None:
-    path = tmp_path / "pool.sock"
-    async with (
-        patience(),
-        Pool(1) as pool,
-        PoolServer(pool, path),
-        raw_client(path) as raw,
-    ):
+    async with patience(), pool_and_raw_client(tmp_path) as (pool, raw):
         await raw.greet()
         raw.say_messages(
             Message(Kind.ASK, 1, payload=pack_question(what, b"", details))
@@ -251,13 +254,7 @@ async def test_a_question_with_false_options_is_refused(
 async def test_a_greeting_that_is_none_is_answered_by_a_refusal(
     tmp_path: Path, piece: bytes
 ) -> None:
-    path = tmp_path / "pool.sock"
-    async with (
-        patience(),
-        Pool(1) as pool,
-        PoolServer(pool, path),
-        raw_client(path) as raw,
-    ):
+    async with patience(), pool_and_raw_client(tmp_path) as (_, raw):
         raw.say(piece)
         assert "refused" in json.loads(await raw.hear())
         await raw.cut()
@@ -300,13 +297,7 @@ async def test_a_client_that_takes_no_results_gets_no_end_of_jobs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It reads, so that no socket is full, and acknowledges nothing."""
-    path = tmp_path / "pool.sock"
-    async with (
-        patience(),
-        Pool(1) as pool,
-        PoolServer(pool, path),
-        raw_client(path) as raw,
-    ):
+    async with patience(), pool_and_raw_client(tmp_path) as (_, raw):
         await raw.greet()
         raw.say_messages(Message(Kind.PAGE), FUNCTION, OPTIONS)
         ended = 0
@@ -362,13 +353,7 @@ async def test_clients_wait_while_the_server_can_open_no_file(
 
 
 async def test_another_python_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "pool.sock"
-    async with (
-        patience(),
-        Pool(1) as pool,
-        PoolServer(pool, path),
-        raw_client(path) as raw,
-    ):
+    async with patience(), pool_and_raw_client(tmp_path) as (_, raw):
         raw.say(pack_greeting(greeting(__version__, "pickle") | {"python": "3.9"}))
         here = f"{sys.version_info[0]}.{sys.version_info[1]}"
         assert json.loads(await raw.hear()) == {
@@ -436,14 +421,6 @@ async def test_what_is_no_agent_is_refused(answers: tuple[bytes, ...]) -> None:
     async with patience(), false_agent(*answers) as (address, _):
         with pytest.raises(ProtocolError, match="does not answer as an agent does"):
             await connect(address).start()
-
-
-def nested() -> object:
-    """Return what has a repr() of 2**60 brackets."""
-    value: object = ()
-    for _ in range(60):
-        value = value, value
-    return value
 
 
 @pytest.mark.parametrize(

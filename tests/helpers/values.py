@@ -186,3 +186,11 @@ def raise_from_cause() -> None:
 
 def raise_group() -> NoReturn:
     raise ExceptionGroup("several", [ValueError("one"), TypeError("two")])
+
+
+def nested() -> object:
+    """Return what has a repr() of 2**60 brackets."""
+    value: object = ()
+    for _ in range(60):
+        value = value, value
+    return value

@@ -11,6 +11,7 @@ from asyncpool._core.policies.job_options import JobLimits
 from asyncpool._runtime.remote.broadcast_answers import read_broadcast
 from asyncpool.enums import TimeLimit
 from asyncpool.errors import BroadcastError, JobTimeoutError, ProtocolError
+from tests.helpers.values import nested
 
 LIMITS = JobLimits(timeout=5.0, deadline=100.0)
 
@@ -41,14 +42,6 @@ def test_a_limit_has_the_value_that_the_caller_has_set() -> None:
     assert (first.seconds, second.seconds) == (100.0, 5.0)
     assert (first.job_id, first.attempt, first.stack) == (3, 1, "somewhere")
     assert str(first).startswith("job 3 (f) missed its deadline, in attempt 1")
-
-
-def nested() -> object:
-    """Return what has a repr() of 2**60 brackets."""
-    value: object = ()
-    for _ in range(60):
-        value = value, value
-    return value
 
 
 @pytest.mark.parametrize(

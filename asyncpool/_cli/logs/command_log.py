@@ -27,9 +27,9 @@ class CommandLog(logging.StreamHandler[TextIO]):
     """Prints records to stderr, and what workers print.
 
     From :meth:`start_over` until a worker was ready, it does not show crashes of code that cannot
-    be loaded: the message at the end of the command has the reason.  If a warning comes again and again, it shows
-    the first few, and then how many there were: an application whose clients leave while it writes
-    makes thousands in a second.
+    be loaded: the message at the end of the command has the reason.  If a warning comes again and
+    again, it shows the first few, and then how many there were: an application whose clients leave
+    while it writes makes thousands in a second.
 
     Args:
         json: Whether each record is a line of JSON, rather than text.

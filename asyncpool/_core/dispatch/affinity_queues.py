@@ -118,9 +118,8 @@ class AffinityQueues:
         present = self.open.pop(bucket, None)
         if present is not None:
             entries += present.entries()
-        entries.sort(
-            key=lambda entry: entry.job
-        )  # by age: jobs are numbered as they come
+        # By age: jobs are numbered as they come.
+        entries.sort(key=lambda entry: entry.job)
         back = {entry.job: entry.traits for entry in entries if entry.priority is None}
         for entry in entries:
             if entry.priority is not None:

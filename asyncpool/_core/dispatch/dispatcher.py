@@ -191,8 +191,7 @@ class Dispatcher:
             if own_queue is not None:
                 jobs = self._take_from_both(own_queue, in_flight)
                 if own_queue:
-                    self._with_free_lane.pop(slot, None)
-                    self._with_time_left.pop(slot, None)
+                    self.exclude(slot)
                     return jobs
         if queue.others:
             jobs += self._take_in_turn(in_flight)

@@ -59,12 +59,13 @@ def write_options(options: JobOptions, now: float | None = None) -> dict[str, An
     return told
 
 
-def read_options(told: Any, keeper: Keeper) -> JobOptions:
+def read_options(told: Any, keeper: Keeper, codec: Any = None) -> JobOptions:
     """Return the options of jobs, of which :func:`write_options` has told.
 
     Args:
         told: What it has returned.
         keeper: The agent's own, for jobs with a lease.
+        codec: What serializes them there.
 
     Raises:
         ProtocolError: If it has returned no such thing.
@@ -79,18 +80,25 @@ def read_options(told: Any, keeper: Keeper) -> JobOptions:
         prefetch=about.get("prefetch", 1),
         bound=_bound(_whole("session", about.get("session"))),
         lease=(keeper, 0) if about.get("leased") else None,
+        codec=codec,
     )
 
 
-def read_call(told: Any, now: float) -> JobOptions:
-    """Return the options of a call that its client does not watch; *now* is the agent's time.
+def read_call(told: Any, now: float, codec: Any = None) -> JobOptions:
+    """Return the options of a call that its client does not watch.
+
+    Args:
+        told: What :func:`write_options` has returned.
+        now: The agent's time.
+        codec: What serializes the call there.
 
     Raises:
         ProtocolError: If :func:`write_options` has returned no such thing for such a call.
         ValueError: If a value is out of range.
         TypeError: If a value has the wrong type.
     """
-    return JobOptions(limits=_limits(_checked(told, _NAMES - _OF_JOBS), now))
+    limits = _limits(_checked(told, _NAMES - _OF_JOBS), now)
+    return JobOptions(limits=limits, codec=codec)
 
 
 def _checked(told: Any, names: frozenset[str]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -167,7 +166,7 @@ class Answers:
         if told is not None:
             function = self._functions.named(told["name"], b64decode(told["reference"]))
             on_restart = PackedCall(function, b64decode(told["call"]))
-            options = replace(_read_call(told), codec=self._functions)
+            options = _read_call(told, self._functions)
         worker = await self._supervisor.sessions.take(
             about["timeout"], on_restart, options
         )
@@ -185,8 +184,8 @@ class Answers:
         return pack_results(results), {}
 
 
-def _read_call(about: dict[str, Any]) -> JobOptions:
-    return read_call(about["options"], asyncio.get_running_loop().time())
+def _read_call(about: dict[str, Any], codec: Any = None) -> JobOptions:
+    return read_call(about["options"], asyncio.get_running_loop().time(), codec)
 
 
 def _size(workers: list[int]) -> int | tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from asyncpool._core.pickling.functions import Function, FunctionCache
 from asyncpool._core.policies.job_options import JobOptions
@@ -47,10 +46,10 @@ class ClientCalls:
             ValueError: If a value is out of range.
             TypeError: If a value has the wrong type.
         """
-        options = read_options(json.loads(message.payload), self._keeper)
+        told, codec = json.loads(message.payload), self._relay.functions
+        options = read_options(told, self._keeper, codec)
         if options.via not in JOB_TYPES:
             raise ProtocolError(f"the client sent a job for {options.via!r}")
-        options = replace(options, codec=self._relay.functions)
         self._options.add(message.options, options)
 
     def on_details(self, message: Message) -> None:

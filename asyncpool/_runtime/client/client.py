@@ -254,7 +254,7 @@ class Client:
     ) -> dict[int, Any]:
         """Have every worker of all agents make a call; see :meth:`asyncpool.Pool.broadcast`."""
         check_broadcast(options)
-        self.usual_nodes()
+        self.usual_nodes()  # refuses the call if there are none, before it is pickled
         serializer = serializer_of(self._data, function, options)
         call = (function, args, kwargs)
         payload = await pack_broadcast(

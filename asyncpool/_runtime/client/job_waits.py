@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.job_errors import timeout_error
+from asyncpool._runtime.state.job_errors import expire
 from asyncpool._runtime.state.registry import JobRegistry
 
 
@@ -74,6 +74,5 @@ class JobWaits:
         self._client.drop(job)
         if job._slot is not None:  # an agent has it, and has not begun it
             self._client.registry.unassign(job)
-        job._exceeded = job._limits.exceeded(self._loop.time(), running=False)
-        self._client.registry.fail(job, timeout_error(job))
+        self._client.registry.fail(job, expire(job, self._loop.time()))
         self._look()

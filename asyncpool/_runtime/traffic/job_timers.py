@@ -13,7 +13,7 @@ from typing import Any
 from asyncpool._runtime.job.deadline_timer import DeadlineTimer
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
-from asyncpool._runtime.state.job_errors import expire, timeout_error
+from asyncpool._runtime.state.job_errors import expire
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.traffic.job_control import JobControl
@@ -55,8 +55,7 @@ class JobTimers:
         now = self._time()
         until = limits.queue_end(now)
         if until is not None and until <= now:
-            job._exceeded = limits.exceeded(now, running=False)
-            self._state.registry.fail(job, timeout_error(job))
+            self._state.registry.fail(job, expire(job, now))
             return False
         self._timer.watch(job.id, until)
         return True
