@@ -302,6 +302,17 @@ ANY_EVENT = st.one_of(
 )
 
 
+def test_an_attempt_ends_in_the_slot_where_it_was_shown() -> None:
+    """Although another one has begun elsewhere, and nobody has heard of the end of the first."""
+    it = book()
+    hear(it, queued(), started(slot=0))
+    it.look(10.0)
+    hear(it, started(slot=1), queued(at=11.0))
+    (job,) = shown(it).of_job(1)
+    assert (job.track, job.begin, job.end) == (TRACK_0, 2_000_000, 11_000_000)
+    assert job.args["outcome"] == "given back"
+
+
 @given(st.lists(ANY_EVENT, max_size=40), st.integers(1, 3))
 def test_the_slices_of_a_track_nest_for_any_order_of_events(
     events: list[JobEvent | TakenOver | float], concurrency: int

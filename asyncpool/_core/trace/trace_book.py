@@ -36,6 +36,7 @@ _MICRO = 1e6
 class _Shown(NamedTuple):
     """Where an attempt stands in the trace that is not over."""
 
+    slot: int
     lane: int
     begin: int
 
@@ -176,18 +177,19 @@ class TraceBook:
         begin = max(queued, int(started.at * _MICRO))
         lane, begin = (self._lanes.get(slot) or self._add_lanes(slot)).take(begin)
         self._add_track(slot, lane)
-        self._shown[job] = _Shown(lane, begin)
+        self._shown[job] = _Shown(slot, lane, begin)
         details = f'"attempt":{started.attempt},"worker":{self._pids.get(slot, 0)}'
         function = self._names.find(started.function)
         make, track = self._at(slot, lane)
         self.lines.append(make.begun(job, track, function, begin, details))
 
     def _end_shown(self, started: JobStarted, end: int, outcome: str) -> int:
-        lane, begin = self._shown.pop(started.job_id)
+        # Where it was shown: its slot now is another one if the end of an attempt was not heard.
+        slot, lane, begin = self._shown.pop(started.job_id)
         end = max(end, begin + 1)
-        self._lanes[started.slot].give_back(lane, end)
+        self._lanes[slot].give_back(lane, end)
         function = self._names.find(started.function)
-        make, track = self._at(started.slot, lane)
+        make, track = self._at(slot, lane)
         details = f'"outcome":"{outcome}"'
         self.lines.append(make.ended(track, function, end, details))
         return end
