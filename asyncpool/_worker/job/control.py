@@ -40,6 +40,7 @@ from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.job_ending.lease_fences import LeaseFences
 from asyncpool._worker.job_ending.live_stacks import live_stacks
+from asyncpool._worker.process.threads import start_thread
 from asyncpool._worker.profile.sampler import Sampler
 from asyncpool.errors import ProtocolError
 
@@ -144,7 +145,7 @@ class Control:
         _thread._excepthook = self._report_thread  # noqa: SLF001
         if "threading" in sys.modules:
             vars(sys.modules["threading"])["excepthook"] = self._report_thread
-        _thread.start_new_thread(self._watch, ())
+        start_thread(self._watch)
 
     def send(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
         """Send a frame; if the pool is gone, the watching thread acts on that."""

@@ -9,10 +9,11 @@ then looks at the clock.  The thread here looks at the clock, and then whether t
 
 from __future__ import annotations
 
-from _thread import TIMEOUT_MAX, allocate_lock, start_new_thread
+from _thread import TIMEOUT_MAX, allocate_lock
 from time import monotonic
 
 from asyncpool._worker.job_ending.job_claims import JobClaims
+from asyncpool._worker.process.threads import start_thread
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class LeaseFences:
         self._until: dict[int, float] = {}
         self._bell = allocate_lock()
         self._bell.acquire()
-        start_new_thread(self._watch, ())
+        start_thread(self._watch)
 
     def put(self, sequence: int, until: float) -> None:
         """Let the job with the number *sequence* run until then, and forget the time before."""

@@ -19,6 +19,7 @@ from asyncpool._core.profile.profile_messages import (
 )
 from asyncpool._core.profile.sampling_times import SamplingTimes
 from asyncpool._core.profile.stack_counts import NO_JOB, StackCounts
+from asyncpool._worker.process.threads import start_thread
 from asyncpool._worker.profile.stack_reader import StackReader
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -97,7 +98,7 @@ class Sampler:
         Raises:
             RuntimeError: If no thread can be started.
         """
-        _thread.start_new_thread(self._run, ())
+        start_thread(self._run)
 
     def stop(self) -> None:
         """End, and send nothing more."""
