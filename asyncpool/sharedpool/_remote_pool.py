@@ -247,7 +247,7 @@ class RemotePool(Orders, JobsListened, Caller):
     ) -> dict[int, Any]:
         if not callable(fn):
             raise not_callable("broadcast", fn)
-        return await self._open().broadcast(fn, args, kwargs, options)
+        return await self._open().broadcasts.broadcast(fn, args, kwargs, options)
 
     def _listening(self) -> None:
         if not self._life.listened:

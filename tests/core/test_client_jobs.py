@@ -31,6 +31,29 @@ def test_a_suspected_agent_gets_nothing_until_it_is_heard_again() -> None:
     assert client.trust(0) == []
 
 
+def test_an_agent_gets_nothing_before_it_is_ready() -> None:
+    client = ClientJobs()
+    assert client.submit(1, key=None, priority=0) is None
+    assert client.submit(2, key=7, priority=0) is None
+    assert client.join(0, 2, is_ready=False) == []
+    assert client.refill(0) == []
+    client.suspect(0)
+    assert client.trust(0) == []
+    assert client.submit(3, key=None, priority=0) is None
+    assert client.ready(0) == [1, 2]
+    client.ended(0, 1)
+    assert client.refill(0) == [3]
+
+
+def test_one_that_is_ready_and_suspected_gets_nothing() -> None:
+    client = ClientJobs()
+    client.join(0, 2, is_ready=False)
+    client.suspect(0)
+    client.submit(1, key=None, priority=0)
+    assert client.ready(0) == []
+    assert client.trust(0) == [1]
+
+
 def test_jobs_with_a_key_stay_together_and_priorities_count() -> None:
     client = ClientJobs()
     client.join(0, 4)

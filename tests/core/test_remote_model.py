@@ -74,6 +74,7 @@ class RemoteModel(RuleBasedStateMachine):
         self.agents: dict[int, ModelAgent] = {}
         self.links: dict[int, ReliableLink] = {}
         self.signs: dict[int, SignsOfLife] = {}
+        self.unready: set[int] = set()
         # What is on its way: the agent, whether it goes to the agent, and the batch.
         self.network: list[tuple[int, bool, bytes]] = []
 
@@ -88,7 +89,7 @@ class RemoteModel(RuleBasedStateMachine):
     def add_agent(self) -> None:
         self.join()
 
-    def join(self) -> None:
+    def join(self, *, is_ready: bool = True) -> None:
         number = len(self.agents)
         jobs = AgentJobs(credits=CREDITS, most_clients=4, lease=LEASE)
         session = jobs.open(self.now)
@@ -96,7 +97,23 @@ class RemoteModel(RuleBasedStateMachine):
         self.agents[number] = ModelAgent(number, session, jobs, ReliableLink(session))
         self.links[number] = ReliableLink(session)
         self.signs[number] = SignsOfLife(lease=LEASE, patience=PATIENCE, now=self.now)
-        self.send(number, self.client.join(number, CREDITS))
+        if not is_ready:
+            self.unready.add(number)
+        self.send(number, self.client.join(number, CREDITS, is_ready=is_ready))
+
+    @precondition(lambda self: len(self.links) < 3)
+    @rule()
+    def add_agent_that_is_not_ready(self) -> None:
+        self.join(is_ready=False)
+
+    @rule(at=INDEX)
+    def become_ready(self, at: int) -> None:
+        self.make_ready(self.pick(at).number)
+
+    def make_ready(self, number: int) -> None:
+        self.unready.discard(number)
+        if number in self.links:
+            self.send(number, self.client.ready(number))
 
     @rule(at=INDEX, most=st.integers(1, CREDITS + 1))
     def allow(self, at: int, most: int) -> None:
@@ -286,6 +303,7 @@ class RemoteModel(RuleBasedStateMachine):
             agent.link.put(MESSAGE.pack(kind, number))
 
     def send(self, agent: int, numbers: list[int]) -> None:
+        assert not numbers or agent not in self.unready
         for number in numbers:
             self.links[agent].put(MESSAGE.pack(JOB, number))
 
@@ -335,6 +353,8 @@ class RemoteModel(RuleBasedStateMachine):
         """Let the network be well: then each job is settled, and nothing outlives the client."""
         self.network.clear()
         self.add_agent_at_last()
+        for number in [*self.unready]:
+            self.make_ready(number)
         for _ in range(20 * (len(self.jobs) + 2)):
             if all(job.settled for job in self.jobs.values()):
                 break

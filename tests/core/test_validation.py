@@ -45,6 +45,11 @@ FOUND = "of.a.module:attribute"
             "n must be a number of seconds or None, not '2'",
         ),
         (
+            lambda: check_type("n", -(10**400), SECONDS),
+            ValueError,
+            "n must be a number of seconds, and this int is too large for one",
+        ),
+        (
             lambda: check_types(SimpleNamespace(a=1, b=2), {"a": INT, "b": TEXT}),
             TypeError,
             "b must be a str, not 2",
@@ -92,6 +97,7 @@ def test_what_is_wrong_is_told(
 def test_what_is_right_is_taken() -> None:
     check_types(SimpleNamespace(a=1.5, b=3), {"a": SECONDS, "b": SECONDS})
     check_type("n", None, or_none(INT))
+    check_type("n", 10**300, SECONDS)
     check_function("n", print)
     check_function("n", FOUND)
     assert several("n", (n for n in range(3)), "numbers") == (0, 1, 2)

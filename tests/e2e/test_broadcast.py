@@ -7,7 +7,6 @@ import functools
 import os
 import pickle
 import signal
-import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,8 +31,9 @@ from tests.helpers.clusters import come_true
 from tests.helpers.gate import Gate
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, idle, kill_worker, next_of, until
+from tests.helpers.values import Slow
 
 pytestmark = BOTH_LOOPS
 
@@ -140,39 +140,25 @@ async def test_a_busy_worker_runs_it_after_its_job_and_before_any_other() -> Non
         await asyncio.gather(held, *broadcasts)
 
 
-class Slow:
-    """A text that takes its time to be pickled."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.begun, self.go_on = threading.Event(), threading.Event()
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        self.begun.set()
-        assert self.go_on.wait(PATIENCE)
-        return str, (self.text,)
-
-
 @pytest.mark.parametrize("gives_up", [False, True])
 async def test_they_come_in_their_order_though_the_first_takes_longer_to_be_pickled(
     *, gives_up: bool
 ) -> None:
     async with patience(), Pool(1) as pool:
         await idle(pool)
-        slow = [Slow("a"), Slow("b"), Slow("c")]
-        tasks = []
-        for value in slow:
-            tasks.append(asyncio.create_task(pool.broadcast(jobs.configure, value)))
-            await come_true(value.begun.is_set)
-        for value in reversed(slow[1:]):
-            value.go_on.set()
-            for _ in range(1000):  # it would overtake the first one now
-                await asyncio.sleep(0)
+        slow, quick = Slow("a"), ["b", "c"]
+        tasks = [
+            asyncio.create_task(pool.broadcast(jobs.configure, value))
+            for value in (slow, *quick)
+        ]
+        await come_true(slow.begun.is_set)
+        for _ in range(1000):  # the others would overtake it now
+            await asyncio.sleep(0)
         assert pool.stats().submitted == 0
         if gives_up:
             tasks[1].cancel()
             await asyncio.wait(tasks[1:2])
-        slow[0].go_on.set()
+        slow.go_on.set()
         await asyncio.wait(tasks)
         expected = ["a", "c"] if gives_up else ["a", "b", "c"]
         assert await histories(pool) == [expected]

@@ -230,7 +230,9 @@ async def test_of_the_call_that_restores_a_session(tmp_path: Path) -> None:
 async def test_of_a_broadcast(tmp_path: Path) -> None:
     async with ends(tmp_path) as (pool, _, client, gate):
         given = values_for("broadcast")
-        call = client.broadcast(jobs.wait_at, (gate.path,), {}, options_with(given))
+        call = client.broadcasts.broadcast(
+            jobs.wait_at, (gate.path,), {}, options_with(given)
+        )
         task = asyncio.create_task(call)
         visitor = await gate.visitor()
         assert_told(options_in(pool), "broadcast", given)

@@ -52,7 +52,11 @@ async def failures(
     async with patience(), Gate() as gate, Pool(1) as pool:
         await idle(pool)
         local = await fail(pool, pool, gate)
-    async with Gate() as gate, pool_and_client(tmp_path, workers=1) as (pool, client):
+    async with (
+        patience(),
+        Gate() as gate,
+        pool_and_client(tmp_path, workers=1) as (pool, client),
+    ):
         await idle(pool)
         return local, await fail(client, pool, gate)
 

@@ -63,9 +63,11 @@ async def test_a_map_takes_a_chunksize(tmp_path: Path) -> None:
     async with patience(), shared(tmp_path, workers=1) as pool:
         view = pool.map(jobs.square, range(300), chunksize=100, buffersize=400)
         assert await view == squares
-        assert (await pool.stats()).completed == 3
+        # One more each time if the first 256 items take longer to be drawn than one turn may.
+        first = (await pool.stats()).completed
+        assert first in {3, 4}
         assert await asyncio.to_thread(executed, tmp_path / "pool.sock") == squares
-        assert (await pool.stats()).completed == 6
+        assert (await pool.stats()).completed - first in {3, 4}
 
 
 async def test_a_crash_has_the_clients_number_of_its_job(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from asyncpool._runtime.remote.carrier import (
 from asyncpool.ray._node_orders import NodeOrders
 from asyncpool.sharedpool._remote_pool import RemotePool
 from tests.helpers.carriers import Network
-from tests.helpers.inside import agent_of
+from tests.helpers.inside import agent_of, client_of
 
 __all__ = ["NodesPool", "join", "nodes_pool", "two_nodes"]
 
@@ -78,8 +78,22 @@ class NodesPool(NodeOrders, RemotePool):
         await self._start()
 
     async def _reach(self, client: Client) -> None:
+        client.nodes.expected = True  # as nodes of a cluster are
         for agent, network in zip(self._agents, self.networks, strict=True):
             await join(client, agent, network)
+
+    @asynccontextmanager
+    async def with_another(self, pool: Pool) -> AsyncGenerator[Agent]:
+        """Use a node more, with that pool."""
+        number = len(self._agents)
+        agent, network = agent_of(pool, f"node-{number}", LEASE), Network(number, 0.0)
+        self._agents.append(agent)
+        self.networks.append(network)
+        try:
+            await join(client_of(self), agent, network)
+            yield agent
+        finally:
+            agent.close()
 
 
 @asynccontextmanager

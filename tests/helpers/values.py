@@ -8,7 +8,27 @@ import threading
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from tests.helpers.patience import PATIENCE
+
 __all__: list[str] = []
+
+
+class Slow:
+    """A text that takes its time to be pickled.
+
+    Attributes:
+        begun: Is set when somebody pickles it.
+        go_on: Lets that end.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        self.begun.set()
+        assert self.go_on.wait(PATIENCE)
+        return str, (self.text,)
 
 
 class NeedsTwoError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -30,7 +31,8 @@ def late(limit: Any) -> JobTimeoutError:
 
 
 def read(answer: object) -> dict[int, Any]:
-    return read_broadcast([(10, answer)], "f", LIMITS, PICKLE)
+    numbers = itertools.count(7)
+    return read_broadcast([(10, answer)], "f", LIMITS, PICKLE, numbers.__next__)
 
 
 def test_a_limit_has_the_value_that_the_caller_has_set() -> None:
@@ -40,8 +42,9 @@ def test_a_limit_has_the_value_that_the_caller_has_set() -> None:
     assert isinstance(first, JobTimeoutError)
     assert isinstance(second, JobTimeoutError)
     assert (first.seconds, second.seconds) == (100.0, 5.0)
-    assert (first.job_id, first.attempt, first.stack) == (3, 1, "somewhere")
-    assert str(first).startswith("job 3 (f) missed its deadline, in attempt 1")
+    assert (first.attempt, first.stack) == (1, "somewhere")
+    assert str(first).startswith("job 7 (f) missed its deadline, in attempt 1")
+    assert (first.job_id, second.job_id) == (7, 8)
 
 
 @pytest.mark.parametrize(

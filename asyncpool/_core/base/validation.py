@@ -6,6 +6,7 @@ Workers import this with the targets of clusters, so it is light; see records.py
 from __future__ import annotations
 
 from collections.abc import Iterable
+from sys import float_info
 
 TYPE_CHECKING = False  # see records.py
 if TYPE_CHECKING:
@@ -37,11 +38,14 @@ def check_type(name: str, value: object, expected: ArgumentType) -> None:
 
     Raises:
         TypeError: If it has another type, or is a bool in place of a number.
+        ValueError: If it is an int beyond every float, in place of a number.
     """
     types, words = expected
     is_no_number = isinstance(value, bool) and int in types and bool not in types
     if is_no_number or not isinstance(value, types):
         raise TypeError(f"{name} must be {words}, not {value!r}")
+    if isinstance(value, int) and float in types and abs(value) > float_info.max:
+        raise ValueError(f"{name} must be {words}, and this int is too large for one")
 
 
 def check_types(record: object, expected: Mapping[str, ArgumentType]) -> None:
@@ -49,6 +53,7 @@ def check_types(record: object, expected: Mapping[str, ArgumentType]) -> None:
 
     Raises:
         TypeError: If one has another type.
+        ValueError: If one is an int beyond every float, in place of a number.
     """
     for name, each in expected.items():
         check_type(name, getattr(record, name), each)

@@ -62,6 +62,11 @@ class StartBroadcasts:
         """The name and the pickled call of each, in the order of the broadcasts."""
         return tuple((one.name, one.payload) for one in self._broadcasts)
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The number of each, in their order."""
+        return tuple(one.number for one in self._broadcasts)
+
     def check(self, new: Broadcast, under_way: Iterable[Broadcast]) -> None:
         """Check that there is room for *new* and for the broadcasts that are *under way*.
 

@@ -41,14 +41,15 @@ class LostJob(NamedTuple):
 
 
 class _Agent:
-    __slots__ = ("begun", "calls", "credits", "in_flight", "suspected")
+    __slots__ = ("begun", "calls", "credits", "in_flight", "is_ready", "suspected")
 
-    def __init__(self, credits: int) -> None:  # noqa: A002 - as the messages call it
+    def __init__(self, credits: int, is_ready: bool) -> None:  # noqa: A002, FBT001
         self.credits = credits
         self.in_flight = InFlight(credits)
         self.begun: set[int] = set()
         self.calls: dict[int, None] = {}  # for workers that the agent has lent
         self.suspected = False
+        self.is_ready = is_ready
 
 
 class ClientJobs:
@@ -110,18 +111,31 @@ class ClientJobs:
         self._agents[agent].calls[job] = None
         self._agent_of[job] = agent
 
-    def join(self, agent: int, credits: int, most: int = MAX_CREDITS) -> list[int]:  # noqa: A002
+    def join(
+        self,
+        agent: int,
+        credits: int,  # noqa: A002
+        most: int = MAX_CREDITS,
+        *,
+        is_ready: bool = True,
+    ) -> list[int]:
         """Add *agent*, a number that none had before, and return the jobs that it gets.
 
         Args:
             agent: The agent.
             credits: How many jobs it takes.
             most: How many of them it gets for now; see :meth:`allow`.
+            is_ready: Whether it may have jobs already; see :meth:`ready`.
         """
-        self._agents[agent] = _Agent(max(1, min(credits, MAX_CREDITS)))
+        self._agents[agent] = _Agent(max(1, min(credits, MAX_CREDITS)), is_ready)
         self.allow(agent, most)
         moved = self._assign_buckets()
         return [*moved.get(agent, ()), *self.refill(agent)]
+
+    def ready(self, agent: int) -> list[int]:
+        """Return the jobs that *agent* gets, which was not ready when it joined."""
+        self._agents[agent].is_ready = True
+        return self.refill(agent)
 
     def began(self, agent: int, jobs: Iterable[int]) -> list[int]:
         """Record that *agent* gives *jobs* to its pool; return those that it has."""
@@ -147,7 +161,7 @@ class ClientJobs:
     def refill(self, agent: int) -> list[int]:
         """Return the jobs that *agent* gets now."""
         known = self._agents[agent]
-        if known.suspected:
+        if known.suspected or not known.is_ready:
             return []
         jobs = self._dispatcher.refill(agent, known.in_flight)
         for job in jobs:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.placement.broadcasts import Broadcast
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.reliable_link import MAX_PAYLOAD
 from asyncpool._core.remote.remote_functions import RemoteFunctionTable
 from asyncpool._core.remote.remote_messages import Kind, Message
-from asyncpool._core.remote.remote_options import write_options
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.client.client_broadcasts import ClientBroadcasts
 from asyncpool._runtime.client.client_holds import ClientHolds
 from asyncpool._runtime.client.client_sessions import ClientSessions, packed_call
 from asyncpool._runtime.client.job_ends import JobEnds
@@ -31,13 +30,7 @@ from asyncpool._runtime.client.submissions import Submissions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.monitoring.job_watch import JobWatch
-from asyncpool._runtime.remote.broadcast_answers import read_broadcast
 from asyncpool._runtime.state.registry import JobRegistry
-from asyncpool._runtime.traffic.broadcast_calls import (
-    check_broadcast,
-    pack_broadcast,
-    serializer_of,
-)
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import load_item
 from asyncpool.errors import PoolClosedError
@@ -58,6 +51,7 @@ class Client:
         registry: The jobs that are open.
         nodes: The agents.
         sessions: The workers that belong to this client.
+        broadcasts: Calls that every worker of all agents makes.
         traffic: Submits jobs.
         threads: Pickle and copy large objects.
         draining: What keeps it open.
@@ -92,6 +86,7 @@ class Client:
         self.draining = ClientHolds(self.registry)
         self._questions = Questions(self._flush_soon)
         self.sessions = ClientSessions(self, self._questions)
+        self.broadcasts = ClientBroadcasts(self, self._questions, self.threads, data)
         self.leases = self.registry.leases
         self.leases.fence = self._fence
         self.ends = JobEnds(
@@ -123,11 +118,6 @@ class Client:
     def max_payload(self) -> int:
         """The most bytes of a result."""
         return min((node.max_payload for node in self.nodes), default=MAX_PAYLOAD)
-
-    @property
-    def broadcasts(self) -> Client:
-        """Itself: it asks for broadcasts."""
-        return self
 
     @property
     def admission(self) -> Submissions:
@@ -240,36 +230,23 @@ class Client:
         """Hear that an agent is gone."""
         self.figures.lost(node)
 
-    def on_join(self, node: Node) -> None:
-        """Hear that there is another agent."""
+    def on_join(self, node: Node) -> bool:
+        """Hear that there is another agent; return whether it may have jobs at once."""
         if self._listens:
             self._questions.send(node, "events")
+        return self.broadcasts.on_join(node)
 
-    async def broadcast(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        """Have every worker of all agents make a call; see :meth:`asyncpool.Pool.broadcast`."""
-        check_broadcast(options)
-        self.usual_nodes()  # refuses the call if there are none, before it is pickled
-        serializer = serializer_of(self._data, function, options)
-        call = (function, args, kwargs)
-        payload = await pack_broadcast(
-            self.threads, self._data, call, options, abroad=True
-        )
-        called, nodes = Broadcast.of(0, function, b""), self.usual_nodes()
-        about = {
-            "name": called.name,
-            "line": called.line,
-            "options": write_options(options, self._loop.time()),
-        }
-        asked = [self.ask("broadcast", payload, at=node, **about) for node in nodes]
-        found = zip(nodes, await asyncio.gather(*asked), strict=True)
-        answers = [(node.first_slot, answer) for node, answer in found]
-        return read_broadcast(answers, called.name, options.limits, serializer)
+    def on_ready(self, node: Node) -> None:
+        """Hear that an agent that has joined may have jobs."""
+        self.nodes.ready(node)
+
+    def on_unfit(self, node: Node) -> None:
+        """Hear that an agent that has joined may have none."""
+        self.nodes.lose(node)
+
+    def next_id(self) -> int:
+        """Return the number of the next job."""
+        return self.registry.next_id()
 
     # The end.
 
@@ -293,6 +270,8 @@ class Client:
             if which == "running" and not self.is_running(job):
                 self.drop(job)
                 self.registry.fail(job, PoolClosedError())
+        if which == "running":
+            self.broadcasts.give_up()
         self.draining.look()
         await self.draining.drain()
 

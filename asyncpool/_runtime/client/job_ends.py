@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -72,11 +73,20 @@ class JobEnds:
 
     # What agents say.
 
-    def on_end(self, job: Job[Any], message: Message) -> None:
-        """Settle a job with its outcome, or try it again."""
+    def on_end(self, job: Job[Any], message: Message, first_slot: int) -> None:
+        """Settle a job with its outcome, or try it again.
+
+        Args:
+            job: The job.
+            message: What its agent says.
+            first_slot: What is added to the slots of the agent's workers.
+
+        Raises:
+            ProtocolError: If it cannot be read.
+        """
         job._slot = None
         if message.kind is Kind.FAILED:
-            self._on_failed(job, load_own(message.payload))
+            self._on_failed(job, load_own(message.payload), first_slot)
         elif message.kind is Kind.DROPPED:
             # The agent's pool has dropped it, though nobody here has asked for that.
             why = PoolClosedError("the shared pool was closed before the job was done")
@@ -99,11 +109,14 @@ class JobEnds:
             self._again(job)
         self._idle()
 
-    def _on_failed(self, job: Job[Any], error: object) -> None:
+    def _on_failed(self, job: Job[Any], error: object, first_slot: int) -> None:
         """Decide about a job that the agent's pool has failed."""
         if isinstance(error, WorkerCrashedError):
             # The agent's pool has numbers of its own, also for the jobs beside this one.
-            job._crashes += tuple(with_job(job, one, ()) for one in error.crashes)
+            job._crashes += tuple(
+                with_job(job, replace(one, slot=first_slot + one.slot), ())
+                for one in error.crashes
+            )
             if self._may_go_on(job, error.kind):
                 self._try_again(job, crash_error(job, error.delivery))
                 self._again(job)

@@ -27,7 +27,7 @@ from asyncpool._runtime.remote import found_items
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool.enums import Delivery
 from asyncpool.errors import ProtocolError
-from asyncpool.events import Event
+from asyncpool.events import Crash, Event
 
 _ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
 _MAY_BE_LENT = frozenset((Kind.VALUE, Kind.ITEM))
@@ -63,8 +63,8 @@ class NodeOwner(Protocol):
         """Take a job out of the queue, or off its agent."""
         ...
 
-    def on_join(self, node: Node) -> None:
-        """Hear that there is another agent."""
+    def on_join(self, node: Node) -> bool:
+        """Hear that there is another agent; return whether it may have jobs at once."""
         ...
 
     def on_lost(self, node: Node) -> None:
@@ -127,7 +127,7 @@ class NodeNews:
         try:
             if self._client.hub.watched:
                 self._note_attempt(node, job, message)
-            self._client.ends.on_end(job, message)
+            self._client.ends.on_end(job, message, node.first_slot)
         except BaseException as error:
             # The agent is lost for that, and its jobs with it, of which this is none any more.
             if not job.done():
@@ -213,7 +213,16 @@ class NodeNews:
         event: Any = load_own(message.payload)
         if not isinstance(event, Event):
             raise ProtocolError(f"an agent told of {kind_of(event)} as an event")
-        slot = getattr(event, "slot", None)
-        if node.first_slot and slot is not None:
-            event = replace(event, slot=node.first_slot + slot)
-        self._client.hub.publish(event)
+        self._client.hub.publish(_moved(event, node.first_slot))
+
+
+def _moved(event: Event, first_slot: int) -> Event:
+    """Return *event* with the number that its slot has at the client."""
+    told: Any = event
+    changes: dict[str, Any] = {}
+    if getattr(told, "slot", None) is not None:
+        changes["slot"] = first_slot + told.slot
+    crash: Crash | None = getattr(told, "crash", None)
+    if crash is not None:
+        changes["crash"] = replace(crash, slot=first_slot + crash.slot)
+    return replace(told, **changes) if first_slot and changes else event

@@ -119,14 +119,21 @@ class Nodes:
         node = self._nodes[number] = Node(number, carrier, about, signs)
         carrier.allow(MAX_PIECE)
         carrier.on_bytes = partial(self._on_bytes, node)
-        carrier.on_gone = partial(self._lose, node)
+        carrier.on_gone = partial(self.lose, node)
         self._beat_every = min(self._beat_every, beat_every(lease))
         self._beat.set_by(now + self._beat_every)
-        self._client.on_join(node)
-        self.send(number, self._jobs.join(number, node.credits, self._most(node, now)))
+        is_ready = self._client.on_join(node)
+        most = self._most(node, now)
+        jobs = self._jobs.join(number, node.credits, most, is_ready=is_ready)
+        self.send(number, jobs)
         if self._are_several and not were_several:
             for each in [*self._nodes.values()]:
                 self._refill(each, now)
+
+    def ready(self, node: Node) -> None:
+        """Hear that an agent may have jobs that was not ready when it joined."""
+        if node.number in self._nodes:
+            self.send(node.number, self._jobs.ready(node.number))
 
     @property
     def _are_several(self) -> bool:
@@ -172,7 +179,8 @@ class Nodes:
         node.carrier.on_gone = _nothing
         node.carrier.abort()  # what is not sent by now is about jobs that are over
 
-    def _lose(self, node: Node) -> None:
+    def lose(self, node: Node) -> None:
+        """Leave an agent that is gone, or of no use, and find what becomes of its jobs."""
         if node.number not in self._nodes:
             return
         self._leave(node)
@@ -222,7 +230,7 @@ class Nodes:
             node.signs.held_up(late)
             trust = node.signs.trust(now)
             if trust is Trust.LOST:
-                self._lose(node)
+                self.lose(node)
                 continue
             if trust is Trust.SUSPECTED:
                 self._jobs.suspect(node.number)
@@ -333,7 +341,7 @@ class Nodes:
             for packed in node.link.receive(batch):
                 self._news.on_message(node, Message.unpack(packed))
         except ProtocolError:
-            self._lose(node)
+            self.lose(node)
             return
         if node.number in self._nodes:
             self._refill(node, now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from asyncpool._core.pickling.serializers import Serializer
@@ -15,7 +17,11 @@ from asyncpool.errors import (
     BroadcastError,
     JobTimeoutError,
     ProtocolError,
+    WorkerCrashedError,
 )
+
+# The first slot of an agent, and what it has answered.
+Answer = tuple[int, object]
 
 
 def pack_results(results: dict[int, Any]) -> dict[int, bytes]:
@@ -33,16 +39,24 @@ def pack_failure(error: BroadcastError) -> tuple[Any, Any]:
 
 
 def read_broadcast(
-    answers: list[tuple[int, object]],
+    answers: list[Answer],
     name: str,
     limits: JobLimits,
     serializer: Serializer,
+    next_id: Callable[[], int],
 ) -> dict[int, Any]:
-    """Return the result of each worker, by slot, of several agents, each with its first slot.
+    """Return the result of each worker, by slot.
+
+    Args:
+        answers: Those of the agents.
+        name: The function, as errors call it.
+        limits: Those of each call.
+        serializer: Loads the results.
+        next_id: Returns the number of a job of the client.  Agents have numbers of their own.
 
     Raises:
-        BroadcastError: If some of them have failed.
-        ProtocolError: If the answer is none.
+        BroadcastError: If some of the calls have failed.
+        ProtocolError: If an answer is none.
     """
     values: dict[int, Any] = {}
     failed: dict[int, BaseException] = {}
@@ -52,7 +66,8 @@ def read_broadcast(
                 for slot, it in results.items():
                     values[first + slot] = _value(serializer, it)
                 for slot, it in errors.items():
-                    failed[first + slot] = _error(serializer, limits, it)
+                    error = _error(serializer, it)
+                    failed[first + slot] = _as_own(error, limits, next_id, first)
             case _:
                 raise ProtocolError(
                     f"an agent answered a broadcast by {kind_of(answer)}"
@@ -66,27 +81,52 @@ def _value(serializer: Serializer, packed: bytes) -> Any:
     return serializer.load_value(load_parts(packed))
 
 
-def _error(serializer: Serializer, limits: JobLimits, found: object) -> BaseException:
+def _error(serializer: Serializer, found: object) -> BaseException:
     if isinstance(found, bytes):
         return serializer.load_error(found)
-    if isinstance(found, JobTimeoutError):
-        return _late(limits, found)
     if isinstance(found, AsyncPoolError):
         return found
     raise ProtocolError(f"an agent sent {kind_of(found)} as an error")
 
 
-def _late(limits: JobLimits, found: JobTimeoutError) -> JobTimeoutError:
+def _as_own(
+    error: BaseException, limits: JobLimits, next_id: Callable[[], int], first: int
+) -> BaseException:
+    """Return the error of a call as the client knows it."""
+    if isinstance(error, JobTimeoutError):
+        return _late(limits, error, next_id())
+    if isinstance(error, WorkerCrashedError):
+        return _crashed(error, next_id(), first)
+    return error
+
+
+def _late(limits: JobLimits, found: JobTimeoutError, job: int) -> JobTimeoutError:
     """Return the error with the limit as it was set here: the agent knows a deadline by its clock."""
     limit: object = found.limit  # as the agent says
     seconds = getattr(limits, limit) if isinstance(limit, TimeLimit) else None
     if seconds is None:
         raise ProtocolError("an agent sent a time limit that was not set")
     return JobTimeoutError(
-        job_id=found.job_id,
+        job_id=job,
         attempt=found.attempt,
         limit=found.limit,
         seconds=seconds,
         stack=found.stack,
         function=found.function,
+    )
+
+
+def _crashed(found: WorkerCrashedError, job: int, first: int) -> WorkerCrashedError:
+    """Return the error with the numbers that the job and the slot have here."""
+    crashes = tuple(
+        replace(
+            crash,
+            slot=first + crash.slot,
+            job_id=job if crash.job_id == found.job_id else None,
+            concurrent_jobs=(),
+        )
+        for crash in found.crashes
+    )
+    return type(found)(
+        job_id=job, crashes=crashes, delivery=found.delivery, function=found.function
     )

@@ -10,10 +10,9 @@ two ways.  An error reaches the caller while there is one, and only later fails 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +98,9 @@ class Broadcaster:
         self._remembered = StartBroadcasts(MAX_BROADCASTS)
         self._numbers = itertools.count(1)
         self._runs: list[_Run] = []
-        # Those of broadcasts that have not begun.
-        self._turns: list[asyncio.Future[None]] = []
+        # They begin in the order of the calls, however long one is pickled: the last call is
+        # the one whose effect all workers have in the end.
+        self._order = asyncio.Lock()
 
     def config(self) -> bytes:
         """Return the configuration for a worker that is started now, packed."""
@@ -124,11 +124,10 @@ class Broadcaster:
         check_broadcast(options)
         data = self._state.config.data
         serializer = serializer_of(data, function, options)
-        async with self._turn() as turn:
+        async with self._order:
             payload = await pack_broadcast(
                 self._threads, data, (function, args, kwargs), options
             )
-            await turn
             number = next(self._numbers)
             broadcast = Broadcast.of(number, function, payload)
             run = self._begin(broadcast, options, serializer)
@@ -143,8 +142,7 @@ class Broadcaster:
         serializer: Serializer,
     ) -> dict[int, Any]:
         """Do the same with a call that is pickled already; *line* is where *name* is defined."""
-        async with self._turn() as turn:
-            await turn
+        async with self._order:
             broadcast = Broadcast(next(self._numbers), name, line, payload)
             run = self._begin(broadcast, options, serializer)
         return await self._result(run)
@@ -157,26 +155,6 @@ class Broadcaster:
                 self._runs.remove(run)
             for call in list(run.calls.values()):
                 call.cancel()
-
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncGenerator[asyncio.Future[None], None]:
-        """Wait for a turn, in the order of the calls; the yielded future is done when it comes.
-
-        A thread may pickle a later, smaller call sooner.  The order matters, since the last
-        call is the one whose effect all workers have in the end.
-        """
-        turn: asyncio.Future[None] = self._state.loop.create_future()
-        self._turns.append(turn)
-        self._next_turn()
-        try:
-            yield turn
-        finally:
-            self._turns.remove(turn)
-            self._next_turn()
-
-    def _next_turn(self) -> None:
-        if self._turns and not self._turns[0].done():
-            self._turns[0].set_result(None)
 
     def _begin(
         self, broadcast: Broadcast, options: JobOptions, serializer: Serializer
