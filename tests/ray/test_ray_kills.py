@@ -15,7 +15,7 @@ from asyncpool import Job
 from asyncpool.enums import Delivery
 from asyncpool.errors import NodeLostError, PoolClosedError
 from asyncpool.ray import Pool
-from tests.helpers.jobs import sign, square
+from tests.helpers.jobs import configure, history, sign, square
 from tests.helpers.patience import patience
 from tests.helpers.ray_clusters import LocalNodes, agents, local_nodes, until
 
@@ -41,11 +41,13 @@ def sign_and_wait(path: str, number: int) -> int:
 async def test_nodes_come_and_go(cluster: LocalNodes) -> None:
     async with Pool(cluster.address, workers_per_node=1, resources={}) as pool:
         await agents(pool, 2)
+        await pool.broadcast(configure, "a")
         node = cluster.add()
         names = await agents(pool, 3)
         assert len(set(names)) == 3
-        pids = await pool.broadcast(os.getpid)
-        assert [slot // 10_000 for slot in sorted(pids)] == [0, 1, 2]
+        told = await pool.broadcast(history)
+        assert [slot // 10_000 for slot in sorted(told)] == [0, 1, 2]
+        assert [values for _, values in told.values()] == [["a"]] * 3
         cluster.kill(node)
         await agents(pool, 2)
         jobs = [pool.submit(square, n) for n in range(100)]
