@@ -223,20 +223,34 @@ class WorkerGoneError(AsyncPoolError):
         slot: The slot of the worker.
         pid: The process id of the worker.
         crash: How the worker died; ``None`` if the pool itself has ended it.
+        on_restart_failed: Whether the function failed that should have rebuilt the state.
     """
 
     slot: int
     pid: int
     crash: Crash | None
+    on_restart_failed: bool
 
-    def __init__(self, *, slot: int, pid: int, crash: Crash | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        slot: int,
+        pid: int,
+        crash: Crash | None = None,
+        on_restart_failed: bool = False,
+    ) -> None:
         end = f"worker {pid} in slot {slot} is gone" if crash is None else str(crash)
+        over = "the session that had it to itself is over"
+        if on_restart_failed:
+            text = f"{end}; {over}, since on_restart failed: begin another one"
+        else:
+            text = f"{end}; {over}: begin another one, or have on_restart rebuild its state"
         super().__init__(
-            f"{end}; the session that had it to itself is over: begin another one, or have "
-            "on_restart rebuild its state",
+            text,
             slot=slot,
             pid=pid,
             crash=crash,
+            on_restart_failed=on_restart_failed,
         )
 
 

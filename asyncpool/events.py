@@ -340,7 +340,7 @@ class JobQueued(NamedTuple):
     Attributes:
         job_id: Its number.
         function: What it calls, such as ``"shop.images.resize"``.
-        via: How that is called; with ``"map"`` the job is several items.
+        via: How that is called; with ``"map"`` the job has items that travel together.
         attempts: How many attempts there were before.
         at: When, by :func:`time.monotonic`.
     """

@@ -9,6 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
+from asyncpool._core.base.validation import SWITCH, check_type
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobOptions, Options
 from asyncpool._runtime.base.arguments import (
@@ -53,6 +54,7 @@ class WorkerSession:
         on_restart: Callable[[], Any] | None,
     ) -> None:
         check_timeout(timeout)
+        check_type("fresh", fresh, SWITCH)
         check_callable("on_restart", on_restart)
         self._running_supervisor = supervisor
         self._options = _checked(options)

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.simulated_cluster --jobs 1000000 --picture docs/img/simulated-cluster.svg``
 
-What decides is the code of the package: ClientJobs, AgentWindow, AgentJobs, Lookahead, ReliableLink
+What decides is the code of the package: ClientJobs, AgentWindow, AgentJobs, ReliableLink
 and SignsOfLife, with packed batches.  What is imagined is the time: the network's, the jobs', and
 the lives of the nodes.  Only the client's own work is measured by a real clock; it takes no virtual time.
 """
@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs, Lookahead
+from asyncpool._core.base.job_traits import JobTraits
+from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._core.remote.agent_window import AgentWindow
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.reliable_link import Batch, ReliableLink
@@ -99,7 +100,7 @@ class Agent:
         assert session is not None
         self.session = session
         self.link = ReliableLink(session)
-        self._ahead = Lookahead()
+        self._traits = JobTraits()
         self._queue: deque[int] = deque()
         self._busy = 0
 
@@ -109,7 +110,8 @@ class Agent:
         batch, now = Batch.unpack(data), self.cluster.world.now
         self.jobs.heard(self.session, batch.echo / _MICRO)
         for packed in self.link.receive(batch):
-            self.jobs.accept(self.session, Message.unpack(packed).job, 0)
+            number = Message.unpack(packed).job
+            self.jobs.accept(self.session, number, 0, self._traits)
         known = self.link.acknowledged
         self._queue += self.jobs.may_begin(self.session, known, now)
         self._turn()
@@ -122,9 +124,8 @@ class Agent:
             self.cluster.count(1)
             self.cluster.world.later(self.cluster.durations[job], self._ended, job)
         if self.jobs.waiting:
-            room = self._ahead.room(len(self._queue), lanes, self.jobs.pending)
-            released = [job for _, job in self.jobs.release(room, now)]
-            self._ahead.released(room, len(released))
+            self.jobs.look(len(self._queue), lanes)
+            released = [job for _, job in self.jobs.release(now)]
             if released:
                 told = Message(Kind.BEGAN, payload=pack_numbers(released))
                 self.jobs.told(self.session, released, self.link.put(told.pack()))
@@ -136,6 +137,7 @@ class Agent:
             return
         self._busy -= 1
         self.cluster.count(-1)
+        self._traits.note(self.cluster.durations[job] * _MICRO)
         self.jobs.ended(self.session, job)
         self.link.put(pack_end(Kind.VALUE, job, _PAYLOAD))
         self._turn()

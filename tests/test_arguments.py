@@ -350,6 +350,22 @@ def test_an_initializer_that_carries_too_much_is_refused() -> None:
         ({"retry_on": ("bad",)}, ValueError, "bad"),
         ({"max_attempts": None}, TypeError, "max_attempts must be an int, not None"),
         ({"priority": 0.5}, TypeError, "priority must be an int, not 0.5"),
+        *(
+            (
+                {"priority": number},
+                ValueError,
+                r"priority must be an int of 64 bits: from -2\*\*63 to 2\*\*63 - 1",
+            )
+            for number in (1 << 63, -(1 << 63) - 1)
+        ),
+        *(
+            (
+                {name: 10**400},
+                ValueError,
+                f"{name} must be a number of seconds or None, and this int is too large for one",
+            )
+            for name in ("timeout", "queue_timeout", "heartbeat_timeout", "deadline")
+        ),
         ({"timeout": 0}, ValueError, "timeout must be > 0 seconds, not 0"),
         (
             {"timeout": "1"},

@@ -15,8 +15,11 @@ from asyncpool._cli.logs.log_options import log_format, log_level
 from asyncpool._cli.parameters import CommandError, Exit, RefusedError, seconds
 from asyncpool._cli.shared_pools import give_control, make_pool
 from asyncpool._core.base import pool_messages as say
+from asyncpool._core.base.validation import MAX_WORKERS
 from asyncpool._runtime.agent.agent import MOST_CLIENTS
 from asyncpool._runtime.base.machine import raise_descriptor_limit
+from asyncpool._runtime.control.folder_locks import folders_locked
+from asyncpool._runtime.control.socket_files import clear_path
 from asyncpool._runtime.remote.carrier import LEASE
 from asyncpool.errors import PoolBrokenError, PoolClosedError, RollInProgressError
 from asyncpool.pool import Pool
@@ -44,7 +47,7 @@ _UNIX = "unix:"
 @click.option(
     "-w",
     "--workers",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_WORKERS),
     help="How many workers, if there is no --pool; by default one for each usable CPU.",
 )
 @click.option(
@@ -141,6 +144,7 @@ class _Sharing:
     def __init__(
         self, pool: Pool, server: PoolServer, address: str, log: CommandLog
     ) -> None:
+        self._path = address.removeprefix(_UNIX)
         self._pool = pool
         self._server = server
         self._address = address
@@ -157,6 +161,9 @@ class _Sharing:
             loop.add_signal_handler(number, partial(self._stop, number, task))
         loop.add_signal_handler(signal.SIGHUP, self._roll)
         try:
+            # Before the pool, which may take a while to start.
+            async with folders_locked([self._path]):
+                clear_path(self._path)
             async with self._pool, self._server:
                 self._log.tell(
                     say.AGENT_SHARING,

@@ -9,7 +9,11 @@ from asyncpool import __version__
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.control.socket_files import closed_on_error
+from asyncpool._runtime.control.socket_files import (
+    check_length,
+    closed_on_error,
+    is_socket,
+)
 from asyncpool._runtime.remote.carrier import (
     flaw,
     greeting,
@@ -58,7 +62,7 @@ class SharedPool(RemotePool):
         """Connect.
 
         Raises:
-            OSError: If nobody listens there.
+            OSError: If nobody listens there, or the path is too long for a socket.
             ProtocolError: If the agent has another version of asyncpool or Python, or another
                 codec, or too many clients.
             TimeoutError: If it does not answer within 10 s.
@@ -71,8 +75,14 @@ class SharedPool(RemotePool):
         await self._start()
 
     async def _reach(self, client: Client) -> None:
-        async with asyncio.timeout(_CONNECT_TIMEOUT):
-            await self._greet(client)
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT):
+                await self._greet(client)
+        except TimeoutError:
+            raise TimeoutError(
+                f"the agent at {self._path} has not answered for {_CONNECT_TIMEOUT:g} s: its "
+                "process may be stopped, or its event loop blocked"
+            ) from None
 
     async def _greet(self, client: Client) -> None:
         answered = asyncio.get_running_loop().create_future()
@@ -90,6 +100,7 @@ class SharedPool(RemotePool):
             raise ProtocolError(text) from carrier.why
 
     async def _socket(self) -> socket.socket:
+        check_length(self._path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with closed_on_error(sock):
             sock.setblocking(False)
@@ -100,6 +111,8 @@ class SharedPool(RemotePool):
                     "no process shares a pool there: start "
                     f"'asyncpool agent --bind unix:{self._path}', or a PoolServer"
                 )
+                if not is_socket(self._path):
+                    text = "there is a file of that name, which is no socket"
                 raise type(error)(error.errno, text, self._path) from None
             if not is_same_user(sock):
                 raise PermissionError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 from functools import partial
@@ -35,6 +36,7 @@ MOST_STRANGERS = 64
 _PAUSE = 0.1
 
 _POOL: ArgumentType = ((Pool,), "an asyncpool.Pool")
+_PATH: ArgumentType = ((str, os.PathLike), "a str or a PathLike")
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -53,7 +55,8 @@ class PoolServer:
         client_timeout: Seconds without a sign of life after which a client counts as gone.
 
     Raises:
-        ValueError: If *max_clients* or *client_timeout* is not positive.
+        ValueError: If *max_clients* or *client_timeout* is not positive, *client_timeout* has no
+            end, or *path* is empty.
         TypeError: If an argument is of the wrong type.
         OSError: On entering, if the socket cannot be made, or another process listens there.
         PoolClosedError: On entering, if the pool was not started.
@@ -70,9 +73,14 @@ class PoolServer:
         check_type("pool", pool, _POOL)
         check_int("max_clients", max_clients, at_least=1)
         self._pool = pool
+        check_type("path", path, _PATH)
         # Also as connect() has it.
         self._path = os.fspath(path).removeprefix("unix:")
+        if not self._path:
+            raise ValueError("path must not be empty")
         check_seconds("client_timeout", client_timeout)
+        if math.isinf(client_timeout):
+            raise ValueError("client_timeout must be a time that ends, not inf")
         self._max_clients = max_clients
         self._client_timeout = float(client_timeout)
 

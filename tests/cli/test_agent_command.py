@@ -189,6 +189,7 @@ def test_a_pool_that_cannot_start_is_told_and_ends_it() -> None:
         (["--bind", "tcp:1"], "is not unix:PATH"),
         (["--bind", "unix:x", "--pool", "a:b", "--workers", "2"], "go there"),
         (["--bind", "unix:x", "--pool", "nothing:b"], "cannot be loaded"),
+        (["--bind", "unix:x", "--workers", "99999"], "1<=x<=4096"),
         ([], "--bind"),
     ],
 )
@@ -199,3 +200,13 @@ def test_a_mistake_in_the_command_is_told(
     assert done.code == 2
     assert why in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_path_where_it_cannot_be_is_told_before_the_pool_starts(
+    tmp_path: Path,
+) -> None:
+    done = run_command(tmp_path, "agent", "--bind", "unix:no/s")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        f"asyncpool: unix:no/s: there is no folder {tmp_path}/no: make it first\n"
+    )

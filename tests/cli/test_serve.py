@@ -618,7 +618,7 @@ def test_a_control_socket_that_cannot_be(folder: Path) -> None:
     assert (done.code, done.out) == (1, "")
     assert done.err == (
         "asyncpool: cannot make the control socket /no/such/socket: "
-        "No such file or directory\n"
+        "there is no folder /no/such: make it first\n"
     )
 
 

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.remote.agent_jobs import AgentJobs
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.reliable_link import Batch, ReliableLink
@@ -28,6 +29,7 @@ from asyncpool.enums import Delivery
 LEASE, PATIENCE = 4.0, 5.0
 CREDITS, ROOM = 4, 2
 JOB, CANCEL, BEGAN, DONE, CRASHED, DROPPED = range(6)
+TRAITS = JobTraits()
 MESSAGE = struct.Struct(">BQ")
 INDEX = st.integers(min_value=0, max_value=1000)
 
@@ -190,7 +192,8 @@ class RemoteModel(RuleBasedStateMachine):
         for session in agent.jobs.lapsed(self.now):
             agent.running -= agent.jobs.close(session)
         room = max(0, ROOM - len(agent.running) - agent.jobs.pending)
-        for session, number in agent.jobs.release(room, self.now):
+        agent.jobs.look(0, room + agent.jobs.pending)
+        for session, number in agent.jobs.release(self.now):
             message = agent.link.put(MESSAGE.pack(BEGAN, number))
             agent.jobs.told(session, [number], message)
         if agent.session in agent.jobs.sessions:
@@ -286,7 +289,7 @@ class RemoteModel(RuleBasedStateMachine):
 
     def agent_hears(self, agent: ModelAgent, kind: int, number: int) -> None:
         if kind == JOB:
-            agent.jobs.accept(agent.session, number, 0)
+            agent.jobs.accept(agent.session, number, 0, TRAITS)
         elif agent.jobs.cancel(agent.session, number):
             agent.link.put(MESSAGE.pack(DROPPED, number))
         elif number in agent.running:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -58,7 +59,10 @@ async def test_without_a_bound_all_are_traced() -> None:
     async with patience(), Pool(2) as pool:
         instrument(pool, tracer_provider=spans.provider, max_traced=None)
         await asyncio.gather(*(pool.submit(jobs.square, 1) for _ in range(500)))
-    assert len(spans.ended()) == 2 * 500
+    counts = Counter(about(span)["job.id"] for span in spans.ended())
+    assert counts.keys() == {*range(1, 501)}
+    # The call and its attempt, and one that a worker gave back, if the machine held that one up.
+    assert min(counts.values()) == 2
 
 
 async def test_what_a_sampler_refuses_counts_as_a_tenth() -> None:

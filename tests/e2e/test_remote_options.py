@@ -92,7 +92,13 @@ TABLE = {
     ),
     # What users do not choose.
     "begun": Row(2, SENT, NONE, NONE, "only jobs have several attempts"),
-    "via": Row("stream", SENT, NONE, NONE, "they are plain calls"),
+    "via": Row(
+        "stream",
+        SENT,
+        NONE,
+        OWN,
+        "a plain call; the pool knows by itself what is a broadcast",
+    ),
     "hold": Row(None, KEPT, NONE, NONE, "it is the client that is held open"),
     "bound": Row(
         None, KEPT, NONE, NONE, "see the test of the calls of a session, which have it"

@@ -21,8 +21,11 @@ from asyncpool.errors import (
 )
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, connect
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.shared_pools import server, shared
+from tests.helpers.patience import patience
+from tests.helpers.shared_pools import pool_and_client, server, shared
 
 pytestmark = BOTH_LOOPS
 
@@ -178,6 +181,21 @@ async def test_a_client_that_floods_does_not_hold_up_another(tmp_path: Path) -> 
         assert await other == 2
         assert await flood[-1] == 9998
         assert order.index("other") < 2500
+
+
+async def test_what_short_jobs_have_shown_says_nothing_of_long_ones(
+    tmp_path: Path,
+) -> None:
+    async with patience(), Gate() as gate, pool_and_client(tmp_path) as (pool, one):
+        await asyncio.gather(*(one.submit(jobs.square, n) for n in range(1000)))
+        flood = [one.submit(jobs.wait_at, gate.path) for _ in range(100)]
+        await gate.visitor("", 2)
+        await one.stats()  # the agent has them all
+        stats = pool.stats()
+        assert (stats.busy, stats.queued) == (2, 2)
+        for job in flood:
+            job.cancel()
+        assert await one.submit(jobs.square, 3) == 9
 
 
 async def test_what_is_for_pools_with_a_codec_is_refused_without_one() -> None:

@@ -45,7 +45,7 @@ from asyncpool.sharedpool._server import MOST_STRANGERS
 from tests.helpers import jobs
 from tests.helpers.crashes import crash_with
 from tests.helpers.gate import short_folder
-from tests.helpers.inside import waiting_jobs
+from tests.helpers.inside import connect_within, waiting_jobs
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -684,18 +684,45 @@ async def test_a_data_only_pool_stays_data_only_through_its_agent(
             assert await mine.submit(jobs.count_state) == 1
 
 
-@pytest.mark.parametrize("is_file", [True, False])
+@pytest.mark.parametrize("is_left", [True, False])
 async def test_an_address_where_nobody_is_is_told_with_the_way_out(
-    tmp_path: Path, *, is_file: bool
+    tmp_path: Path, *, is_left: bool
 ) -> None:
     path = tmp_path / "pool.sock"
-    if is_file:
-        path.touch()
+    if is_left:  # by a server that was killed
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(path))
     with pytest.raises(OSError, match=f"asyncpool agent --bind unix:{path}") as refused:
         await connect(f"unix:{path}").start()
-    kind = ConnectionRefusedError if is_file else FileNotFoundError
+    kind = ConnectionRefusedError if is_left else FileNotFoundError
     assert type(refused.value) is kind
     assert refused.value.filename == str(path)
+
+
+async def test_what_is_no_socket_and_what_cannot_be_one_are_told_as_such(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(OSError, match="a file of that name, which is no socket"):
+        await connect(f"unix:{tmp_path}").start()
+    path = str(tmp_path / ("x" * 200))
+    with pytest.raises(OSError, match=f"the path has {len(path)} bytes, and"):
+        await connect(f"unix:{path}").start()
+
+
+async def test_an_agent_that_does_not_answer_is_named_and_so_is_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "pool.sock")
+    connect_within(monkeypatch, 0.05)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(path)
+        sock.listen()  # as one whose process is stopped
+        with pytest.raises(TimeoutError) as caught:
+            await connect(f"unix:{path}").start()
+    assert str(caught.value) == (
+        f"the agent at {path} has not answered for 0.05 s: its process may be stopped, or its "
+        "event loop blocked"
+    )
 
 
 async def test_a_server_takes_a_pool_and_the_path_of_a_socket(tmp_path: Path) -> None:
@@ -704,6 +731,14 @@ async def test_a_server_takes_a_pool_and_the_path_of_a_socket(tmp_path: Path) ->
         for wrong in (None, pool.options(timeout=3.0)):
             with pytest.raises(TypeError, match=r"pool must be an asyncpool\.Pool"):
                 PoolServer(wrong, path)  # type: ignore[arg-type]
+        for odd in (b"x", 3, None):
+            with pytest.raises(TypeError, match="path must be a str or a PathLike"):
+                PoolServer(pool, odd)  # type: ignore[arg-type]
+        for empty in ("", "unix:"):
+            with pytest.raises(ValueError, match="path must not be empty"):
+                PoolServer(pool, empty)
+        with pytest.raises(ValueError, match="client_timeout must be a time that ends"):
+            PoolServer(pool, path, client_timeout=inf)
         assert not path.exists()
         address = f"unix:{path}"
         async with PoolServer(pool, address), connect(address) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from asyncpool import Job, LeaseKeeper, ProcessPoolExecutor, Stream
 from asyncpool.errors import (
     BroadcastError,
+    JobNotPicklableError,
     JobTimeoutError,
     NoWorkerError,
     PoolClosedError,
@@ -337,3 +339,95 @@ async def test_time_limits_are_retried_as_in_a_local_pool(tmp_path: Path) -> Non
 
 def _retrieve(job: asyncio.Future[Any]) -> None:
     _ = job.cancelled() or job.exception()
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_the_end_of_a_session_has_its_cause(
+    tmp_path: Path, *, is_remote: bool
+) -> None:
+    async with patience(), pool_and_client(tmp_path) as (pool, client):
+        await asyncio.gather(*(pool.submit(jobs.pid) for _ in range(5)))
+        caller: Any = client if is_remote else pool
+        async with caller.worker() as mine:
+            died: Job[None] = mine.submit(os._exit, 3)
+            later, last = mine.submit(jobs.pid), mine.submit(jobs.pid)
+            await asyncio.wait([died, later, last])
+            for call in (later, last):
+                error = call.exception()
+                assert isinstance(error, WorkerGoneError)
+                assert error.__cause__ is died.exception()
+                assert not error.on_restart_failed
+                assert error.crash is not None
+                assert (error.crash.job_id, error.crash.attempt) == (died.id, 1)
+                assert f"during attempt 1 of job {died.id} (" in str(error)
+            with pytest.raises(WorkerGoneError) as caught:
+                mine.submit(jobs.pid)
+            assert caught.value.__cause__ is died.exception()
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_what_could_not_rebuild_a_session_is_the_cause(
+    tmp_path: Path, *, is_remote: bool
+) -> None:
+    async with patience(), pool_and_client(tmp_path) as (pool, client):
+        caller: Any = client if is_remote else pool
+        async with caller.worker(on_restart=partial(jobs.divide, 1, 0)) as mine:
+            with pytest.raises(WorkerCrashedError):
+                await mine.submit(os._exit, 3)
+            with pytest.raises(WorkerGoneError) as caught:
+                await mine.submit(jobs.pid)
+        error = caught.value
+        assert isinstance(error.__cause__, ZeroDivisionError)
+        assert error.on_restart_failed
+        assert error.slot in {0, 1}
+        assert "since on_restart failed: begin another one" in str(error)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_fresh_is_checked_before_there_is_a_session(
+    tmp_path: Path, *, is_remote: bool
+) -> None:
+    async with patience(), pool_and_client(tmp_path, workers=1) as (pool, client):
+        caller: Any = client if is_remote else pool
+        for wrong in (None, "x", 1):
+            with pytest.raises(TypeError, match="fresh must be True or False, not"):
+                caller.worker(fresh=wrong)
+        assert await caller.submit(jobs.square, 3) == 9
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_what_a_broadcast_cannot_pickle_names_its_job(
+    tmp_path: Path, *, is_remote: bool
+) -> None:
+    async with patience(), pool_and_client(tmp_path, workers=1) as (pool, client):
+        caller: Any = client if is_remote else pool
+        await caller.submit(jobs.pid)
+        with pytest.raises(BroadcastError) as caught:
+            await caller.broadcast(threading.Lock)
+        [error] = caught.value.errors.values()
+        assert isinstance(error, JobNotPicklableError)
+        assert (error.job_id, error.attempt) == (2, 1)
+        assert error.function == "_thread.allocate_lock"
+        assert error.__notes__ == ["It is the error of job 2 (_thread.allocate_lock)."]
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_an_item_that_is_not_several_arguments_costs_itself_alone(
+    tmp_path: Path, *, is_remote: bool
+) -> None:
+    async with patience(), pool_and_client(tmp_path) as (pool, client):
+        caller: Any = client if is_remote else pool
+        items: list[Any] = [(1, 2), 3, (2, 3)]
+        for timeout in (None, 0.05):  # so short a one lets each item travel alone
+            view = caller.options(timeout=timeout)
+            found = [one async for one in view.starmap(pow, items).outcomes()]
+            assert [type(one.error) for one in found] == [
+                type(None),
+                TypeError,
+                type(None),
+            ]
+            with pytest.raises(
+                TypeError, match="'int' object is not iterable"
+            ) as caught:
+                await view.starmap(pow, items)
+            assert caught.value.__notes__ == ["It is the error of item 1 of a map."]

@@ -679,6 +679,13 @@ def agent_of(pool: Pool, name: str, lease: float) -> Agent:
     return Agent(pool, pool._running_supervisor(), name, __version__, lease=lease)
 
 
+def connect_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have clients wait so long for the greeting of an agent."""
+    from asyncpool.sharedpool import _client
+
+    monkeypatch.setattr(_client, "_CONNECT_TIMEOUT", seconds)
+
+
 def client_of(pool: RemotePool) -> Client:
     """Return what submits the jobs of a remote pool."""
     return pool._open()

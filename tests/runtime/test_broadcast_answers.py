@@ -9,6 +9,7 @@ import pytest
 
 from asyncpool._core.pickling.serializers import PICKLE
 from asyncpool._core.policies.job_options import JobLimits
+from asyncpool._runtime.remote.agent_errors import AgentErrors
 from asyncpool._runtime.remote.broadcast_answers import read_broadcast
 from asyncpool.enums import TimeLimit
 from asyncpool.errors import BroadcastError, JobTimeoutError, ProtocolError
@@ -31,8 +32,8 @@ def late(limit: Any) -> JobTimeoutError:
 
 
 def read(answer: object) -> dict[int, Any]:
-    numbers = itertools.count(7)
-    return read_broadcast([(10, answer)], "f", LIMITS, PICKLE, numbers.__next__)
+    errors = AgentErrors("f", LIMITS, PICKLE, itertools.count(7).__next__)
+    return read_broadcast([(10, answer)], errors)
 
 
 def test_a_limit_has_the_value_that_the_caller_has_set() -> None:

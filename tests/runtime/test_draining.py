@@ -63,9 +63,7 @@ def test_every_ten_seconds_it_says_what_it_waits_for(
         hold.under_way = 12
         pool.draining.hold(hold)
         pool.add(Job, "app.work")
-        chunk = pool.add(ChunkJob, "run_chunk")
-        assert isinstance(chunk, ChunkJob)
-        chunk.items_of = "app.each"
+        pool.add(ChunkJob, "app.each")
         pool.add(StreamJob, "app.read")
         queue_jobs(pool.state, 2)
         await pass_by(30)

@@ -67,13 +67,23 @@ def test_a_server_that_refuses_again_and_again_is_dead(answers: list[int]) -> No
     assert not answers
 
 
+MOST = 107 if sys.platform == "linux" else 103
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock, pytest.raises(OSError) as caught:  # noqa: PT011
+        listen_at(sock, f"{tmp_path}/no/s", mode=None, backlog=1)
+    assert caught.value.errno == errno.ENOENT
+    assert caught.value.strerror == f"there is no folder {tmp_path}/no: make it first"
+
+
 def test_a_path_that_no_socket_may_have_is_told_by_its_length(tmp_path: Path) -> None:
     path = str(tmp_path / ("x" * 120))
     with socket.socket(socket.AF_UNIX) as sock, pytest.raises(OSError) as caught:  # noqa: PT011
         listen_at(sock, path, mode=None, backlog=1)
     assert caught.value.errno == errno.ENAMETOOLONG
     assert caught.value.strerror == (
-        f"the path has {len(path)} bytes, and a socket's may have 107, or 103 on macOS"
+        f"the path has {len(path)} bytes, and a socket's may have {MOST}"
     )
 
 

@@ -25,6 +25,9 @@ _TYPES = {
     "deadline": or_none(SECONDS),
     "cancel_grace": SECONDS,
 }
+# It travels to the agents of shared pools in so many bits.
+_MOST_PRIORITY = 1 << 63
+
 _WAYS: tuple[OnCancel, ...] = ("interrupt", "kill", "wait")
 
 
@@ -225,7 +228,7 @@ class JobOptions:
 
     Raises:
         TypeError: If *priority* or *prefetch* is no int, or *lease* not such a pair.
-        ValueError: If *prefetch* is not positive.
+        ValueError: If *prefetch* is not positive, or *priority* has more than 64 bits.
     """
 
     attempts: AttemptPolicy = field(default_factory=AttemptPolicy)
@@ -243,6 +246,10 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         check_types(self, {"priority": INT, "prefetch": INT})
+        if not -_MOST_PRIORITY <= self.priority < _MOST_PRIORITY:
+            raise ValueError(
+                "priority must be an int of 64 bits: from -2**63 to 2**63 - 1"
+            )
         if not 0 < self.prefetch <= MAX_NUMBER:
             raise ValueError(f"prefetch must be >= 1 item, not {self.prefetch}")
         if self.lease is not None:

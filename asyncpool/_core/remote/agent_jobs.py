@@ -6,8 +6,10 @@ never begins a job of a client whose lease is over, since that client may have g
 job to another agent.
 
 The jobs that an agent has and its pool has not wait here, in a queue for each client.  The
-pool gets jobs only while it has room, one of each client in turn.  So a client that floods the
-agent holds up the others by a few jobs, not by thousands.
+pool gets one job of each client in turn, and no more than it soon begins: as many as can run at
+once wait in it, and more only if their functions are known to be so short that all that it has
+takes some milliseconds.  So a client that floods the agent holds up the others by a few
+jobs, or a few milliseconds.  And few jobs count as begun that have not, if the agent dies.
 
 The client must know that a job begins before it does, since it gives the jobs of a lost agent that
 have not begun to another one, at no cost.  Where both see the same memory, the agent notes it
@@ -21,14 +23,16 @@ import math
 from collections.abc import Iterable
 from itertools import takewhile
 
-from asyncpool._core.base.job_traits import JobTraits
+from asyncpool._core.base.job_traits import BUDGET, LEAST, JobTraits
 from asyncpool._core.dispatch.queue import JobQueue
 from asyncpool.errors import ProtocolError
 
-_TRAITS = JobTraits()
-
 # How many jobs of one client may be with an agent.
 CREDITS = 1024
+
+# How much work the pool may have for each lane, in microseconds.  Its workers have half of it at
+# the most.  While they do that, the other half comes, whose clients may have to answer first.
+AHEAD = 2 * BUDGET
 
 
 class ClientLease:
@@ -52,45 +56,6 @@ class ClientLease:
         self.until = max(self.until, echo + self._seconds)
 
 
-# How many times as many jobs as can run at once the pool may have waiting, if they are short.
-_MOST_AHEAD = 128
-
-
-class Lookahead:
-    """How many jobs the pool gets ahead of need.
-
-    Where the pool's workers take whatever comes, since the jobs are short, it gets more at a
-    time, as each release costs a message.  Where jobs wait in the pool, it gets few: they count
-    as begun, if the agent dies.
-    """
-
-    def __init__(self) -> None:
-        self._times = 1
-        self._was_full = False
-
-    def has_room(self, waiting: int, lanes: int) -> bool:
-        """Tell whether the pool may get a job that has just come; see :meth:`room`."""
-        return waiting < self._times * lanes
-
-    def room(self, waiting: int, lanes: int, pending: int = 0) -> int:
-        """Return how many jobs the pool may get.
-
-        Args:
-            waiting: How many wait in the pool.
-            lanes: How many can run at once.
-            pending: How many more it gets when their clients have acknowledged that they begin.
-        """
-        if waiting > lanes:
-            self._times = max(1, self._times // 2)
-        elif not waiting and self._was_full:
-            self._times = min(_MOST_AHEAD, 2 * self._times)
-        return max(0, self._times * lanes - waiting - pending)
-
-    def released(self, room: int, count: int) -> None:
-        """Record that of *room* jobs *count* were there to be released."""
-        self._was_full = count >= room
-
-
 class _Client:
     __slots__ = ("calls", "jobs", "lease", "pending", "queue", "released")
 
@@ -98,7 +63,7 @@ class _Client:
         self.lease = lease
         self.queue = JobQueue()
         self.jobs: set[int] = set()  # in the queue or released
-        self.released: set[int] = set()
+        self.released: dict[int, float] = {}  # with their expected costs
         # Those of them that the client may not know to begin, and the message that tells it.
         self.pending: dict[int, int] = {}
         self.calls: set[int] = set()  # for workers that belong to the client
@@ -116,6 +81,8 @@ class AgentJobs:
         credits: As above.
         waiting: How many jobs wait for their turn.
         pending: How many jobs wait until their client has acknowledged that they begin.
+        backlog: How long those jobs will take that are released and have not ended, in
+            microseconds, as far as their functions are known.
     """
 
     def __init__(self, *, credits: int, most_clients: int, lease: float) -> None:  # noqa: A002
@@ -126,6 +93,8 @@ class AgentJobs:
         self._clients: dict[int, _Client] = {}
         self._sessions = 0
         self.waiting = self.pending = 0
+        self.backlog = 0.0
+        self._free, self._most = 0, 0.0
         # The sessions with a queue, whose turn is next first.
         self._turns: dict[int, None] = {}
 
@@ -149,18 +118,34 @@ class AgentJobs:
         """Record that the client of *session* has seen the agent's time *echo*."""
         self._clients[session].lease.heard(echo)
 
-    def accept(self, session: int, job: int, priority: int) -> None:
+    def look(self, waiting: int, lanes: int) -> None:
+        """Record what the pool has: how many jobs wait there, and how many can run at once."""
+        self._free = lanes - waiting - self.pending
+        self._most = AHEAD * lanes
+
+    def _take_room(self, cost: float) -> bool:
+        """Tell whether the pool may get a job that costs so much, and count it if so."""
+        if self._free <= 0 and self.backlog + cost > self._most:
+            return False
+        self._free -= 1
+        self.backlog += cost
+        return True
+
+    def accept(self, session: int, job: int, priority: int, traits: JobTraits) -> None:
         """Take a job of a client, which waits for its turn.
 
         Raises:
             ProtocolError: If it is here already, or is one too many.
         """
-        client = self._take(session, job)
-        client.queue.add(job, _TRAITS, priority)
+        client = self._checked(session, job)
+        client.jobs.add(job)
+        client.queue.add(job, traits, priority)
         self.waiting += 1
         self._turns[session] = None
 
-    def accept_at_once(self, session: int, job: int, now: float) -> bool:
+    def accept_at_once(
+        self, session: int, job: int, traits: JobTraits, now: float
+    ) -> bool:
         """Take a job for which the pool has room, unless others wait or the lease is over.
 
         Returns:
@@ -171,16 +156,20 @@ class AgentJobs:
         """
         if self.waiting or self._clients[session].lease.until <= now:
             return False
-        self._take(session, job).released.add(job)
+        client = self._checked(session, job)
+        cost = max(traits.cost, LEAST)
+        if not self._take_room(cost):
+            return False
+        client.jobs.add(job)
+        client.released[job] = cost
         return True
 
-    def _take(self, session: int, job: int) -> _Client:
+    def _checked(self, session: int, job: int) -> _Client:
         client = self._clients[session]
         if job in client.jobs:
             raise ProtocolError(f"the client sent job {job} twice")
         if len(client.jobs) - len(client.calls) >= self.credits:
             raise ProtocolError(f"the client sent more than {self.credits} jobs")
-        client.jobs.add(job)
         return client
 
     def accept_call(self, session: int, job: int) -> None:
@@ -196,26 +185,34 @@ class AgentJobs:
             raise ProtocolError(f"the client sent more than {2 * self.credits} calls")
         client.jobs.add(job)
         client.calls.add(job)
-        client.released.add(job)
+        client.released[job] = 0.0
 
-    def release(self, room: int, now: float) -> list[tuple[int, int]]:
-        """Return up to *room* jobs for the pool, as pairs of the session and the job.
+    def release(self, now: float) -> list[tuple[int, int]]:
+        """Return the jobs for which the pool has room, as pairs of the session and the job.
 
         Tell the clients that these jobs began, and then give them to the pool.
         """
         released: list[tuple[int, int]] = []
         turns, clients = self._turns, self._clients
         ready = [s for s in turns if clients[s].lease.until > now]
-        while ready and len(released) < room:
-            for session in ready[: room - len(released)]:
+        while ready:
+            for session in ready:
                 client = clients[session]
                 queue = client.queue
                 if queue.others:
-                    job, _ = queue.head()
+                    job, traits = queue.head()
+                else:  # the same, in a fraction of the time
+                    job, traits = next(iter(queue.usual.items()))
+                cost = max(traits.cost, LEAST)
+                # If it has to wait, nobody else passes it, or it would wait for ever.
+                if not self._take_room(cost):
+                    self.waiting -= len(released)
+                    return released
+                if queue.others:
                     queue.pop(job)
-                else:  # the same, in a tenth of the time
-                    job, _ = queue.usual.popitem(last=False)
-                client.released.add(job)
+                else:
+                    del queue.usual[job]
+                client.released[job] = cost
                 del turns[session]
                 if queue:
                     turns[session] = None  # behind the others
@@ -251,7 +248,7 @@ class AgentJobs:
         client = self._clients.get(session)
         if client is None:
             return False
-        client.released.discard(job)
+        self.backlog -= client.released.pop(job, 0.0)
         client.calls.discard(job)
         client.jobs.discard(job)
         return True
@@ -292,4 +289,5 @@ class AgentJobs:
             return set()
         self.waiting -= len(client.queue)
         self.pending -= len(client.pending)
-        return client.released - client.pending.keys()
+        self.backlog -= sum(client.released.values())
+        return client.released.keys() - client.pending.keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs, Lookahead
+from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._core.remote.reliable_link import MAX_PIECE
 from asyncpool._core.remote.remote_messages import Kind, Message
 from asyncpool._runtime.agent.agent_answers import Answers, SharedByAgent
@@ -60,7 +60,6 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._most_clients = most_clients
         self._jobs = AgentJobs(credits=CREDITS, most_clients=most_clients, lease=lease)
-        self._lookahead = Lookahead()
         self._clients: dict[int, AgentClient] = {}
         self._functions = supervisor.traffic.functions.packed(PackedFunctions)
         self._relay = Relay(supervisor, self._functions, stored)
@@ -162,10 +161,9 @@ class Agent:
 
     # What the pool gets.
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the pool may get a job that has just come."""
-        return self._lookahead.has_room(self._supervisor.unserved, self._lanes)
+    def look(self) -> None:
+        """Look whether the pool has room for jobs that come now."""
+        self._jobs.look(self._supervisor.unserved, self._lanes)
 
     def turn_soon(self) -> None:
         """Have a turn with what else happens in this turn of the loop."""
@@ -186,9 +184,9 @@ class Agent:
     def turn(self) -> None:
         """Give the pool what it has room for, and say what there is to say."""
         self._turn_is_due = False
-        while self._jobs.waiting and (room := self._room()):
-            released = self._jobs.release(room, self._loop.time())
-            self._lookahead.released(room, len(released))
+        while self._jobs.waiting:
+            self.look()
+            released = self._jobs.release(self._loop.time())
             if not released:
                 break
             self._begin(released)
@@ -206,10 +204,6 @@ class Agent:
         now = self._loop.time()
         for number, jobs in begun.items():
             self._clients[number].begin(jobs, now)
-
-    def _room(self) -> int:
-        waiting, pending = self._supervisor.unserved, self._jobs.pending
-        return self._lookahead.room(waiting, self._lanes, pending)
 
     @property
     def _lanes(self) -> int:

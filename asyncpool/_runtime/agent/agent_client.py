@@ -22,7 +22,7 @@ from asyncpool._runtime.agent.client_calls import ClientCalls
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.client_questions import ClientQuestions
 from asyncpool._runtime.agent.coming_calls import ComingCalls
-from asyncpool._runtime.agent.relay import Call, Relay
+from asyncpool._runtime.agent.relay import Call, Relay, traits_of
 from asyncpool._runtime.agent.turns import Turns
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
@@ -185,6 +185,7 @@ class AgentClient:
             # No later than now, whatever it says: else it would have its lease for ever.
             seen = min(batch.echo / _MICRO, self._loop.time())
             self._jobs.heard(self.number, seen)
+            self._turns.look()
             for packed in self._link.receive(batch):
                 self._on_message(Message.unpack(packed))
             self._begin_pending()
@@ -253,7 +254,8 @@ class AgentClient:
             if message.place > CREDITS:
                 raise ProtocolError(f"the client put a job at {message.place}")
             if not self._begin_at_once(call):
-                self._jobs.accept(self.number, message.job, message.priority)
+                traits = traits_of(call)
+                self._jobs.accept(self.number, message.job, message.priority, traits)
                 self._calls[message.job] = call
             return
         self._jobs.accept_call(self.number, message.job)
@@ -275,11 +277,12 @@ class AgentClient:
 
     def _begin_at_once(self, call: Call) -> bool:
         """Give a job to the pool that has just come, if none waits and the page can tell of it."""
-        if self._tells_begins or not self._turns.has_room:
+        if self._tells_begins:
             return False
         assert self._page is not None
         place, number = call.message.place, call.message.job
-        if not self._jobs.accept_at_once(self.number, number, self._loop.time()):
+        now = self._loop.time()
+        if not self._jobs.accept_at_once(self.number, number, traits_of(call), now):
             return False
         self._page.mark(place, number)
         self._submit(call)

@@ -12,6 +12,7 @@ from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.relay import Relay
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
+from asyncpool._runtime.remote.agent_errors import pack_error
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Event
 
@@ -127,7 +128,8 @@ class ClientQuestions:
         for number, worker in self.workers.items():
             state = (worker.pid, worker.gone)
             if self._told[number] != state:
-                told = (worker.slot, worker.pid, worker.gone, worker.crash)
+                cause = None if worker.cause is None else pack_error(worker.cause)
+                told = (worker.slot, worker.pid, worker.gone, worker.crash, cause)
                 self._client.put(Message(Kind.WORKER, number, payload=pack_own(told)))
             self._told[number] = state
 

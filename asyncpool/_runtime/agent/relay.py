@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from asyncpool._core.base.job_traits import STREAM_TRAITS, JobTraits
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.policies.job_options import JobOptions
@@ -250,6 +251,11 @@ class Relay:
         """Give a worker back to the pool when its calls are done, or at once."""
         leaving = self._supervisor.sessions.leave(worker, fresh=fresh, failed=failed)
         self._spawn(leaving, "asyncpool end of a session")
+
+
+def traits_of(call: Call) -> JobTraits:
+    """Return how long the function of *call* takes, as far as the pool knows."""
+    return STREAM_TRAITS if call.options.via == "stream" else call.function.traits
 
 
 def _outcome_of(job: Job[Any]) -> tuple[Kind, bytes]:

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 class Turns(Protocol):
     """Gives the pool jobs, and has clients told."""
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the pool may get a job that has just come."""
+    def look(self) -> None:
+        """Have the jobs that come now go to the pool if it has room for them."""
         ...
 
     def turn(self) -> None:

@@ -30,6 +30,7 @@ from asyncpool._runtime.client.submissions import Submissions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.monitoring.job_watch import JobWatch
+from asyncpool._runtime.remote.agent_errors import AgentErrors
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import load_item
@@ -90,7 +91,11 @@ class Client:
         self.leases = self.registry.leases
         self.leases.fence = self._fence
         self.ends = JobEnds(
-            self.registry, self.threads, self._again, self.draining.look
+            self.registry,
+            self.threads,
+            self.sessions,
+            self._again,
+            self.draining.look,
         )
         self.waits = JobWaits(self, self.draining.look)
         self.nodes = Nodes(self, self._questions, node_timeout)
@@ -160,6 +165,13 @@ class Client:
         call = packed_call(known.serializer, function, known.number)
         return known.name, known.payload, call
 
+    def agent_errors(
+        self, function: Callable[[], Any], options: JobOptions
+    ) -> AgentErrors:
+        """Return what reads the errors of a call that rebuilds the state of a session."""
+        known = self._functions.of(options).find(function)
+        return AgentErrors(known.name, options.limits, known.serializer, self.next_id)
+
     def usual_nodes(self) -> list[Node]:
         """Return the agents.
 
@@ -200,6 +212,11 @@ class Client:
     def _fence(self, job: Job[Any], slot: int, until: float) -> None:
         """Tell an agent until when its worker may run a job with a lease."""
         self.nodes.fence(slot, job.id, until)
+
+    def fail(self, job: Job[Any], error: BaseException) -> None:
+        """End a job without an outcome."""
+        self.registry.fail(job, error)
+        self.draining.look()
 
     def drop(self, job: Job[Any]) -> None:
         """Take a job out of the queue, or off its agent."""

@@ -19,6 +19,7 @@ from asyncpool._core.wire.messages import MAX_BROADCASTS
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.client.questions import Questions
+from asyncpool._runtime.remote.agent_errors import AgentErrors
 from asyncpool._runtime.remote.broadcast_answers import Answer, read_broadcast
 from asyncpool._runtime.state.draining import Hold
 from asyncpool._runtime.traffic.broadcast_calls import (
@@ -201,13 +202,13 @@ class ClientBroadcasts:
         return task
 
     def _read(self, call: _Call, answers: list[Answer]) -> dict[int, Any]:
-        return read_broadcast(
-            answers,
+        errors = AgentErrors(
             call.broadcast.name,
             call.options.limits,
             call.serializer,
             self._owner.next_id,
         )
+        return read_broadcast(answers, errors)
 
     def give_up(self) -> None:
         """Take back those that are under way: their callers get a ``PoolClosedError``."""

@@ -6,6 +6,7 @@ import asyncio
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from asyncpool._core.policies.job_options import JobOptions
@@ -16,8 +17,15 @@ from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
+from asyncpool._runtime.remote.agent_errors import AgentErrors
 from asyncpool._runtime.state.draining import SessionHold
-from asyncpool.errors import JobNotPicklableError, ProtocolError, WorkerGoneError
+from asyncpool.errors import (
+    JobNotPicklableError,
+    ProtocolError,
+    WorkerCrashedError,
+    WorkerGoneError,
+)
+from asyncpool.events import Crash
 
 # How many calls of a session are with the agent: one that runs, and the next one.
 _AHEAD = 2
@@ -55,6 +63,16 @@ class SessionOwner(Protocol):
         """Return the name of a function, its reference, and a call of it without arguments."""
         ...
 
+    def agent_errors(
+        self, function: Callable[[], Any], options: JobOptions
+    ) -> AgentErrors:
+        """Return what reads the errors of a call that rebuilds the state of a session."""
+        ...
+
+    def fail(self, job: Job[Any], error: BaseException, /) -> None:
+        """End a call without an outcome."""
+        ...
+
     def usual_nodes(self) -> list[Node]:
         """Return the agents that lend workers."""
         ...
@@ -72,6 +90,14 @@ class _Lent:
         self.waiting: deque[Job[Any]] = deque()
         self.sent: set[int] = set()
         self.loading = 0  # the call whose large buffers are on their way
+
+    def error(self) -> WorkerGoneError:
+        """Return the error of a call that has no worker any more."""
+        worker, cause = self.worker, self.worker.cause
+        last = cause.crashes[-1] if isinstance(cause, WorkerCrashedError) else None
+        if last is not None and worker.on_restart is None:
+            worker.crash = last  # which knows the call
+        return worker.error()
 
 
 class ClientSessions:
@@ -111,7 +137,7 @@ class ClientSessions:
         finally:
             self._asked.remove(node)
         worker = SessionWorker(number, node.first_slot + slot, pid)
-        worker.hold, worker.on_restart = hold, on_restart
+        worker.hold, worker.on_restart, worker.options = hold, on_restart, options
         self._lent[number] = _Lent(node, worker)
         return worker
 
@@ -145,7 +171,7 @@ class ClientSessions:
     ) -> Job[Any]:
         """Have the worker of a session run a call after the session's other calls."""
         if session_worker.gone:
-            raise session_worker.error()
+            raise (self._lent.get(session_worker.session) or session_worker).error()
         options = session_worker.options_of_call(options)
         job = self._owner.traffic.submit(function, args, kwargs, options)
         if not job.done():
@@ -184,27 +210,43 @@ class ClientSessions:
                 if not self._owner.send_call(lent.node, job):
                     lent.loading = job.id
 
-    def told(self, message: Message) -> list[Job[Any]]:
-        """Hear of a worker; return the calls that nobody will run, with their session over.
+    def told(self, message: Message) -> None:
+        """Hear of a worker; if it is gone, fail the calls that nobody will run.
 
         Raises:
             ProtocolError: If it cannot be read.
         """
         lent = self._lent.get(message.job)
         match load_own(message.payload):
-            case (int(slot), int(pid), bool(gone), crash):
+            case (int(slot), int(pid), bool(gone), crash, cause):
                 pass
             case other:
                 raise ProtocolError(f"an agent told of a worker by {kind_of(other)}")
         if lent is None:
-            return []
+            return
         worker, slot = lent.worker, lent.node.first_slot + slot
-        worker.slot, worker.pid, worker.gone, worker.crash = slot, pid, gone, crash
-        return self._drop(lent) if gone else []
+        worker.slot, worker.pid, worker.gone = slot, pid, gone
+        worker.crash = None if crash is None else _crash_of(crash, lent.node)
+        if cause is not None and worker.on_restart is not None:
+            errors = self._owner.agent_errors(worker.on_restart, worker.options)
+            worker.cause = errors.read(cause, lent.node.first_slot)
+        if gone:
+            dropped = [job for job in lent.waiting if not job.done()]
+            lent.waiting.clear()
+            self.fail(dropped)
 
-    def error(self, session: int) -> WorkerGoneError:
-        """Return the error of a call whose session is over."""
-        return self._lent[session].worker.error()
+    def fail(self, calls: list[Job[Any]]) -> None:
+        """Fail calls whose session is over, when it is known why."""
+        # The call that ran has an error, too, which is their cause, and must be known first.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._fail, calls)
+
+    def _fail(self, calls: list[Job[Any]]) -> None:
+        for job in calls:
+            bound = job._options.bound
+            lent = None if bound is None else self._lent.get(bound.session)
+            if lent is not None:  # else they were cancelled with their session
+                self._owner.fail(job, lent.error())
 
     def lost(self, node: Node) -> None:
         """Hear that an agent is gone, and its workers with it."""
@@ -231,11 +273,17 @@ class ClientSessions:
             lent.node.flush(asyncio.get_running_loop().time())
             session_worker.hold.release()
 
-    @staticmethod
-    def _drop(lent: _Lent) -> list[Job[Any]]:
-        dropped = [job for job in lent.waiting if not job.done()]
-        lent.waiting.clear()
-        return dropped
+
+def _crash_of(crash: object, node: Node) -> Crash:
+    """Return the crash of a session's worker without the agent's numbers.
+
+    Raises:
+        ProtocolError: If it is none.
+    """
+    if not isinstance(crash, Crash):
+        raise ProtocolError(f"an agent sent {kind_of(crash)} as a crash")
+    slot = node.first_slot + crash.slot
+    return replace(crash, slot=slot, job_id=None, attempt=0, concurrent_jobs=())
 
 
 def packed_call(serializer: Any, function: Callable[[], Any], number: int) -> bytes:

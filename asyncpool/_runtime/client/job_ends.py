@@ -18,6 +18,7 @@ from asyncpool._core.remote.remote_messages import (
 from asyncpool._core.remote.suspicion import Silence
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.client.client_sessions import ClientSessions
 from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.job.chunk_job import ChunkJob
 from asyncpool._runtime.job.job import Job
@@ -55,6 +56,7 @@ class JobEnds:
     Args:
         registry: The open jobs.
         threads: Unpickle what is large.
+        sessions: Know why sessions are over.
         again: Called with a job that has another attempt.
         idle: Called when an outcome was unpickled and its job is settled.
     """
@@ -63,10 +65,12 @@ class JobEnds:
         self,
         registry: JobRegistry,
         threads: Threads,
+        sessions: ClientSessions,
         again: Callable[[Job[Any]], object],
         idle: Callable[[], object],
     ) -> None:
         self._registry = registry
+        self._sessions = sessions
         self._again = again
         self._idle = idle
         self._unpacker = Unpacker(threads, self)
@@ -127,7 +131,10 @@ class JobEnds:
         elif isinstance(error, AsyncPoolError):
             if isinstance(error, PoolFullError | WorkerGoneError):
                 job.attempt -= 1
-            self._registry.fail(job, error)
+            if isinstance(error, WorkerGoneError) and job._options.bound is not None:
+                self._sessions.fail([job])
+            else:
+                self._registry.fail(job, error)
         else:
             raise ProtocolError(f"an agent sent {kind_of(error)} as an error")
 

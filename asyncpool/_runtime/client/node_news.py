@@ -182,10 +182,7 @@ class NodeNews:
 
     def _on_worker(self, node: Node, message: Message) -> None:
         del node
-        for job in self._client.sessions.told(message):
-            bound = job._options.bound
-            assert bound is not None
-            self._registry.fail(job, self._client.sessions.error(bound.session))
+        self._client.sessions.told(message)
 
     def _on_answer(self, node: Node, message: Message) -> None:
         del node

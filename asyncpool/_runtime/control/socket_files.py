@@ -25,6 +25,9 @@ _CONNECT_EVERY = 0.01
 # refuse one, except on Linux.
 _REFUSALS = 1 if sys.platform == "linux" else 20
 
+# The most bytes of the path of a socket.
+_MOST_BYTES = 107 if sys.platform == "linux" else 103
+
 
 @dataclass(frozen=True, slots=True)
 class SocketFile:
@@ -78,25 +81,14 @@ def listen_at(
         OSError: If a server listens there, if something else is there, or if the file
             cannot be made; the text says what.
     """
-    path = os.path.abspath(path)  # noqa: PTH100 - links are to stay links
-    os.stat(folder_of(path))  # noqa: PTH116 - names it if it is missing, which bind() would not
-    _clear(path)
+    path = clear_path(path)
     if mode is not None and sys.platform == "linux":
         # On Linux the new file has the mode of the descriptor, without the bits of the umask.
         # So the file is never open to others, and seldom needs another mode later, when
         # somebody may have put another file at the path.
         with contextlib.suppress(OSError):
             os.fchmod(sock.fileno(), mode)
-    try:
-        sock.bind(path)
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise OSError(  # before the system is asked
-            errno.ENAMETOOLONG,
-            f"the path has {len(os.fsencode(path))} bytes, and a socket's may have "
-            "107, or 103 on macOS",
-        ) from error
+    sock.bind(path)
     made = _new_file(path)
     try:
         # Nobody can connect before the socket listens.
@@ -107,6 +99,45 @@ def listen_at(
         made.remove()
         raise
     return made
+
+
+def clear_path(path: str) -> str:
+    """Remove the file of a dead server, and return the absolute path; the folder is locked.
+
+    Raises:
+        OSError: If no server can listen there; the text says why.
+    """
+    path = os.path.abspath(path)  # noqa: PTH100 - links are to stay links
+    folder = folder_of(path)
+    if not os.path.isdir(folder):  # noqa: PTH112
+        raise FileNotFoundError(
+            errno.ENOENT, f"there is no folder {folder}: make it first", folder
+        )
+    check_length(path)
+    _clear(path)
+    return path
+
+
+def check_length(path: str) -> None:
+    """Check that a socket may have that path.
+
+    Raises:
+        OSError: If it is too long.
+    """
+    length = len(os.fsencode(path))
+    if length > _MOST_BYTES:
+        raise OSError(
+            errno.ENAMETOOLONG,
+            f"the path has {length} bytes, and a socket's may have {_MOST_BYTES}",
+        )
+
+
+def is_socket(path: str) -> bool:
+    """Tell whether there is the file of a socket, or none at all."""
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
+    except OSError:
+        return True
 
 
 def _new_file(path: str) -> SocketFile:

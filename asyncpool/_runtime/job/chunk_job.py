@@ -56,16 +56,14 @@ class ChunkJob(Chunk, Job[R]):
     Attributes:
         found: The outcomes of the items that are done, if the chunk has not ended with a
             result; ``None`` if it has not begun with its first item.
-        items_of: The name of the function that the map calls for each item.
     """
 
-    __slots__ = ("found", "items_of", "rounds")
+    __slots__ = ("found", "rounds")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.rounds = 0
         self.found: list[Any] | None = None
-        self.items_of = ""
 
     def find_in_log(self, page: NotedPage) -> bool:
         """Find what its worker has noted; return whether it has begun with its first item."""
@@ -79,7 +77,3 @@ class ChunkJob(Chunk, Job[R]):
     def find_nothing(self) -> None:
         """Take it that each item may have begun."""
         self.found = [LOST] * CHUNK_SIZE
-
-    @property
-    def _title(self) -> str:
-        return self.items_of

@@ -220,7 +220,11 @@ class Job(asyncio.Future[R], Generic[R]):
 
 def claim(error: JobError, job: Job[Any]) -> None:
     """Note in *error* which job it is the error of, unless it says that already."""
+    claim_as(error, job.id, job.attempt, job._function.name)
+
+
+def claim_as(error: JobError, number: int, attempt: int, name: str) -> None:
+    """Do the same by the number of a job, its attempt and the name of its function."""
     if not error.job_id:
-        name = job._function.name
-        error.job_id, error.attempt, error.function = job.id, job.attempt, name
-        error.add_note(f"It is the error of {job_text(job.id, name)}.")
+        error.job_id, error.attempt, error.function = number, attempt, name
+        error.add_note(f"It is the error of {job_text(number, name)}.")

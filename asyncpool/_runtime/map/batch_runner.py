@@ -171,7 +171,7 @@ class BatchRunner:
             task.options,
             attempts=AttemptPolicy(),
             via="map",
-            name=function_name(task.function),
+            name=self._name,
         )
         self._jobs: set[Job[Any]] = set()
         self._held: deque[Part] = deque()
@@ -207,8 +207,15 @@ class BatchRunner:
         if is_chunk and self._backend.are_stored(part.items, star=self._task.star):
             self._send_each(part)
             return
+        args: tuple[Any, ...] = ()
+        if not is_chunk:
+            try:
+                args = self._task.arguments(part.items[0])
+            except Exception as error:  # noqa: BLE001 - the item's own code may run
+                self._fail(part, Failure(error))
+                return
         try:
-            job = self._submit(part, is_chunk=is_chunk)
+            job = self._submit_chunk(part) if is_chunk else self._submit(part, args)
         except PoolFullError:
             self._held.append(part)
             self._on_held()  # perhaps no job is open whose end would wake the map
@@ -234,23 +241,20 @@ class BatchRunner:
         self._singles += 1
         return self._singles % _PROBE_EVERY == 0
 
-    def _submit(self, part: Part, *, is_chunk: bool) -> Job[Any]:
-        function, star, options, submit = self._task
-        items = part.items
-        if is_chunk:
-            names = {
-                "star": star,
-                "named": self._named,
-                "max_payload": self._backend.max_payload,
-            }
-            job = submit(run_chunk, (self._packed, items), names, self._together)
-            assert isinstance(job, ChunkJob)
-            job.items_of = self._name
-            return job
-        [item] = items
+    def _submit_chunk(self, part: Part) -> Job[Any]:
+        names = {
+            "star": self._task.star,
+            "named": self._named,
+            "max_payload": self._backend.max_payload,
+        }
+        args = self._packed, part.items
+        return self._task.submit(run_chunk, args, names, self._together)
+
+    def _submit(self, part: Part, args: tuple[Any, ...]) -> Job[Any]:
+        options = self._task.options
         if part.attempts:
             options = replace(options, begun=part.attempts)
-        return submit(function, tuple(item) if star else (item,), {}, options)
+        return self._task.submit(self._task.function, args, {}, options)
 
     def send_held(self) -> None:
         """Submit the parts that the queue had no room for."""

@@ -29,6 +29,14 @@ class Task(NamedTuple):
     options: JobOptions
     submit: Callable[..., Job[Any]]
 
+    def arguments(self, item: Any) -> tuple[Any, ...]:
+        """Return the arguments of the call for *item*.
+
+        Raises:
+            TypeError: If it should be several, and is not iterable; or what its iterator raises.
+        """
+        return tuple(item) if self.star else (item,)
+
 
 class Batch:
     """Items that follow one another, and their outcomes.

@@ -57,7 +57,10 @@ class SessionWorker:
 
     def error(self) -> WorkerGoneError:
         """Return the error of a call that has no worker any more."""
-        error = WorkerGoneError(slot=self.slot, pid=self.pid, crash=self.crash)
+        failed = self.on_restart is not None and self.cause is not None
+        error = WorkerGoneError(
+            slot=self.slot, pid=self.pid, crash=self.crash, on_restart_failed=failed
+        )
         error.__cause__ = self.cause
         return error
 

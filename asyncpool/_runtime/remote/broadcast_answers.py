@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from asyncpool._core.pickling.serializers import Serializer
-from asyncpool._core.policies.job_options import JobLimits
 from asyncpool._core.remote.own_objects import kind_of
 from asyncpool._core.remote.remote_messages import load_parts, pack_parts
-from asyncpool._runtime.remote.packed_calls import PackedError
-from asyncpool.enums import TimeLimit
-from asyncpool.errors import (
-    AsyncPoolError,
-    BroadcastError,
-    JobTimeoutError,
-    ProtocolError,
-    WorkerCrashedError,
-)
+from asyncpool._runtime.remote.agent_errors import AgentErrors, pack_error
+from asyncpool.errors import BroadcastError, ProtocolError
 
 # The first slot of an agent, and what it has answered.
 Answer = tuple[int, object]
@@ -31,28 +21,16 @@ def pack_results(results: dict[int, Any]) -> dict[int, bytes]:
 
 def pack_failure(error: BroadcastError) -> tuple[Any, Any]:
     """Return the results and the errors of a broadcast that has failed in some workers."""
-    errors = {
-        slot: one.payload if isinstance(one, PackedError) else one
-        for slot, one in error.errors.items()
-    }
+    errors = {slot: pack_error(one) for slot, one in error.errors.items()}
     return pack_results(error.results), errors
 
 
-def read_broadcast(
-    answers: list[Answer],
-    name: str,
-    limits: JobLimits,
-    serializer: Serializer,
-    next_id: Callable[[], int],
-) -> dict[int, Any]:
+def read_broadcast(answers: list[Answer], errors: AgentErrors) -> dict[int, Any]:
     """Return the result of each worker, by slot.
 
     Args:
         answers: Those of the agents.
-        name: The function, as errors call it.
-        limits: Those of each call.
-        serializer: Loads the results.
-        next_id: Returns the number of a job of the client.  Agents have numbers of their own.
+        errors: Reads the errors of the calls.
 
     Raises:
         BroadcastError: If some of the calls have failed.
@@ -62,71 +40,19 @@ def read_broadcast(
     failed: dict[int, BaseException] = {}
     for first, answer in answers:
         match answer:
-            case (dict() as results, dict() as errors):
+            case (dict() as results, dict() as found):
                 for slot, it in results.items():
-                    values[first + slot] = _value(serializer, it)
-                for slot, it in errors.items():
-                    error = _error(serializer, it)
-                    failed[first + slot] = _as_own(error, limits, next_id, first)
+                    values[first + slot] = _value(errors.serializer, it)
+                for slot, it in found.items():
+                    failed[first + slot] = errors.read(it, first)
             case _:
                 raise ProtocolError(
                     f"an agent answered a broadcast by {kind_of(answer)}"
                 )
     if not failed:
         return values
-    raise BroadcastError(name, results=values, errors=failed)
+    raise BroadcastError(errors.name, results=values, errors=failed)
 
 
 def _value(serializer: Serializer, packed: bytes) -> Any:
     return serializer.load_value(load_parts(packed))
-
-
-def _error(serializer: Serializer, found: object) -> BaseException:
-    if isinstance(found, bytes):
-        return serializer.load_error(found)
-    if isinstance(found, AsyncPoolError):
-        return found
-    raise ProtocolError(f"an agent sent {kind_of(found)} as an error")
-
-
-def _as_own(
-    error: BaseException, limits: JobLimits, next_id: Callable[[], int], first: int
-) -> BaseException:
-    """Return the error of a call as the client knows it."""
-    if isinstance(error, JobTimeoutError):
-        return _late(limits, error, next_id())
-    if isinstance(error, WorkerCrashedError):
-        return _crashed(error, next_id(), first)
-    return error
-
-
-def _late(limits: JobLimits, found: JobTimeoutError, job: int) -> JobTimeoutError:
-    """Return the error with the limit as it was set here: the agent knows a deadline by its clock."""
-    limit: object = found.limit  # as the agent says
-    seconds = getattr(limits, limit) if isinstance(limit, TimeLimit) else None
-    if seconds is None:
-        raise ProtocolError("an agent sent a time limit that was not set")
-    return JobTimeoutError(
-        job_id=job,
-        attempt=found.attempt,
-        limit=found.limit,
-        seconds=seconds,
-        stack=found.stack,
-        function=found.function,
-    )
-
-
-def _crashed(found: WorkerCrashedError, job: int, first: int) -> WorkerCrashedError:
-    """Return the error with the numbers that the job and the slot have here."""
-    crashes = tuple(
-        replace(
-            crash,
-            slot=first + crash.slot,
-            job_id=job if crash.job_id == found.job_id else None,
-            concurrent_jobs=(),
-        )
-        for crash in found.crashes
-    )
-    return type(found)(
-        job_id=job, crashes=crashes, delivery=found.delivery, function=found.function
-    )

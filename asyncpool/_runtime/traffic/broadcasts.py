@@ -166,7 +166,12 @@ class Broadcaster:
         self._remembered.check(broadcast, [run.broadcast for run in self._runs])
         run = _Run(
             broadcast=broadcast,
-            options=replace(options, attempts=AttemptPolicy(), name=broadcast.name),
+            options=replace(
+                options,
+                attempts=AttemptPolicy(),
+                via="broadcast",
+                name=broadcast.name,
+            ),
             over=self._state.loop.create_future(),
             serializer=serializer,
         )
