@@ -178,12 +178,13 @@ class Cluster:
         self._done = 0
         self._running, self._since = 0, 0.0
         self._agents_at_first = args.agents
+        self._traits = JobTraits()
 
     def run(self) -> Figures:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         begin = time.perf_counter()
         for job in range(self.total):
-            self._jobs.submit(job, key=None, priority=0)
+            self._jobs.submit(job, self._traits, key=None, priority=0)
         self.figures.cpu += time.perf_counter() - begin
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.figures.memory = 1024 * (after - before) / self.total
@@ -222,14 +223,9 @@ class Cluster:
                 link.owe()
             elif self._jobs.ended(number, message.job):
                 self._done += 1
-                self._agents[number].window.ended()
-        self._jobs.allow(number, self._most(number))
+        self._agents[number].window.look(self.world.now)
+        self._jobs.limit(number, is_limited=self._windows)
         self._give(number, self._jobs.trust(number) or self._jobs.refill(number))
-
-    def _most(self, number: int) -> int:
-        if not self._windows:
-            return self.credits
-        return self._agents[number].window.size(self.world.now)
 
     def _give(self, number: int, jobs: list[int]) -> None:
         link = self._links[number]
@@ -250,8 +246,10 @@ class Cluster:
         link.echo = int(now * _MICRO)
         self._signs[number] = SignsOfLife(lease=_LEASE, patience=_PATIENCE, now=now)
         self.world.later(self._chance.expovariate(self._deaths), self._die, agent)
-        most = self._most(number)
-        self._give(number, self._jobs.join(number, self.credits, most))
+        jobs = self._jobs.join(
+            number, self.credits, agent.window, is_limited=self._windows
+        )
+        self._give(number, jobs)
 
     def _die(self, agent: Agent) -> None:
         self.figures.lost += 1
@@ -282,7 +280,7 @@ class Cluster:
         for loss in losses:
             if loss.delivery is Delivery.STARTED:
                 self.figures.again += 1
-                placed += self._jobs.again(loss.job, key=None)
+                placed += self._jobs.again(loss.job, self._traits, key=None)
         for other, job in placed:
             self._give(other, [job])
 

@@ -6,25 +6,45 @@ from collections import deque
 
 import pytest
 
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.remote.agent_window import AgentWindow
+
+TRAITS = JobTraits()
+
+
+def size(window: AgentWindow, now: float) -> int:
+    """Return how many jobs of one function the agent may have."""
+    window.look(now)
+    return window.least + window.ahead.get(TRAITS, 0)
 
 
 def test_it_begins_with_two_jobs_for_each_lane() -> None:
-    assert AgentWindow(4).size(100.0) == 8
+    assert size(AgentWindow(4), 100.0) == 8
 
 
 def test_what_has_ended_just_now_comes_on_top_and_is_forgotten() -> None:
     window = AgentWindow(4)
     for _ in range(100):
-        window.ended()
-    sizes = [window.size(10.0 + at / 10) for at in range(7)]
+        window.ended(TRAITS)
+    sizes = [size(window, 10.0 + at / 10) for at in range(7)]
     assert sizes == [108, 44, 21, 12, 9, 8, 8]
+    assert window.ahead == {}
+
+
+def test_each_function_counts_for_itself_and_all_of_them_together() -> None:
+    window, others = AgentWindow(4), [JobTraits() for _ in range(3)]
+    for count, function in enumerate(others, 1):
+        for _ in range(10 * count):
+            window.ended(function)
+    window.look(1.0)
+    assert [window.ahead[function] for function in others] == [10, 20, 30]
+    assert (window.total, window.ahead.get(TRAITS)) == (60, None)
 
 
 def test_other_lanes_count_at_once() -> None:
     window = AgentWindow(4)
     window.lanes = 16
-    assert window.size(1.0) == 32
+    assert size(window, 1.0) == 32
 
 
 def busy(seconds: float, way: float, lanes: int = 4) -> float:
@@ -56,8 +76,8 @@ def busy(seconds: float, way: float, lanes: int = 4) -> float:
         while back and back[0] <= now:
             back.popleft()
             there -= 1
-            window.ended()
-        room = window.size(now * step) - there
+            window.ended(TRAITS)
+        room = size(window, now * step) - there
         if room > 0:
             there += room
             coming.append((now + round(way / step), room))

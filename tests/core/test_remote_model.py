@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.remote.agent_jobs import AgentJobs
+from asyncpool._core.remote.agent_window import AgentWindow
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote.suspicion import SignsOfLife, Trust
@@ -77,6 +78,7 @@ class RemoteModel(RuleBasedStateMachine):
         self.links: dict[int, ReliableLink] = {}
         self.signs: dict[int, SignsOfLife] = {}
         self.unready: set[int] = set()
+        self.windows: dict[int, AgentWindow] = {}
         # What is on its way: the agent, whether it goes to the agent, and the batch.
         self.network: list[tuple[int, bool, bytes]] = []
 
@@ -101,7 +103,8 @@ class RemoteModel(RuleBasedStateMachine):
         self.signs[number] = SignsOfLife(lease=LEASE, patience=PATIENCE, now=self.now)
         if not is_ready:
             self.unready.add(number)
-        self.send(number, self.client.join(number, CREDITS, is_ready=is_ready))
+        window = self.windows[number] = AgentWindow(1)
+        self.send(number, self.client.join(number, CREDITS, window, is_ready=is_ready))
 
     @precondition(lambda self: len(self.links) < 3)
     @rule()
@@ -117,12 +120,13 @@ class RemoteModel(RuleBasedStateMachine):
         if number in self.links:
             self.send(number, self.client.ready(number))
 
-    @rule(at=INDEX, most=st.integers(1, CREDITS + 1))
-    def allow(self, at: int, most: int) -> None:
+    @rule(at=INDEX, is_limited=st.booleans())
+    def limit(self, at: int, *, is_limited: bool) -> None:
         """Let an agent have more jobs, or fewer than it has."""
         number = self.pick(at).number
         if number in self.links:
-            self.client.allow(number, most)
+            self.windows[number].look(self.now)
+            self.client.limit(number, is_limited=is_limited)
             self.send(number, self.client.refill(number))
 
     @rule(at=INDEX)
@@ -156,7 +160,7 @@ class RemoteModel(RuleBasedStateMachine):
     def submit(self, most: int, key: int | None, priority: int) -> None:
         number = len(self.jobs) + 1
         self.jobs[number] = ModelJob(most, key)
-        agent = self.client.submit(number, key=key, priority=priority)
+        agent = self.client.submit(number, TRAITS, key=key, priority=priority)
         if agent is not None:
             self.send(agent, [number])
 
@@ -315,7 +319,7 @@ class RemoteModel(RuleBasedStateMachine):
         if job.counted >= job.max_attempts:
             self.settle(number, "crashed")
             return
-        for agent, other in self.client.again(number, key=job.key):
+        for agent, other in self.client.again(number, TRAITS, key=job.key):
             self.send(agent, [other])
 
     def look(self) -> None:

@@ -47,9 +47,14 @@ def test_calls_of_two_executors_run_in_the_same_workers(path: Path) -> None:
         assert two.submit(jobs.square, 4).result(PATIENCE) == 16
 
 
-def test_a_call_that_cannot_begin_soon_can_be_cancelled(path: Path) -> None:
+@pytest.mark.parametrize("is_after_short_ones", [False, True])
+def test_a_call_that_cannot_begin_soon_can_be_cancelled(
+    path: Path, *, is_after_short_ones: bool
+) -> None:
     with WaitingRoom() as room:
         executor = ProcessPoolExecutor(pool=connect(f"unix:{path}"))
+        if is_after_short_ones:
+            list(executor.map(jobs.square, range(1000)))
         calls = [executor.submit(jobs.wait_at, room.path) for _ in range(300)]
         room.admit()
         room.admit()

@@ -68,6 +68,11 @@ class JobTraits:
         """The hash of the key of such a job, if it has one."""
         return None
 
+    @property
+    def function(self) -> JobTraits:
+        """Those of the function, which all its jobs have."""
+        return self
+
     def note(self, duration: float) -> None:
         """Record a call that took *duration*."""
         if duration <= LEAST:
@@ -143,6 +148,11 @@ class KeyedTraits(JobTraits):
     def exclusive(self) -> bool:
         """Whether no other job may be sent while such a job is the last one."""
         return self._function.exclusive
+
+    @property
+    def function(self) -> JobTraits:
+        """Those of the function, which all its jobs have."""
+        return self._function
 
     # Reads and writes go to the traits of the function.
     @property

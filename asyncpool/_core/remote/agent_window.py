@@ -1,19 +1,20 @@
-"""How many jobs an agent may have at once, if there are others.
+"""How many jobs an agent may have at once, if there are others, or if callers want jobs back.
 
 A job that an agent has is one that no other agent can take, also if that one has nothing to do.
 So an agent gets few more jobs than it can run.  But each job that it does not have yet takes a
 way through the network, and an agent whose jobs are short would wait for them.
 
-Twice as many jobs as the agent can run at once, and as many again as it has ended in the last
-tenth of a second: its workers have jobs while the next ones are on their way, and what waits for
-them there is done in a tenth of a second more, if the next jobs are like the last ones.  An agent
-that has ended nothing yet begins with the few.  While a way takes less than that tenth of a second,
-each turn doubles what short jobs get, as the slow start of TCP does (RFC 5681), until the agent is
-busy all the time.
+Twice as many jobs as the agent can run at once, and as many again of each function as it has ended
+in the last tenth of a second: its workers have jobs while the next ones are on their way, and what
+waits for them there is done in a tenth of a second more, if the next jobs of a function are like the
+last ones.  Of a function of which an agent has ended nothing it gets only the few, also after many
+short jobs of another one.  While a way takes less than that tenth of a second, each turn doubles
+what short jobs get, as the slow start of TCP does (RFC 5681), until the agent is busy all the time.
 """
 
 from __future__ import annotations
 
+from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.base.recent_count import RecentCount
 
 # Times as many jobs as can run at once: one that runs, and one that comes when that ends.
@@ -31,18 +32,34 @@ class AgentWindow:
 
     Attributes:
         lanes: As above; it changes with the agent's pool.
+        ahead: How many jobs the agent has ended of late, of each function of which it has.
+        total: How many these are.
     """
 
-    __slots__ = ("_recent", "lanes")
+    __slots__ = ("_recent", "ahead", "lanes", "total")
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
-        self._recent = RecentCount(_SPAN)
+        self._recent: dict[JobTraits, RecentCount] = {}
+        self.ahead: dict[JobTraits, int] = {}
+        self.total = 0
 
-    def ended(self) -> None:
+    @property
+    def least(self) -> int:
+        """How many jobs the agent may have, whatever their functions."""
+        return _DEPTH * self.lanes
+
+    def ended(self, function: JobTraits) -> None:
         """Count a job that has ended."""
-        self._recent.add()
+        found = self._recent.get(function)
+        if found is None:
+            found = self._recent[function] = RecentCount(_SPAN)
+        found.add()
 
-    def size(self, now: float) -> int:
-        """Return how many jobs the agent may have."""
-        return _DEPTH * self.lanes + self._recent.at(now)
+    def look(self, now: float) -> None:
+        """Find what counts from *now* on, and forget functions of which nothing ends any more."""
+        recent = {function: one.at(now) for function, one in self._recent.items()}
+        self.ahead = {function: count for function, count in recent.items() if count}
+        self.total = sum(self.ahead.values())
+        for function in recent.keys() - self.ahead.keys():
+            del self._recent[function]

@@ -1,8 +1,8 @@
 """The client's side: which agent gets which job, and what becomes of the jobs of a lost one.
 
 The client has the one queue.  It is that of a local pool (``_core/dispatch``), to which an
-agent is a worker with as many lanes as it has *credits*: so many jobs may be with the agent
-at once.  Priorities, keys, and the order of jobs that come back are those of a local pool.
+agent is a worker with as many lanes as it has *credits*, or as many as its window allows: so
+many jobs may be with the agent at once.  Priorities, keys, and the order of jobs that come back are those of a local pool.
 
 An agent says that a job *began* before it gives the job to its pool.  So a job of which the
 client has not heard this when the agent is lost has run nowhere, and goes elsewhere at no
@@ -12,16 +12,15 @@ pool would otherwise start a job once too often.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from asyncpool._core.base.job_traits import JobTraits, KeyedTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.dispatch.in_flight import InFlight
+from asyncpool._core.remote.agent_window import AgentWindow
 from asyncpool.enums import Delivery
-
-# Nothing is known of the times of jobs: an agent gets as many as it has credits.
-_TRAITS = JobTraits()
 
 # The most credits of an agent: what one client may cost it.
 MAX_CREDITS = 4096
@@ -40,12 +39,69 @@ class LostJob(NamedTuple):
     delivery: Delivery
 
 
-class _Agent:
-    __slots__ = ("begun", "calls", "credits", "in_flight", "is_ready", "suspected")
+class _InFlight(InFlight):
+    """The jobs that an agent has.
 
-    def __init__(self, credits: int, is_ready: bool) -> None:  # noqa: A002, FBT001
-        self.credits = credits
-        self.in_flight = InFlight(credits)
+    Args:
+        credits: How many there may be.
+        window: How many of them there may be of each function.
+
+    Attributes:
+        credits: As above.
+        window: As above.
+        is_limited: Whether the window counts, and not the credits alone.
+    """
+
+    __slots__ = ("_of_function", "credits", "is_limited", "window")
+
+    def __init__(self, credits: int, window: AgentWindow) -> None:  # noqa: A002
+        super().__init__(credits)
+        self.credits, self.window = credits, window
+        self.is_limited = False
+        self._of_function: Counter[JobTraits] = Counter()
+
+    def limit(self, *, is_limited: bool) -> None:
+        """Have the window count as it is now, or the credits alone."""
+        self.is_limited = is_limited
+        least = self.window.least if is_limited else self.credits
+        self.concurrency = min(least, self.credits)
+
+    def takes(self, traits: JobTraits) -> bool:
+        """Tell whether a job may be sent now."""
+        count = len(self.jobs)
+        if count < self.concurrency:
+            return True
+        if not self.is_limited or count >= self.credits:
+            return False
+        function, least, window = traits.function, self.concurrency, self.window
+        if count >= least + window.total:
+            return False
+        return self._of_function[function] < least + window.ahead.get(function, 0)
+
+    def add(self, job: int, traits: JobTraits) -> None:
+        """Add *job*, which is sent."""
+        super().add(job, traits)
+        self._of_function[traits.function] += 1
+
+    def remove(self, job: int) -> None:
+        """Forget *job*, which has come back, or has ended."""
+        function = self.traits_of(job).function
+        self._of_function[function] -= 1
+        if not self._of_function[function]:
+            del self._of_function[function]
+        super().remove(job)
+
+    def _cost(self, traits: JobTraits) -> float:
+        """Return nothing: the client does not know how long its jobs take."""
+        del traits
+        return 0.0
+
+
+class _Agent:
+    __slots__ = ("begun", "calls", "in_flight", "is_ready", "suspected")
+
+    def __init__(self, in_flight: _InFlight, is_ready: bool) -> None:  # noqa: FBT001
+        self.in_flight = in_flight
         self.begun: set[int] = set()
         self.calls: dict[int, None] = {}  # for workers that the agent has lent
         self.suspected = False
@@ -90,14 +146,23 @@ class ClientJobs:
         agent = self._agent_of.get(job)
         return agent is not None and job in self._agents[agent].begun
 
-    def submit(self, job: int, *, key: int | None, priority: int) -> int | None:
-        """Return the agent that gets *job*, or queue it; it may have been prepared before."""
+    def submit(
+        self, job: int, traits: JobTraits, *, key: int | None, priority: int
+    ) -> int | None:
+        """Return the agent that gets *job*, or queue it; it may have been prepared before.
+
+        Args:
+            job: The job.
+            traits: Those of its function.
+            key: The hash of its key, if it has one.
+            priority: How urgent it is.
+        """
         self._dispatcher.end_preparing(job)
         if key is None:
-            agent = self._dispatcher.submit(job, _TRAITS, priority)
+            agent = self._dispatcher.submit(job, traits, priority)
         else:
-            traits = KeyedTraits(_TRAITS, key)
-            agent = self._dispatcher.submit_keyed(job, traits, priority)
+            keyed = KeyedTraits(traits, key)
+            agent = self._dispatcher.submit_keyed(job, keyed, priority)
         if agent is not None:
             self._agent_of[job] = agent
         return agent
@@ -115,8 +180,9 @@ class ClientJobs:
         self,
         agent: int,
         credits: int,  # noqa: A002
-        most: int = MAX_CREDITS,
+        window: AgentWindow,
         *,
+        is_limited: bool = False,
         is_ready: bool = True,
     ) -> list[int]:
         """Add *agent*, a number that none had before, and return the jobs that it gets.
@@ -124,11 +190,13 @@ class ClientJobs:
         Args:
             agent: The agent.
             credits: How many jobs it takes.
-            most: How many of them it gets for now; see :meth:`allow`.
+            window: How many of them it gets of each function; the ends of jobs are counted there.
+            is_limited: Whether the window counts; see :meth:`limit`.
             is_ready: Whether it may have jobs already; see :meth:`ready`.
         """
-        self._agents[agent] = _Agent(max(1, min(credits, MAX_CREDITS)), is_ready)
-        self.allow(agent, most)
+        in_flight = _InFlight(max(1, min(credits, MAX_CREDITS)), window)
+        self._agents[agent] = _Agent(in_flight, is_ready)
+        self.limit(agent, is_limited=is_limited)
         moved = self._assign_buckets()
         return [*moved.get(agent, ()), *self.refill(agent)]
 
@@ -150,13 +218,19 @@ class ClientJobs:
         """
         if self._agent_of.get(job) != agent:
             return False
+        known = self._agents[agent]
+        if job not in known.calls:
+            in_flight = known.in_flight
+            in_flight.window.ended(in_flight.traits_of(job).function)
         self._leave(agent, job)
         return True
 
-    def allow(self, agent: int, most: int) -> None:
-        """Let *agent* have no more than *most* jobs; call :meth:`refill` after it."""
-        known = self._agents[agent]
-        known.in_flight.concurrency = min(most, known.credits)
+    def limit(self, agent: int, *, is_limited: bool) -> None:
+        """Let *agent* have what its window says now, or all that it takes.
+
+        Call :meth:`refill` after it.
+        """
+        self._agents[agent].in_flight.limit(is_limited=is_limited)
 
     def refill(self, agent: int) -> list[int]:
         """Return the jobs that *agent* gets now."""
@@ -168,13 +242,15 @@ class ClientJobs:
             self._agent_of[job] = agent
         return jobs
 
-    def again(self, job: int, *, key: int | None) -> list[tuple[int, int]]:
+    def again(
+        self, job: int, traits: JobTraits, *, key: int | None
+    ) -> list[tuple[int, int]]:
         """Put *job*, which has left its agent, at the head of the queue.
 
         Returns:
             The jobs that need not wait, each as a pair of its agent and the job.
         """
-        return self._requeue({job: key})
+        return self._place({job: traits if key is None else KeyedTraits(traits, key)})
 
     def give_up(self, job: int) -> int | None:
         """Forget *job* if it waits, else return the agent that must be told.
@@ -225,14 +301,6 @@ class ClientJobs:
         moved = self._assign_buckets()
         pairs = [(other, job) for other, jobs in moved.items() for job in jobs]
         return losses, [*pairs, *self._place(back)]
-
-    def _requeue(self, jobs: dict[int, int | None]) -> list[tuple[int, int]]:
-        return self._place(
-            {
-                job: _TRAITS if key is None else KeyedTraits(_TRAITS, key)
-                for job, key in jobs.items()
-            }
-        )
 
     def _place(self, jobs: dict[int, JobTraits]) -> list[tuple[int, int]]:
         pairs = self._dispatcher.requeue(jobs)

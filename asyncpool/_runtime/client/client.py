@@ -146,7 +146,8 @@ class Client:
         return await load_item(self.threads, job, frame)
 
     def _again(self, job: Job[Any]) -> None:
-        for node, number in self.jobs.again(job.id, key=job._options.key):
+        traits, key = job._function.traits, job._options.key
+        for node, number in self.jobs.again(job.id, traits, key=key):
             self.nodes.send(node, [number])
 
     # Calls for workers that belong to this client.

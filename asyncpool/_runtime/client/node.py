@@ -46,7 +46,7 @@ class Node:
         fresh: Whether each job has a new worker.
         counts_jobs: Whether a worker begins a limited number of jobs.
         max_payload: The most bytes of a result.
-        window: How many jobs it may have, if there are other agents.
+        window: How many jobs it may have of each function, if that is limited.
         first_slot: What is added to the slots of its workers, so that no other agent has them.
     """
 
@@ -138,7 +138,6 @@ class Node:
 
     def ended(self, job: int) -> None:
         """Note that the agent has *job* no more."""
-        self.window.ended()
         place = self._places.pop(job, None)
         if place is not None:
             self._free.append(place)

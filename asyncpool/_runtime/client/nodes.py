@@ -123,8 +123,13 @@ class Nodes:
         self._beat_every = min(self._beat_every, beat_every(lease))
         self._beat.set_by(now + self._beat_every)
         is_ready = self._client.on_join(node)
-        most = self._most(node, now)
-        jobs = self._jobs.join(number, node.credits, most, is_ready=is_ready)
+        jobs = self._jobs.join(
+            number,
+            node.credits,
+            node.window,
+            is_limited=self._are_limited,
+            is_ready=is_ready,
+        )
         self.send(number, jobs)
         if self._are_several and not were_several:
             for each in [*self._nodes.values()]:
@@ -139,14 +144,14 @@ class Nodes:
     def _are_several(self) -> bool:
         return self.expected or len(self._nodes) > 1
 
-    def _most(self, node: Node, now: float) -> int:
-        """Return how many jobs an agent may have: all that it takes, if no other one takes any."""
-        if self._are_several or self._is_limited:
-            return node.window.size(now)
-        return node.credits
+    @property
+    def _are_limited(self) -> bool:
+        """Whether agents get no more than their windows allow: others may take the jobs."""
+        return self._are_several or self._is_limited
 
     def _refill(self, node: Node, now: float) -> None:
-        self._jobs.allow(node.number, self._most(node, now))
+        node.window.look(now)
+        self._jobs.limit(node.number, is_limited=self._are_limited)
         self.send(node.number, self._jobs.refill(node.number))
 
     def limit_ahead(self) -> None:
@@ -212,7 +217,8 @@ class Nodes:
         ends, bound = self._client.ends, job._options.bound is not None
         if delivery is Delivery.STARTED:
             if ends.lose_attempt(job, node, silence, others=self.any):
-                for other, number in self._jobs.again(job.id, key=job._options.key):
+                traits, key = job._function.traits, job._options.key
+                for other, number in self._jobs.again(job.id, traits, key=key):
                     self.send(other, [number])
                 return
         else:

@@ -221,7 +221,10 @@ class Submissions:
             self._client.sessions.enqueue(job, options.bound.session)
             return
         node = self._client.jobs.submit(
-            job.id, key=options.key, priority=options.priority
+            job.id,
+            job._function.traits,
+            key=options.key,
+            priority=options.priority,
         )
         if node is not None:
             self._client.nodes.send(node, [job.id])
