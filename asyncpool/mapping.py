@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from asyncpool._core.map.chunks import Failure
-from asyncpool._runtime.map.batch_runner import MapBackend
 from asyncpool._runtime.map.batches import Batch, Task
+from asyncpool._runtime.map.map_backend import MapBackend
 from asyncpool._runtime.map.mapping import MapRun
 from asyncpool._runtime.map.sources import open_source
 

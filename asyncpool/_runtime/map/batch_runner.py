@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from asyncpool._core.base.job_traits import UNKNOWN
 from asyncpool._core.base.names import function_name
@@ -27,6 +27,7 @@ from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.job.chunk_job import ChunkJob
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.map.batches import Batch, Part, Task, TimeSlice
+from asyncpool._runtime.map.map_backend import MapBackend
 from asyncpool._runtime.state.draining import MapHold
 from asyncpool._runtime.traffic.large_jobs import unpicklable
 from asyncpool.enums import Delivery
@@ -46,72 +47,6 @@ _SHORTEST_TIMEOUT = 0.1
 # So many slow items travel for each one that tells how long it took.  In a chunk a large result
 # is pickled twice.
 _PROBE_EVERY = 32
-
-
-class Room(Protocol):
-    """What a map needs of its pool's ``Admission``."""
-
-    async def room(self) -> None:
-        """Wait until the queue, which was full, is empty; or until the pool is closed."""
-
-
-class Holds(Protocol):
-    """What a map needs of its pool's ``Draining``."""
-
-    def hold(self, hold: MapHold, /) -> None:
-        """Keep the pool open: while it drains, it takes jobs with this *hold*."""
-
-
-class MapBackend(Protocol):
-    """What a map needs of its pool."""
-
-    @property
-    def most_workers(self) -> int:
-        """How many workers there may be."""
-        ...
-
-    @property
-    def concurrency(self) -> int:
-        """How many jobs each worker runs at once."""
-        ...
-
-    @property
-    def counts_jobs(self) -> bool:
-        """Whether a worker begins a limited number of jobs (``max_jobs``)."""
-        ...
-
-    @property
-    def fresh(self) -> bool:
-        """Whether each job has a new worker."""
-        ...
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether workers belong to another program, which does not tell how long jobs take."""
-        ...
-
-    @property
-    def max_payload(self) -> int:
-        """The most bytes of a result."""
-        ...
-
-    @property
-    def admission(self) -> Room:
-        """The pool's admission, which knows when the queue has room."""
-        ...
-
-    @property
-    def draining(self) -> Holds:
-        """The pool's holds, which keep it open."""
-        ...
-
-    def are_stored(self, items: list[Any], *, star: bool) -> bool:
-        """Tell whether an engine, and not the pool, brings arguments of *items*."""
-        ...
-
-    def check_home(self) -> None:
-        """Check that this is the pool's event loop."""
-        ...
 
 
 class BatchRunner:

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from asyncpool._core.base.names import function_name
-from asyncpool._runtime.map.batch_runner import BatchRunner, MapBackend
+from asyncpool._runtime.map.batch_runner import BatchRunner
 from asyncpool._runtime.map.batches import Batch, Part, Task, TimeSlice
+from asyncpool._runtime.map.map_backend import MapBackend
 from asyncpool._runtime.map.sources import Source
 from asyncpool._runtime.state.draining import MapHold
 
