@@ -12,7 +12,6 @@ pool would otherwise start a job once too often.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -58,7 +57,7 @@ class _InFlight(InFlight):
         super().__init__(credits)
         self.credits, self.window = credits, window
         self.is_limited = False
-        self._of_function: Counter[JobTraits] = Counter()
+        self._of_function: dict[JobTraits, int] = {}
 
     def limit(self, *, is_limited: bool) -> None:
         """Have the window count as it is now, or the credits alone."""
@@ -76,19 +75,23 @@ class _InFlight(InFlight):
         function, least, window = traits.function, self.concurrency, self.window
         if count >= least + window.total:
             return False
-        return self._of_function[function] < least + window.ahead.get(function, 0)
+        of_it = self._of_function.get(function, 0)
+        return of_it < least + window.ahead.get(function, 0)
 
     def add(self, job: int, traits: JobTraits) -> None:
         """Add *job*, which is sent."""
         super().add(job, traits)
-        self._of_function[traits.function] += 1
+        function, known = traits.function, self._of_function
+        known[function] = known.get(function, 0) + 1
 
     def remove(self, job: int) -> None:
         """Forget *job*, which has come back, or has ended."""
-        function = self.traits_of(job).function
-        self._of_function[function] -= 1
-        if not self._of_function[function]:
-            del self._of_function[function]
+        function, known = self.traits_of(job).function, self._of_function
+        left = known[function] - 1
+        if left:
+            known[function] = left
+        else:
+            del known[function]
         super().remove(job)
 
     def _cost(self, traits: JobTraits) -> float:
