@@ -25,6 +25,9 @@ async def test_nothing_is_kept_of_a_lease_whose_job_is_not_here() -> None:
     told = list[int]()
 
     class NoTurns:
+        def look(self) -> None:
+            pass
+
         def turn(self) -> None:
             pass
 
