@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 
 import pytest
@@ -39,6 +40,16 @@ def test_each_function_counts_for_itself_and_all_of_them_together() -> None:
     window.look(1.0)
     assert [window.ahead[function] for function in others] == [10, 20, 30]
     assert (window.total, window.ahead.get(TRAITS)) == (60, None)
+
+
+def test_a_function_of_which_nothing_ends_any_more_is_forgotten() -> None:
+    window, function = AgentWindow(4), JobTraits()
+    before = sys.getrefcount(function)
+    window.ended(function)
+    window.look(1.0)
+    assert sys.getrefcount(function) > before
+    window.look(10.0)
+    assert sys.getrefcount(function) == before
 
 
 def test_other_lanes_count_at_once() -> None:

@@ -129,6 +129,16 @@ def test_all_functions_together_get_no_more_than_all_have_ended() -> None:
     assert submit(client, other, *range(21, 30)) == [*[0] * 5, *[None] * 4]
 
 
+def test_an_agent_gets_no_more_than_it_takes_whatever_it_has_ended() -> None:
+    client, window = ClientJobs(), AgentWindow(1)
+    client.join(0, 5, window, is_limited=True)
+    for job in range(1, 101):
+        submit(client, TRAITS, job)
+        client.ended(0, job)
+    window.look(1.0)
+    assert submit(client, TRAITS, *range(200, 207)) == [*[0] * 5, None, None]
+
+
 def test_jobs_with_a_key_count_as_those_of_their_function() -> None:
     client, window = ClientJobs(), AgentWindow(1)
     client.join(0, 100, window, is_limited=True)

@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable
 from itertools import takewhile
 
-from asyncpool._core.base.job_traits import BUDGET, LEAST, JobTraits
+from asyncpool._core.base.job_traits import BUDGET, JobTraits
 from asyncpool._core.dispatch.queue import JobQueue
 from asyncpool.errors import ProtocolError
 
@@ -157,7 +157,7 @@ class AgentJobs:
         if self.waiting or self._clients[session].lease.until <= now:
             return False
         client = self._checked(session, job)
-        cost = max(traits.cost, LEAST)
+        cost = traits.cost
         if not self._take_room(cost):
             return False
         client.jobs.add(job)
@@ -203,7 +203,7 @@ class AgentJobs:
                     job, traits = queue.head()
                 else:  # the same, in a fraction of the time
                     job, traits = next(iter(queue.usual.items()))
-                cost = max(traits.cost, LEAST)
+                cost = traits.cost
                 # If it has to wait, nobody else passes it, or it would wait for ever.
                 if not self._take_room(cost):
                     self.waiting -= len(released)
