@@ -58,8 +58,11 @@ class AgentWindow:
 
     def look(self, now: float) -> None:
         """Find what counts from *now* on, and forget functions of which nothing ends any more."""
-        recent = {function: one.at(now) for function, one in self._recent.items()}
-        self.ahead = {function: count for function, count in recent.items() if count}
-        self.total = sum(self.ahead.values())
-        for function in recent.keys() - self.ahead.keys():
-            del self._recent[function]
+        ahead, self.total, over = self.ahead, 0, list[JobTraits]()
+        for function, recent in self._recent.items():
+            count = ahead[function] = recent.at(now)
+            self.total += count
+            if not count:
+                over.append(function)
+        for function in over:
+            del self._recent[function], ahead[function]
