@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -403,12 +402,14 @@ async def test_what_a_broadcast_cannot_pickle_names_its_job(
         caller: Any = client if is_remote else pool
         await caller.submit(jobs.pid)
         with pytest.raises(BroadcastError) as caught:
-            await caller.broadcast(threading.Lock)
+            await caller.broadcast(jobs.make_lock)
         [error] = caught.value.errors.values()
         assert isinstance(error, JobNotPicklableError)
         assert (error.job_id, error.attempt) == (2, 1)
-        assert error.function == "_thread.allocate_lock"
-        assert error.__notes__ == ["It is the error of job 2 (_thread.allocate_lock)."]
+        assert error.function == "tests.helpers.jobs.make_lock"
+        assert error.__notes__ == [
+            "It is the error of job 2 (tests.helpers.jobs.make_lock)."
+        ]
 
 
 @pytest.mark.parametrize("is_remote", [False, True])

@@ -441,6 +441,11 @@ def divide(one: float, other: float) -> float:
     return one / other  # the line that fails
 
 
+def make_lock() -> object:
+    """Return what cannot be pickled."""
+    return threading.Lock()
+
+
 def recurse(depth: int = 0) -> int:
     return recurse(depth + 1) + 1
 
