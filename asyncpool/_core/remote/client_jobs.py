@@ -2,7 +2,8 @@
 
 The client has the one queue.  It is that of a local pool (``_core/dispatch``), to which an
 agent is a worker with as many lanes as it has *credits*, or as many as its window allows: so
-many jobs may be with the agent at once.  Priorities, keys, and the order of jobs that come back are those of a local pool.
+many jobs may be with the agent at once.  Priorities, keys, and the order of jobs that come back
+are those of a local pool.
 
 An agent says that a job *began* before it gives the job to its pool.  So a job of which the
 client has not heard this when the agent is lost has run nowhere, and goes elsewhere at no

@@ -146,9 +146,7 @@ class Client:
         return await load_item(self.threads, job, frame)
 
     def _again(self, job: Job[Any]) -> None:
-        traits, key = job._function.traits, job._options.key
-        for node, number in self.jobs.again(job.id, traits, key=key):
-            self.nodes.send(node, [number])
+        self.nodes.send_again(job)
 
     # Calls for workers that belong to this client.
 

@@ -217,9 +217,7 @@ class Nodes:
         ends, bound = self._client.ends, job._options.bound is not None
         if delivery is Delivery.STARTED:
             if ends.lose_attempt(job, node, silence, others=self.any):
-                traits, key = job._function.traits, job._options.key
-                for other, number in self._jobs.again(job.id, traits, key=key):
-                    self.send(other, [number])
+                self.send_again(job)
                 return
         else:
             if not self._loads.give_up(job.id):
@@ -271,6 +269,12 @@ class Nodes:
             node.flush(now)
         else:
             self.flush_soon()
+
+    def send_again(self, job: Job[Any]) -> None:
+        """Have a job that has left its agent go to one again, before those that wait."""
+        traits, key = job._function.traits, job._options.key
+        for other, number in self._jobs.again(job.id, traits, key=key):
+            self.send(other, [number])
 
     def is_loading(self, job: int) -> bool:
         """Tell whether the large buffers of *job* are on their way, so that it comes later."""

@@ -14,7 +14,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncpool._core.main.main_module import is_in_use
 from asyncpool._core.pickling.serializers import Serializer
@@ -40,9 +40,6 @@ from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
 )
-
-if TYPE_CHECKING:  # few pools have a codec
-    pass
 
 _COMING = UP | {SlotState.STARTING}
 
