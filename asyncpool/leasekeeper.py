@@ -13,7 +13,6 @@ from typing import Any, Generic, Self, TypeVar
 
 import anyio
 
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.leases.lease_ledger import (
     LeaseLedger,
     Lost,
@@ -22,6 +21,7 @@ from asyncpool._core.leases.lease_ledger import (
     Slower,
 )
 from asyncpool._core.leases.renewal_pace import RenewalResult
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.arguments import check_callable, check_int
 from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.base.event_loop import check_home

@@ -26,15 +26,15 @@ from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._core.remote.agent_window import AgentWindow
 from asyncpool._core.remote.client_jobs import ClientJobs
-from asyncpool._core.remote.reliable_link import Batch, ReliableLink
-from asyncpool._core.remote.remote_messages import (
+from asyncpool._core.remote.suspicion import SignsOfLife, Trust
+from asyncpool._core.remote_wire.reliable_link import Batch, ReliableLink
+from asyncpool._core.remote_wire.remote_messages import (
     Kind,
     Message,
     pack_end,
     pack_numbers,
     unpack_numbers,
 )
-from asyncpool._core.remote.suspicion import SignsOfLife, Trust
 from asyncpool.enums import Delivery
 
 _MICRO = 1e6

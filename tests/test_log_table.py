@@ -22,7 +22,7 @@ ROWS = {row.id: row for row in rows()}
 _NOT_OURS = {
     "cluster/_servers/asgi_bounds.py",
     "cluster/_servers/lifespan.py",
-    "_core/base/log_message.py",
+    "_core/logs/log_message.py",
 }
 _CALLS = {"debug", "info", "warning", "error", "exception", "critical"}
 
@@ -74,8 +74,8 @@ def test_the_package_logs_in_no_other_way() -> None:
 
 def test_every_message_is_used() -> None:
     text = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    from asyncpool._core.base import pool_messages, worker_messages
     from asyncpool._core.cluster import server_messages
+    from asyncpool._core.logs import pool_messages, worker_messages
 
     names = [
         name

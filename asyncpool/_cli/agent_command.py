@@ -14,8 +14,8 @@ from asyncpool._cli.logs.command_log import CommandLog
 from asyncpool._cli.logs.log_options import log_format, log_level
 from asyncpool._cli.parameters import CommandError, Exit, RefusedError, seconds
 from asyncpool._cli.shared_pools import give_control, make_pool
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.validation import MAX_WORKERS
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.agent.agent import MOST_CLIENTS
 from asyncpool._runtime.base.machine import raise_descriptor_limit
 from asyncpool._runtime.control.folder_locks import folders_locked

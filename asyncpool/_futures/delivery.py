@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeAlias
 
-from asyncpool._core.base import pool_messages as say
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.error_aliases import with_base
 from asyncpool.errors import (
     JobRaisedError,

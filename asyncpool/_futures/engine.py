@@ -20,8 +20,8 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any, Protocol
 
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.job_traits import BUDGET
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._futures.delivery import Call, Delivery, What, settle

@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 from queue import SimpleQueue
 
-from asyncpool._core.base import pool_messages as say
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.trace.trace_lines import HEAD
 
 _LOGGER = logging.getLogger("asyncpool")

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.control.control_protocol import Request
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._observe.control.plain import plain
 from asyncpool._observe.control.watch import Watching
 from asyncpool._runtime.control.opening import Control, ControlOwner, open_control

@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, ParamSpec, Protocol
 
-from asyncpool._core.base.log_message import LogMessage
 from asyncpool._core.cluster import server_messages as say
+from asyncpool._core.logs.log_message import LogMessage
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 from asyncpool._runtime.cluster.signals import SignalHandlers, name_of, obeyed
 from asyncpool._runtime.control.opening import Control

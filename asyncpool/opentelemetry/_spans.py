@@ -29,8 +29,8 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.rate_limit import RateLimit
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.job_tracer import Attempt, waited_since
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import Job

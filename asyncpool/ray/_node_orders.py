@@ -8,8 +8,8 @@ from typing import Any
 
 from asyncpool._core.base.names import function_name
 from asyncpool._runtime.base.arguments import check_int, least_and_most
-from asyncpool._runtime.client.merged_figures import merged_profiles, merged_rolls
-from asyncpool._runtime.client.node import Node
+from asyncpool._runtime.node.merged_figures import merged_profiles, merged_rolls
+from asyncpool._runtime.node.node import Node
 from asyncpool.errors import NoWorkerError, PoolClosedError
 from asyncpool.events import RollResult
 from asyncpool.profile import Profile

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from asyncpool import __version__
-from asyncpool._core.base import pool_messages as say
-from asyncpool._core.remote.own_objects import load_own
+from asyncpool._core.logs import pool_messages as say
+from asyncpool._core.remote_wire.own_objects import load_own
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.client import Client
 from asyncpool._runtime.remote.carrier import (

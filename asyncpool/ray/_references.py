@@ -12,7 +12,7 @@ from typing import Any
 from asyncpool._core.main.main_module import Abroad
 from asyncpool._core.pickling.calls import pack_job
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, dump, loads
-from asyncpool._core.remote.remote_messages import PLAIN
+from asyncpool._core.remote_wire.remote_messages import PLAIN
 from asyncpool._runtime.remote.stored_calls import StoredCall
 
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from asyncpool import __version__
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.validation import ArgumentType, check_type
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.agent.agent import MOST_CLIENTS, Agent
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.arguments import check_int, check_seconds

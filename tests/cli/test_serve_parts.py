@@ -27,8 +27,8 @@ from asyncpool._cli.logs.log_formats import TextFormat
 from asyncpool._cli.serve import file_changes, serve_command, serving
 from asyncpool._cli.serve.file_changes import Changes
 from asyncpool._cli.serve.serving import Serving, ServingPlan
-from asyncpool._core.base.pool_messages import ERROR_LINE, WORKER_CRASHED
 from asyncpool._core.cluster.server_messages import CHANGE_AWAITED, NOT_LOADED
+from asyncpool._core.logs.pool_messages import ERROR_LINE, WORKER_CRASHED
 from asyncpool._observe.control.plain import plain
 from asyncpool.cluster import RequestStats
 from asyncpool.enums import CrashKind, NextStep

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/remote/clock_bounds.py: what is said of a clock holds."""
+"""Tests of asyncpool/_core/remote_wire/clock_bounds.py: what is said of a clock holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.remote.clock_bounds import DRIFT, TICK, ClockBounds
+from asyncpool._core.remote_wire.clock_bounds import DRIFT, TICK, ClockBounds
 
 seconds = st.floats(0.0, 30.0)
 way = st.floats(0.0, 3.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncpool._core.remote.lent_parts import LENT, LentParts
-from asyncpool._core.remote.remote_messages import PLAIN, pack_parts
+from asyncpool._core.remote_wire.remote_messages import PLAIN, pack_parts
 from asyncpool.errors import ProtocolError
 
 

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/base/log_message.py."""
+"""Tests of asyncpool/_core/logs/log_message.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from asyncpool._core.base.log_message import INFO, LogMessage
+from asyncpool._core.logs.log_message import INFO, LogMessage
 
 SOLD = LogMessage("sold", INFO, "%(pool)s has sold %(count)d %(what)s", "pool count")
 LOGGER = logging.getLogger("tests.log_message")

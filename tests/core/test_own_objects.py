@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from asyncpool._core.remote.own_objects import load_own, pack_own
+from asyncpool._core.remote_wire.own_objects import load_own, pack_own
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolFullError, ProtocolError
 from asyncpool.stats import PoolStats

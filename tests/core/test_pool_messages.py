@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/base/pool_messages.py: the table of tests/test_log_table.py has more."""
+"""Tests of asyncpool/_core/logs/pool_messages.py: the table of tests/test_log_table.py has more."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from asyncpool._core.base import pool_messages
-from asyncpool._core.base.log_message import LogMessage
+from asyncpool._core.logs import pool_messages
+from asyncpool._core.logs.log_message import LogMessage
 
 MESSAGES = [it for it in vars(pool_messages).values() if isinstance(it, LogMessage)]
 

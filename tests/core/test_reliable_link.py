@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.remote.reliable_link import (
+from asyncpool._core.remote_wire.reliable_link import (
     ACKNOWLEDGE_EVERY,
     MAX_BATCH,
     Batch,

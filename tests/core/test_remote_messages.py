@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-from asyncpool._core.remote.remote_messages import (
+from asyncpool._core.remote_wire.remote_messages import (
     Kind,
     Message,
     pack_numbers,

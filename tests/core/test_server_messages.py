@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base import pool_messages, worker_messages
-from asyncpool._core.base.log_message import LogMessage
 from asyncpool._core.cluster import server_messages
+from asyncpool._core.logs import pool_messages, worker_messages
+from asyncpool._core.logs.log_message import LogMessage
 
 
 def ids(module: object) -> list[str]:

@@ -8,7 +8,7 @@ import pickle
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.remote.trace_headers import pack_headers, unpack_headers
+from asyncpool._core.remote_wire.trace_headers import pack_headers, unpack_headers
 from asyncpool._core.wire.context import MAX_TRACE
 from asyncpool.errors import ProtocolError
 

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/base/worker_messages.py: see tests/test_log_table.py for more."""
+"""Tests of asyncpool/_core/logs/worker_messages.py: see tests/test_log_table.py for more."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import asyncpool
-from asyncpool._core.base import worker_messages
-from asyncpool._core.base.log_message import LogMessage
+from asyncpool._core.logs import worker_messages
+from asyncpool._core.logs.log_message import LogMessage
 
 PACKAGE = Path(asyncpool.__file__).parent
 IN_WORKERS = (PACKAGE / "_worker", PACKAGE / "cluster" / "_servers")

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from asyncpool import __version__
-from asyncpool._core.remote.own_objects import load_own, pack_own
-from asyncpool._core.remote.reliable_link import Batch, ReliableLink
-from asyncpool._core.remote.remote_messages import (
+from asyncpool._core.remote_wire.own_objects import load_own, pack_own
+from asyncpool._core.remote_wire.reliable_link import Batch, ReliableLink
+from asyncpool._core.remote_wire.remote_messages import (
     PLAIN as PLAIN_CALL,
     Kind,
     Message,

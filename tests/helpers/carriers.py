@@ -9,8 +9,8 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from asyncpool._core.remote.reliable_link import Batch
-from asyncpool._core.remote.remote_messages import Kind, Message
+from asyncpool._core.remote_wire.reliable_link import Batch
+from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool.errors import ProtocolError

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncpool._core.base import pool_messages, worker_messages
-from asyncpool._core.base.log_message import LogMessage
 from asyncpool._core.cluster import server_messages
+from asyncpool._core.logs import pool_messages, worker_messages
+from asyncpool._core.logs.log_message import LogMessage
 
 __all__ = ["MESSAGES", "Row", "log_again", "provoked", "rows"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from asyncpool._core.remote.agent_jobs import AgentJobs
-from asyncpool._core.remote.reliable_link import ReliableLink
-from asyncpool._core.remote.remote_messages import Kind, Message
+from asyncpool._core.remote_wire.reliable_link import ReliableLink
+from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.agent.agent_client import AgentClient
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from tests.helpers.carriers import Network

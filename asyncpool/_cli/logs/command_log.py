@@ -16,9 +16,9 @@ from typing import Any, TextIO, cast
 
 from asyncpool._cli.logs.log_formats import JsonFormat, TextFormat, is_printed
 from asyncpool._cli.logs.log_stream import LogStream
-from asyncpool._core.base.log_message import LogMessage
-from asyncpool._core.base.pool_messages import LOG_UNREAD, REPEATED
 from asyncpool._core.base.text import printable_lines
+from asyncpool._core.logs.log_message import LogMessage
+from asyncpool._core.logs.pool_messages import LOG_UNREAD, REPEATED
 from asyncpool.enums import CrashKind
 from asyncpool.events import Crash
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from asyncpool._core.base.pool_messages import ERROR_LINE, LINE
 from asyncpool._core.base.text import printable_lines
+from asyncpool._core.logs.pool_messages import ERROR_LINE, LINE
 from asyncpool._core.wire.log_records import plain_fields
 
 # What every record has; the rest is what somebody has added as "extra".

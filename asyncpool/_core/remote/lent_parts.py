@@ -6,7 +6,7 @@ import struct
 from typing import NamedTuple
 
 from asyncpool._core.pickling.reducers import LARGE
-from asyncpool._core.remote.reliable_link import MAX_PAYLOAD
+from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD
 from asyncpool.errors import ProtocolError
 
 # How such a payload begins; others begin with the number of their parts, see pack_parts().

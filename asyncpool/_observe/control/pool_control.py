@@ -6,8 +6,8 @@ import logging
 import os
 from typing import Any
 
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.control.control_protocol import Request
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._observe.control.job_feed import JobFeed
 from asyncpool._observe.control.orders import PoolOrders
 from asyncpool._observe.control.plain import plain

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
-from asyncpool._core.remote.reliable_link import MAX_PIECE
-from asyncpool._core.remote.remote_messages import Kind, Message
+from asyncpool._core.remote_wire.reliable_link import MAX_PIECE
+from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.agent.agent_answers import Answers, SharedByAgent
 from asyncpool._runtime.agent.agent_client import AgentClient
 from asyncpool._runtime.agent.relay import Relay

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from asyncpool._core.base import pool_messages as say
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._core.remote.lent_parts import LENT
-from asyncpool._core.remote.reliable_link import Batch, ReliableLink
-from asyncpool._core.remote.remote_messages import Kind, Message, pack_numbers
+from asyncpool._core.remote_wire.reliable_link import Batch, ReliableLink
+from asyncpool._core.remote_wire.remote_messages import Kind, Message, pack_numbers
 from asyncpool._core.wire.frames import MAX_ATTEMPTS
 from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.client_calls import ClientCalls

@@ -6,9 +6,9 @@ import json
 
 from asyncpool._core.pickling.functions import Function, FunctionCache
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.remote.remote_messages import Message
 from asyncpool._core.remote.remote_options import read_options
-from asyncpool._core.remote.trace_headers import unpack_headers
+from asyncpool._core.remote_wire.remote_messages import Message
+from asyncpool._core.remote_wire.trace_headers import unpack_headers
 from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.relay import JOB_TYPES, Call, Payload, Relay
 from asyncpool.errors import ProtocolError

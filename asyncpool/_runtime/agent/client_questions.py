@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from asyncpool._core.remote.own_objects import pack_own
-from asyncpool._core.remote.remote_messages import Kind, Message
+from asyncpool._core.remote_wire.own_objects import pack_own
+from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.relay import Relay
 from asyncpool._runtime.job.job import Job

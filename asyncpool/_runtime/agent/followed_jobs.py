@@ -8,7 +8,11 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
-from asyncpool._core.remote.remote_messages import Kind, pack_end, pack_followed_end
+from asyncpool._core.remote_wire.remote_messages import (
+    Kind,
+    pack_end,
+    pack_followed_end,
+)
 from asyncpool._core.wire.context import with_trace
 from asyncpool._runtime.base.job_tracer import Attempt
 from asyncpool._runtime.base.pool_hub import PoolHub

@@ -13,8 +13,8 @@ from asyncpool._core.base.job_traits import STREAM_TRAITS, JobTraits
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.remote.own_objects import pack_own
-from asyncpool._core.remote.remote_messages import (
+from asyncpool._core.remote_wire.own_objects import pack_own
+from asyncpool._core.remote_wire.remote_messages import (
     PLAIN,
     Kind,
     Message,

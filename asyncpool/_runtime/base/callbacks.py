@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from asyncpool._core.base import pool_messages as say
+from asyncpool._core.logs import pool_messages as say
 from asyncpool.events import Crash
 
 CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]

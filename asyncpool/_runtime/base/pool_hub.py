@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from asyncpool._core.base import pool_messages as say
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
 from asyncpool._runtime.base.job_tracer import JobTracer
 from asyncpool.events import Event, JobEnded, JobEvent

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 
-from asyncpool._core.base import pool_messages as say
+from asyncpool._core.logs import pool_messages as say
 
 _LOGGER = logging.getLogger("asyncpool")
 

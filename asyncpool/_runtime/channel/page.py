@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.text import printable_lines
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.map.chunks import ask_to_stop, copy_log, read_log
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._core.wire.heartbeat_records import Beat, has_any, read

@@ -9,9 +9,9 @@ from typing import Any
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.client_jobs import ClientJobs
-from asyncpool._core.remote.reliable_link import MAX_PAYLOAD
 from asyncpool._core.remote.remote_functions import RemoteFunctionTable
-from asyncpool._core.remote.remote_messages import Kind, Message
+from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD
+from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import check_home
@@ -22,14 +22,14 @@ from asyncpool._runtime.client.client_holds import ClientHolds
 from asyncpool._runtime.client.client_sessions import ClientSessions, packed_call
 from asyncpool._runtime.client.job_ends import JobEnds
 from asyncpool._runtime.client.job_waits import JobWaits
-from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.client.node_figures import NodeFigures
 from asyncpool._runtime.client.nodes import Nodes, no_agent
-from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.client.submissions import Submissions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.monitoring.job_watch import JobWatch
+from asyncpool._runtime.node.node import Node
+from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.remote.agent_errors import AgentErrors
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.function_tables import FunctionTables

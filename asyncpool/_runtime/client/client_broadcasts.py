@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.codec.data_only import DataOnly
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.remote_options import write_options
 from asyncpool._core.wire.messages import MAX_BROADCASTS
 from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.client.node import Node
-from asyncpool._runtime.client.questions import Questions
+from asyncpool._runtime.node.node import Node
+from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.remote.agent_errors import AgentErrors
 from asyncpool._runtime.remote.broadcast_answers import Answer, read_broadcast
 from asyncpool._runtime.state.draining import Hold

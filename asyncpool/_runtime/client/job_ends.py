@@ -8,21 +8,21 @@ from time import monotonic
 from typing import Any
 
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
-from asyncpool._core.remote.own_objects import kind_of, load_own
-from asyncpool._core.remote.remote_messages import (
+from asyncpool._core.remote.suspicion import Silence
+from asyncpool._core.remote_wire.own_objects import kind_of, load_own
+from asyncpool._core.remote_wire.remote_messages import (
     PLAIN,
     Kind,
     Message,
     load_parts,
 )
-from asyncpool._core.remote.suspicion import Silence
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.client_sessions import ClientSessions
-from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.job.chunk_job import ChunkJob
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.outcomes import load_outcome
+from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.state.crash_report import with_job
 from asyncpool._runtime.state.job_errors import crash_error, timeout_error
 from asyncpool._runtime.state.registry import JobRegistry

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.client.merged_figures import merged_stats
-from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.client.nodes import Nodes
+from asyncpool._runtime.node.merged_figures import merged_stats
+from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.state.stats import read_beside_loop
 from asyncpool.enums import RunState

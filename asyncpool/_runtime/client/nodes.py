@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
 
-from asyncpool._core.remote.reliable_link import MAX_PIECE, Batch
-from asyncpool._core.remote.remote_messages import PLAIN, Kind, Message
 from asyncpool._core.remote.slot_numbers import SLOTS
 from asyncpool._core.remote.suspicion import SignsOfLife, Silence, Trust
+from asyncpool._core.remote_wire.reliable_link import MAX_PIECE, Batch
+from asyncpool._core.remote_wire.remote_messages import PLAIN, Kind, Message
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.client.loads import Loads
-from asyncpool._runtime.client.node import Node
 from asyncpool._runtime.client.node_news import NodeNews, NodeOwner
-from asyncpool._runtime.client.questions import Questions
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.node.loads import Loads
+from asyncpool._runtime.node.node import Node
+from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.remote.carrier import Carrier, beat_every, node_timeout
 from asyncpool._runtime.remote.stored_calls import STORED, StoredCall, StoringCarrier
 from asyncpool.enums import Delivery

@@ -15,7 +15,7 @@ from asyncpool._core.pickling.out_of_band import (
 )
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.client_jobs import ClientJobs
-from asyncpool._core.remote.reliable_link import MAX_PAYLOAD
+from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.client_holds import ClientHolds
 from asyncpool._runtime.client.client_sessions import ClientSessions

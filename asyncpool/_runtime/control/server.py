@@ -12,13 +12,13 @@ import weakref
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeAlias
 
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.control.control_protocol import (
     MAX_REQUEST,
     QUESTIONS,
     Request,
     pack_reply,
 )
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.control.paths import peer_uid
 from asyncpool._runtime.control.replies import write_reply

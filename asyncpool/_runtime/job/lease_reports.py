@@ -7,8 +7,8 @@ import logging
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.leases.renewal_pace import RenewalResult
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
 from asyncpool._runtime.job.lease_renewals import Problem
 from asyncpool.events import (

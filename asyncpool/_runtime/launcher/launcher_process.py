@@ -16,8 +16,8 @@ import signal
 import socket
 import sys
 
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.text import printable_lines
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import (
     Failure,

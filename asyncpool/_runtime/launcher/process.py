@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 
-from asyncpool._core.base import pool_messages as say
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.refusals import is_refusal, tell_once
 

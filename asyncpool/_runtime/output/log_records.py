@@ -14,9 +14,9 @@ from pathlib import PurePath
 from time import perf_counter
 from typing import Protocol
 
-from asyncpool._core.base import pool_messages as say, worker_messages
 from asyncpool._core.base.names import JOB_LOGGER
 from asyncpool._core.base.text import printable, printable_lines
+from asyncpool._core.logs import pool_messages as say, worker_messages
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool.errors import ProtocolError

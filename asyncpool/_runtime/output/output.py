@@ -11,9 +11,9 @@ import sys
 from collections import deque
 from typing import TextIO
 
-from asyncpool._core.base import pool_messages as say
 from asyncpool._core.base.stderr_tail import FATAL, StderrTail, text
 from asyncpool._core.base.text import printable
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.options.worker_options import OutputMode
 
 _LOGGER = logging.getLogger("asyncpool.worker")

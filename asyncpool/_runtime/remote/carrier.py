@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from asyncpool._core.remote.reliable_link import ReliableLink
+from asyncpool._core.remote_wire.reliable_link import ReliableLink
 from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool.errors import ProtocolError

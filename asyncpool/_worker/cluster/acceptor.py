@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 
-from asyncpool._core.base import worker_messages as say
+from asyncpool._core.logs import worker_messages as say
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

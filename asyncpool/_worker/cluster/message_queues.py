@@ -11,8 +11,8 @@ import os
 import pickle
 from collections import deque
 
-from asyncpool._core.base import worker_messages as say
 from asyncpool._core.cluster.link_rules import HandleTag, MessageCredit
+from asyncpool._core.logs import worker_messages as say
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._system.descriptors import (
     ReceivedFile,

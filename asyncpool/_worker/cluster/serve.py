@@ -9,7 +9,7 @@ import pickle
 import socket
 from functools import partial
 
-from asyncpool._core.base import worker_messages as say
+from asyncpool._core.logs import worker_messages as say
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._worker.cluster.drain_time import DrainTime
 from asyncpool._worker.cluster.server_worker import ServerWorker

@@ -10,8 +10,8 @@ from _thread import (
     get_ident,
 )  # not threading, which imports more: see _worker/__init__.py
 
-from asyncpool._core.base import worker_messages as say
 from asyncpool._core.cluster.link_rules import HandleTag
+from asyncpool._core.logs import worker_messages as say
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import MAX_REASON, pack_numbers
 from asyncpool._worker.cluster.acceptor import Acceptor, AcceptRequest

@@ -10,8 +10,8 @@ from __future__ import annotations
 from itertools import islice
 from time import perf_counter
 
-from asyncpool._core.base import worker_messages as say
 from asyncpool._core.base.names import JOB_LOGGER
+from asyncpool._core.logs import worker_messages as say
 from asyncpool._core.wire.stacks import COROUTINE
 from asyncpool._worker.api.context import NO_JOB, running
 from asyncpool._worker.job_ending.interrupts import Interrupts

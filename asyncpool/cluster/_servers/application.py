@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 
-from asyncpool._core.base import worker_messages as say
+from asyncpool._core.logs import worker_messages as say
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

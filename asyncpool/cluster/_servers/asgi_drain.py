@@ -17,7 +17,7 @@ import socket
 import sys
 import termios
 
-from asyncpool._core.base import worker_messages as say
+from asyncpool._core.logs import worker_messages as say
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

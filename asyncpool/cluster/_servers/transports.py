@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl as ssl_module
 
-from asyncpool._core.base import worker_messages as say
+from asyncpool._core.logs import worker_messages as say
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-from asyncpool._core.remote.remote_messages import pack_parts
-from asyncpool._runtime.client.node import Node
+from asyncpool._core.remote_wire.remote_messages import pack_parts
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.remote.lent_memory import LentMemory
 
 

@@ -1,0 +1,1 @@
+"""What a client and its agents send each other: messages, their order, and what they tell of clocks."""
