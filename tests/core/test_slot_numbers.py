@@ -1,8 +1,9 @@
-"""The numbers of slots where a pool has several agents."""
+"""The numbers of slots where a pool has several agents, also in crashes."""
 
 from __future__ import annotations
 
-from asyncpool._core.remote.slot_numbers import SLOTS, first_slot
+from asyncpool._core.remote.slot_numbers import SLOTS, crash_at_client, first_slot
+from tests.helpers.crashes import crash_with
 
 
 def test_the_only_agent_has_the_numbers_of_its_pool() -> None:
@@ -11,3 +12,8 @@ def test_the_only_agent_has_the_numbers_of_its_pool() -> None:
 
 def test_no_two_agents_have_the_same_numbers() -> None:
     assert first_slot(3) - first_slot(2) == SLOTS == 10_000
+
+
+def test_a_crash_has_the_clients_number_of_its_slot_and_names_no_job() -> None:
+    crash = crash_with(slot=3, job_id=7, attempt=2, concurrent_jobs=(8, 9))
+    assert crash_at_client(crash, 20_000) == crash_with(slot=20_003)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from asyncpool import Pool, WorkerCrashedError
 from asyncpool.errors import JobTimeoutError
-from asyncpool.events import JobEnded, JobStarted
+from asyncpool.events import Crashed, JobEnded, JobStarted, Ready
 from asyncpool.prometheus import register, unregister
 from tests.helpers import jobs
 from tests.helpers.asking import ask
@@ -21,6 +22,7 @@ from tests.helpers.inside import asked_by, figures_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.nodes import nodes_pool, two_nodes
 from tests.helpers.patience import patience
+from tests.helpers.pools import next_of
 from tests.helpers.scraping import Figures
 from tests.helpers.traces import PROCESS, read_trace
 
@@ -101,6 +103,18 @@ async def test_events_say_in_which_slot_of_which_node_a_job_ran_and_when(
     assert max(it.wait for it in ends) >= 0.4
     started = {it.job_id for it in seen if isinstance(it, JobStarted)}
     assert started == {*range(1, 21)}
+
+
+async def test_a_crash_is_told_with_the_slot_as_the_client_counts() -> None:
+    async with patience(), two_nodes() as (pool, _, two):
+        events = pool.events()
+        await pool.stats()  # the nodes have heard who listens
+        pid = two.stats().slots[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        crash = (await next_of(events, Crashed)).crash
+        assert (crash.slot, crash.pid, crash.job_id) == (10_000, pid, None)
+        assert (await next_of(events, Ready)).slot == 10_000
 
 
 async def test_the_figures_of_nodes_and_of_their_workers() -> None:
@@ -233,9 +247,10 @@ async def test_a_trace_shows_each_attempt_where_it_was(tmp_path: Path) -> None:
     ):
         again = pool.options(max_attempts=2)
         assert await again.submit(jobs.exit_first, 3) == 2
+        assert (await pool.stats()).takeovers == 1
     trace = read_trace(path)
     first, second = trace.of_job(1)
-    assert (first.args["attempt"], first.args["outcome"]) == (1, "retry")
+    assert (first.args["attempt"], first.args["outcome"]) == (1, "taken over")
     assert (second.args["attempt"], second.args["outcome"]) == (2, "ok")
     assert first.end is not None
     assert first.end <= second.begin

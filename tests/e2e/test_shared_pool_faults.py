@@ -18,15 +18,22 @@ from asyncpool import ProcessPoolExecutor
 from asyncpool._core.remote.agent_jobs import CREDITS
 from asyncpool.enums import Delivery
 from asyncpool.errors import NodeLostError, PoolClosedError, WorkerCrashedError
-from asyncpool.events import JobEnded, JobEvent, JobQueued, JobStarted
+from asyncpool.events import (
+    Crashed,
+    JobEnded,
+    JobEvent,
+    JobQueued,
+    JobStarted,
+    TakenOver,
+)
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, connect
 from tests.helpers import jobs, several, streams
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import stop
-from tests.helpers.shared_pools import client, server
+from tests.helpers.pools import next_of, stop
+from tests.helpers.shared_pools import client, pool_and_client, server
 from tests.helpers.signing import numbers_in
 
 pytestmark = BOTH_LOOPS
@@ -300,6 +307,7 @@ async def test_a_crash_names_the_job_as_its_client_knows_it_and_no_job_of_others
             3
         ):  # so that the numbers of the pool are not those of its clients
             await client.submit(jobs.square, 2)
+        events, of_other = client.events(), other.events()
         found = [
             one.submit(several.at, gate.path, name)
             for one, name in ((client, "one"), (client, "two"), (other, "three"))
@@ -314,6 +322,31 @@ async def test_a_crash_names_the_job_as_its_client_knows_it_and_no_job_of_others
             assert (crash.job_id, crash.attempt) == (job.id, 1)
             assert crash.function == "tests.helpers.several.at"
             assert crash.concurrent_jobs == ()
+        # Each hears of the same crash: it was during some of its jobs.
+        for stream, own in ((events, found[:2]), (of_other, found[2:])):
+            told = (await next_of(stream, Crashed)).crash
+            named = {told.job_id, *told.concurrent_jobs} - {None}
+            assert named == {job.id for job in own}
+
+
+async def test_whoever_listens_hears_which_attempts_were_lost(tmp_path: Path) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        pool_and_client(tmp_path) as (pool, client),
+    ):
+        for _ in range(3):  # so that its numbers are not those of the client
+            await pool.submit(jobs.square, 2)
+        events = client.events()
+        view = client.options(max_attempts=3)
+        job = view.submit(jobs.wait_in_every_attempt, gate.path)
+        for attempt, answer in ((1, "die"), (2, "die"), (3, "done")):
+            (await gate.visitor(f"attempt {attempt}")).release(answer)
+        assert await job == "done"
+        for attempt in (1, 2):
+            crash = (await next_of(events, Crashed)).crash
+            assert (crash.job_id, crash.attempt) == (job.id, attempt)
+            assert await next_of(events, TakenOver) == TakenOver(job.id, attempt)
 
 
 async def test_whoever_listens_hears_of_no_attempt_that_no_agent_can_make(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.remote_options import read_call
 from asyncpool._core.remote_wire.remote_messages import Message, unpack_question
-from asyncpool._runtime.agent.client_stats import stats_for_client
+from asyncpool._runtime.agent.client_numbers import stats_for_client
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor

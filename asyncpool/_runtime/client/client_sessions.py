@@ -6,11 +6,11 @@ import asyncio
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.remote_options import write_options
+from asyncpool._core.remote.slot_numbers import crash_at_client
 from asyncpool._core.remote_wire.own_objects import kind_of, load_own
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.job.job import Job
@@ -275,15 +275,14 @@ class ClientSessions:
 
 
 def _crash_of(crash: object, node: Node) -> Crash:
-    """Return the crash of a session's worker without the agent's numbers.
+    """Return the crash of a session's worker as the client tells it.
 
     Raises:
         ProtocolError: If it is none.
     """
     if not isinstance(crash, Crash):
         raise ProtocolError(f"an agent sent {kind_of(crash)} as a crash")
-    slot = node.first_slot + crash.slot
-    return replace(crash, slot=slot, job_id=None, attempt=0, concurrent_jobs=())
+    return crash_at_client(crash, node.first_slot)
 
 
 def packed_call(serializer: Any, function: Callable[[], Any], number: int) -> bytes:

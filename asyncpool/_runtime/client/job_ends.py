@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
+from asyncpool._core.remote.slot_numbers import crash_at_client
 from asyncpool._core.remote.suspicion import Silence
 from asyncpool._core.remote_wire.own_objects import kind_of, load_own
 from asyncpool._core.remote_wire.remote_messages import (
@@ -39,7 +39,7 @@ from asyncpool.errors import (
     WorkerCrashedError,
     WorkerGoneError,
 )
-from asyncpool.events import Crash
+from asyncpool.events import Crash, TakenOver
 
 _PLAIN_SIZE = len(PLAIN)
 
@@ -116,10 +116,9 @@ class JobEnds:
     def _on_failed(self, job: Job[Any], error: object, first_slot: int) -> None:
         """Decide about a job that the agent's pool has failed."""
         if isinstance(error, WorkerCrashedError):
-            # The agent's pool has numbers of its own, also for the jobs beside this one.
             job._crashes += tuple(
-                with_job(job, replace(one, slot=first_slot + one.slot), ())
-                for one in error.crashes
+                with_job(job, crash_at_client(crash, first_slot), ())
+                for crash in error.crashes
             )
             if self._may_go_on(job, error.kind):
                 self._try_again(job, crash_error(job, error.delivery))
@@ -176,6 +175,9 @@ class JobEnds:
         """Note that an attempt has failed with *error*, and that the job waits for the next."""
         self._registry.lose_attempt(job)
         watch = self._registry.watch
+        if isinstance(error, WorkerCrashedError):
+            self._registry.figures.takeovers += 1
+            watch.hub.publish(TakenOver(job.id, job.attempt))
         if watch.hub.watched:
             watch.again(job, error)
 

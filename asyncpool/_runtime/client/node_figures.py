@@ -178,6 +178,7 @@ class NodeFigures:
             refused=registry.figures.refused,
             timeouts=registry.figures.timeouts,
             retries=registry.figures.retries,
+            takeovers=registry.figures.takeovers,
             dropped_events=client.hub.dropped,
             nodes=tuple(self._node_stats(node, told.get(node), now) for node in nodes),
         )

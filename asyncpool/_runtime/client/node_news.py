@@ -27,7 +27,7 @@ from asyncpool._runtime.remote import found_items
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool.enums import Delivery
 from asyncpool.errors import ProtocolError
-from asyncpool.events import Crash, Event
+from asyncpool.events import Broken, Crash, Crashed, Event
 
 _ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
 _MAY_BE_LENT = frozenset((Kind.VALUE, Kind.ITEM))
@@ -210,16 +210,21 @@ class NodeNews:
         event: Any = load_own(message.payload)
         if not isinstance(event, Event):
             raise ProtocolError(f"an agent told of {kind_of(event)} as an event")
-        self._client.hub.publish(_moved(event, node.first_slot))
+        self._client.hub.publish(_at_client(event, node.first_slot))
 
 
-def _moved(event: Event, first_slot: int) -> Event:
-    """Return *event* with the number that its slot has at the client."""
+def _at_client(event: Event, first_slot: int) -> Event:
+    """Return what an agent's pool has told of itself, with the client's numbers of slots."""
     told: Any = event
     changes: dict[str, Any] = {}
     if getattr(told, "slot", None) is not None:
         changes["slot"] = first_slot + told.slot
-    crash: Crash | None = getattr(told, "crash", None)
-    if crash is not None:
-        changes["crash"] = replace(crash, slot=first_slot + crash.slot)
+    if isinstance(event, Crashed):
+        changes["crash"] = _moved(event.crash, first_slot)
+    if isinstance(event, Broken):
+        changes["crashes"] = tuple(_moved(one, first_slot) for one in event.crashes)
     return replace(told, **changes) if first_slot and changes else event
+
+
+def _moved(crash: Crash, first_slot: int) -> Crash:
+    return replace(crash, slot=first_slot + crash.slot)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.policies.job_options import JobLimits
+from asyncpool._core.remote.slot_numbers import crash_at_client
 from asyncpool._core.remote_wire.own_objects import kind_of
 from asyncpool._runtime.job.job import claim_as
 from asyncpool._runtime.remote.packed_calls import PackedError
@@ -88,13 +89,11 @@ class AgentErrors(NamedTuple):
         """Return it with the numbers that the job and the slot have here."""
         number = self.next_id()
         crashes = tuple(
-            replace(
-                crash,
-                slot=first_slot + crash.slot,
-                job_id=number if crash.job_id == found.job_id else None,
-                concurrent_jobs=(),
-            )
+            replace(mine, job_id=number, attempt=crash.attempt)
+            if crash.job_id == found.job_id
+            else mine
             for crash in found.crashes
+            for mine in [crash_at_client(crash, first_slot)]
         )
         return type(found)(
             job_id=number,

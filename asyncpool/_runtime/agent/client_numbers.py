@@ -1,0 +1,73 @@
+"""What an agent's pool tells of itself, with the numbers that one client has given its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from asyncpool.events import Broken, Crash, Crashed, Event, Exited, TakenOver
+from asyncpool.stats import PoolStats, SlotStats
+
+
+def stats_for_client(stats: PoolStats, numbers: Mapping[int, int]) -> PoolStats:
+    """Return *stats* with the client's own numbers of its jobs.
+
+    Args:
+        stats: The figures.
+        numbers: These numbers, by those of the pool.  A job of another client gets 0.
+    """
+
+    def told(slot: SlotStats) -> SlotStats:
+        if not slot.job_ids:
+            return slot
+        ids = tuple(numbers.get(job, 0) for job in slot.job_ids)
+        running = tuple(
+            replace(job, job_id=numbers.get(job.job_id, 0)) for job in slot.running
+        )
+        first = None if slot.job_id is None else numbers.get(slot.job_id, 0)
+        return replace(slot, job_id=first, job_ids=ids, running=running)
+
+    return replace(stats, slots=tuple(map(told, stats.slots)))
+
+
+def event_for_client(event: Event, numbers: Mapping[int, int]) -> Event | None:
+    """Return *event* with the client's own numbers of its jobs; of others it names none.
+
+    Args:
+        event: What has happened.
+        numbers: These numbers, by those of the pool.
+
+    Returns:
+        ``None`` if it is only about a job of somebody else.
+    """
+    match event:
+        case Crashed(crash=crash):
+            return Crashed(_crash_for_client(crash, numbers))
+        case Broken(crashes=crashes):
+            told = tuple(_crash_for_client(crash, numbers) for crash in crashes)
+            return replace(event, crashes=told)
+        case TakenOver(job_id=job):
+            return replace(event, job_id=numbers[job]) if job in numbers else None
+        case Exited(reason=reason):
+            return replace(event, reason=_reason_for_client(reason, numbers))
+        case _:  # it names no job
+            return event
+
+
+def _crash_for_client(crash: Crash, numbers: Mapping[int, int]) -> Crash:
+    job = None if crash.job_id is None else numbers.get(crash.job_id)
+    beside = (numbers[job] for job in crash.concurrent_jobs if job in numbers)
+    return replace(
+        crash,
+        job_id=job,
+        attempt=0 if job is None else crash.attempt,
+        concurrent_jobs=tuple(beside),
+    )
+
+
+def _reason_for_client(reason: str, numbers: Mapping[int, int]) -> str:
+    cause, of_job, text = reason.rpartition(" of job ")  # as in "timeout of job 12"
+    if not of_job or not text.isdecimal():
+        return reason
+    job = numbers.get(int(text))
+    return cause if job is None else f"{cause}{of_job}{job}"
