@@ -315,6 +315,23 @@ class TestIdentity:
             multiprocessing.set_start_method(None, force=True)
         assert who["start method"] == "spawn"
 
+    async def test_a_start_method_of_a_library_stays_in_the_service(self) -> None:
+        """As in a worker of loky, whose start method is "loky"."""
+
+        class Theirs(multiprocessing.context.SpawnContext):
+            _name = "theirs"
+
+        known: dict[str, Any] = vars(multiprocessing.context)["_concrete_contexts"]
+        known["theirs"] = Theirs()
+        multiprocessing.set_start_method("theirs", force=True)
+        try:
+            async with patience(), Pool(1) as pool:
+                who = await pool.submit(sharing.identity)
+        finally:
+            del known["theirs"]
+            multiprocessing.set_start_method(None, force=True)
+        assert who["start method"] is None
+
     @pytest.mark.parametrize("launcher", LAUNCHERS)
     async def test_records_have_the_name(
         self, launcher: Launcher, caplog: pytest.LogCaptureFixture

@@ -142,7 +142,7 @@ class Identity(Record):
         parent: The pid and the name of the service's process.
         authkey: The key by which processes of :mod:`multiprocessing` recognise each
             other.
-        start_method: The start method that was set in the service, if one was.
+        start_method: The start method that was set in the service, if it is a standard one.
         argv: The command line of the service.
         folder: The private folder of a worker in a sandbox.
         cgroup: The folder of its cgroup, if it has one.

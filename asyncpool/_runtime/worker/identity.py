@@ -25,12 +25,15 @@ def identity_of(
     """
     this = multiprocessing.current_process()
     arguments: list[object] = [*sys.argv]
+    method: str | None = multiprocessing.get_start_method(allow_none=True)
+    # A worker does not know that of a library which it has not imported, like loky.
+    is_known = method in multiprocessing.get_all_start_methods()
     return Identity(
         name=f"{pool}-worker-{slot}",
         number=slot + 1,
         parent=(os.getpid(), this.name),
         authkey=bytes(this.authkey),
-        start_method=multiprocessing.get_start_method(allow_none=True),
+        start_method=method if is_known else None,
         argv=tuple(text for text in arguments if isinstance(text, str)),
         rank=rank,
         environment=environment,
