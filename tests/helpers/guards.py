@@ -61,7 +61,9 @@ def marked_processes() -> dict[int, str]:
     for pid in _newcomers():
         with suppress(psutil.Error, OSError):
             if _is_marked(pid):
-                found[pid] = " ".join(psutil.Process(pid).cmdline())[:200]
+                program, *arguments = psutil.Process(pid).cmdline() or [""]
+                # The path of the interpreter may be longer than all else.
+                found[pid] = " ".join([Path(program).name, *arguments])[:200]
     return found
 
 
