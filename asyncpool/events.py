@@ -88,8 +88,9 @@ class Crash:
             exception that ended the worker, if there was one: of an initializer, a thread, or
             the ``serve()`` of a worker of a cluster.
         concurrent_jobs: The other jobs that the worker was running.  Each has lost an attempt too.
-            Empty in a remote pool, where they may be jobs of other clients.
-        function: The function of the job, such as ``"shop.images.resize"``.
+            In a remote pool, an event has those of this client, and an error has none.
+        function: The function of the job, such as ``"shop.images.resize"``.  In an event of a
+            shared pool it may be the function of another client's job, which has no number here.
     """
 
     slot: int

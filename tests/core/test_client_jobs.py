@@ -58,6 +58,19 @@ def test_one_that_is_ready_and_suspected_gets_nothing() -> None:
     assert client.trust(0) == [1]
 
 
+def test_an_agent_that_ends_gets_nothing_more_and_finishes_what_it_has() -> None:
+    client = ClientJobs()
+    client.join(0, 1, AgentWindow(1))
+    assert client.submit(1, TRAITS, key=None, priority=0) == 0
+    client.leave(0)
+    assert client.submit(2, TRAITS, key=None, priority=0) is None
+    assert client.ended(0, 1)
+    assert client.refill(0) == []
+    client.suspect(0)
+    assert client.trust(0) == []  # though it is heard again
+    assert client.agent_of(2) is None
+
+
 def test_jobs_with_a_key_stay_together_and_priorities_count() -> None:
     client = ClientJobs()
     client.join(0, 4, AgentWindow(4))

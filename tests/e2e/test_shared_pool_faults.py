@@ -20,6 +20,7 @@ from asyncpool.enums import Delivery
 from asyncpool.errors import NodeLostError, PoolClosedError, WorkerCrashedError
 from asyncpool.events import (
     Crashed,
+    Exited,
     JobEnded,
     JobEvent,
     JobQueued,
@@ -175,6 +176,30 @@ async def test_an_agent_that_closes_finishes_what_it_has(tmp_path: Path) -> None
             await connect(f"unix:{path}").start()
 
 
+async def test_a_job_has_no_further_attempt_at_an_agent_that_closes(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pool.sock"
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        sharing = PoolServer(pool, path)
+        await sharing.__aenter__()
+        async with connect(f"unix:{path}") as shared:
+            view = shared.options(max_attempts=3)
+            job = view.submit(jobs.wait_in_every_attempt, gate.path)
+            visitor = await gate.visitor("attempt 1")
+            queued = [shared.submit(jobs.square, 1) for _ in range(1500)][-1]
+            closing = asyncio.create_task(sharing.__aexit__(None, None, None))
+            with pytest.raises(PoolClosedError):
+                await queued
+            visitor.release("die")
+            with pytest.raises(PoolClosedError) as caught:
+                await job
+            assert isinstance(caught.value.__cause__, WorkerCrashedError)
+            assert caught.value.__cause__.job_id == job.id
+            assert job.attempt == 1
+            await closing
+
+
 async def test_an_agent_that_is_left_by_an_error_ends_what_it_has(
     tmp_path: Path,
 ) -> None:
@@ -327,6 +352,25 @@ async def test_a_crash_names_the_job_as_its_client_knows_it_and_no_job_of_others
             told = (await next_of(stream, Crashed)).crash
             named = {told.job_id, *told.concurrent_jobs} - {None}
             assert named == {job.id for job in own}
+
+
+async def test_an_exit_names_no_job_by_the_number_that_the_agent_has_for_it(
+    tmp_path: Path,
+) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        pool_and_client(tmp_path, workers=1) as (pool, client),
+    ):
+        for _ in range(3):
+            await pool.submit(jobs.square, 2)
+        events = client.events()
+        job = client.options(on_cancel="kill").submit(jobs.wait_at, gate.path)
+        await gate.visitor()
+        job.cancel()
+        exited = await next_of(events, Exited)
+        assert exited.detail == "killed since a job did not end"
+        assert exited.reason == "cancellation"
 
 
 async def test_whoever_listens_hears_which_attempts_were_lost(tmp_path: Path) -> None:

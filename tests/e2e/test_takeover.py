@@ -19,7 +19,7 @@ from asyncpool import (
 )
 from asyncpool._core.policies.attempts import MAX_FREE_RETURNS, CrashKindText
 from asyncpool.enums import Delivery
-from asyncpool.events import TakenOver
+from asyncpool.events import Event, JobEvent, JobQueued, TakenOver
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import die_before_jobs
@@ -45,7 +45,14 @@ async def test_a_job_whose_workers_die_before_they_begin_it_is_given_up(
 ) -> None:
     crashes: list[Crash] = []
     pool = Pool(1, initializer=die_before_jobs, on_crash=crashes.append)
+    queued: list[int] = []
+
+    def note(event: Event | JobEvent) -> None:
+        if isinstance(event, JobQueued):
+            queued.append(event.attempts)
+
     async with patience(), pool:
+        pool.add_job_listener(note)
         job = pool.options(max_attempts=attempts).submit(jobs.square, 3)
         with pytest.raises(WorkerCrashedError) as caught:
             await job
@@ -55,6 +62,8 @@ async def test_a_job_whose_workers_die_before_they_begin_it_is_given_up(
         assert job.attempt == attempts
         assert pool.stats().takeovers == MAX_FREE_RETURNS + attempts - 1
     assert len(crashes) == MAX_FREE_RETURNS + attempts
+    # Once at first and once for each death, with the attempts that it has lost by then.
+    assert queued == [0] * (MAX_FREE_RETURNS + 1) + [*range(1, attempts + 1)]
 
 
 async def test_the_next_worker_takes_a_job_over() -> None:

@@ -15,7 +15,7 @@ from asyncpool import Crash, Job, JobTimeoutError, Pool, WorkerCrashedError
 from asyncpool._core.pickling.out_of_band import HEAVY
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool.events import Crashed, TakenOver
+from asyncpool.events import Crashed, Exited, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (
@@ -30,7 +30,7 @@ from tests.helpers.inside import (
 from tests.helpers.large import Stop, crowd, filler
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, idle, stop, timeout_of
+from tests.helpers.pools import assert_serves, idle, next_of, stop, timeout_of
 
 pytestmark = BOTH_LOOPS
 
@@ -128,6 +128,18 @@ async def test_a_job_that_a_stopped_worker_was_sent_is_not_lost() -> None:
         await assert_serves(pool)
         stats = pool.stats()
     assert (stats.failed, stats.queued, stats.crashes) == (1, 0, 0)
+
+
+async def test_the_exit_of_its_worker_names_the_job_that_was_too_slow() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        events = pool.events()
+        view = pool.options(timeout=SHORT, on_cancel="kill")
+        job = view.submit(jobs.wait_at, gate.path)
+        with pytest.raises(JobTimeoutError):
+            await job
+        exited = await next_of(events, Exited)
+        assert exited.detail == f"killed since job {job.id} did not end"
+        assert exited.reason == f"timeout of job {job.id}"
 
 
 @pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])

@@ -12,8 +12,8 @@ from tests.helpers.crashes import crash_with
 NUMBERS = {30: 1, 31: 2}
 
 
-def exited(reason: str) -> Exited:
-    return Exited(slot=0, generation=1, pid=70, reason=reason)
+def exited(reason: str, detail: str = "") -> Exited:
+    return Exited(slot=0, generation=1, pid=70, reason=reason, detail=detail)
 
 
 MINE = crash_with(job_id=30, attempt=2, concurrent_jobs=(40, 31))
@@ -36,6 +36,10 @@ NOT_MINE_TOLD = crash_with(concurrent_jobs=(2,))
         (TakenOver(40, 3), None),
         (exited("timeout of job 30"), exited("timeout of job 1")),
         (exited("cancellation of job 40"), exited("cancellation")),
+        (
+            exited("timeout of job 31", "killed since job 31 did not end"),
+            exited("timeout of job 2", "killed since job 2 did not end"),
+        ),
         (exited("max_jobs"), exited("max_jobs")),
         (exited("retire(): out of job cards"), exited("retire(): out of job cards")),
         (Restarting(0, 1.0), Restarting(0, 1.0)),

@@ -278,6 +278,11 @@ class ClientJobs:
         self._agents[agent].suspected = False
         return self.refill(agent)
 
+    def leave(self, agent: int) -> None:
+        """Give *agent* no more jobs: it ends when those that it has are done."""
+        self._agents[agent].is_ready = False
+        self._dispatcher.exclude(agent)
+
     def lose(self, agent: int) -> tuple[list[LostJob], list[tuple[int, int]]]:
         """Forget *agent*, which is dead, or whose session is over.
 

@@ -14,6 +14,7 @@ from asyncpool._core.pickling.errors import load_error
 from asyncpool._core.pickling.functions import FunctionTable
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, is_heavy
 from asyncpool._core.pickling.serializers import Serializer
+from asyncpool.errors import JobNotPicklableError
 
 
 def _pack_job(
@@ -23,7 +24,10 @@ def _pack_job(
     **how: Any,
 ) -> bytes | OutOfBandPickle:
     if script() is None:  # as in most programs, and the context takes 0.5 us
-        return pack_job(function, args, kwargs, **how)
+        try:
+            return pack_job(function, args, kwargs, **how)
+        except JobNotPicklableError:
+            pass  # with the context, the error says what helps with workers of another program
     with Abroad():
         return pack_job(function, args, kwargs, **how)
 

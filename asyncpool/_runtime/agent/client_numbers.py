@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from asyncpool._core.remote.slot_numbers import detail_for_client
 from asyncpool.events import Broken, Crash, Crashed, Event, Exited, TakenOver
 from asyncpool.stats import PoolStats, SlotStats
 
@@ -49,7 +50,11 @@ def event_for_client(event: Event, numbers: Mapping[int, int]) -> Event | None:
         case TakenOver(job_id=job):
             return replace(event, job_id=numbers[job]) if job in numbers else None
         case Exited(reason=reason):
-            return replace(event, reason=_reason_for_client(reason, numbers))
+            return replace(
+                event,
+                reason=_reason_for_client(reason, numbers),
+                detail=detail_for_client(event.detail, numbers),
+            )
         case _:  # it names no job
             return event
 
@@ -62,6 +67,7 @@ def _crash_for_client(crash: Crash, numbers: Mapping[int, int]) -> Crash:
         job_id=job,
         attempt=0 if job is None else crash.attempt,
         concurrent_jobs=tuple(beside),
+        detail=detail_for_client(crash.detail, numbers),
     )
 
 

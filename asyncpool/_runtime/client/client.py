@@ -31,9 +31,11 @@ from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.remote.agent_errors import AgentErrors
+from asyncpool._runtime.state.job_errors import crash_error
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import load_item
+from asyncpool.enums import Delivery
 from asyncpool.errors import PoolClosedError
 
 
@@ -84,6 +86,7 @@ class Client:
         self._functions = FunctionTables(totals, data, RemoteFunctionTable)
         self.threads = Threads(self._loop)
         self.jobs = ClientJobs()
+        self._agent_closes = False
         self.draining = ClientHolds(self.registry)
         self._questions = Questions(self._flush_soon)
         self.sessions = ClientSessions(self, self._questions)
@@ -146,7 +149,17 @@ class Client:
         return await load_item(self.threads, job, frame)
 
     def _again(self, job: Job[Any]) -> None:
-        self.nodes.send_again(job)
+        if self._agent_closes:
+            self._fail_closed(job)
+        else:
+            self.nodes.send_again(job)
+
+    def _fail_closed(self, job: Job[Any]) -> None:
+        """Fail a job that no agent will have."""
+        error = PoolClosedError(f"{self.title} is closed")
+        if job._crashes:
+            error.__cause__ = crash_error(job, Delivery.STARTED)
+        self.registry.fail(job, error)
 
     # Calls for workers that belong to this client.
 
@@ -268,11 +281,11 @@ class Client:
 
     def on_closing(self) -> None:
         """Hear that the only agent ends: it gets no more jobs, and finishes those that it has."""
-        self.draining.closed = True
+        self._agent_closes = self.draining.closed = True
         for job in [*self.registry.jobs.values()]:
             if self.jobs.agent_of(job.id) is None:
                 self.drop(job)
-                self.registry.fail(job, PoolClosedError(f"{self.title} is closed"))
+                self._fail_closed(job)
 
     async def finish(self, which: str) -> None:
         """Take no more jobs, and wait for ``"all"``, for the ``"running"`` ones or for ``"none"``.

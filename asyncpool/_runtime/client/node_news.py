@@ -190,7 +190,7 @@ class NodeNews:
 
     def _on_closing(self, node: Node, message: Message) -> None:
         del message
-        self._jobs.suspect(node.number)  # it gets no more
+        self._jobs.leave(node.number)
         self._client.on_closing()
 
     def _on_lanes(self, node: Node, message: Message) -> None:

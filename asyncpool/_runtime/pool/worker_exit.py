@@ -191,7 +191,7 @@ class WorkerExit:
             registry.figures.takeovers += 1
             job._function.figures.takeovers += 1
             hub.publish(events.TakenOver(number, job.attempt if loss.costs else 0))
-            if hub.watched:
+            if hub.watched and loss.begun:  # else it is told as given back
                 registry.watch.again(job, loss.error or crash_error(job, loss.delivery))
 
     def _fail(self, loss: Loss, crash: events.Crash) -> None:

@@ -94,7 +94,10 @@ class CrashReporter:
             stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)
         else:
             detail = self._detail(
-                handle, late=late, killed_for=killed_for, beside=bool(jobs)
+                handle,
+                late=late,
+                killed_for=killed_for,
+                beside=any(job.id != killed_for for job in jobs),
             )
         crash = Crash(
             slot=handle.slot,

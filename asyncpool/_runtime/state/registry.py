@@ -177,8 +177,8 @@ class JobRegistry:
             self._await_attempt(job)
             return
         job._times_returned += loss.blamed
-        self.unassign(job)
         job.attempt += loss.costs  # else a worker that dies so would get it for ever
+        self.unassign(job)
 
     def lose_attempt(self, job: Job[Any]) -> None:
         """Note that an attempt of an open job is lost, and that it waits for the next one."""
