@@ -79,6 +79,18 @@ def outer(x): return scale(x) + 1
     assert sides.there["scale"] is made
 
 
+def test_code_keeps_its_file_and_its_lines(sides: Sides) -> None:
+    sides.run("""
+def outer():
+    def inner(): pass
+    return inner
+""")
+    inner = sides.call("outer")
+    made = sides.there["outer"]
+    assert made.__code__.co_filename == inner.__code__.co_filename == "/script.py"
+    assert (made.__code__.co_firstlineno, inner.__code__.co_firstlineno) == (2, 3)
+
+
 def test_what_was_assigned_there_stays(sides: Sides) -> None:
     sides.run("""
 connection, count = None, 0

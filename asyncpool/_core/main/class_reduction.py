@@ -1,10 +1,11 @@
-"""Send by value what cloudpickle leaves out of classes, and what it cannot send."""
+"""Send by value what cloudpickle leaves out of classes and code, and what it cannot send."""
 
 from __future__ import annotations
 
 import functools
 import pickle
 from functools import cached_property, singledispatchmethod
+from types import CodeType
 
 from asyncpool._core.main.class_making import (
     generic_item_getter,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 # The code of the functions that singledispatch makes.
 _DISPATCHES = getattr(functools.singledispatch(id), "__code__")  # noqa: B009 - for mypy
 
+_NO_FILE = "<dynamic-code>"  # as cloudpickle calls the file of all code
+
 # What an enum gives each of its members.  All else is what the enum's own code has set.
 _OF_MEMBERS = {"_value_", "_name_", "__objclass__", "_sort_order_"}
 
@@ -33,10 +36,10 @@ def mended(obj: object, reduced: Any) -> Any:
     A class keeps its ``__slots__``.  Without them its instances would have a
     ``__dict__`` in the worker, and could not come back.  A ``cached_property`` is sent
     without its lock, which it has before Python 3.12, and what ``singledispatch`` has
-    made without its cache.
+    made without its cache.  Code keeps the name of its file.
     """
     if reduced is NotImplemented:
-        reduce = _DESCRIPTORS.get(type(obj))
+        reduce = _BY_TYPE.get(type(obj))
         return reduced if reduce is None else reduce(obj)
     if isinstance(obj, type):
         return _mended_class(obj, reduced)
@@ -81,7 +84,20 @@ def _of_dispatching_method(method: Any) -> Any:
     return singledispatchmethod, (method.func,), {"dispatcher": method.dispatcher}
 
 
-_DESCRIPTORS: dict[type, Callable[[Any], Any]] = {
+def _of_code(code: CodeType) -> Any:
+    """Return how to reduce *code* with the name of its file, for tracebacks and logs.
+
+    cloudpickle has another name in its place since 3.1.3.
+    """
+    from cloudpickle import Pickler  # noqa: PLC0415 - it takes 20 ms
+
+    reduce: Any = Pickler.dispatch_table[CodeType]
+    make, args = reduce(code)
+    return make, tuple(code.co_filename if it == _NO_FILE else it for it in args)
+
+
+_BY_TYPE: dict[type, Callable[[Any], Any]] = {
+    CodeType: _of_code,
     cached_property: _of_cached_property,
     singledispatchmethod: _of_dispatching_method,
 }
