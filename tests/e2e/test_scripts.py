@@ -753,3 +753,24 @@ def test_an_interactive_script_travels_by_value(tmp_path: Path) -> None:
         check=True,
     )
     assert process.stdout.splitlines() == ["(1, '__main__')", "(2, '__main__')"]
+
+
+def test_workers_have_a_stderr_though_the_program_has_none(tmp_path: Path) -> None:
+    program = """
+        import asyncio, os, sys
+        from asyncpool import Pool
+
+        def stderr_is_there():
+            return sys.stderr is not None
+
+        async def main():
+            os.close(2)
+            # Its number is that of stderr now, and the launcher does not get it.
+            assert os.open(os.devnull, os.O_RDONLY) == 2
+            async with Pool(1) as pool:
+                print(await pool.submit(stderr_is_there))
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    assert run_script(tmp_path, program) == "True\n"

@@ -37,7 +37,7 @@ def start_launcher(
         [*command, str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=None if _is_open(2) else subprocess.DEVNULL,
+        stderr=None if _is_passed_on(2) else subprocess.DEVNULL,
         pass_fds=(theirs.fileno(),),
         env=None if env is None else dict(env),
         start_new_session=True,
@@ -56,9 +56,9 @@ def _interpreter() -> list[str]:
     return [sys.executable, *flags, *([] if "-P" in flags else ["-P"])]
 
 
-def _is_open(fd: int) -> bool:
+def _is_passed_on(fd: int) -> bool:
+    # If stderr was closed, anything that the service has opened since may have its number.
     try:
-        os.fstat(fd)
+        return os.get_inheritable(fd)
     except OSError:
         return False
-    return True
