@@ -114,9 +114,23 @@ def door() -> Iterator[Door]:
             visitor.close()
 
 
+# Processes of the tests before, such as the one that commands are forked from.
+_there_before: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _note_what_is_there() -> None:
+    _there_before.clear()
+    _there_before.update(marked_processes())
+
+
 def nothing_left(deadline: float) -> None:
     """Look at the processes until ours are gone, or the time is over."""
-    while left := marked_processes():
+    while left := {
+        pid: what
+        for pid, what in marked_processes().items()
+        if pid not in _there_before
+    }:
         assert time.monotonic() < deadline, f"left: {left}"
 
 
