@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # few pools have a sandbox
 # Processes that have this key let each other in, so workers in a sandbox have another one.
 _OTHER_KEY = os.urandom(32)
 
+# A worker does not know that of a library which it has not imported, such as loky.
+_START_METHODS = {"fork", "forkserver", "spawn"}
+
 
 def identity_of(
     pool: str, slot: int, rank: int = 0, environment: Variables = ()
@@ -26,14 +29,12 @@ def identity_of(
     this = multiprocessing.current_process()
     arguments: list[object] = [*sys.argv]
     method: str | None = multiprocessing.get_start_method(allow_none=True)
-    # A worker does not know that of a library which it has not imported, like loky.
-    is_known = method in multiprocessing.get_all_start_methods()
     return Identity(
         name=f"{pool}-worker-{slot}",
         number=slot + 1,
         parent=(os.getpid(), this.name),
         authkey=bytes(this.authkey),
-        start_method=method if is_known else None,
+        start_method=method if method in _START_METHODS else None,
         argv=tuple(text for text in arguments if isinstance(text, str)),
         rank=rank,
         environment=environment,
