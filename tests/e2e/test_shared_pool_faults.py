@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
@@ -28,7 +30,7 @@ from asyncpool.events import (
     TakenOver,
 )
 from asyncpool.pool import Pool
-from asyncpool.sharedpool import PoolServer, connect
+from asyncpool.sharedpool import PoolServer, SharedPool, connect
 from tests.helpers import jobs, several, streams
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -153,6 +155,19 @@ async def test_an_agent_that_is_stopped_for_a_moment_costs_nothing(
             assert await asyncio.gather(*waiting) == [n * n for n in range(50)]
 
 
+@contextlib.asynccontextmanager
+async def server_and_client(
+    tmp_path: Path,
+) -> AsyncGenerator[tuple[PoolServer, SharedPool]]:
+    """Yield the server of a pool with one worker, which the test is to leave, and a client."""
+    path = tmp_path / "pool.sock"
+    async with Pool(1) as pool:
+        sharing = PoolServer(pool, path)
+        await sharing.__aenter__()
+        async with connect(f"unix:{path}") as shared:
+            yield sharing, shared
+
+
 async def test_an_agent_that_closes_finishes_what_it_has(tmp_path: Path) -> None:
     path = tmp_path / "pool.sock"
     async with patience(), Gate() as gate, Pool(1) as pool:
@@ -179,48 +194,48 @@ async def test_an_agent_that_closes_finishes_what_it_has(tmp_path: Path) -> None
 async def test_a_job_has_no_further_attempt_at_an_agent_that_closes(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "pool.sock"
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        sharing = PoolServer(pool, path)
-        await sharing.__aenter__()
-        async with connect(f"unix:{path}") as shared:
-            view = shared.options(max_attempts=3)
-            job = view.submit(jobs.wait_in_every_attempt, gate.path)
-            visitor = await gate.visitor("attempt 1")
-            queued = [shared.submit(jobs.square, 1) for _ in range(1500)][-1]
-            closing = asyncio.create_task(sharing.__aexit__(None, None, None))
-            with pytest.raises(PoolClosedError):
-                await queued
-            visitor.release("die")
-            with pytest.raises(PoolClosedError) as caught:
-                await job
-            assert isinstance(caught.value.__cause__, WorkerCrashedError)
-            assert caught.value.__cause__.job_id == job.id
-            assert job.attempt == 1
-            await closing
+    async with (
+        patience(),
+        Gate() as gate,
+        server_and_client(tmp_path) as (sharing, shared),
+    ):
+        view = shared.options(max_attempts=3)
+        job = view.submit(jobs.wait_in_every_attempt, gate.path)
+        visitor = await gate.visitor("attempt 1")
+        queued = [shared.submit(jobs.square, 1) for _ in range(1500)][-1]
+        closing = asyncio.create_task(sharing.__aexit__(None, None, None))
+        with pytest.raises(PoolClosedError):
+            await queued
+        visitor.release("die")
+        with pytest.raises(PoolClosedError) as caught:
+            await job
+        assert isinstance(caught.value.__cause__, WorkerCrashedError)
+        assert caught.value.__cause__.job_id == job.id
+        assert job.attempt == 1
+        await closing
 
 
 async def test_an_agent_that_is_left_by_an_error_ends_what_it_has(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "pool.sock"
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        sharing = PoolServer(pool, path)
-        await sharing.__aenter__()
-        async with connect(f"unix:{path}") as shared:
-            stream = shared.stream(streams.numbers, 10**6)
-            assert await anext(stream) == 0
-            begun = shared.submit(jobs.wait_at, gate.path)
-            asked = asyncio.create_task(shared.broadcast(jobs.configure, 1, gate.path))
-            await asyncio.sleep(0)
-            await sharing.__aexit__(ValueError, ValueError(), None)
-            with pytest.raises(NodeLostError):
-                await begun
-            with pytest.raises(NodeLostError):
-                async for _ in stream:
-                    pass
-            with pytest.raises(PoolClosedError, match="gone"):
-                await asked
+    async with (
+        patience(),
+        Gate() as gate,
+        server_and_client(tmp_path) as (sharing, shared),
+    ):
+        stream = shared.stream(streams.numbers, 10**6)
+        assert await anext(stream) == 0
+        begun = shared.submit(jobs.wait_at, gate.path)
+        asked = asyncio.create_task(shared.broadcast(jobs.configure, 1, gate.path))
+        await asyncio.sleep(0)
+        await sharing.__aexit__(ValueError, ValueError(), None)
+        with pytest.raises(NodeLostError):
+            await begun
+        with pytest.raises(NodeLostError):
+            async for _ in stream:
+                pass
+        with pytest.raises(PoolClosedError, match="gone"):
+            await asked
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -21,18 +21,35 @@ def first_slot(agent: int) -> int:
     return (agent - 1) * SLOTS
 
 
-def crash_at_client(crash: Crash, first_slot: int) -> Crash:
-    """Return a crash that came with an error of an agent, with the client's number of the slot.
+def crash_at_client(crash: Crash, first_slot: int, numbers: Mapping[int, int]) -> Crash:
+    """Return a crash that an agent has told with an error, as the client tells it.
 
-    It names no job: the agent's numbers are those of other jobs at the client.
+    Args:
+        crash: The crash.
+        first_slot: What is added to the slots of the agent.
+        numbers: See :func:`crash_for_client`.
     """
+    told = crash_for_client(crash, numbers)
+    return replace(told, slot=first_slot + told.slot)
+
+
+def crash_for_client(crash: Crash, numbers: Mapping[int, int]) -> Crash:
+    """Return a crash with the client's numbers of its jobs, and none of others.
+
+    The agent's numbers are those of other jobs at the client.
+
+    Args:
+        crash: The crash.
+        numbers: The client's numbers, by those of the agent.
+    """
+    job = None if crash.job_id is None else numbers.get(crash.job_id)
+    beside = (numbers[job] for job in crash.concurrent_jobs if job in numbers)
     return replace(
         crash,
-        slot=first_slot + crash.slot,
-        job_id=None,
-        attempt=0,
-        concurrent_jobs=(),
-        detail=detail_for_client(crash.detail, {}),
+        job_id=job,
+        attempt=0 if job is None else crash.attempt,
+        concurrent_jobs=tuple(beside),
+        detail=detail_for_client(crash.detail, numbers),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.remote_options import read_call
 from asyncpool._core.remote_wire.remote_messages import Message, unpack_question
-from asyncpool._runtime.agent.client_numbers import stats_for_client
+from asyncpool._runtime.agent.client_numbers import numbers_of, stats_for_client
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
@@ -155,8 +155,7 @@ class Answers:
         return None
 
     def _stats(self, client: AskingClient, _: dict[str, Any]) -> PoolStats:
-        numbers = {job.id: number for number, job in client.jobs.items()}
-        return stats_for_client(self._pool.stats(), numbers)
+        return stats_for_client(self._pool.stats(), numbers_of(client.jobs))
 
     async def _lend(
         self, client: AskingClient, number: int, about: dict[str, Any]

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from asyncpool._core.remote.slot_numbers import detail_for_client
-from asyncpool.events import Broken, Crash, Crashed, Event, Exited, TakenOver
+from asyncpool._core.remote.slot_numbers import crash_for_client, detail_for_client
+from asyncpool._runtime.job.job import Job
+from asyncpool.events import Broken, Crashed, Event, Exited, TakenOver
 from asyncpool.stats import PoolStats, SlotStats
+
+
+def numbers_of(jobs: Mapping[int, Job[Any]]) -> dict[int, int]:
+    """Return the client's numbers of *jobs*, by those of the pool."""
+    return {job.id: number for number, job in jobs.items()}
 
 
 def stats_for_client(stats: PoolStats, numbers: Mapping[int, int]) -> PoolStats:
@@ -43,9 +50,9 @@ def event_for_client(event: Event, numbers: Mapping[int, int]) -> Event | None:
     """
     match event:
         case Crashed(crash=crash):
-            return Crashed(_crash_for_client(crash, numbers))
+            return Crashed(crash_for_client(crash, numbers))
         case Broken(crashes=crashes):
-            told = tuple(_crash_for_client(crash, numbers) for crash in crashes)
+            told = tuple(crash_for_client(crash, numbers) for crash in crashes)
             return replace(event, crashes=told)
         case TakenOver(job_id=job):
             return replace(event, job_id=numbers[job]) if job in numbers else None
@@ -57,18 +64,6 @@ def event_for_client(event: Event, numbers: Mapping[int, int]) -> Event | None:
             )
         case _:  # it names no job
             return event
-
-
-def _crash_for_client(crash: Crash, numbers: Mapping[int, int]) -> Crash:
-    job = None if crash.job_id is None else numbers.get(crash.job_id)
-    beside = (numbers[job] for job in crash.concurrent_jobs if job in numbers)
-    return replace(
-        crash,
-        job_id=job,
-        attempt=0 if job is None else crash.attempt,
-        concurrent_jobs=tuple(beside),
-        detail=detail_for_client(crash.detail, numbers),
-    )
 
 
 def _reason_for_client(reason: str, numbers: Mapping[int, int]) -> str:

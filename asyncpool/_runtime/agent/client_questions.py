@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from asyncpool._core.remote_wire.own_objects import pack_own
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.agent.agent_answers import Answers
-from asyncpool._runtime.agent.client_numbers import event_for_client
+from asyncpool._runtime.agent.client_numbers import event_for_client, numbers_of
 from asyncpool._runtime.agent.relay import Relay
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
@@ -105,8 +105,7 @@ class ClientQuestions:
 
     def tell(self, event: Event) -> None:
         """Tell of an event of the pool."""
-        numbers = {job.id: number for number, job in self.jobs.items()}
-        told = event_for_client(event, numbers)
+        told = event_for_client(event, numbers_of(self.jobs))
         if told is not None:
             self._client.put_news(Message(Kind.EVENT, payload=pack_own(told)))
 

@@ -282,7 +282,7 @@ def _crash_of(crash: object, node: Node) -> Crash:
     """
     if not isinstance(crash, Crash):
         raise ProtocolError(f"an agent sent {kind_of(crash)} as a crash")
-    return crash_at_client(crash, node.first_slot)
+    return crash_at_client(crash, node.first_slot, {})
 
 
 def packed_call(serializer: Any, function: Callable[[], Any], number: int) -> bytes:

@@ -117,7 +117,7 @@ class JobEnds:
         """Decide about a job that the agent's pool has failed."""
         if isinstance(error, WorkerCrashedError):
             job._crashes += tuple(
-                with_job(job, crash_at_client(crash, first_slot), ())
+                with_job(job, crash_at_client(crash, first_slot, {}), ())
                 for crash in error.crashes
             )
             if self._may_go_on(job, error.kind):

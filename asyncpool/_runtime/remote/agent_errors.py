@@ -6,7 +6,6 @@ The agent does not read what a function has raised.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 from asyncpool._core.pickling.serializers import Serializer
@@ -89,11 +88,8 @@ class AgentErrors(NamedTuple):
         """Return it with the numbers that the job and the slot have here."""
         number = self.next_id()
         crashes = tuple(
-            replace(mine, job_id=number, attempt=crash.attempt)
-            if crash.job_id == found.job_id
-            else mine
+            crash_at_client(crash, first_slot, {found.job_id: number})
             for crash in found.crashes
-            for mine in [crash_at_client(crash, first_slot)]
         )
         return type(found)(
             job_id=number,
