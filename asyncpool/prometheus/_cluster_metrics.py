@@ -8,8 +8,8 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
 )
 
-from asyncpool._core.figures.exit_causes import CAUSES
 from asyncpool._core.figures.request_figures import CLASSES
+from asyncpool._core.slots.exit_reasons import CAUSES
 from asyncpool._observe.readings import Reading
 from asyncpool.cluster import ClusterStats
 from asyncpool.enums import CrashKind, RunState, SlotState

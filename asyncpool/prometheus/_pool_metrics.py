@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
 )
 
-from asyncpool._core.figures.exit_causes import CAUSES
+from asyncpool._core.slots.exit_reasons import CAUSES
 from asyncpool._observe.readings import Reading
 from asyncpool.enums import CrashKind, RunState, SlotState
 from asyncpool.prometheus._families import (

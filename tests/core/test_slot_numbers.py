@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from asyncpool._core.remote.slot_numbers import (
     SLOTS,
     crash_at_client,
-    detail_for_client,
     first_slot,
 )
 from tests.helpers.crashes import crash_with
@@ -32,23 +29,3 @@ def test_a_crash_has_the_clients_number_of_its_slot_and_names_no_job() -> None:
     assert crash_at_client(crash, 20_000, {}) == crash_with(
         slot=20_003, detail="killed since another job did not end"
     )
-
-
-@pytest.mark.parametrize(
-    ("detail", "told"),
-    [
-        ("killed since job 30 did not end", "killed since job 1 did not end"),
-        (
-            "killed since job 30, which it ran too, did not end",
-            "killed since job 1, which it ran too, did not end",
-        ),
-        ("killed since job 40 did not end", "killed since a job did not end"),
-        (
-            "killed since job 40, which it ran too, did not end",
-            "killed since another job did not end",
-        ),
-        ("ValueError: job 30 did not end", "ValueError: job 30 did not end"),
-    ],
-)
-def test_a_detail_names_the_clients_own_jobs_only(detail: str, told: str) -> None:
-    assert detail_for_client(detail, {30: 1}) == told

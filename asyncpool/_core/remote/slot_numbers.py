@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from asyncpool._core.slots.exit_reasons import detail_for_client
 from asyncpool.events import Crash
 
 # The slots of the first agent have the numbers of its pool, and those of each further one so
 # many more than those of the one before.
 SLOTS = 10_000
-
-# What a pool says of a worker that it has killed for a job; see ``CrashReporter``.
-_KILLED_FOR = re.compile(r"killed since job (\d+)(, which it ran too,)? did not end")
 
 
 def first_slot(agent: int) -> int:
@@ -51,19 +48,3 @@ def crash_for_client(crash: Crash, numbers: Mapping[int, int]) -> Crash:
         concurrent_jobs=tuple(beside),
         detail=detail_for_client(crash.detail, numbers),
     )
-
-
-def detail_for_client(detail: str, numbers: Mapping[int, int]) -> str:
-    """Return the detail of a crash with the client's numbers of its jobs, and none of others.
-
-    Args:
-        detail: What the agent's pool says.
-        numbers: These numbers, by those of the agent.
-    """
-    found = _KILLED_FOR.fullmatch(detail)
-    if found is None:
-        return detail
-    number, beside = int(found[1]), found[2] or ""
-    if number in numbers:
-        return f"killed since job {numbers[number]}{beside} did not end"
-    return f"killed since {'another' if beside else 'a'} job did not end"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from asyncpool._core.remote.slot_numbers import crash_for_client, detail_for_client
+from asyncpool._core.remote.slot_numbers import crash_for_client
+from asyncpool._core.slots.exit_reasons import detail_for_client, reason_for_client
 from asyncpool._runtime.job.job import Job
 from asyncpool.events import Broken, Crashed, Event, Exited, TakenOver
 from asyncpool.stats import PoolStats, SlotStats
@@ -59,16 +60,8 @@ def event_for_client(event: Event, numbers: Mapping[int, int]) -> Event | None:
         case Exited(reason=reason):
             return replace(
                 event,
-                reason=_reason_for_client(reason, numbers),
+                reason=reason_for_client(reason, numbers),
                 detail=detail_for_client(event.detail, numbers),
             )
         case _:  # it names no job
             return event
-
-
-def _reason_for_client(reason: str, numbers: Mapping[int, int]) -> str:
-    cause, of_job, text = reason.rpartition(" of job ")  # as in "timeout of job 12"
-    if not of_job or not text.isdecimal():
-        return reason
-    job = numbers.get(int(text))
-    return cause if job is None else f"{cause}{of_job}{job}"

@@ -26,7 +26,7 @@ class PoolFigures:
         spawned: Processes that were started.
         starts: How long they took until they were ready.
         crash_kinds: The crashes, by kind.
-        exits: The ends of workers, by cause; see ``exit_causes.py``.
+        exits: The ends of workers, by cause; see ``exit_reasons.py``.
         exited_cpu: Seconds of CPU time of the processes that are gone.
     """
 

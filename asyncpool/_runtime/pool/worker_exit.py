@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 
 from asyncpool import events
-from asyncpool._core.figures.exit_causes import CRASH, exit_cause
 from asyncpool._core.slots import commands as cmd
+from asyncpool._core.slots.exit_reasons import CRASH, exit_cause, reason_for_job
 from asyncpool._runtime.base.callbacks import Reporter
 from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.state.crash_report import (
@@ -139,7 +139,7 @@ class WorkerExit:
         if killed_for is not None:
             late = {loss.job.id for loss in losses if loss.error is not None}
             cause = "timeout" if killed_for in late else "cancellation"
-            return f"{cause} of job {killed_for}"
+            return reason_for_job(cause, killed_for)
         closing = self._state.core.closing.finish is not None
         return decided or ("close" if closing else "")
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from asyncpool._core.policies.oom import OomLedger
 from asyncpool._core.slots import commands as cmd
+from asyncpool._core.slots.exit_reasons import job_not_ended, killed_since
 from asyncpool._core.slots.slots import Slot
 from asyncpool._runtime.base.machine import OomKills
 from asyncpool._runtime.job.job import Job
@@ -140,9 +141,8 @@ class CrashReporter:
         if not detail and self._was_killed(handle) and self._ledger is None:
             detail = "not by the pool; perhaps there was no memory left"
         if not detail and killed_for is not None:
-            which = ", which it ran too," if beside else ""
-            detail = f"job {killed_for}{which} did not end"
-        return f"killed since {detail}" if handle.killed and detail else detail
+            detail = job_not_ended(killed_for, beside=beside)
+        return killed_since(detail) if handle.killed and detail else detail
 
 
 def crash_of_job(job: Job[object], crash: Crash) -> Crash:
