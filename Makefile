@@ -6,8 +6,9 @@
 PYTHON ?= python3
 VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(patsubst python%,%,$(notdir $(PYTHON))))
 ARGS ?=
-# As many tests at once as there are cores, up to four; ARGS="-n0 ..." has them one by one.
-AT_ONCE := -n logical --maxprocesses=4 --dist=worksteal
+# One test more at once than there are cores, up to four, since many tests wait: on two cores
+# all take 12 to 13 minutes with three, and 14 with two.  ARGS="-n0 ..." has them one by one.
+AT_ONCE = -n $(shell $(PY) -c "import os; print(min(4, os.cpu_count() + 1))") --dist=worksteal
 # What runs the package; the others look at texts, types and programs around it.
 COVERING := tests/core tests/worker tests/runtime tests/e2e tests/cli
 LAYERS := _core _worker _runtime _api _futures _system cluster _cli

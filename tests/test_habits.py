@@ -171,6 +171,7 @@ def private_names(path: Path) -> frozenset[str]:
     return frozenset(filter(is_private, found)) - OF_RECORDS
 
 
+@functools.cache
 def imports_of(path: Path) -> set[Path]:
     """Return the modules of the package, and of the tests, that a file imports."""
     dotted = set[str]()
@@ -240,6 +241,13 @@ def names_reached(node: ast.AST) -> Iterator[str]:
             pass
 
 
+@functools.cache
+def names_of_the_package() -> frozenset[str]:
+    """Return what is private to one module or another, and is no name of a module."""
+    private = frozenset[str]().union(*map(private_names, MODULES))
+    return private - {file.stem for file in MODULES}
+
+
 def intrusions(path: Path, *, unit: bool) -> list[int]:
     """Return the lines that reach what the package keeps to itself.
 
@@ -247,10 +255,8 @@ def intrusions(path: Path, *, unit: bool) -> list[int]:
         path: The file.
         unit: Whether it may reach what is private to the modules that it is about.
     """
-    private = frozenset[str]().union(*map(private_names, MODULES))
-    modules = {file.stem for file in MODULES}
     own = own_names(path) if unit else private_names(path)
-    strange = private - own - modules - OF_OTHERS.get(path, set())
+    strange = names_of_the_package() - own - OF_OTHERS.get(path, set())
     lines = {
         node.lineno
         for node in walk(path)
