@@ -74,7 +74,7 @@ async def test_results_come_in_order_or_as_they_come() -> None:
         assert not first.done()
         visitor.release()
         assert await first == "go"
-        assert [await anext(ordered) for _ in range(5)] == [0, 1, 2, 3, 4]
+        assert [item async for item in ordered] == [0, 1, 2, 3, 4]
 
         unordered = pool.map(jobs.choose, items, chunksize=1).unordered()
         found = [await anext(unordered) for _ in range(5)]
