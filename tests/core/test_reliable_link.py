@@ -14,12 +14,12 @@ from asyncpool.errors import ProtocolError
 
 
 def test_a_batch_is_read_as_it_was_written() -> None:
-    batch = Batch(7, 3, 2, 11, 0, [b"", b"one", b"two"])
+    batch = Batch(7, 3, 2, 11, 9, 0, [b"", b"one", b"two"])
     assert Batch.unpack(batch.pack()) == batch
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"short", Batch(1, 1, 0, 0, 0, [b"ab"]).pack()[:-1]]
+    "data", [b"", b"short", Batch(1, 1, 0, 0, 0, 0, [b"ab"]).pack()[:-1]]
 )
 def test_what_is_no_batch_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
@@ -28,10 +28,10 @@ def test_what_is_no_batch_is_refused(data: bytes) -> None:
 
 def test_only_a_single_message_may_be_large() -> None:
     large = bytes(4 * MAX_BATCH)
-    assert Batch.unpack(Batch(1, 1, 0, 0, 0, [large]).pack()).messages == [large]
+    assert Batch.unpack(Batch(1, 1, 0, 0, 0, 0, [large]).pack()).messages == [large]
     for several in ([large, b""], [b""] * MAX_BATCH):
         with pytest.raises(ProtocolError, match="a batch of"):
-            Batch.unpack(Batch(1, 1, 0, 0, 0, several).pack())
+            Batch.unpack(Batch(1, 1, 0, 0, 0, 0, several).pack())
 
 
 def test_a_message_arrives_once_whatever_comes_twice_or_early() -> None:
@@ -98,4 +98,16 @@ def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
     link = ReliableLink(1)
     link.put(b"a")
     with pytest.raises(ProtocolError, match="acknowledges 1 messages of 0"):
-        link.receive(Batch(1, 1, 1, 0, 0, []))
+        link.receive(Batch(1, 1, 1, 0, 0, 0, []))
+
+
+def test_an_agent_says_when_it_took_what_it_acknowledges() -> None:
+    client, agent = ReliableLink(1), ReliableLink(1)
+    client.put(b"a")
+    first = client.next_batch()
+    agent.receive(first, 30)
+    agent.receive(first, 50)  # there is nothing new in it
+    batch = agent.next_batch(70)
+    assert (batch.acknowledged, batch.taken_at, batch.stamp) == (1, 30, 70)
+    client.receive(batch)
+    assert client.next_batch().taken_at == 0

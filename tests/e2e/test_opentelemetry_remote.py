@@ -61,22 +61,19 @@ async def test_the_spans_of_a_job_of_a_shared_pool(tmp_path: Path) -> None:
 
 async def test_the_time_on_a_node_before_the_begin_is_seen(tmp_path: Path) -> None:
     spans = Spans()
-    async with patience(), Gate() as gate, shared(tmp_path, 1) as pool:
+    async with patience(), shared(tmp_path, 1) as pool:
         instrument(pool, tracer_provider=spans.provider)
-        first = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
+        first = pool.submit(jobs.stay, 0.5)
         second = pool.submit(jobs.square, 2)
-        await pool.stats()  # the agent has it by now
-        visitor.release()
         await asyncio.gather(first, second)
-    one = spans.named("process tests.helpers.jobs.wait_at")
+    one = spans.named("process tests.helpers.jobs.stay")
     other = spans.named("process tests.helpers.jobs.square")
     begun = {event.name: event.timestamp for event in other.events}["begun"]
     assert one.end_time is not None
     assert other.start_time is not None
     assert other.start_time < one.end_time
-    # The clocks of the loop and of spans are read one after the other.
-    assert begun > one.end_time - 5_000_000
+    # What is known of the agent's clock is as exact as its batches are quick.
+    assert begun > one.end_time - 200_000_000
 
 
 async def test_attempts_that_fail_on_a_node_have_spans_of_their_own(

@@ -114,6 +114,9 @@ def _shifted(data: bytes, ahead: int) -> bytes:
         if message.kind in _ENDS and message.place:
             message = message._replace(deadline=message.deadline + ahead)
         messages.append(message.pack())
-    stamp = batch.stamp and batch.stamp + micro
-    echo = batch.echo and batch.echo + micro
-    return batch._replace(stamp=stamp, echo=echo, messages=messages).pack()
+    stamp, taken_at, echo = (
+        at and at + micro for at in (batch.stamp, batch.taken_at, batch.echo)
+    )
+    return batch._replace(
+        stamp=stamp, taken_at=taken_at, echo=echo, messages=messages
+    ).pack()

@@ -1,9 +1,10 @@
 """How far the clock of an agent is from that of its client, and how sure that is.
 
-The agent says in each batch when it made it, on its own clock.  It cannot have made the batch
-after it came, nor before the newest message was sent that it acknowledges.  So each batch
-bounds the difference of the clocks on both sides, and the narrowest bounds are kept.  This is
-the intersection of intervals of Marzullo's algorithm, which NTP uses, for one server.
+The agent says in each batch when it made it, on its own clock, and when it took the newest
+message that it acknowledges.  It cannot have made the batch after it came, nor taken the
+message before that was sent.  So each batch bounds the difference of the clocks on both sides,
+and the narrowest bounds are kept.  This is the intersection of intervals of Marzullo's
+algorithm, which NTP uses, for one server.
 
 Both clocks are monotonic ones, so wall clocks that differ by hours make no difference.
 """
@@ -50,19 +51,24 @@ class ClockBounds:
         if len(self._sent) < _KEPT:
             self._sent.append((last, now))
 
-    def heard(self, stamp: float, acknowledged: int, now: float) -> None:
+    def heard(
+        self, stamp: float, taken_at: float, acknowledged: int, now: float
+    ) -> None:
         """Take note of a batch that has come *now*.
 
         Args:
             stamp: The agent's time when it made the batch, in seconds.
-            acknowledged: The number of the newest message that it acknowledges.
+            taken_at: The agent's time when it took the newest message that it acknowledges.
+            acknowledged: The number of that message.
             now: The client's time.
         """
         least, most = stamp - now - TICK, math.inf
         while self._sent and self._sent[0][0] <= acknowledged:
             _, at = self._sent.popleft()
-            most = stamp - at + TICK
+            most = taken_at - at + TICK
         self._widen(now)
+        if least > most:
+            return  # no clock shows that: the agent says something wrong
         if least > self._most or most < self._least:
             # A clock has jumped, as when a machine was suspended.
             self._least, self._most = least, most

@@ -4,7 +4,7 @@ A carrier moves *batches*.  It may lose them, double them, delay them and change
 Each end numbers its messages from 1, and keeps each of them until the other end has
 acknowledged it.  A batch has messages that follow one another::
 
-    session, first, acknowledged, stamp, echo   (8 bytes each), number of messages (4)
+    session, first, acknowledged, stamp, taken_at, echo   (8 bytes each), number of messages (4)
     then for each message: its length (4), the message
 
 *first* is the number of the first message.  *acknowledged* is how many messages of the
@@ -13,7 +13,9 @@ comes again.
 
 The agent says in *stamp* when it made the batch, on its own clock, and the client returns
 the newest stamp in *echo*.  So the agent knows how old the client's last sign of life is at
-least, although batches may wait anywhere on their way for any time.
+least, although batches may wait anywhere on their way for any time.  In *taken_at* the agent
+says when it took the newest message that it acknowledges: so the client can tell for how long an
+acknowledgement has waited for something to go with.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import NamedTuple
 
 from asyncpool.errors import ProtocolError
 
-_HEAD = struct.Struct(">QQQQQI")
+_HEAD = struct.Struct(">QQQQQQI")
 _SIZE = struct.Struct(">I")
 
 # The most bytes of messages in a batch, unless a single message has more.
@@ -50,6 +52,8 @@ class Batch(NamedTuple):
         first: The number of its first message.
         acknowledged: How many messages of the other end its sender has taken.
         stamp: The agent's time, in microseconds; 0 from a client.
+        taken_at: The agent's time when it took the newest of the messages that it acknowledges,
+            likewise.
         echo: The newest stamp that the client has seen; 0 from an agent.
         messages: The messages.
     """
@@ -58,12 +62,13 @@ class Batch(NamedTuple):
     first: int
     acknowledged: int
     stamp: int
+    taken_at: int
     echo: int
     messages: list[bytes]
 
     def pack(self) -> bytes:
         """Return it as bytes."""
-        parts = [_HEAD.pack(*self[:5], len(self.messages))]
+        parts = [_HEAD.pack(*self[:6], len(self.messages))]
         for message in self.messages:
             parts += (_SIZE.pack(len(message)), message)
         return b"".join(parts)
@@ -90,7 +95,7 @@ class Batch(NamedTuple):
             raise ProtocolError(f"a batch is cut off: {error}") from None
         if at != len(data):
             raise ProtocolError(f"a batch has {len(data)} bytes, and says {at}")
-        return cls(head[0], head[1], head[2], head[3], head[4], messages)
+        return cls(head[0], head[1], head[2], head[3], head[4], head[5], messages)
 
 
 class ReliableLink:
@@ -115,6 +120,7 @@ class ReliableLink:
         )
         self._sent = 0  # how many of them have been in a batch
         self._taken = 0  # how many of the other end's messages this end has taken
+        self._taken_at = 0  # when it took the last of them
         self._told = 0  # the last of these that a batch has acknowledged
         # Whether the other end sends what it has sent before, or waits for an acknowledgement.
         self._owes = False
@@ -169,8 +175,12 @@ class ReliableLink:
         self._sent = max(self._sent, self._acknowledged + len(batch.messages))
         return batch
 
-    def receive(self, batch: Batch) -> list[bytes]:
+    def receive(self, batch: Batch, now: int = 0) -> list[bytes]:
         """Return the messages that are new, in order.
+
+        Args:
+            batch: What has come.
+            now: The agent's time, in microseconds; 0 from a client.
 
         Raises:
             ProtocolError: If it acknowledges what was never sent, or if messages are missing
@@ -188,7 +198,9 @@ class ReliableLink:
         if known < 0 and self._gapless:
             raise ProtocolError(f"{-known} messages are missing before {batch.first}")
         new = batch.messages[known:] if known >= 0 else []
-        self._taken += len(new)
+        if new:
+            self._taken += len(new)
+            self._taken_at = now
         if len(new) < len(batch.messages):
             self._owes = True
         return new
@@ -204,4 +216,12 @@ class ReliableLink:
             messages.append(message)
             at += 1
         self._told, self._owes = self._taken, False
-        return Batch(self.session, begin + 1, self._taken, stamp, self.echo, messages)
+        return Batch(
+            self.session,
+            begin + 1,
+            self._taken,
+            stamp,
+            self._taken_at,
+            self.echo,
+            messages,
+        )

@@ -183,10 +183,10 @@ class AgentClient:
             if batch.session != self.number:
                 return
             # No later than now, whatever it says: else it would have its lease for ever.
-            seen = min(batch.echo / _MICRO, self._loop.time())
-            self._jobs.heard(self.number, seen)
+            now = self._loop.time()
+            self._jobs.heard(self.number, min(batch.echo / _MICRO, now))
             self._turns.look()
-            for packed in self._link.receive(batch):
+            for packed in self._link.receive(batch, int(now * _MICRO)):
                 self._on_message(Message.unpack(packed))
             self._begin_pending()
         except _MISTAKES as error:

@@ -98,7 +98,8 @@ class Node:
     def heard(self, batch: Batch, now: float) -> None:
         """Take note of a sign of life, and of what it says about the agent's clock."""
         self.signs.heard(now)
-        self.clock.heard(batch.stamp / _MICRO, batch.acknowledged, now)
+        stamp, taken_at = batch.stamp / _MICRO, batch.taken_at / _MICRO
+        self.clock.heard(stamp, taken_at, batch.acknowledged, now)
 
     def attempt_of(self, job: Job[Any], message: Message, now: float) -> Attempt:
         """Return the attempt that the end of a followed job tells of, on the client's clock.
