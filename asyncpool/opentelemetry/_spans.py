@@ -303,7 +303,9 @@ class JobSpans:
         error: BaseException | None,
         attempt: Attempt | None,
     ) -> None:
-        end, span = time_ns(), trace.attempt
+        # Both clocks at once: what the machine does between two readings is an error of the times.
+        end, at = time_ns(), monotonic()
+        span = trace.attempt
         if span is None:
             span = trace.waiting
         elif attempt is not None:
@@ -311,7 +313,7 @@ class JobSpans:
                 span.set_attribute(SLOT, attempt.slot)
             if attempt.run is not None:
                 # It has come to its outcome some time ago.
-                end -= int((monotonic() - attempt.began - attempt.run) * 1e9)
+                end -= int((at - attempt.began - attempt.run) * 1e9)
                 span.set_attribute(RUN, attempt.run)
                 # It may have waited in its worker, behind another short job, or on its node.
                 span.add_event("begun", timestamp=end - int(attempt.run * 1e9))

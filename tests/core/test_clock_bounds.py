@@ -73,9 +73,8 @@ def test_what_no_clock_shows_says_nothing() -> None:
     bounds.heard(50.0, 50.0, 1, 0.01)
     known = bounds.offset(1.01)
     bounds.sent(2, 1.0)
-    bounds.heard(
-        51.01, 1.0, 2, 1.01
-    )  # it would have had the message before it was sent
+    # It would have had the message before that was sent.
+    bounds.heard(51.01, 1.0, 2, 1.01)
     assert bounds.offset(1.01) == known
 
 
