@@ -89,6 +89,8 @@ class Crash:
             the ``serve()`` of a worker of a cluster.
         concurrent_jobs: The other jobs that the worker was running.  Each has lost an attempt too.
             In a remote pool, an event has those of this client, and an error has none.
+        other_jobs: How many more jobs the worker was running that have no number here.  In a remote
+            pool these are the jobs of other clients, and in an error all that ran beside its own.
         function: The function of the job, such as ``"shop.images.resize"``.  In an event of a
             shared pool it may be the function of another client's job, which has no number here.
     """
@@ -110,6 +112,7 @@ class Crash:
     stack: str = ""
     concurrent_jobs: tuple[int, ...] = ()
     function: str = ""
+    other_jobs: int = 0
 
     def __str__(self) -> str:
         who = "a worker" if self.pid is None else f"worker {self.pid}"
@@ -118,8 +121,8 @@ class Crash:
         if self.job_id is not None:
             job = f" during attempt {self.attempt} of job {self.job_id}"
             job += f" ({self.function})" if self.function else ""
-        if self.concurrent_jobs:
-            job += f", beside which it ran {_listed(self.concurrent_jobs)}"
+        beside = _listed(self.concurrent_jobs, self.other_jobs)
+        job += f", beside which it ran {beside}" if beside else ""
         return f"{where} {self.how}{job}"
 
     @property
@@ -161,8 +164,14 @@ def _in(seconds: float | None) -> str:
     return f"in {seconds:.2g} s" if seconds else "at once"
 
 
-def _listed(jobs: tuple[int, ...]) -> str:
-    """Name *jobs*, not all of them if they are many."""
+def _listed(jobs: tuple[int, ...], others: int) -> str:
+    """Name *jobs*, not all of them if they are many, and say how many others there were."""
+    named = [_numbered(jobs)] if jobs else []
+    counted = [f"{others} other job{'s' if others > 1 else ''}"] if others else []
+    return ", and ".join(named + counted)
+
+
+def _numbered(jobs: tuple[int, ...]) -> str:
     if len(jobs) == 1:
         return f"job {jobs[0]}"
     shown = [str(job) for job in jobs[:_MOST_NAMED]]

@@ -153,6 +153,26 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17 "
         "(app.work), beside which it ran job 18; the job had started"
     ),
+    WorkerCrashedError(
+        job_id=17,
+        crashes=(dataclasses.replace(CRASH, other_jobs=1, stderr_tail=()),),
+        delivery=Delivery.STARTED,
+    ): (
+        "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17, "
+        "beside which it ran 1 other job; the job had started"
+    ),
+    WorkerCrashedError(
+        job_id=17,
+        crashes=(
+            dataclasses.replace(
+                CRASH, concurrent_jobs=(18, 19), other_jobs=2, stderr_tail=()
+            ),
+        ),
+        delivery=Delivery.STARTED,
+    ): (
+        "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17, "
+        "beside which it ran jobs 18 and 19, and 2 other jobs; the job had started"
+    ),
     WorkerStartError(
         job_id=17,
         crashes=(NO_PROCESS,),

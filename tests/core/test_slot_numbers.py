@@ -27,5 +27,5 @@ def test_a_crash_has_the_clients_number_of_its_slot_and_names_no_job() -> None:
         detail="killed since job 8, which it ran too, did not end",
     )
     assert crash_at_client(crash, 20_000, {}) == crash_with(
-        slot=20_003, detail="killed since another job did not end"
+        slot=20_003, detail="killed since another job did not end", other_jobs=2
     )

@@ -362,11 +362,13 @@ async def test_a_crash_names_the_job_as_its_client_knows_it_and_no_job_of_others
             assert (crash.job_id, crash.attempt) == (job.id, 1)
             assert crash.function == "tests.helpers.several.at"
             assert crash.concurrent_jobs == ()
+            assert ", beside which it ran 2 other jobs" in str(caught.value)
         # Each hears of the same crash: it was during some of its jobs.
         for stream, own in ((events, found[:2]), (of_other, found[2:])):
             told = (await next_of(stream, Crashed)).crash
             named = {told.job_id, *told.concurrent_jobs} - {None}
             assert named == {job.id for job in own}
+            assert len(told.concurrent_jobs) + told.other_jobs == 2, told
 
 
 async def test_an_exit_names_no_job_by_the_number_that_the_agent_has_for_it(

@@ -17,7 +17,7 @@ def exited(reason: str, detail: str = "") -> Exited:
 
 
 MINE = crash_with(job_id=30, attempt=2, concurrent_jobs=(40, 31))
-MINE_TOLD = crash_with(job_id=1, attempt=2, concurrent_jobs=(2,))
+MINE_TOLD = crash_with(job_id=1, attempt=2, concurrent_jobs=(2,), other_jobs=1)
 NOT_MINE = crash_with(job_id=40, attempt=2, concurrent_jobs=(31,))
 NOT_MINE_TOLD = crash_with(concurrent_jobs=(2,))
 

@@ -31,7 +31,7 @@ def crash_at_client(crash: Crash, first_slot: int, numbers: Mapping[int, int]) -
 
 
 def crash_for_client(crash: Crash, numbers: Mapping[int, int]) -> Crash:
-    """Return a crash with the client's numbers of its jobs, and none of others.
+    """Return a crash with the client's numbers of its jobs; others are counted only.
 
     The agent's numbers are those of other jobs at the client.
 
@@ -40,11 +40,12 @@ def crash_for_client(crash: Crash, numbers: Mapping[int, int]) -> Crash:
         numbers: The client's numbers, by those of the agent.
     """
     job = None if crash.job_id is None else numbers.get(crash.job_id)
-    beside = (numbers[job] for job in crash.concurrent_jobs if job in numbers)
+    beside = tuple(numbers[job] for job in crash.concurrent_jobs if job in numbers)
     return replace(
         crash,
         job_id=job,
         attempt=0 if job is None else crash.attempt,
-        concurrent_jobs=tuple(beside),
+        concurrent_jobs=beside,
+        other_jobs=crash.other_jobs + len(crash.concurrent_jobs) - len(beside),
         detail=detail_for_client(crash.detail, numbers),
     )
