@@ -162,6 +162,17 @@ def test_a_job_that_may_end_by_itself_never_gets_more_time(
     assert (ending.stage, ending.due) == (EndingStage.DUMPING, then)
 
 
+@pytest.mark.parametrize("stage", EndingStage)
+@pytest.mark.parametrize("due", [1.0, 3.0])
+def test_only_a_job_that_may_end_by_itself_has_its_deadline_moved(
+    stage: EndingStage, due: float
+) -> None:
+    ending = at(stage, 2.0)
+    ending.extend(due)
+    by_itself = stage in {EndingStage.INTERRUPTING, EndingStage.DUMPING}
+    assert (ending.stage, ending.due) == (stage, max(2.0, due) if by_itself else 2.0)
+
+
 @pytest.mark.parametrize("event", [EndingEvent.REVOKE, EndingEvent.KEEP])
 @pytest.mark.parametrize(
     "stage", [EndingStage.INTERRUPTING, EndingStage.DUMPING, EndingStage.KILLING]

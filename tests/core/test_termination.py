@@ -437,6 +437,46 @@ def test_an_idle_worker_that_has_written_its_stacks_is_killed_at_once() -> None:
     assert not core.slots[0].exit_planned
 
 
+@pytest.mark.parametrize("mode", [KILL, INTERRUPT])
+def test_a_worker_that_is_asked_late_for_its_stacks_has_time_to_write_them(
+    mode: CancelMode,
+) -> None:
+    core = busy(1)
+    core.termination.expire(1, 1.0, index=0, mode=mode)
+    core.termination.stacks_demanded(0, 9.5, 1)
+    assert core.next_deadline() == 9.5
+    assert core.on_timer(9.4) == []
+    assert core.on_timer(9.5) == [Kill(0)]
+
+
+def test_so_does_an_idle_worker_that_is_silent() -> None:
+    core = busy()
+    core.termination.hang(0, 1.0)
+    core.termination.stacks_demanded(0, 9.5)
+    assert core.on_timer(9.4) == []
+    assert core.on_timer(9.5) == [Kill(0)]
+
+
+def test_a_worker_that_is_asked_in_time_has_no_less() -> None:
+    core = busy(1)
+    core.termination.expire(1, 1.0, index=0, mode=KILL)
+    core.termination.stacks_demanded(0, 1.1, 1)
+    assert core.next_deadline() == 1.0 + STACK_GRACE
+    idle = busy()
+    idle.termination.hang(0, 1.0)
+    idle.termination.stacks_demanded(0, 1.1)
+    assert idle.next_deadline() == 1.0 + STACK_GRACE
+
+
+def test_a_job_that_nobody_ends_gets_no_deadline_by_that() -> None:
+    core = busy(1)
+    core.termination.stacks_demanded(0, 9.5, 1)
+    assert core.next_deadline() is None
+    core = busy()
+    core.termination.stacks_demanded(0, 9.5)
+    assert core.next_deadline() is None
+
+
 def test_a_silent_job_gets_no_more_time_than_its_stacks_take() -> None:
     core = busy(1)
     core.jobs.cancel(1, 1.0, index=0, begun=True, mode=INTERRUPT)

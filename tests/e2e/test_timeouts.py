@@ -21,6 +21,7 @@ from tests.helpers.gate import Gate
 from tests.helpers.inside import (
     begin_of,
     has_worker,
+    hold_up_until_due,
     limits_of,
     registry_of,
     ring,
@@ -78,6 +79,18 @@ async def test_a_job_that_runs_too_long_ends_and_says_where_it_was(
     assert line in str(error)
     assert crashes == []
     assert (stats.crashes, stats.failed + stats.completed) == (0, stats.submitted)
+
+
+async def test_a_program_that_is_held_up_still_hears_where_its_job_was() -> None:
+    async with patience(), Gate() as gate, ready_pool() as pool:
+        job = pool.options(timeout=LONG, on_cancel="kill").submit(
+            jobs.backtrack, gate.path, ""
+        )
+        await gate.visitor()
+        run_out(pool, job)
+        await hold_up_until_due(pool)
+        error = await timeout_of(job)
+        assert "in backtrack" in error.stack
 
 
 async def test_a_job_that_ends_when_asked_costs_no_worker() -> None:

@@ -285,6 +285,15 @@ def run_out(pool: Pool, job: Job[Any]) -> None:
     supervisor_of(pool).traffic.timers._timer.watch(job.id, now)
 
 
+async def hold_up_until_due(pool: Pool) -> None:
+    """Block this thread, and so the loop, from when the first worker has a deadline until then."""
+    loop, slot = asyncio.get_running_loop(), core_of(pool).slots[0]
+    while (due := slot.due) is None:  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(0)
+    while loop.time() <= due:
+        select.select([], [], [], 0.01)
+
+
 def timing(pool: Pool) -> bool:
     """Return whether the timer of the jobs' times is set."""
     return supervisor_of(pool).traffic.timers._timer._alarm.is_set

@@ -181,6 +181,11 @@ class JobEnding:
             self.due = due
         self.stage = stage
 
+    def extend(self, due: float) -> None:
+        """Move the deadline of a job that has time to end by itself to *due*, if it is sooner."""
+        if self.stage in BY_ITSELF and self.due is not None:
+            self.due = max(self.due, due)
+
 
 class JobEndings(dict[int, JobEnding]):
     """The jobs of one worker that the pool ends.

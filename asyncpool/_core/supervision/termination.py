@@ -177,6 +177,19 @@ class Termination:
             commands += self._give_time(slot, job, EndingEvent.DUMP, due)
         return commands
 
+    def stacks_demanded(self, index: int, due: float, job: int | None = None) -> None:
+        """Give the worker in slot *index* until *due* to write its stacks, or those of *job*.
+
+        It gets the signal for that now, which may be late: the pool's own process may
+        have been held up.  Then its time would be over before it could write anything.
+        """
+        slot = self._lifecycle.slots[index]
+        if job is not None and job in slot.job_endings:
+            slot.job_endings[job].extend(due)
+            _set_due(slot)
+        elif slot.hung and slot.state is SlotState.IDLE and slot.due is not None:
+            slot.due = max(slot.due, due)
+
     def stacks_written(
         self, index: int, now: float, job: int | None = None
     ) -> list[Command]:

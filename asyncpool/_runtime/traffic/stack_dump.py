@@ -77,13 +77,22 @@ class StackDumps:
         """Send the signal shortly before the worker's time is over, if it has not answered."""
         due = self._state.core.slots[handle.slot].due
         if due is not None:
-            self._state.loop.call_at(_demand_at(due, now), self._demand, handle, job)
+            demand_at = _demand_at(due, now)
+            self._state.loop.call_at(
+                demand_at, self._demand, handle, job, due - demand_at
+            )
 
-    def _demand(self, handle: WorkerHandle, job: int | None) -> None:
+    @decision
+    def _demand(self, handle: WorkerHandle, job: int | None, seconds: float) -> None:
+        """Send the signal, and give the worker so many seconds from now to write its stacks."""
         # The job holds the GIL then, or the control thread had answered.  So no other thread of
         # Python's runs, and a signal handler can read the stacks; else it might crash.
         if self._runs(handle, job) and not handle.page.written_stacks:
             handle.demand_stacks()
+            self._state.core.termination.stacks_demanded(
+                handle.slot, self._state.loop.time() + seconds, job
+            )
+            self._state.performer.rearm()
             self._look(handle, job, b"")
 
     @decision
