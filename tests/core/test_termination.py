@@ -25,6 +25,7 @@ from asyncpool._core.supervision.termination import (
     REVOKE_GRACE,
     STACK_GRACE,
 )
+from asyncpool.enums import SlotState
 
 INTERRUPT = CancelMode("interrupt", 2.0)
 
@@ -466,6 +467,16 @@ def test_a_worker_that_is_asked_in_time_has_no_less() -> None:
     idle.termination.hang(0, 1.0)
     idle.termination.stacks_demanded(0, 1.1)
     assert idle.next_deadline() == 1.0 + STACK_GRACE
+
+
+def test_a_worker_that_ends_already_has_the_time_of_its_end() -> None:
+    core = busy(1)
+    core.termination.expire(1, 1.0, index=0, mode=INTERRUPT)
+    core.close(Finish.NONE, 5.0, 1.01)
+    due = core.next_deadline()
+    assert core.slots[0].state is SlotState.STOPPING
+    core.termination.stacks_demanded(0, 9.5, 1)
+    assert core.next_deadline() == due == 3.01
 
 
 def test_a_job_that_nobody_ends_gets_no_deadline_by_that() -> None:

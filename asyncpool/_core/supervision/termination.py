@@ -184,10 +184,11 @@ class Termination:
         have been held up.  Then its time would be over before it could write anything.
         """
         slot = self._lifecycle.slots[index]
-        if job is not None and job in slot.job_endings:
-            slot.job_endings[job].extend(due)
+        ending = None if job is None else slot.job_endings.get(job)
+        if ending is not None and slot.state is SlotState.BUSY:
+            ending.extend(due)
             _set_due(slot)
-        elif slot.hung and slot.state is SlotState.IDLE and slot.due is not None:
+        elif slot.state is SlotState.IDLE and slot.hung and slot.due is not None:
             slot.due = max(slot.due, due)
 
     def stacks_written(
