@@ -89,10 +89,10 @@ class Crash:
             the ``serve()`` of a worker of a cluster.
         concurrent_jobs: The other jobs that the worker was running.  Each has lost an attempt too.
             In a remote pool, an event has those of this client, and an error has none.
-        other_jobs: How many more jobs the worker was running that have no number here.  In a remote
-            pool these are the jobs of other clients, and in an error all that ran beside its own.
         function: The function of the job, such as ``"shop.images.resize"``.  In an event of a
             shared pool it may be the function of another client's job, which has no number here.
+        other_jobs: How many more jobs the worker was running that have no number here.  In a remote
+            pool these are the jobs of other clients, and in an error all that ran beside its own.
     """
 
     slot: int
