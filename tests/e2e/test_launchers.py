@@ -313,7 +313,9 @@ async def test_a_launcher_that_is_killed_while_the_pool_closes() -> None:
 
 @pytest.mark.usefixtures("nothing_ahead")
 async def test_a_launcher_that_hangs_is_replaced() -> None:
-    async with patience(), Pool(1, start_timeout=0.5, restart_policy=PATIENT) as pool:
+    crashes: list[Crash] = []
+    options: dict[str, Any] = {"start_timeout": 0.5, "restart_policy": PATIENT}
+    async with patience(), Pool(1, on_crash=crashes.append, **options) as pool:
         first = await launcher_of(pool)
         os.kill(first, signal.SIGSTOP)
         pid = await pool.submit(jobs.pid)
@@ -321,6 +323,8 @@ async def test_a_launcher_that_hangs_is_replaced() -> None:
         await until(pool, lambda stats: stats.crashes >= 1)
         await assert_serves(pool)
         assert await launcher_of(pool) != first
+    # The pool has seen for itself what ended the worker.
+    assert (crashes[0].pid, crashes[0].signal) == (pid, "SIGKILL")
 
 
 @pytest.mark.usefixtures("nothing_ahead")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,24 @@ def test_a_stopped_process_is_told_by_its_state(
 ) -> None:
     monkeypatch.setattr(machine, "_read", lambda _: stat)
     assert machine.is_stopped(17) is stopped
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is in /proc")
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 3", 3), ("kill -9 $$", -9), ("exit 0", None)]
+)
+def test_the_status_of_a_process_that_nobody_has_asked_for_is_there(
+    script: str, status: int | None
+) -> None:
+    with subprocess.Popen(["/bin/sh", "-c", script]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert machine.status_of_zombie(child.pid) == status
+        child.wait()
+        assert machine.status_of_zombie(child.pid) is None
+
+
+def test_a_process_that_runs_has_no_status() -> None:
+    assert machine.status_of_zombie(os.getpid()) is None
 
 
 @pytest.mark.parametrize(

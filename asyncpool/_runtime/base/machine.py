@@ -27,6 +27,9 @@ DEFAULT_LAUNCHER: Literal["forkserver", "spawn"] = (
 _CGROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
 
+# Which field of /proc/PID/stat is the exit status, counted from the state.
+_EXIT_CODE = 52 - 3
+
 
 # How many descriptors a pool leaves for other things, such as starting workers.
 _SPARE_DESCRIPTORS = 64
@@ -98,9 +101,29 @@ def umask_and_ignored() -> tuple[str, ...]:
 
 def is_stopped(pid: int) -> bool:
     """Return whether SIGSTOP or a debugger has stopped a process, as far as Linux tells."""
+    return _stat(pid)[:1] in (["T"], ["t"])
+
+
+def status_of_zombie(pid: int) -> int | None:
+    """Return the exit status of a process that has ended and whose parent has not yet asked for it.
+
+    A negative status means that a signal with that number has ended the process.
+
+    Returns:
+        ``None`` if there is no such process, or if Linux does not tell.  It says 0 of processes
+        of other users, so that says nothing.
+    """
+    stat = _stat(pid)
+    if stat[:1] != ["Z"] or len(stat) <= _EXIT_CODE:
+        return None
+    return os.waitstatus_to_exitcode(int(stat[_EXIT_CODE])) or None
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what Linux tells of a process, from its state on; see ``proc_pid_stat(5)``."""
     # The state comes after the process's name, which may contain anything.
     _, _, rest = _read(Path(f"/proc/{pid}/stat")).rpartition(") ")
-    return rest[:1] in {"T", "t"}
+    return rest.split()
 
 
 def usable_cpus() -> int:

@@ -15,6 +15,7 @@ import signal
 
 from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.alarm import Alarm
+from asyncpool._runtime.base.machine import status_of_zombie
 from asyncpool._runtime.base.refusals import is_refusal, tell_once
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -42,7 +43,7 @@ class Process:
         self._loop = loop
         self.pid = pid
         self.cpu = 0.0
-        self._report_grace = _REPORT_GRACE
+        self._has_launcher = True
         self._pidfd = pidfd
         self._end: asyncio.Future[int | None] = loop.create_future()
         self._alarm = Alarm(loop, lambda _: self._ended_unreported())
@@ -71,7 +72,7 @@ class Process:
 
         Without a pidfd nothing would show the end of the process.  So it is killed now.
         """
-        self._report_grace = 0.0
+        self._has_launcher = False
         if self._pidfd is None:
             self.signal(signal.SIGKILL)
             self.ended(None)
@@ -112,15 +113,17 @@ class Process:
         os.kill(self.pid, number)
 
     def _is_gone(self) -> None:
-        # Only the launcher knows the exit status, and it may be stopped, or dead.
+        # The launcher reports the exit status and more, but it may be stopped, or dead.
         assert self._pidfd is not None
         self._loop.remove_reader(self._pidfd)
         if not self._end.done():
-            self._alarm.set_in(self._report_grace)
+            self._alarm.set_in(_REPORT_GRACE if self._has_launcher else 0.0)
 
     def _ended_unreported(self) -> None:
+        # Without a launcher the system collects the process, sooner or later than this.
+        status = status_of_zombie(self.pid) if self._has_launcher else None
         # The launcher would have killed the rest of the group.  The kernel has hardly given
         # the number to another process by now.
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
-        self.ended(None)
+        self.ended(status)
