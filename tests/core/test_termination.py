@@ -444,7 +444,18 @@ def test_a_worker_that_is_asked_late_for_its_stacks_has_time_to_write_them(
 ) -> None:
     core = busy(1)
     core.termination.expire(1, 1.0, index=0, mode=mode)
-    core.termination.stacks_demanded(0, 9.5, 1)
+    core.termination.stacks_demanded(0, 9.5)
+    assert core.next_deadline() == 9.5
+    assert core.on_timer(9.4) == []
+    assert core.on_timer(9.5) == [Kill(0)]
+
+
+def test_no_other_job_of_the_worker_cuts_that_time_short() -> None:
+    core = several(1, 2, 3)
+    core.jobs.cancel(1, 1.0, index=0, begun=True, mode=CancelMode("interrupt", 0.2))
+    for job in (2, 3):
+        core.termination.expire(job, 1.0, index=0, mode=KILL)
+    core.termination.stacks_demanded(0, 9.5)
     assert core.next_deadline() == 9.5
     assert core.on_timer(9.4) == []
     assert core.on_timer(9.5) == [Kill(0)]
@@ -461,7 +472,7 @@ def test_so_does_an_idle_worker_that_is_silent() -> None:
 def test_a_worker_that_is_asked_in_time_has_no_less() -> None:
     core = busy(1)
     core.termination.expire(1, 1.0, index=0, mode=KILL)
-    core.termination.stacks_demanded(0, 1.1, 1)
+    core.termination.stacks_demanded(0, 1.1)
     assert core.next_deadline() == 1.0 + STACK_GRACE
     idle = busy()
     idle.termination.hang(0, 1.0)
@@ -475,13 +486,13 @@ def test_a_worker_that_ends_already_has_the_time_of_its_end() -> None:
     core.close(Finish.NONE, 5.0, 1.01)
     due = core.next_deadline()
     assert core.slots[0].state is SlotState.STOPPING
-    core.termination.stacks_demanded(0, 9.5, 1)
+    core.termination.stacks_demanded(0, 9.5)
     assert core.next_deadline() == due == 3.01
 
 
 def test_a_job_that_nobody_ends_gets_no_deadline_by_that() -> None:
     core = busy(1)
-    core.termination.stacks_demanded(0, 9.5, 1)
+    core.termination.stacks_demanded(0, 9.5)
     assert core.next_deadline() is None
     core = busy()
     core.termination.stacks_demanded(0, 9.5)

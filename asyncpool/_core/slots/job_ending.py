@@ -176,13 +176,13 @@ class JobEnding:
         """
         stage = next_stage(self.stage, event)
         if {stage, self.stage} <= BY_ITSELF:
-            self.due = earliest(self.due, due)  # the job never gets more time
+            self.due = earliest(self.due, due)  # see extend()
         elif stage is not self.stage:
             self.due = due
         self.stage = stage
 
     def extend(self, due: float) -> None:
-        """Move the deadline of a job that has time to end by itself to *due*, if it is sooner."""
+        """Give a job that has time to end by itself time until *due*, if it has less."""
         if self.stage in BY_ITSELF and self.due is not None:
             self.due = max(self.due, due)
 

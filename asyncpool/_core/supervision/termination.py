@@ -35,10 +35,10 @@ from asyncpool.enums import SlotState
 # job.
 REVOKE_GRACE = 0.1
 
-# The most seconds that a worker has to write its stacks before the pool kills it.  An
-# idle machine needs 1 to 8 ms, or 100 ms if a job holds the GIL. The worker may also
-# have to wait for a CPU: beside six computing processes on two cores, for 30 ms and
-# more.
+# The seconds that a worker has to write its stacks before the pool kills it, unless the
+# pool sends the signal for them late.  An idle machine needs 1 to 8 ms, or 100 ms if a
+# job holds the GIL.  The worker may also have to wait for a CPU: beside six computing
+# processes on two cores, for 30 ms and more.
 STACK_GRACE = 0.25
 
 # If a job has less than these seconds to end by itself, the pool does not ask it to.
@@ -177,16 +177,17 @@ class Termination:
             commands += self._give_time(slot, job, EndingEvent.DUMP, due)
         return commands
 
-    def stacks_demanded(self, index: int, due: float, job: int | None = None) -> None:
-        """Give the worker in slot *index* until *due* to write its stacks, or those of *job*.
+    def stacks_demanded(self, index: int, due: float) -> None:
+        """Give the worker in slot *index* until *due* to write its stacks.
 
         It gets the signal for that now, which may be late: the pool's own process may
-        have been held up.  Then its time would be over before it could write anything.
+        have been held up.  Then its time would be over before it could write anything,
+        by the deadline of whichever of its jobs comes first.
         """
         slot = self._lifecycle.slots[index]
-        ending = None if job is None else slot.job_endings.get(job)
-        if ending is not None and slot.state is SlotState.BUSY:
-            ending.extend(due)
+        if slot.state is SlotState.BUSY:
+            for ending in slot.job_endings.values():
+                ending.extend(due)
             _set_due(slot)
         elif slot.state is SlotState.IDLE and slot.hung and slot.due is not None:
             slot.due = max(slot.due, due)

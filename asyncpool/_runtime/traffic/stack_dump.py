@@ -90,7 +90,7 @@ class StackDumps:
         if self._runs(handle, job) and not handle.page.written_stacks:
             handle.demand_stacks()
             self._state.core.termination.stacks_demanded(
-                handle.slot, self._state.loop.time() + seconds, job
+                handle.slot, self._state.loop.time() + seconds
             )
             self._state.performer.rearm()
             self._look(handle, job, b"")
