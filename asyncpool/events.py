@@ -91,8 +91,8 @@ class Crash:
             In a remote pool, an event has those of this client, and an error has none.
         function: The function of the job, such as ``"shop.images.resize"``.  In an event of a
             shared pool it may be the function of another client's job, which has no number here.
-        other_jobs: How many more jobs the worker was running that have no number here.  In a remote
-            pool these are the jobs of other clients, and in an error all that ran beside its own.
+        other_jobs: How many jobs ran beside that have no number here.  In an event of a remote pool
+            these are jobs of other clients, in an error of a remote pool all that ran beside.
     """
 
     slot: int
@@ -122,7 +122,8 @@ class Crash:
             job = f" during attempt {self.attempt} of job {self.job_id}"
             job += f" ({self.function})" if self.function else ""
         beside = _listed(self.concurrent_jobs, self.other_jobs)
-        job += f", beside which it ran {beside}" if beside else ""
+        link = " while it ran" if self.job_id is None else ", beside which it ran"
+        job += f"{link} {beside}" if beside else ""
         return f"{where} {self.how}{job}"
 
     @property

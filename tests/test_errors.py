@@ -173,6 +173,18 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17, "
         "beside which it ran jobs 18 and 19, and 2 other jobs; the job had started"
     ),
+    WorkerCrashedError(
+        job_id=17,
+        crashes=(
+            dataclasses.replace(
+                CRASH, job_id=None, attempt=0, other_jobs=2, stderr_tail=()
+            ),
+        ),
+        delivery=Delivery.SENT,
+    ): (
+        "worker 4242 in slot 2 was killed by SIGSEGV while it ran 2 other jobs; "
+        "job 17 had been sent but not started"
+    ),
     WorkerStartError(
         job_id=17,
         crashes=(NO_PROCESS,),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
 from asyncpool import PoolClosedError, WorkerCrashedError
@@ -59,6 +60,23 @@ async def test_the_spans_of_a_job_of_a_shared_pool(tmp_path: Path) -> None:
     assert process.end_time == begun.timestamp + int(run * 1e9)
 
 
+def process_of(spans: Spans, job: str) -> ReadableSpan:
+    """Return the span of the only attempt at a job."""
+    return spans.named(f"process tests.helpers.jobs.{job}")
+
+
+def begin_of(span: ReadableSpan) -> int:
+    """Return when an attempt began on its node, in nanoseconds."""
+    return {event.name: event.timestamp for event in span.events}["begun"]
+
+
+def end_of(spans: Spans, job: str) -> int:
+    """Return when the only attempt at a job was over, in nanoseconds."""
+    end = process_of(spans, job).end_time
+    assert end is not None
+    return end
+
+
 async def test_the_time_on_a_node_before_the_begin_is_seen(tmp_path: Path) -> None:
     spans, loop = Spans(), asyncio.get_running_loop()
     async with patience(), Gate() as gate, shared(tmp_path, 1) as pool:
@@ -71,14 +89,11 @@ async def test_the_time_on_a_node_before_the_begin_is_seen(tmp_path: Path) -> No
         round_trip = loop.time() - asked
         visitor.release()
         await asyncio.gather(first, second)
-    one = spans.named("process tests.helpers.jobs.wait_at")
-    other = spans.named("process tests.helpers.jobs.square")
-    begun = {event.name: event.timestamp for event in other.events}["begun"]
-    assert one.end_time is not None
+    end, other = end_of(spans, "wait_at"), process_of(spans, "square")
     assert other.start_time is not None
-    assert other.start_time < one.end_time
+    assert other.start_time < end
     # By half of the round trip the agent's clock may be wrong, for each of the two.
-    assert begun > one.end_time - 5_000_000 - int(round_trip * 1e9)
+    assert begin_of(other) > end - 5_000_000 - int(round_trip * 1e9)
 
 
 async def test_the_clock_of_a_node_is_known_after_its_first_answer(
@@ -89,11 +104,8 @@ async def test_the_clock_of_a_node_is_known_after_its_first_answer(
     async with patience(), shared(tmp_path, 1) as pool:
         instrument(pool, tracer_provider=spans.provider)
         await asyncio.gather(pool.submit(jobs.stay, 0.5), pool.submit(jobs.square, 2))
-    one = spans.named("process tests.helpers.jobs.stay")
-    other = spans.named("process tests.helpers.jobs.square")
-    begun = {event.name: event.timestamp for event in other.events}["begun"]
-    assert one.end_time is not None
-    assert begun > one.end_time - 200_000_000
+    begun = begin_of(process_of(spans, "square"))
+    assert begun > end_of(spans, "stay") - 200_000_000
 
 
 async def test_attempts_that_fail_on_a_node_have_spans_of_their_own(

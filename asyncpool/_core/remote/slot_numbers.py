@@ -31,7 +31,7 @@ def crash_at_client(crash: Crash, first_slot: int, numbers: Mapping[int, int]) -
 
 
 def crash_for_client(crash: Crash, numbers: Mapping[int, int]) -> Crash:
-    """Return a crash with the client's numbers of its jobs; others are counted only.
+    """Return a crash with the client's numbers of its jobs; it only counts others.
 
     The agent's numbers are those of other jobs at the client.
 

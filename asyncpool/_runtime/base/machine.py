@@ -234,9 +234,8 @@ def cpu_time(pid: int) -> float:
 
     With those of its children that it has waited for.
     """
-    # Behind its name, which may contain anything: user, system, and both of the children.
-    _, _, rest = _read(Path(f"/proc/{pid}/stat")).rpartition(") ")
-    ticks = sum(int(field) for field in rest.split()[11:15])
+    # User, system, and both of the children.
+    ticks = sum(int(field) for field in _stat(pid)[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
