@@ -27,6 +27,7 @@ from asyncpool.events import Exited, JobEnded, JobQueued, JobStarted, Ready
 from asyncpool.sharedpool import connect
 from tests.helpers import beats, jobs, streams
 from tests.helpers.gate import Gate
+from tests.helpers.lapses import begun
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import collect, next_of
@@ -256,11 +257,13 @@ class Outside:
 
 async def test_a_lease_is_kept_until_no_worker_has_its_job(tmp_path: Path) -> None:
     outside = Outside()
-    keeper = LeaseKeeper(outside.extend, max_rate=100.0, interval=0.1, ttl=1.0)
+    keeper = LeaseKeeper(outside.extend, max_rate=100.0, interval=0.1, ttl=60.0)
+    hasty = LeaseKeeper(outside.extend, max_rate=100.0, interval=0.1, ttl=1.0)
     async with (
         patience(),
         Gate() as gate,
         keeper,
+        hasty,
         shared(tmp_path, workers=1) as pool,
     ):
         view = pool.options(lease=(keeper, "mine"))
@@ -283,8 +286,10 @@ async def test_a_lease_is_kept_until_no_worker_has_its_job(tmp_path: Path) -> No
         await pool.submit(jobs.square, 1)
         assert keeper.stats().leases == 0
         # And the worker ends with a lease that lapses.
-        lapsing = view.submit(jobs.wait_at, gate.path, "lapses")
-        visitor = await gate.visitor("lapses")
+        view = pool.options(lease=(hasty, "mine"))
+        lapsing, visitor = await begun(
+            gate, lambda word: view.submit(jobs.wait_at, gate.path, word)
+        )
         outside.down = True
         with pytest.raises(asyncio.CancelledError, match="has lapsed"):
             await lapsing
