@@ -82,7 +82,8 @@ def prometheus(folder: Path, *, scraped: int) -> Iterator[Prometheus]:
     """Run a Prometheus that scrapes a port of this machine, with the alerts of the guide."""
     program = find_tool("prometheus")
     (folder / "config.yml").write_text(
-        CONFIG.format(rules=MONITORING / "alerts.yml", port=scraped)
+        # As JSON, which YAML is a superset of: the path of a checkout may have a comma.
+        CONFIG.format(rules=json.dumps(f"{MONITORING}/alerts.yml"), port=scraped)
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -139,8 +139,9 @@ def test_a_lane_is_free_though_its_outcome_cannot_be_sent(road: Road) -> None:
 
 def test_what_cannot_be_pickled_is_the_jobs_error(road: Road) -> None:
     road.lanes.finish(road.begin(1), threading.Lock())
-    road.lanes.max_payload = 2000
-    road.lanes.finish(road.begin(2), bytes(3000))
+    # An error's traceback has the paths of this checkout, and counts, too.
+    road.lanes.max_payload = 1 << 16
+    road.lanes.finish(road.begin(2), bytes(1 << 16))
     for job, error in road.sent:
         assert type(error) is JobNotPicklableError, job
         assert error.direction == "result"
