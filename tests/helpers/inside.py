@@ -271,18 +271,18 @@ def ring(pool: Pool, when: float) -> None:
     timer._on_alarm(when)
 
 
-def run_out(pool: Pool, job: Job[Any]) -> None:
-    """Have the time of a job be over now, that has come to its gate and has plenty of it.
+def run_out(pool: Pool, job: Job[Any], *, within: float = 0.0) -> None:
+    """Have the time of a job be over soon, that has come to its gate and has plenty of it.
 
     With a limit that is short a busy machine may not have begun it when that is over.
     """
-    now, limits = asyncio.get_running_loop().time(), job._limits
+    end, limits = asyncio.get_running_loop().time() + within, job._limits
     assert job._began is not None
     if limits.timeout is not None:
-        job._began = now - limits.timeout
+        job._began = end - limits.timeout
     else:
-        job._limits = replace(limits, deadline=now)
-    supervisor_of(pool).traffic.timers._timer.watch(job.id, now)
+        job._limits = replace(limits, deadline=end)
+    supervisor_of(pool).traffic.timers._timer.watch(job.id, end)
 
 
 async def hold_up_until_due(pool: Pool) -> None:
