@@ -27,6 +27,7 @@ async def unless_over(
     if waiting.done():
         return waiting.result()
     waiting.cancel()
+    await asyncio.wait({waiting})  # it may hold what the next step needs
     return None
 
 
