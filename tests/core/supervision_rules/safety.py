@@ -1,0 +1,165 @@
+"""What always holds."""
+
+from __future__ import annotations
+
+from hypothesis.stateful import invariant
+
+from asyncpool._core.base.job_traits import UNKNOWN
+from asyncpool._core.dispatch.rendezvous import choose
+from asyncpool._core.slots.lifecycle import EMPTY
+from asyncpool._core.slots.slots import StopStage
+from asyncpool._core.supervision.closing import Finish
+from asyncpool.enums import SlotState
+from tests.core.supervision_rules.base import SupervisionRules
+from tests.helpers.inside import affinity_queues_of, slots_held
+
+__all__ = ["SafetyInvariants"]
+
+
+class SafetyInvariants(SupervisionRules):
+    """Nothing bad happens."""
+
+    @invariant()
+    def signals_that_come_early_or_late_change_nothing(self) -> None:
+        core, deadline = self.shell.core, self.shell.core.next_deadline()
+        if not self.shell.finished:
+            now = self.shell.now
+            assert core.jobs.drop(1_000_000, now) == []
+            assert core.jobs.outcome_unpacked(1_000_000, now) == []
+            assert core.jobs.cancel(1_000_000, now, index=0, begun=False) == []
+        early = deadline is not None and deadline > self.shell.now
+        if early:
+            assert core.on_timer(self.shell.now) == []
+        assert core.next_deadline() == deadline
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        shell, core = self.shell, self.shell.core
+        filled = {
+            slot.index
+            for slot in core.slots
+            if slot.state not in EMPTY and slot.state is not SlotState.RETIRED
+        }
+        assert filled == set(shell.processes)
+        in_hand = {
+            p.slot: list(p.hand)
+            for p in shell.processes.values()
+            if p.hand and p.told is StopStage.NO
+        }
+        flights = {
+            s.index: list(s.in_flight.jobs) for s in core.slots if s.in_flight.jobs
+        }
+        going = {p.slot for p in shell.processes.values() if p.told is not StopStage.NO}
+        assert in_hand == {
+            slot: jobs for slot, jobs in flights.items() if slot not in going
+        }
+        wanted = [
+            job
+            for process in shell.processes.values()
+            for job in process.hand
+            if job not in process.unwanted
+        ]
+        elsewhere = [*shell.waiting, *shell.unpacking]
+        elsewhere += [*shell.waiting_errands, *shell.waiting_calls]
+        assert shell.open == {*wanted, *elsewhere}
+        assert len(shell.open) == len(wanted) + len(elsewhere)
+        for slot in core.slots:
+            assert list(slot.pinned) == shell.errands_before(slot.index)
+            session = shell.owners.get(slot.index)
+            assert slot.session == session
+            assert list(slot.calls) == shell.calls_of(session)
+        assert core.dispatcher.wanted == shell.wanted
+        assert len(slots_held(core)) <= len(core.slots)
+        assert core.dispatcher.waiting == len(shell.waiting)
+        ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
+        assert core.balance.waiting == len(shell.waiting) + ahead
+        assert core.balance.pipelining == (ahead > 0)
+        assert core.dispatcher.idle == len(shell.free())
+        if not shell.broken:  # then nobody is given anything
+            assert core.dispatcher.free == shell.lanes()
+        assert (core.broken is not None, core.closing.over) == (
+            shell.broken,
+            shell.finished,
+        )
+        assert core.kills == shell.seen["Kill"]
+
+    @invariant()
+    def nobody_waits_while_somebody_is_idle(self) -> None:
+        free = [*self.shell.free(), *self.shell.spacious()]
+        assert not (self.shell.queue and free)
+        stay = {slot.replaces for slot in self.shell.core.slots}
+        assert not self.shell.wanted or {*self.shell.free()} <= stay
+        assert not any(self.shell.slot_for(job) in free for job in self.shell.keyed)
+
+    @invariant()
+    def no_call_waits_while_its_worker_is_idle(self) -> None:
+        shell = self.shell
+        for slot, session in shell.owners.items():
+            if slot not in shell.slots("idle") or shell.processes[slot].hung:
+                continue
+            calls = shell.calls_of(session)
+            assert not calls or shell.rebuilding.get(session, calls[0]) != calls[0]
+            assert not shell.errands_before(slot)
+
+    @invariant()
+    def who_waits_for_a_worker_is_in_its_line(self) -> None:
+        lines = affinity_queues_of(self.shell.core)
+        waiting = {
+            entry.job: place
+            for place, line in lines.open.items()
+            for entry in line.entries()
+        }
+        assert sorted(waiting) == sorted(self.shell.keyed)
+        for job, place in waiting.items():
+            assert place == choose(self.shell.keys[job], self.shell.seats)
+        assert all(lines.open.values()), "a line that nobody is in"
+
+    @invariant()
+    def a_broken_pool_holds_no_queued_job(self) -> None:
+        assert not (self.shell.broken and self.shell.waiting)
+
+    @invariant()
+    def a_closing_pool_keeps_only_what_its_jobs_need(self) -> None:
+        shell = self.shell
+        if shell.closing is None:
+            return
+        if shell.nobody_is_needed:
+            assert not shell.slots("starting", "idle")
+        if not shell.core.replacements.stopped:
+            states = [slot.state for slot in shell.core.slots]
+            assert SlotState.RETIRED not in states, "it drains as an open pool works"
+        assert not (shell.closing is Finish.NONE and shell.open)
+        assert not (shell.closing >= Finish.RUNNING and shell.preparing)
+
+    @invariant()
+    def after_the_deadline_every_job_has_ended(self) -> None:
+        if self.shell.now > self.shell.close_at:
+            assert not self.shell.open
+            assert all(
+                p.told is StopStage.KILLED for p in self.shell.processes.values()
+            )
+
+    @invariant()
+    def every_timer_is_ahead(self) -> None:
+        deadline = self.shell.core.next_deadline()
+        assert deadline is None or deadline >= self.shell.now
+        if self.shell.finished:
+            assert deadline is None
+
+    @invariant()
+    def who_is_being_loaded_is_the_last_and_has_the_next_place(self) -> None:
+        for process in self.shell.processes.values():
+            if process.loading is not None:
+                job, width = process.loading, process.width
+                assert list(process.hand.items())[-1] == (job, process.sent + 1)
+                assert len(process.hand) <= width
+                slot = self.shell.core.slots[process.slot]
+                traits = self.shell.traits[job]
+                if slot.in_flight.jobs:
+                    place, cost, known = slot.in_flight.jobs[job]
+                    assert (place, known) == (process.sent + 1, traits)
+                    assert cost == (
+                        UNKNOWN if job in process.stalled else UNKNOWN / width
+                    )
+                    assert self.shell.core.jobs.last(process.slot) == job
+                    assert self.shell.core.jobs.runs(process.slot, job)
