@@ -90,7 +90,7 @@ def ready(lifecycle: SlotLifecycle, index: int, now: float) -> list[Command]:
     slot = lifecycle.slots[index]
     slot.apply(SlotEvent.READY)
     slot.ready_at, slot.due = now, None
-    return lifecycle.on_ready(slot, now)
+    return [*lifecycle.on_ready(slot, now), *lifecycle.spawn_parked(now)]
 
 
 def die(
@@ -232,8 +232,7 @@ def test_slots_that_cannot_start_are_parked_and_one_tries_for_all() -> None:
     assert lifecycle.on_timer(2.0) == [Spawn(0, 2)]
     slot = lifecycle.slots[0]
     assert slot.is_probe
-    slot.apply(SlotEvent.READY)
-    assert lifecycle.on_ready(slot, 2.5) == [Recover(0), Spawn(1, 2)]
+    assert ready(lifecycle, 0, 2.5) == [Recover(0), Spawn(1, 2)]
     assert not slot.is_probe
 
 
@@ -256,8 +255,7 @@ def test_a_pool_without_hope_breaks_and_comes_back() -> None:
     assert lifecycle.next_deadline() == 4.0
     assert lifecycle.retry_in(3.0) == 1.0
     assert lifecycle.on_timer(4.0) == [Spawn(0, 3)]
-    lifecycle.slots[0].apply(SlotEvent.READY)
-    assert lifecycle.on_ready(lifecycle.slots[0], 5.0) == [Recover(0), Spawn(1, 2)]
+    assert ready(lifecycle, 0, 5.0) == [Recover(0), Spawn(1, 2)]
     assert lifecycle.broken is None
 
 

@@ -42,3 +42,49 @@ def test_another_call_rebuilds_a_session_if_the_first_was_cancelled_unbegun() ->
     assert list(shell.processes[0].hand) == [shell.rebuilding[session]]
     assert shell.rebuilding[session] != first
     assert shell.waiting_calls == [first + 1], "it waits for that"
+
+
+def test_a_pool_that_has_broken_comes_back_with_as_many_workers_as_its_size() -> None:
+    shell = ImaginaryShell(workers=3, policy=RestartPolicy(max_failed_starts=2))
+    shell.start()
+    for slot in range(3):
+        shell.ready(slot)
+        shell.want()
+    for session in shell.owners.values():
+        shell.last(session)
+    shell.resize(2, 2)
+    for slot in (0, 1, 2):
+        shell.die(slot)
+    assert [*shell.processes] == [0, 1, 2], "no session gives up its place"
+    for slot in (0, 1, 2):
+        shell.die(slot)
+    assert shell.broken
+    shell.advance(1.0)
+    assert [*shell.processes] == [0], "one tries for all"
+    shell.ready(0)
+    assert len(shell.processes) == 2, "the sessions are over"
+
+
+def test_if_the_start_that_tries_for_all_is_not_needed_a_session_tries_its_own() -> (
+    None
+):
+    shell = ImaginaryShell(workers=4, policy=RestartPolicy())
+    shell.start()
+    shell.ready(3)
+    shell.want()
+    [session] = shell.owners.values()
+    shell.last(session)
+    for slot in (1, 2):
+        shell.ready(slot)
+    shell.die(0)
+    for _ in range(2):
+        shell.die(3)
+    assert shell.parked == {0, 3}
+    shell.advance(1.0)
+    assert shell.parked == {3}, "worker 0 tries for both"
+    shell.resize(2, 2)
+    assert shell.processes[0].leaving
+    shell.advance(0.0)
+    assert not shell.processes[3].ready
+    shell.ready(3)
+    assert shell.owners == {3: session}

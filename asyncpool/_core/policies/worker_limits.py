@@ -81,8 +81,9 @@ class WorkerLimits:
     Args:
         max_jobs: After how many jobs a worker is retired.
         exact: Whether no worker begins more than ``max_jobs`` jobs.  The worker
-            ends when they are done.  Its replacement starts while the last ones run; if
-            that takes longer than they do, a worker is missing meanwhile.  This does
+            ends when they are done.  Its replacement starts while the last ones run,
+            and takes over those that have not begun; if its start takes longer than
+            they do, a worker is missing meanwhile.  This does
             not end a session (:meth:`asyncpool.Pool.worker`) early: its worker ends
             when the session is over.
         max_age: After how many seconds a worker is retired.

@@ -159,17 +159,21 @@ class SlotLifecycle:
         return Spawn(slot.index, slot.generation)
 
     def on_ready(self, slot: Slot, now: float) -> list[Command]:
-        """Record that a worker is ready, which shows that starts succeed, in all slots."""
-        commands: list[Command] = []
-        if self.ledger.failures:
-            commands.append(Recover(slot.index))
+        """Record that a worker is ready, which shows that starts succeed, in all slots.
+
+        Call :meth:`spawn_parked` next.
+        """
+        recovers = self.ledger.failures > 0
         self.ledger.ready(now - slot.began_at, now)
         self.broken = self._retry_at = None
         for other in self.slots:
             other.is_probe = False
-            if other.state is SlotState.PARKED:
-                commands.append(self.spawn(other, now))
-        return commands
+        return [Recover(slot.index)] if recovers else []
+
+    def spawn_parked(self, now: float) -> list[Command]:
+        """Start a worker in every slot that has waited for starts to succeed."""
+        parked = [slot for slot in self.slots if slot.state is SlotState.PARKED]
+        return [self.spawn(slot, now) for slot in parked]
 
     def try_sooner(self, now: float) -> None:
         """Record that the pool refused a caller; a broken pool then tries the next start soon."""
@@ -181,6 +185,16 @@ class SlotLifecycle:
         """Try the next start now, if starts fail."""
         if self._retry_at is not None:
             self._retry_at = now
+
+    def pass_on_probe(self, slot: Slot, now: float) -> None:
+        """Let another parked slot try now, if *slot*, whose worker is to leave, is the one that tries.
+
+        Nobody learns from that worker whether starts succeed, and the others would wait for ever.
+        """
+        parked = any(other.state is SlotState.PARKED for other in self.slots)
+        if slot.is_probe and parked:
+            self._retry_at = now
+        slot.is_probe = False
 
     def retry_in(self, now: float) -> float | None:
         """Return in how many seconds the pool tries the next start; ``None`` for never."""

@@ -53,6 +53,7 @@ class DrainingWorkers:
             return []
         slot.draining, slot.exit_reason = True, why
         self._dispatcher.exclude(slot.index)
+        self._lifecycle.pass_on_probe(slot, now)
         commands: list[Command] = [
             Retiring(slot.index, why),
             *self._pinned.drop(slot),

@@ -70,6 +70,18 @@ class Resizing:
         commands += self._thin_out(now)
         return [*commands, *self._let_idle_go(now)]
 
+    def close_surplus(self) -> list[Command]:
+        """Mark empty slots as not needed, as many as there are too many."""
+        empty = [
+            slot
+            for slot in self._slots
+            if slot.state in EMPTY and counts(slot) and slot.session is None
+        ]
+        commands: list[Command] = []
+        for slot in sorted(empty, key=_worth)[: max(0, -self._budget.missing)]:
+            commands += self._lifecycle.leave_empty(slot)
+        return commands
+
     def _report(self, before: int) -> list[Command]:
         size = self._sizing.size
         self._more = max(0, self._more + size - before)
@@ -87,18 +99,15 @@ class Resizing:
 
     def _thin_out(self, now: float) -> list[Command]:
         """Let workers go that are too many, those that do not work yet, or not now, first."""
-        commands: list[Command] = []
+        commands = self.close_surplus()
         while self._budget.missing < 0:
             free = (s for s in self._slots if counts(s) and s.session is None)
             slot = min(free, key=_worth, default=None)
             if slot is None:
                 break  # the others have sessions, and go when these are over
-            if slot.state in EMPTY:
-                commands += self._lifecycle.leave_empty(slot)
-            elif self._leaving.any or slot.state is SlotState.STOPPING:
+            if self._leaving.any or slot.state is SlotState.STOPPING:
                 break  # the end of that worker calls this again
-            else:
-                commands += self._leaving.begin(slot, "resize", now)
+            commands += self._leaving.begin(slot, "resize", now)
         return commands
 
     def _let_idle_go(self, now: float) -> list[Command]:

@@ -58,6 +58,9 @@ class WorkerLife:
         slot.ready_at, slot.idle_since, slot.due = now, now, None
         was_broken = self._lifecycle.broken is not None
         commands = self._lifecycle.on_ready(slot, now)
+        # A pool that broke ended sessions, whose slots may have been more than its size.
+        commands += self._replacements.resizing.close_surplus()
+        commands += self._lifecycle.spawn_parked(now)
         if was_broken:
             for other in self._slots:
                 if 0 < len(other.in_flight.jobs) < other.concurrency:
