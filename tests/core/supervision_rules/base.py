@@ -43,16 +43,16 @@ limits = st.builds(
     max_age=st.sampled_from([None, 20.0]),
     drain_timeout=st.sampled_from([600.0, 5.0, None]),
 )
-plans = st.fixed_dictionaries(
-    {
-        "limits": limits,
-        "more": st.sampled_from([0, 0, 2, 5]),
-        "width": st.sampled_from([1, 1, 1, 2, 3, 7]),
-    }
-).flatmap(
-    lambda plan: st.sampled_from([(1, 0), (1, 0), (2, 0), (0, 1), (1, 1)]).map(
-        lambda budget: {**plan, "max_surge": budget[0], "max_unavailable": budget[1]}
-    )
+plans = st.builds(
+    lambda surge, **others: {
+        **others,
+        "max_surge": surge[0],
+        "max_unavailable": surge[1],
+    },
+    surge=st.sampled_from([(1, 0), (1, 0), (2, 0), (0, 1), (1, 1)]),
+    limits=limits,
+    more=st.sampled_from([0, 0, 2, 5]),
+    width=st.sampled_from([1, 1, 1, 2, 3, 7]),
 )
 anything = st.data()
 rolls = st.sampled_from([0.0, 0.5, 0.999])
