@@ -10,6 +10,7 @@ from asyncpool._core.slots.commands import (
     Stop,
     Terminate,
 )
+from asyncpool.enums import SlotState
 from tests.core.supervised import gone, pool, short, taking
 
 
@@ -80,3 +81,18 @@ def test_an_elastic_pool_grows_while_jobs_wait_and_shrinks_when_workers_idle() -
                 assert gone(core, command.slot, now) == [LeaveEmpty(command.slot)]
     assert went == [0, 1], "whoever has been idle for longest"
     assert taking(core) == [2]
+
+
+def test_what_cannot_start_goes_before_an_idle_worker_when_the_pool_shrinks() -> None:
+    core = pool(1, 3)
+    core.replacements.resize(3, 3, 0.0)
+    for slot in (1, 2):
+        core.workers.ready(slot, 0.0)
+    core.replacements.resize(1, 3, 0.0)
+    for _ in range(2):  # its own death, and that of the next one, which is never ready
+        gone(core, 0, 59.9)
+    assert core.slots[0].state is SlotState.PARKED
+    assert core.on_timer(60.0)[:2] == [Resized(2), LeaveEmpty(0)]
+    assert taking(core) == [1, 2]
+    assert core.on_timer(60.0)[0] == Resized(1)
+    assert len(taking(core)) == 1, "one of them was idle for as long"

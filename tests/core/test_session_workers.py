@@ -88,3 +88,31 @@ def test_if_the_start_that_tries_for_all_is_not_needed_a_session_tries_its_own()
     assert not shell.processes[3].ready
     shell.ready(3)
     assert shell.owners == {3: session}
+
+
+def test_a_pool_that_is_made_smaller_keeps_a_worker_while_a_sessions_cannot_start() -> (
+    None
+):
+    shell = ImaginaryShell(workers=4, policy=RestartPolicy())
+    shell.start()
+    for slot in range(4):
+        shell.ready(slot)
+    shell.want()
+    [(own, session)] = shell.owners.items()
+    shell.last(session)
+    for _ in range(2):
+        shell.die(own)
+    assert shell.parked == {own}
+    shell.resize(1, 1)
+    for slot in shell.slots("idle", told=True):
+        shell.die(slot)
+    for slot in shell.slots("idle", told=True):
+        shell.die(slot)
+    [other] = shell.slots("idle")
+    shell.submit()
+    assert shell.processes[other].hand, "it works meanwhile"
+    shell.outcome(other)
+    shell.advance(1.0)
+    shell.ready(own)
+    assert shell.owners == {own: session}
+    assert shell.processes[other].leaving, "now there is one too many"

@@ -11,7 +11,7 @@ from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.slots.capacity import Budget, Sizing, counts
 from asyncpool._core.slots.commands import Command, Resized
 from asyncpool._core.slots.lifecycle import EMPTY, SlotLifecycle
-from asyncpool._core.slots.slots import Slot
+from asyncpool._core.slots.slots import UP, Slot
 from asyncpool._core.supervision.draining import DrainingWorkers
 from asyncpool.enums import SlotState
 
@@ -59,7 +59,7 @@ class Resizing:
 
     def next_deadline(self) -> float | None:
         """When to call :meth:`step` at the latest."""
-        return self._sizing.next_deadline(leaving=self._leaving.any)
+        return self._sizing.next_deadline(leaving=not self._may_let_idle_go)
 
     def step(self, now: float) -> list[Command]:
         """Start workers that are missing; let workers go that are too many or idle for too long."""
@@ -72,15 +72,30 @@ class Resizing:
 
     def close_surplus(self) -> list[Command]:
         """Mark empty slots as not needed, as many as there are too many."""
-        empty = [
+        commands: list[Command] = []
+        for slot in sorted(self._empty, key=_worth)[: max(0, -self._budget.missing)]:
+            commands += self._lifecycle.leave_empty(slot)
+        return commands
+
+    @property
+    def _empty(self) -> list[Slot]:
+        """The slots that wait for a start, and that no session waits for."""
+        return [
             slot
             for slot in self._slots
             if slot.state in EMPTY and counts(slot) and slot.session is None
         ]
-        commands: list[Command] = []
-        for slot in sorted(empty, key=_worth)[: max(0, -self._budget.missing)]:
-            commands += self._lifecycle.leave_empty(slot)
-        return commands
+
+    @property
+    def _live(self) -> int:
+        """How many workers are ready and stay."""
+        return sum(slot.state in UP and counts(slot) for slot in self._slots)
+
+    @property
+    def _may_let_idle_go(self) -> bool:
+        """Whether one worker less leaves enough that are ready, or takes an empty slot."""
+        enough = self._live >= self._sizing.size or bool(self._empty)
+        return enough and not self._leaving.any
 
     def _report(self, before: int) -> list[Command]:
         size = self._sizing.size
@@ -107,11 +122,13 @@ class Resizing:
                 break  # the others have sessions, and go when these are over
             if self._leaving.any or slot.state is SlotState.STOPPING:
                 break  # the end of that worker calls this again
+            if slot.state in UP and self._live <= self._sizing.size:
+                break  # the others are not ready, and may never be
             commands += self._leaving.begin(slot, "resize", now)
         return commands
 
     def _let_idle_go(self, now: float) -> list[Command]:
-        if self._leaving.any:
+        if not self._may_let_idle_go:
             return []
         idle = [
             (slot.idle_since, slot.index)
@@ -123,10 +140,11 @@ class Resizing:
         index = self._sizing.shrink(now, idle)
         if index is None:
             return []
-        return [
-            *self._report(size),
-            *self._leaving.begin(self._slots[index], "idle", now),
-        ]
+        # A slot whose starts fail goes before a worker that is well.
+        commands = [*self._report(size), *self.close_surplus()]
+        if self._budget.missing < 0:
+            commands += self._leaving.begin(self._slots[index], "idle", now)
+        return commands
 
 
 def _worth(slot: Slot) -> tuple[int, float]:

@@ -16,6 +16,10 @@ class Commands(Ends):
     """Carries out what a :class:`Supervision` wants done."""
 
     def feed(self, commands: list[cmd.Command]) -> None:
+        self._carry_out_all(commands)
+        self._look_at_places()
+
+    def _carry_out_all(self, commands: list[cmd.Command]) -> None:
         self.seats_after = {
             slot.bucket: slot.index
             for slot in self.core.slots
@@ -25,7 +29,6 @@ class Commands(Ends):
             assert not self.finished, "a command after Finished"
             self.seen[type(command).__name__] += 1
             self._carry_out(command)
-        self._look_at_places()
 
     def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
         match command:
@@ -90,7 +93,8 @@ class Commands(Ends):
                 self._fail(jobs, why)
             case cmd.TellRestart(slot, delay):
                 assert slot not in self.processes
-                assert 0 <= delay <= 0.5 * len(self.core.slots), "a refusal"
+                most = 0.5 * len(self.core.slots) + 1e-9
+                assert 0 <= delay <= most, "a refusal"
                 self.seen["a restart behind the limit of forks"] += delay > 0
                 self.not_before[slot] = self.now + delay
             case cmd.ParkSlot(slot, _, probe_in):
@@ -103,6 +107,8 @@ class Commands(Ends):
                     self.put_off = self.now + again_in
             case cmd.Retiring(slot, why):
                 self._leave(self.processes[slot], why)
+                if why in {"resize", "idle"} and self.processes[slot].ready:
+                    self._check_who_stays()
             case cmd.Resized(workers):
                 self.workers = workers
             case cmd.RollEnded(replaced, trouble, filled):
@@ -124,6 +130,12 @@ class Commands(Ends):
                 self._recover(slot)
             case cmd.Finished():
                 self._finish()
+
+    def _check_who_stays(self) -> None:
+        """Check that a worker went because there were too many that are well."""
+        well = [p for p in self.processes.values() if p.ready and not p.leaving]
+        alive = [p for p in well if p.told is StopStage.NO]
+        assert len(alive) >= self.workers, "those that are empty may stay so"
 
     def _carry_out_for_sessions(
         self, command: cmd.Offer | cmd.Rebuild | cmd.EndSession | cmd.RefuseSessions
@@ -173,7 +185,9 @@ class Commands(Ends):
         job = self._come_as_call(session)
         self.rebuilding[session] = job
         self.waiting_calls.insert(0, job)
-        self.feed(self.core.sessions.call(job, SessionTraits(session, first=True)))
+        # There may be more commands to carry out before all have their places.
+        call = self.core.sessions.call(job, SessionTraits(session, first=True))
+        self._carry_out_all(call)
 
     @property
     def nobody_needs_sessions(self) -> bool:

@@ -154,8 +154,9 @@ class ImaginaryShell(Jobs):
                 assert slot in self.processes or verdicts, "replaced at once"
         elif self.closing is None:
             assert verdicts[0].slot == slot
+            smaller = any(isinstance(it, cmd.Resized) for it in commands)
             self._check_what_follows_elsewhere(
-                verdicts[1:], lasts=session in lasting, broken=broken
+                verdicts[1:], spare=smaller or session in lasting, broken=broken
             )
             if process.ready and not self.broken:
                 assert isinstance(verdicts[0], cmd.TellRestart | cmd.LeaveEmpty)
@@ -180,7 +181,7 @@ class ImaginaryShell(Jobs):
             other.tied = other.tied or other.born_at == self.now
 
     def _check_what_follows_elsewhere(
-        self, verdicts: Sequence[cmd.Command], *, lasts: bool, broken: bool
+        self, verdicts: Sequence[cmd.Command], *, spare: bool, broken: bool
     ) -> None:
         for verdict in verdicts:
             if isinstance(verdict, cmd.ParkSlot):
@@ -189,9 +190,9 @@ class ImaginaryShell(Jobs):
                 assert not broken
             else:
                 # A session whose worker was about to be followed in another slot, where
-                # starts had failed, goes on in its own.
+                # starts had failed, goes on in its own; or the pool has got smaller.
                 assert isinstance(verdict, cmd.LeaveEmpty)
-                assert lasts
+                assert spare
 
     def lose(self, session: int, then: int) -> None:
         """Let the worker of a session die, and *then* so much of what follows happen."""
