@@ -6,13 +6,19 @@ from asyncpool._core.policies.restart import RestartPolicy
 from tests.core.imaginary.shell import ImaginaryShell
 
 
-def test_a_session_that_goes_on_in_its_slot_needs_no_worker_elsewhere() -> None:
-    shell = ImaginaryShell(workers=2, policy=RestartPolicy())
+def with_a_session(workers: int, slot: int) -> tuple[ImaginaryShell, int]:
+    """Return a pool whose only worker that is ready has a session, which survives it."""
+    shell = ImaginaryShell(workers=workers, policy=RestartPolicy())
     shell.start()
-    shell.ready(0)
+    shell.ready(slot)
     shell.want()
     [session] = shell.owners.values()
     shell.last(session)
+    return shell, session
+
+
+def test_a_session_that_goes_on_in_its_slot_needs_no_worker_elsewhere() -> None:
+    shell, session = with_a_session(workers=2, slot=0)
     shell.call(session)
     shell.retire(0)
     for slot in (1, 2):
@@ -24,12 +30,7 @@ def test_a_session_that_goes_on_in_its_slot_needs_no_worker_elsewhere() -> None:
 
 
 def test_another_call_rebuilds_a_session_if_the_first_was_cancelled_unbegun() -> None:
-    shell = ImaginaryShell(workers=1, policy=RestartPolicy())
-    shell.start()
-    shell.ready(0)
-    shell.want()
-    [session] = shell.owners.values()
-    shell.last(session)
+    shell, session = with_a_session(workers=1, slot=0)
     shell.die(0)
     shell.ready(0)
     first = shell.rebuilding[session]
@@ -68,12 +69,7 @@ def test_a_pool_that_has_broken_comes_back_with_as_many_workers_as_its_size() ->
 def test_if_the_start_that_tries_for_all_is_not_needed_a_session_tries_its_own() -> (
     None
 ):
-    shell = ImaginaryShell(workers=4, policy=RestartPolicy())
-    shell.start()
-    shell.ready(3)
-    shell.want()
-    [session] = shell.owners.values()
-    shell.last(session)
+    shell, session = with_a_session(workers=4, slot=3)
     for slot in (1, 2):
         shell.ready(slot)
     shell.die(0)
@@ -93,13 +89,10 @@ def test_if_the_start_that_tries_for_all_is_not_needed_a_session_tries_its_own()
 def test_a_pool_that_is_made_smaller_keeps_a_worker_while_a_sessions_cannot_start() -> (
     None
 ):
-    shell = ImaginaryShell(workers=4, policy=RestartPolicy())
-    shell.start()
-    for slot in range(4):
+    own = 0
+    shell, session = with_a_session(workers=4, slot=own)
+    for slot in (1, 2, 3):
         shell.ready(slot)
-    shell.want()
-    [(own, session)] = shell.owners.items()
-    shell.last(session)
     for _ in range(2):
         shell.die(own)
     assert shell.parked == {own}

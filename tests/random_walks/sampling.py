@@ -27,17 +27,17 @@ def sample(strategy: Any, random: Random) -> Any:
     Raises:
         UnknownStrategyError: If this module does not know it.
     """
+    strategy = _unwrapped(strategy)
+    name = type(strategy).__name__
+    if name not in _SAMPLERS:
+        raise UnknownStrategyError(f"no sampler for {name}: {strategy!r}")
+    return _SAMPLERS[name](strategy, random)
+
+
+def _unwrapped(strategy: Any) -> Any:
     while hasattr(strategy, "wrapped_strategy"):
         strategy = strategy.wrapped_strategy
-    return _sampler_of(strategy)(strategy, random)
-
-
-def _sampler_of(strategy: Any) -> Callable[[Any, Random], Any]:
-    name = type(strategy).__name__
-    try:
-        return _SAMPLERS[name]
-    except KeyError:
-        raise UnknownStrategyError(f"no sampler for {name}: {strategy!r}") from None
+    return strategy
 
 
 def _one_of_several(strategy: Any, random: Random) -> Any:
@@ -79,6 +79,9 @@ class Recorder:
         self._random = random
         self.drawn: list[Any] = []
 
+    def __repr__(self) -> str:
+        return repr(self.drawn)
+
     def draw(self, strategy: Any) -> Any:
         value = sample(strategy, self._random)
         self.drawn.append(value)
@@ -96,12 +99,10 @@ class Recorded:
         self._drawn = iter(drawn)
 
     def draw(self, strategy: Any) -> Any:
-        while hasattr(strategy, "wrapped_strategy"):
-            strategy = strategy.wrapped_strategy
         try:
             value = next(self._drawn)
         except StopIteration:
             raise DrawAgainError from None
-        if value not in getattr(strategy, "elements", [value]):
+        if value not in getattr(_unwrapped(strategy), "elements", [value]):
             raise DrawAgainError
         return value

@@ -109,8 +109,7 @@ def walk(model: Model, random: Random) -> tuple[list[Step], Failure | None]:
             steps.append(Step(name, drawn))
             model.happen(state, steps[-1])
 
-    failure = _try(model, go)
-    return [_recorded(step) for step in steps], failure
+    return steps, _try(model, go)
 
 
 def walk_again(model: Model, steps: list[Step]) -> Failure | None:
@@ -155,15 +154,8 @@ def _try(model: Model, go: Callable[[RuleBasedStateMachine], None]) -> Failure |
     return None
 
 
-def _recorded(step: Step) -> Step:
-    """Return *step* with what its rule has drawn, in the place of what it drew from."""
-    parts = step.arguments.items()
-    return Step(
-        step.rule, {k: v.drawn if isinstance(v, Recorder) else v for k, v in parts}
-    )
-
-
 def _replayed(step: Step) -> Step:
     """Return *step* with something to draw the same values from."""
     parts = step.arguments.items()
-    return Step(step.rule, {k: Recorded(v) if k == "data" else v for k, v in parts})
+    again = {k: Recorded(v.drawn) if isinstance(v, Recorder) else v for k, v in parts}
+    return Step(step.rule, again)

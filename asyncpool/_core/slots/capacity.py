@@ -216,12 +216,17 @@ class Sizing:
             self._shrink_at = now
         return slot
 
-    def next_deadline(self, *, leaving: bool) -> float | None:
+    @property
+    def shrinks(self) -> bool:
+        """Whether the pool looks for a worker that has been idle for too long."""
+        return self._shrink_at is not None
+
+    def next_deadline(self, *, nobody_goes: bool) -> float | None:
         """When to call :meth:`grow` and :meth:`shrink`; ``None`` if there is no need.
 
-        While a worker is *leaving*, no other one leaves.
+        While *nobody_goes*, since no worker may leave now, there is no need to shrink.
         """
-        return earliest(self._grow_at, None if leaving else self._shrink_at)
+        return earliest(self._grow_at, None if nobody_goes else self._shrink_at)
 
     def _resize(self, size: int, now: float) -> None:
         self.size = size

@@ -191,10 +191,10 @@ class SlotLifecycle:
 
         Nobody learns from that worker whether starts succeed, and the others would wait for ever.
         """
-        parked = any(other.state is SlotState.PARKED for other in self.slots)
-        if slot.is_probe and parked:
-            self._retry_at = now
-        slot.is_probe = False
+        if slot.is_probe:
+            slot.is_probe = False
+            if any(other.state is SlotState.PARKED for other in self.slots):
+                self._retry_at = now
 
     def retry_in(self, now: float) -> float | None:
         """Return in how many seconds the pool tries the next start; ``None`` for never."""

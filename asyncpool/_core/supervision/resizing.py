@@ -59,7 +59,9 @@ class Resizing:
 
     def next_deadline(self) -> float | None:
         """When to call :meth:`step` at the latest."""
-        return self._sizing.next_deadline(leaving=not self._may_let_idle_go)
+        # Asked after every decision, so that a pool that does not shrink looks at no worker.
+        nobody_goes = self._sizing.shrinks and not self._may_let_idle_go
+        return self._sizing.next_deadline(nobody_goes=nobody_goes)
 
     def step(self, now: float) -> list[Command]:
         """Start workers that are missing; let workers go that are too many or idle for too long."""
