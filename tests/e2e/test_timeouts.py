@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,6 +207,42 @@ async def test_the_time_in_the_queue_is_not_the_time_running() -> None:
         visitor.release()
         assert await waiting == 9
         assert await held == "go"
+
+
+@pytest.mark.parametrize("loss", ["killed", "retired", "retired at once"])
+async def test_the_time_in_the_queue_goes_on_when_a_worker_leaves_before_it_has_begun(
+    loss: str, tmp_path: Path
+) -> None:
+    flag = tmp_path / "flag"
+    async with patience(), Gate() as gate, Gate() as start:
+        starting = {
+            "initializer": jobs.wait_if_there,
+            "initargs": (str(flag), start.path),
+        }
+        async with ready_pool(max_surge=0, max_unavailable=1, **starting) as pool:
+            pid = await pool.submit(jobs.pid)
+            if loss == "killed":
+                flag.touch()
+                os.kill(pid, signal.SIGKILL)
+                job = pool.options(queue_timeout=SHORT).submit(jobs.square, 3)
+            else:
+                # Both functions are known to be short, so that one job waits behind the other.
+                await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(9)))
+                await pool.submit(jobs.retire_at)
+                pid = await pool.submit(jobs.pid)
+                flag.touch()
+                there = gate.path if loss == "retired" else ""
+                first = pool.submit(jobs.retire_at, there)
+                job = pool.options(queue_timeout=SHORT).submit(jobs.square, 3)
+                if there:
+                    (await gate.visitor()).release()
+                assert await first == pid
+            successor = await start.visitor("initializer")
+            error = await timeout_of(job)
+            assert (error.limit, error.seconds) == ("queue_timeout", SHORT)
+            assert (error.attempt, error.stack) == (0, "")
+            successor.release()
+            await assert_serves(pool)
 
 
 async def test_who_waited_in_time_may_run_as_long_as_it_likes() -> None:

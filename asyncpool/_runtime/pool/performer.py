@@ -10,6 +10,7 @@ has fired.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import assert_never
 
 from asyncpool import events
@@ -79,8 +80,7 @@ class CommandPerformer(Performer):
             case cmd.Spawn(slot, generation):
                 self._workers.start(slot, generation)
             case cmd.Unassign(jobs):
-                for number in jobs:
-                    self._state.registry.take_back(number)
+                self._take_back(jobs)
             case cmd.DropPinnedJobs(jobs):
                 self._parts.broadcasts.on_dropped(jobs)
             case cmd.Offer(slot, session):
@@ -129,3 +129,11 @@ class CommandPerformer(Performer):
                 raise AssertionError("assignments take the short way")
             case _:
                 assert_never(command)
+
+    def _take_back(self, numbers: Iterable[int]) -> None:
+        registry = self._state.registry
+        for number in numbers:
+            registry.take_back(number)
+            job = registry.jobs.get(number)
+            if job is not None:
+                self._parts.traffic.timers.wait_again(job)

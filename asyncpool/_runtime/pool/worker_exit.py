@@ -32,6 +32,7 @@ class WorkerExit:
     def __init__(self, parts: Parts) -> None:
         state = self._state = parts.state
         config = state.config
+        self._traffic = parts.traffic
         self._heartbeats = parts.traffic.heartbeats
         self._replacement = parts.replacement
         self._serving = parts.serving
@@ -97,6 +98,7 @@ class WorkerExit:
         # Told before the commands, since with them an idle worker gets such a job at once, and
         # that is its next attempt.
         self._take_over(losses, commands, crash)
+        self._queue_again(losses)
         # The next worker starts before a log handler, a callback or a future hears of this end:
         # those take half a millisecond and more.
         self._state.performer.perform(commands)
@@ -193,6 +195,12 @@ class WorkerExit:
             hub.publish(events.TakenOver(number, job.attempt if loss.costs else 0))
             if hub.watched and loss.begun:  # else it is told as given back
                 registry.watch.again(job, loss.error or crash_error(job, loss.delivery))
+
+    def _queue_again(self, losses: list[Loss]) -> None:
+        """Watch how long those jobs wait for a worker that have not begun in this one."""
+        for loss in losses:
+            if loss.again and not loss.begun and not loss.job.done():
+                self._traffic.timers.wait_again(loss.job)
 
     def _fail(self, loss: Loss, crash: events.Crash) -> None:
         """Fail a job that is not tried again, unless its end came with the commands."""

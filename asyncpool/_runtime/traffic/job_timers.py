@@ -8,6 +8,7 @@ the job is made to end.
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any
 
 from asyncpool._runtime.job.deadline_timer import DeadlineTimer
@@ -59,6 +60,17 @@ class JobTimers:
             return False
         self._timer.watch(job.id, until)
         return True
+
+    def wait_again(self, job: Job[Any]) -> None:
+        """Watch how long a job is queued that has left its worker before it began there."""
+        limits = job._limits
+        if limits.queue_timeout is None or job.attempt != job._options.begun:
+            return  # it may wait for its first attempt only
+        now = self._time()
+        # Not what wait() has set: the job's worker counted as running it, and it had that limit.
+        self._timer.watch(
+            job.id, limits.queue_end(now - (monotonic() - job._queued_at))
+        )
 
     def begin_first(self, slot: int) -> None:
         """Watch how long the first jobs in a worker's hands run."""
