@@ -13,7 +13,7 @@ The tree is shallow, and each branch answers one question of the caller's:
     * :exc:`RollInProgressError` -- are its workers being replaced already?
     * :exc:`ProfileInProgressError` -- is a profile being taken already?
     * :exc:`NoWorkerError` -- is there no worker that can take this?
-    * :exc:`ResizeError` -- has a cluster fewer workers than it was to have?
+    * :exc:`ResizeError` -- are there fewer workers than there were to be?
     * :exc:`ProtocolError` -- did the two ends of a channel disagree?
     * :exc:`LeaseLostError` -- has the outside system given the lease to somebody else?
     * :exc:`ThrottledError` -- does the outside system want fewer renewals?
@@ -306,9 +306,10 @@ class NoWorkerError(AsyncPoolError, LookupError):
 
 
 class ResizeError(AsyncPoolError):
-    """A cluster did not get all workers that it was to have, since one does not start.
+    """A pool or cluster did not get all workers that it was to have, since one does not start.
 
-    :meth:`asyncpool.cluster.Cluster.resize` raises it.  The cluster goes on trying.
+    :meth:`asyncpool.Pool.resize` and :meth:`asyncpool.cluster.Cluster.resize` raise it.
+    The pool or cluster goes on trying.
 
     Attributes:
         crash: How that worker ended.

@@ -377,11 +377,11 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
     async def resize(self, workers: int | tuple[int, int]) -> None:
         """Change the number of workers: to *workers*, or to between the two if it is a pair.
 
-        Returns once the pool has that size.  Surplus workers finish their current job and end,
-        one after the other, idle ones first.  A worker whose restart is delayed counts as
-        present.
+        Returns once that many workers are ready and the surplus ones have ended.  Those that have
+        no job end at once, the others when they have finished theirs.
 
         Raises:
+            ResizeError: If one of these workers does not start.  The pool goes on trying.
             ValueError: If *workers* is less than 1.
             TypeError: If *workers* is neither an int nor a pair of ints.
             PoolClosedError: If the pool is closed, or closes before it has that size.
@@ -389,7 +389,7 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
             RuntimeError: If the pool was started in another event loop.
 
         Cancellation:
-            Safe: the pool goes on towards that size.
+            Safe: the pool goes on towards that size, as it does after an error.
 
         Concurrency:
             The last call counts, and all return when the pool has that size.

@@ -319,7 +319,7 @@ class Cluster(Messenger, Supervised):
     async def resize(self, workers: int) -> None:
         """Change the number of workers; return when there are *workers*, and all are ready.
 
-        Surplus workers finish their connections and end, one after the other.
+        Surplus workers finish their connections and end.
 
         Raises:
             ResizeError: If one of them does not start, or cannot be kept alive.

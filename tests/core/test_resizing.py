@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncpool._core.slots.commands import (
     LeaveEmpty,
+    Offer,
     Resized,
     Retiring,
     Spawn,
@@ -28,21 +29,45 @@ def test_a_pool_grows_at_once_when_it_is_resized() -> None:
     assert len(core.slots) == 10, "there is a spare seat"
 
 
-def test_when_it_shrinks_the_idle_go_first_and_one_by_one() -> None:
+def test_when_it_shrinks_the_idle_go_first_and_all_at_once() -> None:
     core = pool(4)
     for job in (1, 2):
         core.jobs.submit(job, short(1e9))  # in slots 3 and 2
     commands = core.replacements.resize(1, 1, 1.0)
-    assert commands == [Resized(1), Retiring(0, "resize"), Stop(0)]
-    assert gone(core, 0, 1.1) == [LeaveEmpty(0), Retiring(1, "resize"), Stop(1)]
-    commands = gone(core, 1, 1.2)
-    assert commands == [LeaveEmpty(1), Retiring(2, "resize")]
+    stopped = [Retiring(0, "resize"), Stop(0), Retiring(1, "resize"), Stop(1)]
+    assert commands == [Resized(1), *stopped, Retiring(2, "resize")]
+    assert taking(core) == [3]
+    assert gone(core, 0, 1.1) == [LeaveEmpty(0)]
+    assert gone(core, 1, 1.2) == [LeaveEmpty(1)]
     core.jobs.outcome(2, 2)
     assert core.jobs.refill(2, 1.3) == [Stop(2)]
     settled = [core.replacements.budget.settled]
     assert gone(core, 2, 1.4) == [LeaveEmpty(2)]
     assert [*settled, core.replacements.budget.settled] == [False, True]
-    assert taking(core) == [3]
+
+
+def test_one_that_is_being_killed_is_one_of_those_that_go() -> None:
+    core = pool(3)
+    core.workers.kill(2, 1.0)
+    commands = core.replacements.resize(1, 1, 1.1)
+    assert commands == [Resized(1), Retiring(0, "resize"), Stop(0)]
+    assert gone(core, 2, 1.2) == [LeaveEmpty(2)]
+    assert gone(core, 0, 1.3) == [LeaveEmpty(0)]
+    assert taking(core) == [1]
+    assert core.replacements.budget.settled
+
+
+def test_who_was_to_go_and_stays_is_not_one_more() -> None:
+    core = pool(3)
+    sessions = [core.sessions.want_worker()[0] for _ in range(3)]
+    core.replacements.resize(1, 1, 1.0)
+    core.replacements.resize(3, 3, 1.1)
+    assert core.replacements.budget.settled
+    for offer in sessions:
+        assert isinstance(offer, Offer)
+        core.sessions.end(offer.session, 1.2, fresh=False)
+    core.replacements.retire(core.slots[0], "retire()", 1.3, unsent=None)
+    assert core.restarts == 1
 
 
 def test_whoever_has_not_started_is_not_needed_most_of_all() -> None:

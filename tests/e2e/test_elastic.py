@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncpool import Job, Pool, PoolClosedError
+from asyncpool import Job, Pool, PoolClosedError, ResizeError
 from asyncpool.events import Resized, Retiring
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
@@ -79,8 +80,9 @@ async def test_a_pool_is_resized_while_it_works() -> None:
         assert pool.stats().busy == 3
         resize = asyncio.create_task(pool.resize(1))
         events = pool.events()
-        first = await next_of(events, Retiring)
-        assert first.reason == "resize"
+        for _ in range(2):  # both at once, though none has finished its job
+            retiring = await next_of(events, Retiring)
+            assert retiring.reason == "resize"
         assert pool.stats().workers == 1
         assert not resize.done(), "they have jobs to finish"
         for visitor in visitors:
@@ -101,6 +103,27 @@ async def test_a_fixed_pool_can_become_elastic() -> None:
         for visitor in visitors:
             visitor.release()
         await asyncio.gather(*work)
+
+
+@pytest.mark.logs("resize-failed")
+async def test_a_resize_says_that_a_worker_does_not_start(tmp_path: Path) -> None:
+    poison = tmp_path / "poison"
+    it_fails = {"initializer": jobs.fail_if_there, "initargs": (str(poison),)}
+    async with patience(), Pool(1, **it_fails) as pool:
+        poison.touch()
+        with pytest.raises(ResizeError) as caught:
+            await pool.resize(3)
+        crash = caught.value.crash
+        assert (crash.kind, crash.slot) in {("failed start", 1), ("failed start", 2)}
+        assert f"LookupError: {poison}" in str(caught.value)
+        # There is one worker too few for this size as well, and nobody knows for how long.
+        with pytest.raises(ResizeError, match="LookupError"):
+            await pool.resize(2)
+        assert await pool.submit(jobs.square, 3) == 9
+        await pool.resize(1)
+        poison.unlink()
+        await pool.resize(2)
+        assert pool.stats().idle == 2
 
 
 async def test_a_close_ends_the_wait_for_a_size() -> None:

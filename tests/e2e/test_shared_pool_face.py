@@ -19,6 +19,7 @@ from asyncpool.errors import (
     NoWorkerError,
     PoolClosedError,
     PoolFullError,
+    ResizeError,
     WorkerCrashedError,
     WorkerGoneError,
     WorkerHungError,
@@ -241,6 +242,16 @@ async def test_orders_are_for_the_whole_pool(tmp_path: Path) -> None:
         assert profile.seconds > 0.049  # timers of asyncio may be early by nanoseconds
         with pytest.raises(ValueError, match="rate"):
             await pool.profile(1, rate=0)
+
+
+async def test_a_resize_tells_of_a_worker_that_does_not_start(tmp_path: Path) -> None:
+    poison = tmp_path / "poison"
+    it_fails = {"initializer": jobs.fail_if_there, "initargs": (str(poison),)}
+    async with patience(), shared(tmp_path, workers=1, **it_fails) as pool:
+        poison.touch()
+        with pytest.raises(ResizeError, match=f"LookupError: {poison}") as caught:
+            await pool.resize(2)
+        assert (caught.value.crash.kind, caught.value.crash.slot) == ("failed start", 1)
 
 
 class Outside:

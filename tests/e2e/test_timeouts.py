@@ -215,7 +215,7 @@ async def test_the_time_in_the_queue_goes_on_when_a_worker_leaves_before_it_has_
 ) -> None:
     flag = tmp_path / "flag"
     async with patience(), Gate() as gate, Gate() as start:
-        starting = {
+        starting: dict[str, Any] = {
             "initializer": jobs.wait_if_there,
             "initargs": (str(flag), start.path),
         }

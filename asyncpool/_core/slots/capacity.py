@@ -34,9 +34,8 @@ class Budget:
         sizing: How many workers the pool should have.
         max_surge: How many workers there may be beyond that.
         max_unavailable: How many workers may be missing.
-        serving: Whether workers serve instead of running jobs.  Then an empty slot
-            counts as missing even if there is nothing to do, and a worker that fails is
-            followed before it has finished.
+        serving: Whether workers serve instead of running jobs.  Then a worker that
+            fails is followed before it has finished.
     """
 
     def __init__(
@@ -72,28 +71,22 @@ class Budget:
 
     @property
     def settled(self) -> bool:
-        """Whether no worker is started or let go because of the pool's size.
-
-        Where jobs wait in a queue, a slot whose worker is restarted later does not
-        count as missing.
-        """
-        if self._serving and any(
-            counts(slot) and slot.state not in UP for slot in self._slots
-        ):
-            return False
+        """Whether as many workers are ready as there should be, and none comes or goes."""
         return not self.missing and not any(
-            slot.draining or slot.state is SlotState.STARTING for slot in self._slots
+            slot.draining
+            or slot.state is SlotState.STARTING
+            or (counts(slot) and slot.state not in UP)
+            for slot in self._slots
         )
 
     @property
     def stuck(self) -> bool:
         """Whether a slot is parked after failed starts: nobody knows when it will serve again."""
-        parked = (slot.state is SlotState.PARKED for slot in self._slots)
-        return self._serving and any(parked)
+        return any(slot.state is SlotState.PARKED for slot in self._slots)
 
     def misses(self, index: int) -> bool:
-        """Tell whether a worker that serves is missing once the worker of a slot has gone."""
-        return self._serving and self._slots[index].state not in _NOT_NEEDED
+        """Tell whether there should be another worker in a slot whose worker has gone."""
+        return self._slots[index].state not in _NOT_NEEDED
 
     # What the budget allows.
 

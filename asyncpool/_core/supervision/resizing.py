@@ -1,8 +1,8 @@
 """How the number of workers follows the pool's size, and the size follows the jobs.
 
-The pool starts a worker that is missing.  If there are too many workers, it drains them
-one after the other, those without a job first.  If the size may shrink, a worker goes
-that has been idle for too long.  ``capacity.py`` decides what the size should be.
+The pool starts a worker that is missing.  If there are too many workers, it drains as
+many, those without a job first.  If the size may shrink, a worker goes that has been
+idle for too long.  ``capacity.py`` decides what the size should be.
 """
 
 from __future__ import annotations
@@ -117,15 +117,12 @@ class Resizing:
     def _thin_out(self, now: float) -> list[Command]:
         """Let workers go that are too many, those that do not work yet, or not now, first."""
         commands = self.close_surplus()
-        while self._budget.missing < 0:
-            free = (s for s in self._slots if counts(s) and s.session is None)
-            slot = min(free, key=_worth, default=None)
-            if slot is None:
-                break  # the others have sessions, and go when these are over
-            if self._leaving.any or slot.state is SlotState.STOPPING:
-                break  # the end of that worker calls this again
+        # Those with sessions go when these are over.
+        free = [slot for slot in self._slots if counts(slot) and slot.session is None]
+        for slot in sorted(free, key=_worth)[: max(0, -self._budget.missing)]:
             if slot.state in UP and self._live <= self._sizing.size:
                 break  # the others are not ready, and may never be
+            # One that is being stopped goes without this.
             commands += self._leaving.begin(slot, "resize", now)
         return commands
 

@@ -176,7 +176,13 @@ class WorkerReplacement:
         if self._replacements.budget.settled:
             self._sized_is(None)
         elif self._replacements.budget.stuck:
-            self._sized_is(self._state.crashes[-1])
+            self._sized_is(self._crash_of_parked())
+
+    def _crash_of_parked(self) -> events.Crash:
+        """Return how the last worker ended in one of the slots that are parked."""
+        slots, crashes = self._state.core.slots, self._state.crashes
+        parked = {slot.index for slot in slots if slot.state is SlotState.PARKED}
+        return next((it for it in reversed(crashes) if it.slot in parked), crashes[-1])
 
     def start_failed(self, crash: events.Crash) -> None:
         """Fail the wait for a size with *crash*, if that worker was started for it."""
