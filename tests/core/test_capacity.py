@@ -63,7 +63,7 @@ def test_who_is_missing_and_where_somebody_is_to_come(size: int, missing: int) -
         ((S.IDLE, S.IDLE, S.IDLE), False),
     ],
 )
-def test_a_pool_has_its_size(states: tuple[SlotState, ...], settled: bool) -> None:
+def test_a_pool_has_its_size(states: tuple[SlotState, ...], *, settled: bool) -> None:
     assert budget_of(seats(*states), 2).settled is settled
 
 

@@ -110,6 +110,18 @@ def test_the_oldest_goes_first_whatever_its_slot() -> None:
     assert core.slots[1].replaces == 2, "and not the one in slot 0, which is newer"
 
 
+def test_for_one_that_leaves_before_its_replacement_is_ready_no_other_is_started() -> (
+    None
+):
+    core = pool(2, max_surge=2)
+    assert core.replacements.replace(core.slots[0], "max_jobs", 1.0) == [Spawn(2, 1)]
+    commands = core.replacements.retire(core.slots[0], "max_jobs", 1.1, unsent=None)
+    assert commands == [Retiring(0, "max_jobs"), Stop(0)]
+    assert gone(core, 0, 1.2) == [LeaveEmpty(0)]
+    assert core.workers.ready(2, 1.3) == []
+    assert core.replacements.budget.settled
+
+
 def test_with_more_surge_more_of_them_do() -> None:
     core = pool(3, max_surge=2)
     assert wear_out(core, 0, 1.0) == [Spawn(3, 1)]

@@ -57,6 +57,19 @@ def test_one_that_is_being_killed_is_one_of_those_that_go() -> None:
     assert core.replacements.budget.settled
 
 
+def test_with_one_that_is_to_be_replaced_its_replacement_goes() -> None:
+    core = pool(2)
+    core.jobs.submit(1, short(1e9))  # in slot 1
+    core.replacements.replace(core.slots[0], "max_age", 1.0)
+    assert core.slots[2].replaces == 0
+    commands = core.replacements.resize(1, 1, 1.1)
+    first = [Retiring(0, "resize"), Stop(0)]
+    assert commands == [Resized(1), *first, Retiring(2, "resize"), Terminate(2)]
+    assert gone(core, 0, 1.2) == [LeaveEmpty(0)]
+    assert gone(core, 2, 1.3) == [LeaveEmpty(2)]
+    assert taking(core) == [1]
+
+
 def test_who_was_to_go_and_stays_is_not_one_more() -> None:
     core = pool(3)
     sessions = [core.sessions.want_worker()[0] for _ in range(3)]

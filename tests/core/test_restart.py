@@ -95,6 +95,11 @@ def test_a_limit_that_the_delays_make_unreachable_is_refused() -> None:
         "16 s, which makes at most 7 deaths in 60 s; use a smaller max_restarts, a "
         "longer period, or smaller delays"
     )
+    with pytest.raises(ValueError, match="never exceed") as caught:
+        RestartPolicy(initial_delay=5.0, max_restarts=1, period=2.0)
+    assert "tried again after 5 s, which makes at most 1 death in 2 s;" in str(
+        caught.value
+    )
 
 
 def test_the_largest_reachable_limit_is_accepted() -> None:

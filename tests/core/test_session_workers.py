@@ -45,7 +45,8 @@ def test_another_call_rebuilds_a_session_if_the_first_was_cancelled_unbegun() ->
     assert shell.waiting_calls == [first + 1], "it waits for that"
 
 
-def test_a_pool_that_has_broken_comes_back_with_as_many_workers_as_its_size() -> None:
+def broken_with_sessions() -> ImaginaryShell:
+    """Return a broken pool of two workers with sessions in its slots 0, 1 and 2."""
     shell = ImaginaryShell(workers=3, policy=RestartPolicy(max_failed_starts=2))
     shell.start()
     for slot in range(3):
@@ -60,10 +61,64 @@ def test_a_pool_that_has_broken_comes_back_with_as_many_workers_as_its_size() ->
     for slot in (0, 1, 2):
         shell.die(slot)
     assert shell.broken
+    return shell
+
+
+def test_sessions_go_on_when_a_broken_pool_has_recovered() -> None:
+    shell = broken_with_sessions()
+    assert sorted(shell.owners) == [0, 1, 2]
     shell.advance(1.0)
     assert [*shell.processes] == [0], "one tries for all"
     shell.ready(0)
-    assert len(shell.processes) == 2, "the sessions are over"
+    assert sorted(shell.processes) == [0, 1, 2]
+    for slot, session in [*shell.owners.items()]:
+        if slot:
+            shell.ready(slot)
+        rebuilds = shell.rebuilding[session]
+        assert list(shell.processes[slot].hand) == [rebuilds]
+
+
+def test_calls_that_wait_fail_when_the_pool_breaks_also_one_that_rebuilds() -> None:
+    shell, session = with_a_session(workers=1, slot=0)
+    shell.die(0)
+    shell.ready(0)
+    first = shell.rebuilding[session]
+    shell.call(session)
+    shell.die(0, requeue=True)
+    assert shell.waiting_calls == [first, shell.jobs]
+    while not shell.broken:
+        shell.die(0)
+        if not shell.broken:
+            shell.advance(1.0)
+    assert not shell.waiting_calls
+    shell.advance(60.0)
+    shell.ready(0)
+    assert list(shell.processes[0].hand) == [shell.rebuilding[session]]
+    assert shell.rebuilding[session] != first
+
+
+def test_sessions_are_over_when_the_pool_has_given_up() -> None:
+    policy = RestartPolicy.limited(max_restarts=1, period=60.0)
+    shell = ImaginaryShell(workers=1, policy=policy)
+    shell.start()
+    shell.ready(0)
+    shell.want()
+    [session] = shell.owners.values()
+    shell.last(session)
+    shell.die(0)
+    shell.call(session)
+    shell.die(0)
+    assert shell.gave_up
+    assert not shell.owners
+    assert not shell.waiting_calls
+
+
+def test_a_broken_pool_comes_back_without_the_slots_of_sessions_that_are_over() -> None:
+    shell = broken_with_sessions()
+    shell.end_session(shell.owners[1], fresh=False)
+    shell.advance(1.0)
+    shell.ready(0)
+    assert sorted(shell.processes) == [0, 2]
 
 
 def test_if_the_start_that_tries_for_all_is_not_needed_a_session_tries_its_own() -> (

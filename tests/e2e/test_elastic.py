@@ -108,7 +108,10 @@ async def test_a_fixed_pool_can_become_elastic() -> None:
 @pytest.mark.logs("resize-failed")
 async def test_a_resize_says_that_a_worker_does_not_start(tmp_path: Path) -> None:
     poison = tmp_path / "poison"
-    it_fails = {"initializer": jobs.fail_if_there, "initargs": (str(poison),)}
+    it_fails: dict[str, Any] = {
+        "initializer": jobs.fail_if_there,
+        "initargs": (str(poison),),
+    }
     async with patience(), Pool(1, **it_fails) as pool:
         poison.touch()
         with pytest.raises(ResizeError) as caught:
@@ -156,7 +159,12 @@ async def test_a_close_ends_the_wait_for_a_size() -> None:
         (
             {"workers": (1, 2, 3)},
             TypeError,
-            "workers must be an int or two, not (1, 2, 3)",
+            "workers must be an int, or a pair such as (2, 16), not (1, 2, 3)",
+        ),
+        (
+            {"workers": [1, 2]},
+            TypeError,
+            "workers must be an int, or a pair such as (2, 16), not [1, 2]",
         ),
         ({"workers": (1, "2")}, TypeError, "workers must be an int, not '2'"),
         ({"idle_timeout": 0}, ValueError, "idle_timeout must be > 0 seconds, not 0"),

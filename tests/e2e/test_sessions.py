@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +17,24 @@ from asyncpool import (
     Job,
     JobTimeoutError,
     Pool,
+    PoolBrokenError,
     PoolClosedError,
     PoolFullError,
+    RestartPolicy,
     WorkerCrashedError,
     WorkerGoneError,
     WorkerLimits,
     WorkerSession,
 )
-from asyncpool.events import Crashed, Exited, Ready, Retiring, Spawned
+from asyncpool.events import (
+    Crashed,
+    Event,
+    Exited,
+    Ready,
+    Recovered,
+    Retiring,
+    Spawned,
+)
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -31,6 +42,7 @@ from tests.helpers.patience import patience
 from tests.helpers.pools import (
     assert_serves,
     closing,
+    collect,
     end_of,
     idle,
     next_of,
@@ -262,11 +274,17 @@ async def test_too_many_may_not_wait() -> None:
             with pytest.raises(PoolFullError) as caught:
                 await pool.worker().__aenter__()
             assert (caught.value.waiting, caught.value.max_queued) == (2, 2)
+            with pytest.raises(PoolFullError, match="2"):
+                pool.submit(jobs.pid)
+            found: list[int] = []
+            mapped = asyncio.create_task(collect(pool.map(jobs.square, [3]), found))
             calls = [worker.submit(jobs.pid) for _ in range(5)]  # in no queue
             assert {await call for call in calls} == {worker.pid}
         other = await waiter
         await other.__aexit__(None, None, None)
         assert await job == worker.pid
+        await mapped
+        assert found == [9], "it has waited for room"
 
 
 async def test_an_elastic_pool_grows_for_it() -> None:
@@ -475,6 +493,14 @@ async def test_on_restart_rebuilds_it(function: Callable[..., Any]) -> None:
     [
         (functools.partial(jobs.throw, KeyError("no state")), KeyError),
         (functools.partial(os._exit, 4), WorkerCrashedError),
+        # Of another pool, which the function uses.
+        (
+            functools.partial(
+                jobs.throw,
+                PoolBrokenError(reason="starts fail", crashes=(), retry_after=1.0),
+            ),
+            PoolBrokenError,
+        ),
     ],
 )
 async def test_if_it_cannot_be_rebuilt_the_session_is_over(
@@ -491,6 +517,62 @@ async def test_if_it_cannot_be_rebuilt_the_session_is_over(
             later = await gone_of(lambda: worker.submit(jobs.pid))
             assert type(later.__cause__) is cause
         await assert_serves(pool)
+
+
+@pytest.mark.parametrize("when", ["at once", "before it is rebuilt"])
+async def test_it_goes_on_when_a_broken_pool_has_recovered(
+    when: str, tmp_path: Path
+) -> None:
+    poison = tmp_path / "poison"
+    rebuild = functools.partial(remember, "rebuilt")
+    it_fails: dict[str, Any] = {
+        "initializer": jobs.fail_if_there,
+        "initargs": (str(poison),),
+    }
+    async with patience(), Pool(1, **it_fails) as pool:
+        events = pool.events()
+        async with pool.worker(on_restart=rebuild) as worker:
+
+            def kill(event: Event) -> None:
+                if isinstance(event, Ready):
+                    poison.touch()
+                    os.kill(event.pid, signal.SIGKILL)
+
+            if when == "at once":
+                poison.touch()
+            else:
+                pool.add_listener(kill)
+            os.kill(worker.pid, signal.SIGKILL)
+            behind = worker.submit(recall)
+            with pytest.raises(PoolBrokenError):
+                await behind
+            with pytest.raises(PoolBrokenError):
+                worker.submit(recall)
+            if when != "at once":
+                pool.remove_listener(kill)
+            poison.unlink()
+            await next_of(events, Recovered)
+            assert await worker.submit(recall) == "rebuilt"
+        await assert_serves(pool)
+
+
+async def test_it_is_over_when_the_pool_has_given_up(tmp_path: Path) -> None:
+    poison = tmp_path / "poison"
+    once = RestartPolicy.limited(max_restarts=1, period=60.0)
+    it_fails: dict[str, Any] = {
+        "initializer": jobs.fail_if_there,
+        "initargs": (str(poison),),
+    }
+    async with patience(), Pool(1, restart_policy=once, **it_fails) as pool:  # noqa: SIM117
+        async with pool.worker(on_restart=jobs.pid) as worker:
+            poison.touch()
+            os.kill(worker.pid, signal.SIGKILL)
+            behind = worker.submit(recall)
+            with pytest.raises(PoolBrokenError) as caught:
+                await behind
+            assert caught.value.retry_after is None
+            with pytest.raises(PoolBrokenError):
+                worker.submit(recall)
 
 
 # What happens to the pool meanwhile.

@@ -246,7 +246,10 @@ async def test_orders_are_for_the_whole_pool(tmp_path: Path) -> None:
 
 async def test_a_resize_tells_of_a_worker_that_does_not_start(tmp_path: Path) -> None:
     poison = tmp_path / "poison"
-    it_fails = {"initializer": jobs.fail_if_there, "initargs": (str(poison),)}
+    it_fails: dict[str, Any] = {
+        "initializer": jobs.fail_if_there,
+        "initargs": (str(poison),),
+    }
     async with patience(), shared(tmp_path, workers=1, **it_fails) as pool:
         poison.touch()
         with pytest.raises(ResizeError, match=f"LookupError: {poison}") as caught:

@@ -9,7 +9,8 @@ caller.  From then on until the session ends, the worker runs only the session's
 A worker that is to be replaced stays until its session is over.  If the worker dies, or
 a call retires it, that ends the session, unless the session *lasts*.  A session that
 lasts goes on in the next worker of the same slot.  The first call there rebuilds the
-state that the old worker had.
+state that the old worker had.  If the pool breaks meanwhile, the calls fail, as the jobs
+in the queue do, and the session waits until the pool has recovered.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from asyncpool._core.slots.commands import (
     Rebuild,
     RefuseSessions,
 )
-from asyncpool._core.slots.lifecycle import EMPTY
+from asyncpool._core.slots.lifecycle import EMPTY, fail_jobs
 from asyncpool._core.slots.slots import UP, Slot
 
 
@@ -154,12 +155,16 @@ class Sessions:
             slot.calls.append(job)
         return self.go_on(slot)
 
+    def rebuilds(self, session: int, job: int) -> bool:
+        """Tell whether *job* is the call that rebuilds the state of *session*."""
+        return self._rebuilding.get(session) == job
+
     def rebuilt(self, session: int, job: int) -> list[Command]:
         """Let the calls of *session* begin, now that *job* has rebuilt its state.
 
         Nothing happens if the session has lost that worker, too, since *job* has ended.
         """
-        if self._rebuilding.get(session) != job:
+        if not self.rebuilds(session, job):
             return []
         del self._rebuilding[session]
         return self.go_on(self._slot_of[session])
@@ -193,13 +198,21 @@ class Sessions:
 
     # Sessions lose their worker, and end.
 
-    def gone(self, slot: Slot, *, followed: bool) -> list[Command]:
-        """Record that the worker of *slot* is gone; *followed* says whether another one comes."""
+    def gone(self, slot: Slot, *, followed: bool, broken: bool) -> list[Command]:
+        """Record that the worker of *slot* is gone.
+
+        Args:
+            slot: The slot.
+            followed: Whether another worker comes there.
+            broken: Whether the pool is broken, so that nobody knows when it comes.
+        """
         self._held.discard(slot.index)
         session = slot.session
         if session is None:
             return []
         if followed and session in self._lasting:
+            if broken:
+                return self._fail_calls(slot, session)
             job = self._rebuilding.get(session)
             self._rebuilding[session] = job if job in slot.calls else None
             return []
@@ -216,14 +229,25 @@ class Sessions:
         assert slot.session is not None
         return [Rebuild(slot.index, slot.session), *self.go_on(slot)]
 
-    def give_up(self) -> list[Command]:
-        """Refuse all callers that wait, and end the lasting sessions that have no worker now."""
+    def break_off(self, *, for_good: bool) -> list[Command]:
+        """Record that the pool is broken: refuse all callers that wait, and fail calls that wait.
+
+        A session that lasts goes on when the pool has recovered, unless it has broken *for
+        good*.
+        """
         commands = self.refuse()
         self._held.clear()  # the workers get jobs again when the pool has recovered
         for slot in [*self._slot_of.values()]:
             if slot.state in EMPTY:
-                commands += self.gone(slot, followed=False)
+                commands += self.gone(slot, followed=not for_good, broken=True)
         return commands
+
+    def _fail_calls(self, slot: Slot, session: int) -> list[Command]:
+        """Fail the calls of a session that goes on in the next worker of *slot*."""
+        self._rebuilding[session] = None
+        calls = [*slot.calls]
+        slot.calls.clear()
+        return fail_jobs(calls, "broken")
 
     def end(self, session: int) -> Slot | None:
         """End *session*; return the slot of its worker, unless it is over already."""

@@ -135,20 +135,22 @@ class RestartPolicy:
         if self.max_restarts is None or self.initial_delay == 0:
             return
         elapsed, deaths = 0.0, 1
-        delays: list[str] = []
+        delays: list[float] = []
         while deaths <= self.max_restarts:
-            delay = self.delay(deaths, jitter=0.0)
-            elapsed += delay
+            delays.append(self.delay(deaths, jitter=0.0))
+            elapsed += delays[-1]
             if elapsed > self.period:
                 break
-            delays.append(f"{delay:g}")
             deaths += 1
         if deaths <= self.max_restarts:
+            # The last delay is too long, and is named only if there is no other.
+            named = ", ".join(f"{delay:g}" for delay in delays[:-1] or delays)
+            many = "1 death" if deaths == 1 else f"{deaths} deaths"
             raise ValueError(
                 f"starts that fail never exceed max_restarts={self.max_restarts} in "
                 f"period={self.period:g} s: with initial_delay={self.initial_delay:g} and "
                 f"max_delay={self.max_delay:g} they are tried again after "
-                f"{', '.join(delays)} s, which makes at most {deaths} deaths in "
+                f"{named} s, which makes at most {many} in "
                 f"{self.period:g} s; use a smaller max_restarts, a longer period, or "
                 "smaller delays"
             )

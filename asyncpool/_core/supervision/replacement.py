@@ -113,6 +113,7 @@ class Replacements:
         if slot.state not in UP:
             return []
         commands = self._leaving.begin(slot, why, now)
+        self._let_stay(slot)
         # The worker may not have begun the first one either.
         not_begun = [job for job in slot.in_flight.jobs if job != unsent]
         commands += self._leaving.ask_back(slot, not_begun)
@@ -120,7 +121,9 @@ class Replacements:
 
     def release(self, slot: Slot, why: str, now: float) -> list[Command]:
         """Let the worker of *slot* go, even if no replacement is ready."""
-        return [*self._leaving.begin(slot, why, now), *self.step(now)]
+        commands = self._leaving.begin(slot, why, now)
+        self._let_stay(slot)
+        return [*commands, *self.step(now)]
 
     def fail_after_drain(
         self, slot: Slot, why: str, now: float, delay: float | None

@@ -122,8 +122,17 @@ class Resizing:
         for slot in sorted(free, key=_worth)[: max(0, -self._budget.missing)]:
             if slot.state in UP and self._live <= self._sizing.size:
                 break  # the others are not ready, and may never be
-            # One that is being stopped goes without this.
-            commands += self._leaving.begin(slot, "resize", now)
+            if slot.state is not SlotState.STOPPING:  # which goes without this
+                commands += self._let_go(slot, "resize", now)
+        return commands
+
+    def _let_go(self, slot: Slot, why: str, now: float) -> list[Command]:
+        """Let the worker of *slot* go, and the replacement that may be on its way."""
+        commands = self._leaving.begin(slot, why, now)
+        for other in self._slots:
+            if other.replaces == slot.index:
+                other.replaces = None
+                commands += self._leaving.begin(other, why, now)
         return commands
 
     def _let_idle_go(self, now: float) -> list[Command]:
@@ -142,7 +151,7 @@ class Resizing:
         # A slot whose starts fail goes before a worker that is well.
         commands = [*self._report(size), *self.close_surplus()]
         if self._budget.missing < 0:
-            commands += self._leaving.begin(self._slots[index], "idle", now)
+            commands += self._let_go(self._slots[index], "idle", now)
         return commands
 
 

@@ -106,7 +106,10 @@ class RollingRestart:
                 slot.replace_reason = ROLL
         self._filled += sum(slot.state in UP for slot in self._empty)
         self._empty = [slot for slot in self._empty if slot.state in _UNFILLED]
-        self._early = [slot for slot in self._early if slot.replaces is not None]
+        # One that leaves, since it is surplus, may also have read old code.
+        self._early = [
+            slot for slot in self._early if slot.replaces is not None or slot.draining
+        ]
         self._going = _there(self._going)
         waits = there or self._empty or self._early or self._going
         return [] if waits else self.end("")

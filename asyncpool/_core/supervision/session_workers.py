@@ -44,6 +44,10 @@ class SessionWorkers:
         """Let the worker of a session run *job*, after the session's other calls."""
         return self._sessions.call(job, traits)
 
+    def rebuilds(self, session: int, job: int) -> bool:
+        """Tell whether *job* is the call that rebuilds the state of *session*."""
+        return self._sessions.rebuilds(session, job)
+
     def rebuilt(self, session: int, job: int) -> list[Command]:
         """Let the calls of *session* begin, now that *job* has rebuilt its state."""
         return self._sessions.rebuilt(session, job)

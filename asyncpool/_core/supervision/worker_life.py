@@ -58,7 +58,7 @@ class WorkerLife:
         slot.ready_at, slot.idle_since, slot.due = now, now, None
         was_broken = self._lifecycle.broken is not None
         commands = self._lifecycle.on_ready(slot, now)
-        # A pool that broke ended sessions, whose slots may have been more than its size.
+        # Sessions that ended in a broken pool may leave more slots than its size.
         commands += self._replacements.resizing.close_surplus()
         commands += self._lifecycle.spawn_parked(now)
         if was_broken:
@@ -114,8 +114,11 @@ class WorkerLife:
         commands += self._follow(
             slot, old, now, needed=needed, started=started, jitter=jitter
         )
-        followed = followed and self._lifecycle.broken is None
-        commands += self._sessions.gone(slot, followed=followed)
+        commands += self._sessions.gone(
+            slot,
+            followed=followed and not self._lifecycle.gave_up,
+            broken=self._lifecycle.broken is not None,
+        )
         commands += self._sessions.hand_out()
         commands += self._replacements.step(now)
         self._replacements.resizing.count(now)
@@ -211,7 +214,7 @@ class WorkerLife:
         if self._lifecycle.broken != before:
             commands += self._replacements.suspend("the pool broke")
             commands += fail_jobs(list(self._pinned.take_all()), "broken")
-            commands += self._sessions.give_up()
+            commands += self._sessions.break_off(for_good=self._lifecycle.gave_up)
         return commands
 
     def _let_finish(self, slot: Slot, now: float) -> list[Command]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from asyncpool._core.base.validation import (
     INT,
     MAX_WORKERS,
@@ -34,9 +36,11 @@ def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
         ValueError: If they leave a pool without workers, or are more than :data:`MAX_WORKERS`, or
             are in the wrong order.
     """
-    pair = workers if isinstance(workers, tuple) else (workers, workers)
-    if len(pair) != 2:  # noqa: PLR2004
-        raise TypeError(f"workers must be an int or two, not {workers!r}")
+    pair: Any = workers if isinstance(workers, tuple) else (workers, workers)
+    if len(pair) != 2 or isinstance(pair[0], list):  # noqa: PLR2004
+        raise TypeError(
+            f"workers must be an int, or a pair such as (2, 16), not {workers!r}"
+        )
     for number in pair:
         check_int("workers", number, at_least=1)
         if number > MAX_WORKERS:

@@ -21,7 +21,13 @@ from asyncpool._runtime.state.draining import Draining, SessionHold
 from asyncpool._runtime.state.job_errors import broken_errors
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.traffic import Traffic
-from asyncpool.errors import AsyncPoolError, JobError, PoolClosedError, WorkerGoneError
+from asyncpool.errors import (
+    AsyncPoolError,
+    JobError,
+    PoolBrokenError,
+    PoolClosedError,
+    WorkerGoneError,
+)
 from asyncpool.events import Crash
 
 
@@ -281,10 +287,22 @@ class Sessions:
 
     def _on_rebuilt(self, session_worker: SessionWorker, job: Job[Any]) -> None:
         error = None if job.cancelled() else job.exception()
+        if self._is_put_off(session_worker, job, error):
+            return
         if error is not None or job.cancelled():
             self._give_up(session_worker, error)
         else:
             self._go_on(session_worker, job)
+
+    def _is_put_off(
+        self, session_worker: SessionWorker, job: Job[Any], error: BaseException | None
+    ) -> bool:
+        """Return whether the pool broke before *job* began: the next worker gets another one."""
+        sessions = self._state.core.sessions
+        # A function may raise that error too, since another pool is broken.
+        return isinstance(error, PoolBrokenError) and not sessions.rebuilds(
+            session_worker.session, job.id
+        )
 
     @decision
     def _go_on(self, session_worker: SessionWorker, job: Job[Any]) -> None:

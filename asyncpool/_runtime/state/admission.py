@@ -83,7 +83,7 @@ class Admission:
         if options.bound is not None:
             return  # it waits for its session's worker, and takes no room in the queue
         # Jobs that are being pickled, and for which workers are idle, will not be queued.
-        waiting = core.balance.waiting
+        waiting = self._waiting
         not_for_long = min(core.dispatcher.free, core.dispatcher.preparing)
         if waiting - not_for_long >= limit:
             if not self.saturated:
@@ -91,6 +91,11 @@ class Admission:
                 self._has_room.clear()
                 self._state.hub.publish(events.QueueFull(waiting))
             raise PoolFullError(waiting=waiting, max_queued=limit)
+
+    @property
+    def _waiting(self) -> int:
+        """How many jobs wait, and callers for a worker of their own."""
+        return self._core.balance.waiting + self._core.dispatcher.wanted
 
     def check_session(self) -> None:
         """Check that one more caller may wait for a worker of its own.
@@ -102,7 +107,7 @@ class Admission:
         """
         self.check_open()
         core, limit = self._core, self._limit
-        waiting = core.balance.waiting + core.dispatcher.wanted
+        waiting = self._waiting
         if limit is not None and not core.dispatcher.idle and waiting >= limit:
             raise PoolFullError(waiting=waiting, max_queued=limit)
 
@@ -117,7 +122,7 @@ class Admission:
     def update_saturated(self) -> None:
         """Wake the callers that wait for room, if the queue is empty now; it was full before."""
         core = self._core
-        if core.balance.waiting:
+        if self._waiting:
             return
         closing = core.closing
         refuses = closing.finish is not None and not closing.draining

@@ -164,7 +164,7 @@ class Commands(Ends):
                     if self.core.slots[slot].session == session:
                         continue  # it could not be rebuilt, which its owner ends
                     assert session not in self.lasting or (
-                        self.broken or self.nobody_needs_sessions
+                        self.gave_up or self.nobody_needs_sessions
                     ), "it lasts"
                     self._forget(session)
                     self.departing += 1

@@ -116,7 +116,11 @@ class SafetyInvariants(SupervisionRules):
 
     @invariant()
     def a_broken_pool_holds_no_queued_job(self) -> None:
-        assert not (self.shell.broken and self.shell.waiting)
+        shell = self.shell
+        if shell.broken:
+            assert not shell.waiting
+            with_worker = {shell.owners.get(slot) for slot in shell.processes}
+            assert {shell.calls[job] for job in shell.waiting_calls} <= with_worker
 
     @invariant()
     def a_closing_pool_keeps_only_what_its_jobs_need(self) -> None:
