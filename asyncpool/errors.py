@@ -193,11 +193,11 @@ class BroadcastError(AsyncPoolError):
 
 
 class PoolFullError(AsyncPoolError):
-    """The pool refused a job because too many are queued already.
+    """The pool refused a job, or a session, because too many wait already.
 
     Attributes:
-        waiting: How many jobs were queued.
-        max_queued: How many jobs may be queued.
+        waiting: How many jobs, and callers who want a session, were waiting.
+        max_queued: How many of them may wait.
     """
 
     waiting: int

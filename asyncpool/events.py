@@ -313,14 +313,14 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class QueueFull:
-    """The pool refused a job, since *queued* jobs were queued already."""
+    """The pool refused a job, since *queued* jobs and callers of ``worker()`` waited already."""
 
     queued: int
 
 
 @dataclass(frozen=True, slots=True)
 class QueueEmptied:
-    """The queue is empty, for the first time since a :class:`QueueFull`.
+    """Nobody waits for a worker any more, for the first time since a :class:`QueueFull`.
 
     With ``max_queued=0`` it tells that a worker is idle again.
     """

@@ -251,7 +251,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
 
     def __repr__(self) -> str:
         state = "shut down" if self._shut_down else "open"
-        return f"<Executor {self._pool.name} {state}: {self._max_workers} workers>"
+        return f"<ProcessPoolExecutor {self._pool.name} {state}: {self._max_workers} workers>"
 
 
 def _after_shutdown() -> Exception:

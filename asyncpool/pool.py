@@ -120,7 +120,7 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         heartbeat_timeout: Likewise.
         on_cancel: Likewise.
         cancel_grace: Likewise.
-        max_queued: How many jobs may wait for a worker; ``None`` for no bound.
+        max_queued: How many jobs, and callers of :meth:`worker`, may wait; ``None`` for no bound.
         propagate: Context variables whose values jobs see as they are when :meth:`submit` is
             called.  Give the variable itself, if it is an attribute of an importable module, or
             its name, ``"package.module:name"``.  The values are pickled with each call
@@ -381,11 +381,12 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         no job end at once, the others when they have finished theirs.
 
         Raises:
-            ResizeError: If one of these workers does not start.  The pool goes on trying.
+            ResizeError: If one of these workers does not start, also if the pool breaks by that.
+                The pool goes on trying.
             ValueError: If *workers* is less than 1.
             TypeError: If *workers* is neither an int nor a pair of ints.
             PoolClosedError: If the pool is closed, or closes before it has that size.
-            PoolBrokenError: If no worker can be kept alive.
+            PoolBrokenError: If the pool is broken; its size stays as it is.
             RuntimeError: If the pool was started in another event loop.
 
         Cancellation:

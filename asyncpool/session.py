@@ -205,12 +205,17 @@ class WorkerSession:
 
         If an exception leaves the context, the calls are cancelled.
 
+        Raises:
+            RuntimeError: Outside the pool's event loop.
+
         Cancellation:
             Cancels the calls and gives the worker back at once.  A call that cannot be
             interrupted ends before another caller's job begins.
         """
+        supervisor = self._running_supervisor()
+        supervisor.check_home()
         try:
-            await self._running_supervisor().sessions.leave(
+            await supervisor.sessions.leave(
                 self._session_worker, fresh=self._fresh, failed=error is not None
             )
         finally:

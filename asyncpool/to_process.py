@@ -97,7 +97,7 @@ async def run_sync(
         resident = await _of_this_loop()
         resident.calls += 1
         try:
-            await resident.grow()
+            resident.grow()
             job: Job[R] = resident.submit(func, call, killable=cancellable)
             return await (job if cancellable else _outlast(job))
         except JobRaisedError as error:
@@ -172,11 +172,12 @@ class _Resident:
         """Whether it has ended, or never came up."""
         return self.up.done() and self.pool._running_supervisor().status.ended.done()  # noqa: SLF001
 
-    async def grow(self) -> None:
+    def grow(self) -> None:
         """Let the pool have a worker for each call: the limiter is the only bound."""
         if self.calls > self._most:
             self._most = self.calls
-            await self.pool.resize((1, self._most))
+            # Nobody waits for it: a worker that does not start concerns no call.
+            self.pool._running_supervisor().replacement.resize(1, self._most)  # noqa: SLF001
 
 
 _residents: dict[asyncio.AbstractEventLoop, _Resident] = {}

@@ -230,7 +230,9 @@ class Caller(MapCaller):
                 async.  If the worker dies, the pool calls it in a new worker to rebuild the
                 state, and the session goes on there.  The call that was running fails
                 all the same.  If the function raises, or the worker dies while it runs, the
-                session is over.  ``None``: the session is over when its worker dies.
+                session is over.  While the pool is broken, calls raise
+                :exc:`PoolBrokenError`; the session goes on when the pool has recovered.
+                ``None``: the session is over when its worker dies.
 
         Returns:
             A :class:`WorkerSession`, whose calls have the options of :meth:`Pool.options`.

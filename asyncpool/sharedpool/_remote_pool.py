@@ -186,6 +186,7 @@ class RemotePool(Orders, JobsListened, Caller):
         Raises:
             ValueError: If an argument is out of range.
             PoolClosedError: If it was never started.
+            RuntimeError: If it was started in another event loop.
 
         Cancellation:
             Fails the jobs that are left, and leaves the agents.
@@ -193,6 +194,7 @@ class RemotePool(Orders, JobsListened, Caller):
         check_choice("finish", finish, ("all", "running", "none"))
         check_timeout(timeout)
         client = self._open()
+        client.check_home()
         client.registry.mark_close(0)
         try:
             async with asyncio.timeout(timeout):
@@ -247,7 +249,9 @@ class RemotePool(Orders, JobsListened, Caller):
     ) -> dict[int, Any]:
         if not callable(fn):
             raise not_callable("broadcast", fn)
-        return await self._open().broadcasts.broadcast(fn, args, kwargs, options)
+        client = self._open()
+        client.check_home()
+        return await client.broadcasts.broadcast(fn, args, kwargs, options)
 
     def _listening(self) -> None:
         if not self._life.listened:

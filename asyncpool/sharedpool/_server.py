@@ -17,6 +17,7 @@ from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.agent.agent import MOST_CLIENTS, Agent
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.arguments import check_int, check_seconds
+from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import READ_SIZE
 from asyncpool._runtime.control.folder_locks import folders_locked
@@ -125,9 +126,13 @@ class PoolServer:
 
         Jobs that wait with the clients fail.  If an exception leaves the context, all fail.
 
+        Raises:
+            RuntimeError: In another event loop than the pool's.
+
         Cancellation:
             Ends the jobs at once.
         """
+        check_home(self._loop, "a PoolServer")
         self._file.remove()
         self._loop.remove_reader(self._sock)
         self._pause.cancel()

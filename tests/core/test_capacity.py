@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.slots.capacity import Budget, Sizing, counts
+from asyncpool._core.slots.capacity import Budget, Sizing
 from asyncpool._core.slots.slots import Slot
 from asyncpool.enums import SlotState
 
@@ -35,9 +35,16 @@ def seats(*states: SlotState) -> list[Slot]:
 @pytest.mark.parametrize("state", list(SlotState))
 def test_who_is_needed_counts_unless_it_goes_or_replaces(state: SlotState) -> None:
     needed = state not in {S.UNUSED, S.RETIRED}
-    assert counts(Slot(0, state)) == needed
-    assert not counts(Slot(0, state, draining=True))
-    assert not counts(Slot(0, state, replaces=1))
+    other = Slot(1, S.BUSY)
+    slot = Slot(0, state)
+    budget = budget_of([slot, other], 2)
+    assert budget.counts(slot) == needed
+    slot.replaces = 1
+    assert not budget.counts(slot)
+    other.draining = True
+    assert budget.counts(slot) == needed, "that one has to go anyway"
+    slot.draining = True
+    assert not budget.counts(slot)
 
 
 @pytest.mark.parametrize(("size", "missing"), [(4, 1), (3, 0), (2, -1)])

@@ -5,13 +5,28 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncpool import EventStream, Job, LeaseKeeper, Map, Pool, PoolStats, Stream
+from asyncpool import (
+    BoundPool,
+    EventStream,
+    Job,
+    LeaseKeeper,
+    Map,
+    Pool,
+    PoolServer,
+    PoolStats,
+    SharedPool,
+    Stream,
+    WorkerSession,
+    connect,
+)
 from asyncpool.cluster import Cluster
 from asyncpool.events import Event
 from asyncpool.stats import NO_DURATIONS
@@ -35,7 +50,12 @@ class World:
     map: Map[int]
     begun: Map[int]
     stream: Stream[int]
+    session: WorkerSession
     keeper: LeaseKeeper[str]
+
+    @property
+    def view(self) -> BoundPool:
+        return self.pool.options(priority=1)
 
 
 POOL, JOB, KEEPER = "pool mine", "job 1", "a lease keeper"
@@ -43,49 +63,120 @@ EVENTS, PROGRESS = "an iterator over events", "the progress of a job"
 
 Act = Callable[[World], Any]
 
+# By the class and the method; a second word tells several acts of a method apart.
 ACTS: dict[str, tuple[str, Act]] = {
-    "start": (POOL, lambda it: it.pool.start()),
-    "close": (POOL, lambda it: it.pool.close()),
-    "close none": (POOL, lambda it: it.pool.close(timeout=0, finish="none")),
-    "aenter": (POOL, lambda it: it.pool.__aenter__()),
-    "aexit": (POOL, lambda it: it.pool.__aexit__(None, None, None)),
-    "aexit by an error": (
+    "Pool.start": (POOL, lambda it: it.pool.start()),
+    "Pool.close": (POOL, lambda it: it.pool.close()),
+    "Pool.close none": (POOL, lambda it: it.pool.close(timeout=0, finish="none")),
+    "Pool.__aenter__": (POOL, lambda it: it.pool.__aenter__()),
+    "Pool.__aexit__": (POOL, lambda it: it.pool.__aexit__(None, None, None)),
+    "Pool.__aexit__ error": (
         POOL,
         lambda it: it.pool.__aexit__(OSError, OSError(), None),
     ),
-    "resize": (POOL, lambda it: it.pool.resize(3)),
-    "roll": (POOL, lambda it: it.pool.roll()),
-    "events": (POOL, lambda it: it.pool.events()),
-    "submit": (POOL, lambda it: it.pool.submit(jobs.square, 2)),
-    "submit by a view": (
+    "Pool.resize": (POOL, lambda it: it.pool.resize(3)),
+    "Pool.roll": (POOL, lambda it: it.pool.roll()),
+    "Pool.retire": (POOL, lambda it: it.pool.retire(0)),
+    "Pool.kill": (POOL, lambda it: it.pool.kill(0)),
+    "Pool.stacks": (POOL, lambda it: it.pool.stacks()),
+    "Pool.profile": (POOL, lambda it: it.pool.profile(0.1)),
+    "Pool.events": (POOL, lambda it: it.pool.events()),
+    "Pool.job_events": (POOL, lambda it: it.pool.job_events()),
+    "Pool.add_listener": (POOL, lambda it: it.pool.add_listener(print)),
+    "Pool.add_job_listener": (POOL, lambda it: it.pool.add_job_listener(print)),
+    "Pool.remove_listener": (POOL, lambda it: it.pool.remove_listener(print)),
+    "Pool.submit": (POOL, lambda it: it.pool.submit(jobs.square, 2)),
+    "Pool.broadcast": (POOL, lambda it: it.pool.broadcast(jobs.pid)),
+    "Pool.map": (POOL, lambda it: _await(it.pool.map(jobs.square, [1]))),
+    "Pool.map async": (POOL, lambda it: _await(it.pool.map(jobs.square, _items()))),
+    "Pool.starmap": (POOL, lambda it: _await(it.pool.starmap(jobs.square, [(1,)]))),
+    "Pool.stream": (POOL, lambda it: anext(it.pool.stream(range, 3))),
+    "Pool.worker": (POOL, lambda it: it.pool.worker().__aenter__()),
+    "BoundPool.submit": (POOL, lambda it: it.view.submit(jobs.square, 2)),
+    "BoundPool.broadcast": (POOL, lambda it: it.pool.options().broadcast(jobs.pid)),
+    "BoundPool.map": (POOL, lambda it: _await(it.view.map(jobs.square, [1]))),
+    "BoundPool.starmap": (POOL, lambda it: _await(it.view.starmap(pow, [(1, 2)]))),
+    "BoundPool.stream": (POOL, lambda it: anext(it.view.stream(range, 3))),
+    "BoundPool.worker": (POOL, lambda it: it.pool.options().worker().__aenter__()),
+    "WorkerSession.__aenter__": (POOL, lambda it: it.pool.worker().__aenter__()),
+    "WorkerSession.__aexit__": (
         POOL,
-        lambda it: it.pool.options(priority=1).submit(jobs.square, 2),
+        lambda it: it.session.__aexit__(None, None, None),
     ),
-    "broadcast": (POOL, lambda it: it.pool.broadcast(jobs.pid)),
-    "broadcast by a view": (POOL, lambda it: it.pool.options().broadcast(jobs.pid)),
-    "map": (POOL, lambda it: _await(it.pool.map(jobs.square, [1]))),
-    "map by a view": (POOL, lambda it: _await(it.pool.options().map(jobs.square, [1]))),
-    "map of async items": (POOL, lambda it: _await(it.pool.map(jobs.square, _items()))),
-    "await a map": (POOL, lambda it: _await(it.map)),
-    "aiter a map": (POOL, lambda it: aiter(it.map)),
-    "anext of a map": (POOL, lambda it: anext(it.map)),
-    "anext of a map under way": (POOL, lambda it: anext(it.begun)),
-    "aclose a map": (POOL, lambda it: it.begun.aclose()),
-    "starmap": (POOL, lambda it: _await(it.pool.starmap(jobs.square, [(1,)]))),
-    "stream": (POOL, lambda it: anext(it.pool.stream(range, 3))),
-    "aiter a stream": (POOL, lambda it: aiter(it.stream)),
-    "anext of a stream": (POOL, lambda it: anext(it.stream)),
-    "aclose a stream": (POOL, lambda it: it.stream.aclose()),
-    "cancel": (JOB, lambda it: it.job.cancel()),
-    "progress": (JOB, lambda it: it.job.progress()),
-    "anext of a progress": (PROGRESS, lambda it: anext(it.progress)),
-    "anext of events": (EVENTS, lambda it: anext(it.events)),
-    "add a lease": (KEEPER, lambda it: it.keeper.add("b")),
-    "keep a lease": (KEEPER, lambda it: it.keeper.keep("b", it.job)),
-    "remove a lease": (KEEPER, lambda it: it.keeper.remove("a")),
-    "events of a keeper": (KEEPER, lambda it: it.keeper.events()),
-    "aexit of a keeper": (KEEPER, lambda it: it.keeper.__aexit__(None, None, None)),
+    "WorkerSession.__aexit__ error": (
+        POOL,
+        lambda it: it.session.__aexit__(OSError, OSError(), None),
+    ),
+    "WorkerSession.submit": (POOL, lambda it: it.session.submit(jobs.pid)),
+    "WorkerSession.stream": (POOL, lambda it: anext(it.session.stream(range, 3))),
+    "Map.__await__": (POOL, lambda it: _await(it.map)),
+    "Map.__aiter__": (POOL, lambda it: aiter(it.map)),
+    "Map.__anext__": (POOL, lambda it: anext(it.map)),
+    "Map.__anext__ begun": (POOL, lambda it: anext(it.begun)),
+    "Map.outcomes": (POOL, lambda it: anext(it.map.outcomes())),
+    "Map.unordered": (POOL, lambda it: anext(it.map.unordered())),
+    "Map.aclose": (POOL, lambda it: it.begun.aclose()),
+    "Stream.__aiter__": (POOL, lambda it: aiter(it.stream)),
+    "Stream.__anext__": (POOL, lambda it: anext(it.stream)),
+    "Stream.started": (POOL, lambda it: it.stream.started()),
+    "Stream.aclose": (POOL, lambda it: it.stream.aclose()),
+    "Job.cancel": (JOB, lambda it: it.job.cancel()),
+    "Job.stack": (JOB, lambda it: it.job.stack()),
+    "Job.progress": (JOB, lambda it: it.job.progress()),
+    "Job.progress next": (PROGRESS, lambda it: anext(it.progress)),
+    "EventStream.__anext__": (EVENTS, lambda it: anext(it.events)),
+    "LeaseKeeper.add": (KEEPER, lambda it: it.keeper.add("b")),
+    "LeaseKeeper.keep": (KEEPER, lambda it: it.keeper.keep("b", it.job)),
+    "LeaseKeeper.remove": (KEEPER, lambda it: it.keeper.remove("a")),
+    "LeaseKeeper.events": (KEEPER, lambda it: it.keeper.events()),
+    "LeaseKeeper.__aexit__": (
+        KEEPER,
+        lambda it: it.keeper.__aexit__(None, None, None),
+    ),
 }
+
+# What only reads, or makes something that belongs to no loop yet.
+HARMLESS = {
+    "Pool": {"options", "stats"},
+    "BoundPool": {"options"},
+    "WorkerSession": {"options"},
+    "Job": {
+        "get_loop",
+        # As with any future; asyncio says itself that a task waits for another loop's.
+        *("__await__", "add_done_callback", "remove_done_callback"),
+        *("done", "cancelled", "result", "exception"),
+        *("set_result", "set_exception"),  # refused in any loop
+    },
+    "EventStream": {"__aiter__", "put", "end"},
+    "LeaseKeeper": {"__aenter__", "stats"},
+    "Cluster": {"run", "stats"},
+    "SharedPool": {"options"},
+    "PoolServer": {"__aenter__"},
+}
+
+_SPECIAL = {"__aenter__", "__aexit__", "__await__", "__aiter__", "__anext__"}
+
+
+def methods_of(*classes: type) -> set[str]:
+    """Return the public methods of *classes* that are not known as harmless."""
+    return {
+        f"{of.__name__}.{name}"
+        for of in classes
+        for name in dir(of)
+        if callable(getattr(of, name))
+        and (name in _SPECIAL or not name.startswith("_"))
+        and name not in HARMLESS.get(of.__name__, ())
+    }
+
+
+async def test_no_method_is_left_out() -> None:
+    classes = Pool, BoundPool, WorkerSession, Map, Stream, Job, EventStream, LeaseKeeper
+    assert {act.partition(" ")[0] for act in ACTS} == methods_of(*classes)
+    acts = {act.partition(" ")[0] for act in CLUSTER_ACTS}
+    assert {f"Cluster.{act}" for act in acts} == methods_of(Cluster)
+    assert {act.partition(" ")[0] for act in REMOTE_ACTS} == methods_of(
+        SharedPool, PoolServer
+    )
 
 
 async def _items() -> Any:
@@ -125,9 +216,10 @@ async def test_what_acts_on_a_pool_is_refused(act: str) -> None:
     what, do = ACTS[act]
     async with patience(), Gate() as gate, LeaseKeeper(keep) as keeper:
         keeper.add("a")
-        async with Pool(1, name="mine") as pool:
+        async with Pool(2, name="mine") as pool:
             job = pool.submit(jobs.wait_at, gate.path)
             visitor = await gate.visitor()
+            session = await pool.worker().__aenter__()
             begun = pool.map(jobs.square, range(3), chunksize=1, buffersize=3)
             first = asyncio.ensure_future(_first(begun))
             while pool.stats().submitted < 4:  # noqa: ASYNC110 - nobody tells
@@ -140,6 +232,7 @@ async def test_what_acts_on_a_pool_is_refused(act: str) -> None:
                 map=pool.map(jobs.square, [3]),
                 begun=begun,
                 stream=pool.stream(range, 3),
+                session=session,
                 keeper=keeper,
             )
             before = timeless(pool.stats())
@@ -148,6 +241,8 @@ async def test_what_acts_on_a_pool_is_refused(act: str) -> None:
                 await asyncio.to_thread(elsewhere, lambda: do(world))
             assert timeless(pool.stats()) == before, "the pool is as it was"
             assert keeper.stats().leases == 1
+            assert await session.submit(jobs.pid) == session.pid
+            await session.__aexit__(None, None, None)
             visitor.release()
             assert await job == "go"
             assert await first == 0
@@ -181,6 +276,11 @@ async def test_a_bare_thread_is_elsewhere_too() -> None:
         assert await job == "go"
 
 
+async def _send_socket(cluster: Cluster) -> None:
+    with socket.socket() as sock:
+        await cluster.send_socket(0, sock)
+
+
 CLUSTER = "cluster theirs"
 CLUSTER_ACTS: dict[str, Callable[[Cluster], Any]] = {
     "start": lambda it: it.start(),
@@ -188,14 +288,22 @@ CLUSTER_ACTS: dict[str, Callable[[Cluster], Any]] = {
     "close": lambda it: it.close(),
     "reload": lambda it: it.reload(),
     "resize": lambda it: it.resize(2),
+    "retire": lambda it: it.retire(0),
+    "kill": lambda it: it.kill(0),
     "send": lambda it: it.send(0, "word"),
+    "send_file": lambda it: it.send_file(0, 0),
+    "send_socket": _send_socket,
+    "broadcast": lambda it: it.broadcast("word"),
     "messages": lambda it: it.messages(),
-    "sockets": lambda it: it.incoming_sockets(),
+    "incoming_sockets": lambda it: it.incoming_sockets(),
+    "incoming_files": lambda it: it.incoming_files(),
     "stacks": lambda it: it.stacks(),
     "events": lambda it: it.events(),
-    "aenter": lambda it: it.__aenter__(),
-    "aexit": lambda it: it.__aexit__(None, None, None),
-    "aexit by an error": lambda it: it.__aexit__(OSError, OSError(), None),
+    "add_listener": lambda it: it.add_listener(print),
+    "remove_listener": lambda it: it.remove_listener(print),
+    "__aenter__": lambda it: it.__aenter__(),
+    "__aexit__": lambda it: it.__aexit__(None, None, None),
+    "__aexit__ error": lambda it: it.__aexit__(OSError, OSError(), None),
 }
 
 
@@ -212,3 +320,66 @@ async def test_what_acts_on_a_cluster_is_refused() -> None:
             with pytest.raises(RuntimeError, match=f"^{coming}"):
                 await asyncio.to_thread(elsewhere, functools.partial(anext, inbox))
         assert [slot.pid for slot in cluster.stats().slots] == before
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A pool that is shared, and a client of it."""
+
+    server: PoolServer
+    client: SharedPool
+
+
+CLIENT = "the shared pool"
+REMOTE_ACTS: dict[str, tuple[str, Callable[[Shared], Any]]] = {
+    "SharedPool.start": ("", lambda it: it.client.start()),
+    "SharedPool.__aenter__": ("", lambda it: it.client.__aenter__()),
+    "SharedPool.__aexit__": (CLIENT, lambda it: it.client.__aexit__(None, None, None)),
+    "SharedPool.close": (CLIENT, lambda it: it.client.close(timeout=0)),
+    "SharedPool.stats": (CLIENT, lambda it: it.client.stats()),
+    "SharedPool.stacks": (CLIENT, lambda it: it.client.stacks()),
+    "SharedPool.profile": (CLIENT, lambda it: it.client.profile(0.1)),
+    "SharedPool.resize": (CLIENT, lambda it: it.client.resize(3)),
+    "SharedPool.roll": (CLIENT, lambda it: it.client.roll()),
+    "SharedPool.retire": (CLIENT, lambda it: it.client.retire(0)),
+    "SharedPool.kill": (CLIENT, lambda it: it.client.kill(0)),
+    "SharedPool.events": (CLIENT, lambda it: it.client.events()),
+    "SharedPool.job_events": (CLIENT, lambda it: it.client.job_events()),
+    "SharedPool.add_listener": (CLIENT, lambda it: it.client.add_listener(print)),
+    "SharedPool.add_job_listener": (
+        CLIENT,
+        lambda it: it.client.add_job_listener(print),
+    ),
+    "SharedPool.remove_listener": (
+        CLIENT,
+        lambda it: it.client.remove_listener(print),
+    ),
+    "SharedPool.submit": (CLIENT, lambda it: it.client.submit(jobs.square, 2)),
+    "SharedPool.broadcast": (CLIENT, lambda it: it.client.broadcast(jobs.pid)),
+    "SharedPool.map": (CLIENT, lambda it: _await(it.client.map(jobs.square, [1]))),
+    "SharedPool.starmap": (
+        CLIENT,
+        lambda it: _await(it.client.starmap(jobs.square, [(1,)])),
+    ),
+    "SharedPool.stream": (CLIENT, lambda it: anext(it.client.stream(range, 3))),
+    "SharedPool.worker": (CLIENT, lambda it: it.client.worker().__aenter__()),
+    "PoolServer.__aexit__": (
+        "a PoolServer",
+        lambda it: it.server.__aexit__(None, None, None),
+    ),
+}
+
+
+async def test_what_acts_on_a_shared_pool_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "pool.sock")
+    async with patience(), Pool(1) as pool, PoolServer(pool, path) as server:  # noqa: SIM117
+        async with connect(f"unix:{path}") as client:
+            shared = Shared(server, client)
+            for what, act in REMOTE_ACTS.values():
+                text = f"^{what} belongs to another event loop: from another "
+                if not what:
+                    text = "can be started only once"
+                with pytest.raises(RuntimeError, match=text):
+                    await asyncio.to_thread(elsewhere, functools.partial(act, shared))
+            assert await client.submit(jobs.square, 3) == 9
+            assert (await client.stats()).workers == 1

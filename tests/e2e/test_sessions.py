@@ -26,12 +26,14 @@ from asyncpool import (
     WorkerLimits,
     WorkerSession,
 )
+from asyncpool._core.policies import restart
 from asyncpool.events import (
     Crashed,
     Event,
     Exited,
     Ready,
     Recovered,
+    Restarting,
     Retiring,
     Spawned,
 )
@@ -738,6 +740,23 @@ async def test_a_smaller_pool_waits_for_it() -> None:
             assert not resize.done()
         await resize
         await assert_serves(pool)
+
+
+async def test_a_smaller_pool_waits_for_it_also_if_its_worker_comes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restart, "BURST", 0)
+    monkeypatch.setattr(restart, "_INTERVALS", (3600.0, 3600.0))
+    async with patience(), Pool(2) as pool:
+        events = pool.events()
+        async with pool.worker(on_restart=jobs.pid) as worker:
+            os.kill(worker.pid, signal.SIGKILL)
+            assert (await next_of(events, Restarting)).delay > 0
+            resize = asyncio.create_task(pool.resize(1))
+            await until(pool, lambda stats: stats.workers == 1)
+            assert not resize.done()
+        await resize
+        assert pool.stats().idle == 1
 
 
 async def test_leaving_the_pool_by_an_error_ends_it() -> None:

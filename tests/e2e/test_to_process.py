@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import pickle
 import threading
@@ -15,11 +16,14 @@ import psutil
 import pytest
 
 import asyncpool
-from asyncpool import to_process
+from asyncpool import Pool, to_process
+from asyncpool.events import Parked
 from tests.helpers import jobs, large, values
 from tests.helpers.gate import Gate
+from tests.helpers.inside import resident_pool
 from tests.helpers.loops import loop_factories
 from tests.helpers.patience import patience
+from tests.helpers.pools import next_of
 from tests.helpers.scripts import finish, start_script
 from tests.helpers.waiting_room import WaitingRoom
 
@@ -204,6 +208,35 @@ def test_the_limiter_is_the_limit(run: Any) -> None:
             for visitor in first:
                 visitor.release()
             (await gate.visitor(nth=4)).release()
+
+    run(main)
+
+
+def test_a_worker_that_does_not_start_concerns_no_call(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison = tmp_path / "poison"
+    fails = functools.partial(
+        Pool, initializer=jobs.fail_if_there, initargs=(str(poison),)
+    )
+    monkeypatch.setattr(to_process, "Pool", fails)
+
+    async def main() -> None:
+        limiter = anyio.CapacityLimiter(9)
+        call = functools.partial(to_process.run_sync, limiter=limiter)
+        async with Gate() as gate:
+            held = asyncio.create_task(call(jobs.wait_at, gate.path))
+            visitor = await gate.visitor()
+            events = resident_pool().events()
+            poison.touch()
+            first = asyncio.create_task(call(jobs.square, 2))
+            await next_of(events, Parked)
+            second = asyncio.create_task(call(jobs.square, 3))  # has it grow further
+            while limiter.borrowed_tokens < 3:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+            visitor.release()
+            assert await held == "go"
+            assert [await first, await second] == [4, 9]
 
     run(main)
 

@@ -6,12 +6,12 @@ it:
 
 * If a worker ends and another one follows at once in its slot, that one gets the
   bucket.  Jobs wait for it, since it is there within milliseconds.
-* A replacement, which starts in an unused slot, gets the bucket when it is ready, or
-  when the old worker leaves before that.
+* A replacement, which starts in an unused slot, gets the bucket when it is ready and
+  the old worker leaves.
 * A worker that belongs to a session (``sessions.py``) has no bucket meanwhile.
 * If no worker follows at once, the bucket is given up, and its keys go to their next
   choices.  That is so if there is a backoff, if the slot is parked or not needed, or if
-  a worker leaves and its replacement is not being started yet.  A worker that is ready and has no
+  a worker leaves before its replacement is ready.  A worker that is ready and has no
   bucket takes the lowest free one.  Most likely that is the one that was given up, so
   its keys come back, and no other keys move.
 

@@ -1,7 +1,7 @@
 """How many workers a pool has, and how many it may add or let go at this moment.
 
-A worker *counts* unless it is about to leave, or is a replacement that another worker
-still waits for.  The size of the pool is the number of workers that count.  It stays
+A worker *counts* unless it is about to leave, or is the replacement of one that is not
+about to leave yet.  The size of the pool is the number of workers that count.  It stays
 between a least and a most number.
 
 A pool grows when jobs have waited for a while: by one worker, then by two, by four, and
@@ -55,10 +55,16 @@ class Budget:
 
     # Workers that are there.
 
+    def counts(self, slot: Slot) -> bool:
+        """Tell whether the worker of *slot* counts for the size of the pool."""
+        if slot.state in _NOT_NEEDED or slot.draining:
+            return False
+        return slot.replaces is None or self._slots[slot.replaces].draining
+
     @property
     def missing(self) -> int:
         """How many workers are still to be started; below zero, how many are too many."""
-        return self._sizing.size - sum(map(counts, self._slots))
+        return self._sizing.size - sum(map(self.counts, self._slots))
 
     @property
     def coming(self) -> int:
@@ -67,7 +73,7 @@ class Budget:
 
     def needs(self, slot: Slot) -> bool:
         """Tell whether a worker should be started in an empty *slot*."""
-        return self.missing + counts(slot) > 0
+        return self.missing + self.counts(slot) > 0
 
     @property
     def settled(self) -> bool:
@@ -75,7 +81,7 @@ class Budget:
         return not self.missing and not any(
             slot.draining
             or slot.state is SlotState.STARTING
-            or (counts(slot) and slot.state not in UP)
+            or (self.counts(slot) and slot.state not in UP)
             for slot in self._slots
         )
 
@@ -124,11 +130,6 @@ class Budget:
         return sum(
             it.faulty and it.draining and not it.exit_planned for it in self._slots
         )
-
-
-def counts(slot: Slot) -> bool:
-    """Tell whether the worker of *slot* counts for the size of the pool."""
-    return slot.state not in _NOT_NEEDED and not slot.draining and slot.replaces is None
 
 
 # Seconds that jobs wait before the pool adds workers, and before it adds more again.  A

@@ -1,11 +1,11 @@
 """Planned exits: which worker goes, and when its replacement is started.
 
 There are four reasons for a planned exit.  A worker is due for recycling.  A worker has
-been idle for too long.  There is one worker too many since the pool was resized.  A
-roll replaces the worker.  All of them use one *budget* (``capacity.py``): how many
-workers there may be beyond the pool's size (*max_surge*), and how many may be missing
-(*max_unavailable*).  So the pool never takes out more workers at a time than the budget
-allows.
+been idle for too long.  There are too many workers since the pool was resized.  A roll
+replaces the worker.  All of them use one *budget* (``capacity.py``): how many workers
+there may be beyond the pool's size (*max_surge*), and how many may be missing
+(*max_unavailable*).  So the pool never takes out more workers of its size at a time
+than the budget allows.
 
 A worker that is to be replaced goes on working until its replacement is ready.  Then it
 *leaves* (``draining.py``).  The replacement starts in a slot that is not needed
@@ -113,7 +113,6 @@ class Replacements:
         if slot.state not in UP:
             return []
         commands = self._leaving.begin(slot, why, now)
-        self._let_stay(slot)
         # The worker may not have begun the first one either.
         not_begun = [job for job in slot.in_flight.jobs if job != unsent]
         commands += self._leaving.ask_back(slot, not_begun)
@@ -121,9 +120,7 @@ class Replacements:
 
     def release(self, slot: Slot, why: str, now: float) -> list[Command]:
         """Let the worker of *slot* go, even if no replacement is ready."""
-        commands = self._leaving.begin(slot, why, now)
-        self._let_stay(slot)
-        return [*commands, *self.step(now)]
+        return [*self._leaving.begin(slot, why, now), *self.step(now)]
 
     def fail_after_drain(
         self, slot: Slot, why: str, now: float, delay: float | None
@@ -323,6 +320,8 @@ class Replacements:
         for other in self._slots:
             if other.replaces == slot.index:
                 other.replaces = None
+                if other.draining:
+                    return False
                 self._roll.inherit(other, slot)
                 other.bucket, slot.bucket = slot.bucket, None
                 return True

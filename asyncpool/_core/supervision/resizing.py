@@ -8,7 +8,7 @@ idle for too long.  ``capacity.py`` decides what the size should be.
 from __future__ import annotations
 
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.slots.capacity import Budget, Sizing, counts
+from asyncpool._core.slots.capacity import Budget, Sizing
 from asyncpool._core.slots.commands import Command, Resized
 from asyncpool._core.slots.lifecycle import EMPTY, SlotLifecycle
 from asyncpool._core.slots.slots import UP, Slot
@@ -85,13 +85,17 @@ class Resizing:
         return [
             slot
             for slot in self._slots
-            if slot.state in EMPTY and counts(slot) and slot.session is None
+            if slot.state in EMPTY
+            and self._budget.counts(slot)
+            and slot.session is None
         ]
 
     @property
     def _live(self) -> int:
         """How many workers are ready and stay."""
-        return sum(slot.state in UP and counts(slot) for slot in self._slots)
+        return sum(
+            slot.state in UP and self._budget.counts(slot) for slot in self._slots
+        )
 
     @property
     def _may_let_idle_go(self) -> bool:
@@ -117,23 +121,23 @@ class Resizing:
     def _thin_out(self, now: float) -> list[Command]:
         """Let workers go that are too many, those that do not work yet, or not now, first."""
         commands = self.close_surplus()
-        # Those with sessions go when these are over.
-        free = [slot for slot in self._slots if counts(slot) and slot.session is None]
-        for slot in sorted(free, key=_worth)[: max(0, -self._budget.missing)]:
-            if slot.state in UP and self._live <= self._sizing.size:
-                break  # the others are not ready, and may never be
-            if slot.state is not SlotState.STOPPING:  # which goes without this
-                commands += self._let_go(slot, "resize", now)
+        while (slot := self._surplus) is not None:
+            # Its replacement, if one is on its way, is surplus from now on, too.
+            commands += self._leaving.begin(slot, "resize", now)
         return commands
 
-    def _let_go(self, slot: Slot, why: str, now: float) -> list[Command]:
-        """Let the worker of *slot* go, and the replacement that may be on its way."""
-        commands = self._leaving.begin(slot, why, now)
-        for other in self._slots:
-            if other.replaces == slot.index:
-                other.replaces = None
-                commands += self._leaving.begin(other, why, now)
-        return commands
+    @property
+    def _surplus(self) -> Slot | None:
+        """The slot whose worker goes next, if there are too many, and one may go."""
+        # Those with sessions go when these are over.
+        free = [s for s in self._slots if self._budget.counts(s) and s.session is None]
+        staying = [slot for slot in free if slot.state is not SlotState.STOPPING]
+        if len(free) - len(staying) >= -self._budget.missing or not staying:
+            return None
+        slot = min(staying, key=_worth)
+        # If the others are not ready, they may never be.
+        is_needed = slot.state in UP and self._live <= self._sizing.size
+        return None if is_needed else slot
 
     def _let_idle_go(self, now: float) -> list[Command]:
         if not self._may_let_idle_go:
@@ -151,7 +155,8 @@ class Resizing:
         # A slot whose starts fail goes before a worker that is well.
         commands = [*self._report(size), *self.close_surplus()]
         if self._budget.missing < 0:
-            commands += self._let_go(self._slots[index], "idle", now)
+            commands += self._leaving.begin(self._slots[index], "idle", now)
+            commands += self._thin_out(now)  # which its replacement may need
         return commands
 
 

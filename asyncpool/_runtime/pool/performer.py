@@ -117,8 +117,10 @@ class CommandPerformer(Performer):
                 self._state.hub.publish(events.Parked(slot, reason, probe_in))
             case cmd.Retiring() | cmd.Resized() | cmd.RollEnded():
                 self._parts.replacement.carry_out(command)
-            case cmd.LeaveEmpty() | cmd.KeepWorker():
-                pass  # the crash report says so, if there is one
+            case cmd.LeaveEmpty():
+                self._parts.replacement.check_size()
+            case cmd.KeepWorker():
+                pass  # the crash report says so
             case cmd.GiveUp():
                 self._parts.status.note_broken(broken_errors(self._state)(None))
             case cmd.Recover(slot):
@@ -131,9 +133,7 @@ class CommandPerformer(Performer):
                 assert_never(command)
 
     def _take_back(self, numbers: Iterable[int]) -> None:
-        registry = self._state.registry
         for number in numbers:
-            registry.take_back(number)
-            job = registry.jobs.get(number)
+            job = self._state.registry.take_back(number)
             if job is not None:
                 self._parts.traffic.timers.wait_again(job)

@@ -170,13 +170,19 @@ class WorkerReplacement:
             self._state.log.rolled(result, self._state.loop.time() - self._roll_began)
 
     def check_limits(self) -> None:
-        """Finish the wait for a size, if the pool has that size."""
-        if self._replacements.stopped:
-            return  # stop() ends the wait
-        if self._replacements.budget.settled:
-            self._sized_is(None)
-        elif self._replacements.budget.stuck:
+        """Finish the wait for a size, if the pool has it, or if nobody knows when it will."""
+        self.check_size()
+        if self._awaits_size and self._replacements.budget.stuck:
             self._sized_is(self._crash_of_parked())
+
+    def check_size(self) -> None:
+        """Finish the wait for a size, if the pool has that size."""
+        if self._awaits_size and self._replacements.budget.settled:
+            self._sized_is(None)
+
+    @property
+    def _awaits_size(self) -> bool:
+        return self._sized is not None and not self._replacements.stopped
 
     def _crash_of_parked(self) -> events.Crash:
         """Return how the last worker ended in one of the slots that are parked."""

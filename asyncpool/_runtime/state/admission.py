@@ -73,7 +73,7 @@ class Admission:
         Raises:
             PoolClosedError: If the pool is closed.
             PoolBrokenError: If it is broken.
-            PoolFullError: If too many jobs are queued.
+            PoolFullError: If too many jobs and callers wait.
         """
         core, limit = self._core, self._limit
         if core.closing.finish is not None or core.broken is not None:
@@ -120,7 +120,7 @@ class Admission:
             self._state.performer.rearm()
 
     def update_saturated(self) -> None:
-        """Wake the callers that wait for room, if the queue is empty now; it was full before."""
+        """Wake the callers that wait for room, if nobody waits for a worker; too many did before."""
         core = self._core
         if self._waiting:
             return

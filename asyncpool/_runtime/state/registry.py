@@ -186,13 +186,17 @@ class JobRegistry:
         if isinstance(job, StreamJob):
             job.begin_again()
 
-    def take_back(self, number: int) -> None:
-        """Note that a worker has given a job back that it had not begun."""
+    def take_back(self, number: int) -> Job[Any] | None:
+        """Note that a worker has given a job back that it had not begun, and return the job.
+
+        It is ``None`` if its caller has given it up.
+        """
         job = self.jobs.get(number)
-        if job is None:  # its caller has given it up
+        if job is None:
             self.leases.give_back(number)
         else:
             self.unassign(job)
+        return job
 
     def unassign(self, job: Job[Any]) -> None:
         """Note that an open job has not begun and is with no worker any more."""
