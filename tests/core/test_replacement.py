@@ -110,6 +110,15 @@ def test_the_oldest_goes_first_whatever_its_slot() -> None:
     assert core.slots[1].replaces == 2, "and not the one in slot 0, which is newer"
 
 
+def test_a_roll_ends_if_a_start_fails_whose_old_worker_leaves_already() -> None:
+    core = pool(1)
+    core.jobs.submit(1, short(1e9))
+    assert core.replacements.roll(1.0) == [Spawn(1, 1)]
+    core.replacements.retire(core.slots[0], "retire_worker()", 1.1, unsent=None)
+    trouble = RollEnded(0, "a replacement did not start")
+    assert gone(core, 1, 1.2)[:2] == [KeepWorker(1, None), trouble]
+
+
 def test_for_one_that_leaves_before_its_replacement_is_ready_no_other_is_started() -> (
     None
 ):
