@@ -110,6 +110,31 @@ def test_the_oldest_goes_first_whatever_its_slot() -> None:
     assert core.slots[1].replaces == 2, "and not the one in slot 0, which is newer"
 
 
+def test_a_roll_waits_for_a_replacement_that_is_surplus() -> None:
+    core = pool(3)
+    assert wear_out(core, 0, 1.0) == [Spawn(3, 1)]  # it may have read old code
+    assert core.replacements.roll(1.1) == []
+    core.replacements.resize(1, 1, 1.2)
+    assert [slot.index for slot in core.slots if slot.draining] == [0, 1, 3]
+    for slot in (0, 1):
+        assert gone(core, slot, 1.3) == [LeaveEmpty(slot)]
+    core.workers.kill(2, 1.4)
+    assert gone(core, 2, 1.5) == [Spawn(2, 2)], "which is new, but 3 is there"
+    assert gone(core, 3, 1.6) == [LeaveEmpty(3), RollEnded(3, "")]
+
+
+def test_a_roll_counts_no_replacement_that_was_surplus_before() -> None:
+    core = pool(3)
+    assert wear_out(core, 0, 1.0) == [Spawn(3, 1)]
+    core.replacements.resize(1, 1, 1.1)
+    assert core.replacements.roll(1.2) == []
+    for slot in (0, 1):
+        assert gone(core, slot, 1.3) == [LeaveEmpty(slot)]
+    assert gone(core, 3, 1.4) == [LeaveEmpty(3), Spawn(0, 2)]
+    assert core.workers.ready(0, 1.5) == [Retiring(2, "roll"), Stop(2)]
+    assert gone(core, 2, 1.6) == [LeaveEmpty(2), RollEnded(1, "")]
+
+
 def test_a_roll_ends_if_a_start_fails_whose_old_worker_leaves_already() -> None:
     core = pool(1)
     core.jobs.submit(1, short(1e9))
