@@ -72,11 +72,17 @@ class _Commands(click.Group):
 
 @contextmanager
 def _ends_told() -> Generator[None]:
-    """Report Ctrl-C and a closed stdout without a traceback."""
+    """Report Ctrl-C and a closed stdout without a traceback, and how a negative number is passed."""
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
+    except click.NoSuchOption as error:
+        if error.option_name[1:2].isdigit():  # as in: asyncpool call math:fabs -5
+            error.message += (
+                f" If it is an argument, put -- before it: -- {error.option_name}"
+            )
+        raise
     except BrokenPipeError:
         _drop_stdout()
         sys.exit(Exit.BROKEN_PIPE)

@@ -215,6 +215,16 @@ def test_what_is_an_argument_is_no_option(folder: Path) -> None:
     assert done.err.startswith("Usage: asyncpool call")
 
 
+def test_a_negative_number_needs_two_dashes_before_it(folder: Path) -> None:
+    done = run_command(folder, "call", "math:fabs", "-5")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1] == (
+        "Error: No such option '-5'. If it is an argument, put -- before it: -- -5"
+    )
+    done = run_command(folder, "call", "math:fabs", "--", "-5")
+    assert (done.code, done.out) == (0, "5.0\n")
+
+
 def test_the_doctor_finds_that_pools_work_here(folder: Path) -> None:
     done = run_command(folder, "doctor")
     assert done.code == 0, done.out
