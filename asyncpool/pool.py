@@ -381,8 +381,8 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         no job end at once, the others when they have finished theirs.
 
         Raises:
-            ResizeError: If one of these workers does not start, also if the pool breaks by that.
-                The pool goes on trying.
+            ResizeError: If workers do not start: as many starts have failed in a row as break a
+                pool that has no worker.  The pool goes on trying.
             ValueError: If *workers* is less than 1.
             TypeError: If *workers* is neither an int nor a pair of ints.
             PoolClosedError: If the pool is closed, or closes before it has that size.

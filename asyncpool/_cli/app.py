@@ -78,11 +78,12 @@ def _ends_told() -> Generator[None]:
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
     except click.NoSuchOption as error:
-        if error.option_name[1:2].isdigit():  # as in: asyncpool call math:fabs -5
-            error.message += (
-                f" If it is an argument, put -- before it: -- {error.option_name}"
-            )
-        raise
+        name = error.option_name
+        if not name[1:2].isdigit():
+            raise
+        # As in: asyncpool call math:fabs -5
+        text = f"{error.message} If it is an argument, put -- before it: -- {name}"
+        raise click.NoSuchOption(name, text, ctx=error.ctx) from None
     except BrokenPipeError:
         _drop_stdout()
         sys.exit(Exit.BROKEN_PIPE)

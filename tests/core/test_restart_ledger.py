@@ -10,6 +10,7 @@ from hypothesis import assume, example, given, strategies as st
 
 from asyncpool._core.policies.restart import (
     BURST,
+    MAX_FAILED_STARTS,
     GiveUpRestarting,
     RestartDecision,
     RestartLedger,
@@ -53,6 +54,18 @@ def delays(verdicts: list[RestartDecision]) -> list[float]:
 
 
 # Starts that fail.
+
+
+@pytest.mark.parametrize(("limit", "many"), [(3, 3), (None, MAX_FAILED_STARTS)])
+def test_after_how_many_failed_starts_the_next_ones_will_fail_too(
+    limit: int | None, many: int
+) -> None:
+    pool = OnePool(RestartPolicy(max_failed_starts=limit))
+    for failures in range(1, many + 2):
+        pool.fail()
+        assert pool.ledger.starts_fail is (failures >= many)
+    pool.ledger.ready(0.01, pool.now)
+    assert not pool.ledger.starts_fail
 
 
 def test_failed_starts_back_off_and_leave_no_hope_at_the_limit() -> None:

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Job, Pool, PoolClosedError, ResizeError
-from asyncpool.events import Resized, Retiring
+from asyncpool import (
+    Job,
+    Pool,
+    PoolBrokenError,
+    PoolClosedError,
+    ResizeError,
+    RestartPolicy,
+)
+from asyncpool.events import Parked, Resized, Retiring
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -126,6 +133,38 @@ async def test_a_resize_says_that_a_worker_does_not_start(tmp_path: Path) -> Non
         await pool.resize(1)
         poison.unlink()
         await pool.resize(2)
+        assert pool.stats().idle == 2
+
+
+async def test_a_resize_ends_when_the_pool_gives_up(tmp_path: Path) -> None:
+    poison = tmp_path / "poison"
+    once = RestartPolicy.limited(max_restarts=1, period=60.0)
+    it_fails: dict[str, Any] = {
+        "initializer": jobs.fail_if_there,
+        "initargs": (str(poison),),
+    }
+    async with patience(), Pool(1, restart_policy=once, **it_fails) as pool:
+        poison.touch()
+        with pytest.raises(ResizeError, match="LookupError"):
+            await pool.resize(3)
+        with pytest.raises(PoolBrokenError):
+            await pool.resize(1)
+
+
+async def test_a_resize_outlasts_a_start_that_fails(tmp_path: Path) -> None:
+    poison = tmp_path / "poison"
+    it_fails: dict[str, Any] = {
+        "initializer": jobs.fail_if_there,
+        "initargs": (str(poison),),
+    }
+    often = RestartPolicy(max_failed_starts=1000)
+    async with patience(), Pool(1, restart_policy=often, **it_fails) as pool:
+        events = pool.events()
+        poison.touch()
+        resize = asyncio.create_task(pool.resize(2))
+        await next_of(events, Parked)
+        poison.unlink()
+        await resize
         assert pool.stats().idle == 2
 
 

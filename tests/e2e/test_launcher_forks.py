@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool import Crash, Pool, ResizeError
+from asyncpool import Crash, Pool
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -17,10 +17,10 @@ from tests.helpers.patience import patience
 from tests.helpers.pools import (
     assert_serves,
     end_of,
+    idle,
     kill_worker,
     launcher_of,
     spare_of,
-    until,
 )
 
 pytestmark = BOTH_LOOPS
@@ -82,10 +82,8 @@ async def test_a_start_that_fails_is_made_up_for(order: Path) -> None:
         visitor = await gate.visitor()
         order.touch()
         # One more is the process that was forked ahead, the next one is not.
-        with pytest.raises(ResizeError, match="the launcher's process ended"):
-            await pool.resize(3)
-        await until(pool, lambda stats: stats.idle == 2)
         await pool.resize(3)
+        await idle(pool)
         await end_of(first)
         assert not order.exists()
         # Who runs goes on, and the others are of another launcher.

@@ -26,7 +26,6 @@ from asyncpool import (
     WorkerLimits,
     WorkerSession,
 )
-from asyncpool._core.policies import restart
 from asyncpool.events import (
     Crashed,
     Event,
@@ -39,6 +38,7 @@ from asyncpool.events import (
 )
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import put_restarts_off
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import (
@@ -745,8 +745,7 @@ async def test_a_smaller_pool_waits_for_it() -> None:
 async def test_a_smaller_pool_waits_for_it_also_if_its_worker_comes_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restart, "BURST", 0)
-    monkeypatch.setattr(restart, "_INTERVALS", (3600.0, 3600.0))
+    put_restarts_off(monkeypatch)
     async with patience(), Pool(2) as pool:
         events = pool.events()
         async with pool.worker(on_restart=jobs.pid) as worker:

@@ -476,6 +476,14 @@ def break_threads_of_executors(
     monkeypatch.setattr(engine.Engine, "_live", live)
 
 
+def put_restarts_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pools wait for an hour before they replace a worker that died without a job."""
+    from asyncpool._core.policies import restart
+
+    monkeypatch.setattr(restart, "BURST", 0)
+    monkeypatch.setattr(restart, "_INTERVALS", (3600.0, 3600.0))
+
+
 def shorten_grace_of_callbacks(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Give callbacks of ``on_crash`` so much time at the end of a pool."""
     from asyncpool._runtime.base import callbacks

@@ -8,7 +8,12 @@ import signal
 from contextlib import suppress
 from random import Random
 
-from asyncpool import PoolBrokenError, PoolClosedError, RollInProgressError
+from asyncpool import (
+    PoolBrokenError,
+    PoolClosedError,
+    ResizeError,
+    RollInProgressError,
+)
 from tests.helpers.guards import marked_processes
 from tests.soak.era import BOUND, Era, Life
 from tests.soak.mappers import mapper
@@ -136,10 +141,13 @@ async def _roll(era: Era) -> None:
         era.demand(False, f"a roll does not end: {era.pool.stats()}")
         raise
     era.tally.deed(era.name, "rolled" if result.ok else "not rolled", result.reason)
-    climate = era.climate
-    rough = climate.frail or climate.stumbles or climate.kills or climate.stops
-    may_fail = rough or climate.orphans or era.closing.is_set()
+    may_fail = _starts_may_fail(era) or era.climate.orphans or era.closing.is_set()
     era.demand(result.ok or may_fail, f"{result}")
+
+
+def _starts_may_fail(era: Era) -> bool:
+    it = era.climate
+    return bool(it.frail or it.stumbles or it.kills or it.stops)
 
 
 async def _resize(era: Era, least: int, most: int) -> None:
@@ -150,6 +158,10 @@ async def _resize(era: Era, least: int, most: int) -> None:
             await era.pool.resize((least, most))
     except TimeoutError:
         era.demand(False, f"it is not resized to {least}, {most}: {era.pool.stats()}")
+    except ResizeError as error:
+        era.demand(_starts_may_fail(era), f"{error}")
+        era.tally.deed(era.name, "not resized", str(error.crash))
+        return
     era.tally.deed(era.name, "resized")
 
 

@@ -37,6 +37,9 @@ _TYPES = {
     "period": SECONDS,
 }
 
+# After so many failed starts in a row a pool without any worker is broken, by default.
+MAX_FAILED_STARTS = 5
+
 # This many restarts for each worker are free, if no worker has died for a while.
 BURST = 4
 
@@ -78,7 +81,7 @@ class RestartPolicy:
 
     initial_delay: float = 0.05
     max_delay: float = 30.0
-    max_failed_starts: int | None = 5
+    max_failed_starts: int | None = MAX_FAILED_STARTS
     max_restarts: int | None = None
     period: float = 60.0
 
@@ -211,6 +214,15 @@ class RestartLedger:
         """Whether enough starts have failed in a row to break a pool without any worker."""
         limit = self.policy.max_failed_starts
         return limit is not None and self.failures >= limit
+
+    @property
+    def starts_fail(self) -> bool:
+        """Whether so many starts have failed in a row that the next ones will, too.
+
+        A policy that never breaks the pool does not say how many that are.
+        """
+        limit = self.policy.max_failed_starts
+        return self.failures >= (MAX_FAILED_STARTS if limit is None else limit)
 
     def ready(self, took: float, now: float) -> None:
         """Record that a worker is ready, *took* seconds after it was forked."""

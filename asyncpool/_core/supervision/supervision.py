@@ -184,6 +184,11 @@ class Supervision:
         return ledger.failures if ledger.breaks_pool else None
 
     @property
+    def starts_fail(self) -> bool:
+        """Whether so many starts have failed in a row that the next ones will, too."""
+        return self._lifecycle.ledger.starts_fail
+
+    @property
     def kills(self) -> int:
         """How many processes had to be killed."""
         return self._lifecycle.kills

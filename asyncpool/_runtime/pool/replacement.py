@@ -172,7 +172,7 @@ class WorkerReplacement:
     def check_limits(self) -> None:
         """Finish the wait for a size, if the pool has it, or if nobody knows when it will."""
         self.check_size()
-        if self._awaits_size and self._replacements.budget.stuck:
+        if self._awaits_size and self._starts_fail and self._replacements.budget.stuck:
             self._sized_is(self._crash_of_parked())
 
     def check_size(self) -> None:
@@ -192,8 +192,15 @@ class WorkerReplacement:
 
     def start_failed(self, crash: events.Crash) -> None:
         """Fail the wait for a size with *crash*, if that worker was started for it."""
-        if self._replacements.budget.misses(crash.slot):
+        if self._starts_fail and self._replacements.budget.misses(crash.slot):
             self._sized_is(crash)
+
+    @property
+    def _starts_fail(self) -> bool:
+        core = self._state.core
+        # Who resizes a server wants to hear of the first one that fails: its code may be broken.
+        serving = self._state.config.serving is not None
+        return serving or core.starts_fail or core.broken is not None
 
     def _sized_is(self, crash: events.Crash | None) -> None:
         sized, self._sized = self._sized, None
