@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from asyncpool._core.map.chunks import Failure
+from asyncpool._runtime.base.home_iterator import HomeIterator
 from asyncpool._runtime.map.batches import Batch, Task
 from asyncpool._runtime.map.map_backend import MapBackend
 from asyncpool._runtime.map.mapping import MapRun
@@ -94,7 +95,7 @@ class Map(Generic[R]):
         self._plan = plan
         self._ordered = ordered
         self._telling = telling
-        self._iteration: AsyncGenerator[R, None] | None = None
+        self._iteration: HomeIterator[R] | None = None
         self._begun = self._looped = False
 
     def unordered(self) -> Map[R]:
@@ -123,11 +124,11 @@ class Map(Generic[R]):
 
     def __anext__(self) -> Awaitable[R]:
         """Return an awaitable of the next result."""
-        self._plan.backend.check_home()
-        if self._iteration is None:
-            self._begin()
-        assert self._iteration is not None
-        return self._iteration.__anext__()
+        iteration = self._iteration
+        if iteration is None:
+            self._plan.backend.check_home()
+            iteration = self._begin()
+        return iteration.__anext__()
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         self._plan.backend.check_home()
@@ -164,8 +165,9 @@ class Map(Generic[R]):
 
     # The iteration.
 
-    def _begin(self) -> AsyncGenerator[R, None]:
-        self._iteration = _flat(self._pieces())
+    def _begin(self) -> HomeIterator[R]:
+        pieces, check_home = self._pieces(), self._plan.backend.check_home
+        self._iteration = HomeIterator(_flat(pieces), check_home)
         return self._iteration
 
     def _pieces(self) -> AsyncGenerator[Iterable[R], None]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from asyncpool._core.wire.frames import Frame
+from asyncpool._runtime.base.home_iterator import HomeIterator
 from asyncpool._runtime.job.job import Job, claim
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool.errors import JobNotPicklableError
@@ -46,7 +47,7 @@ class Stream(Generic[T]):
     def __init__(self, loader: Loader, submit: Callable[[], Job[Any]]) -> None:
         self._loader = loader
         self._submit = submit
-        self._iteration: AsyncGenerator[T, None] | None = None
+        self._iteration: HomeIterator[T] | None = None
         self._looped = False
         self._jobs: list[StreamJob] = []
 
@@ -68,7 +69,8 @@ class Stream(Generic[T]):
 
     def __anext__(self) -> Awaitable[T]:
         """Return an awaitable of the next item."""
-        self._loader.check_home()
+        if self._iteration is None:
+            self._loader.check_home()
         return self._begin().__anext__()
 
     async def started(self) -> None:
@@ -90,13 +92,13 @@ class Stream(Generic[T]):
             Any number of tasks may wait.  Only the cancellation of the first one closes the
             generator.
         """
+        self._loader.check_home()
         if self._jobs:
             await self._jobs[0].started()
             return
         if self._iteration is not None:
             raise RuntimeError("started() is for before the iteration")
-        items = _items(self._loader, self._submit, self._jobs, announced=True)
-        self._iteration = items
+        items = self._iterate(announced=True)
         try:
             await anext(items)
         except BaseException:
@@ -118,10 +120,15 @@ class Stream(Generic[T]):
         if self._iteration is not None:
             await self._iteration.aclose()
 
-    def _begin(self) -> AsyncGenerator[T, None]:
+    def _begin(self) -> HomeIterator[T]:
         """Return the iteration; begin it, if there is none."""
-        if self._iteration is None:
-            self._iteration = _items(self._loader, self._submit, self._jobs)
+        return self._iteration or self._iterate(announced=False)
+
+    def _iterate(self, *, announced: bool) -> HomeIterator[T]:
+        items: AsyncGenerator[T, None] = _items(
+            self._loader, self._submit, self._jobs, announced=announced
+        )
+        self._iteration = HomeIterator(items, self._loader.check_home)
         return self._iteration
 
 
@@ -133,7 +140,7 @@ async def _items(
     submit: Callable[[], Job[Any]],
     jobs: list[StreamJob],
     *,
-    announced: bool = False,
+    announced: bool,
 ) -> AsyncGenerator[Any, None]:
     """Yield the items; if *announced*, yield ``None`` before them, when the first is there."""
     job = cast("StreamJob", submit())

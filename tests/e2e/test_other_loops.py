@@ -145,7 +145,7 @@ HARMLESS = {
         # As with any future; asyncio says itself that a task waits for another loop's.
         *("__await__", "add_done_callback", "remove_done_callback"),
         *("done", "cancelled", "result", "exception"),
-        *("set_result", "set_exception"),  # refused in any loop
+        *("set_result", "set_exception"),
     },
     "EventStream": {"__aiter__", "put", "end"},
     "LeaseKeeper": {"__aenter__", "stats"},
@@ -249,6 +249,28 @@ async def test_what_acts_on_a_pool_is_refused(act: str) -> None:
             assert [result async for result in begun] == [1, 4]
             assert await world.map == [9]
             assert [item async for item in world.stream] == [0, 1, 2]
+
+
+ITERATIONS: dict[str, Callable[[Pool], Any]] = {
+    "map": lambda pool: pool.map(jobs.square, range(4)),
+    "unordered": lambda pool: pool.map(jobs.square, range(4)).unordered(),
+    "outcomes": lambda pool: pool.map(jobs.square, range(4)).outcomes(),
+    "stream": lambda pool: pool.stream(range, 4),
+}
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["new", "begun"])
+@pytest.mark.parametrize("kind", ITERATIONS)
+async def test_an_iteration_goes_on_in_its_own_loop(kind: str, *, begun: bool) -> None:
+    async with patience(), Pool(1, name="mine") as pool:
+        iteration = aiter(ITERATIONS[kind](pool))
+        found = [await anext(iteration)] if begun else []
+        acts: list[Callable[[], Any]] = [lambda: anext(iteration), iteration.aclose]
+        for act in acts:
+            with pytest.raises(RuntimeError, match=r"^pool mine belongs to another "):
+                await asyncio.to_thread(elsewhere, act)
+        found += [item async for item in iteration]
+        assert len(found) == 4
 
 
 async def _first(results: Map[int]) -> int:

@@ -758,6 +758,31 @@ async def test_a_smaller_pool_waits_for_it_also_if_its_worker_comes_later(
         assert pool.stats().idle == 1
 
 
+async def test_it_ends_with_its_loop() -> None:
+    ends: list[BaseException] = []
+
+    async def hold(pool: Pool, begun: asyncio.Event) -> None:
+        try:
+            async with pool.worker() as worker:
+                await worker.submit(jobs.pid)
+                begun.set()
+                await asyncio.Event().wait()
+        except BaseException as end:
+            ends.append(end)
+            raise
+
+    async def main() -> None:
+        pool, begun = Pool(2), asyncio.Event()
+        await pool.start()
+        holder = asyncio.create_task(hold(pool, begun))
+        await begun.wait()
+        assert not holder.done()
+
+    async with patience():
+        await asyncio.to_thread(asyncio.run, main())
+    assert [type(end) for end in ends] == [asyncio.CancelledError]
+
+
 async def test_leaving_the_pool_by_an_error_ends_it() -> None:
     async with patience():
         with pytest.raises(KeyError, match="why"):  # noqa: PT012

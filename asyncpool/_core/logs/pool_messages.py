@@ -65,13 +65,13 @@ SIZE_CHANGED = LogMessage(
 RESIZED = LogMessage(
     "resized",
     INFO,
-    "%(title)s is resized: %(size)s workers",
+    "%(title)s is resized: %(size)s",
     "pool least most",
 )
 RESIZE_FAILED = LogMessage(
     "resize-failed",
     ERROR,
-    "%(title)s: there are to be %(size)s workers: %(trouble)s",
+    "%(title)s: the size is to be %(size)s: %(trouble)s",
     "pool least most slot",
 )
 ROLL_BEGUN = LogMessage(

@@ -7,6 +7,7 @@ the loop's thread and does not wait in between, so there are no locks.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import anyio
@@ -100,7 +101,13 @@ class Supervisor:
                 if sandbox is not None and sandbox.missing:
                     state.log.sandbox_incomplete(sandbox.missing)
                 performer.perform(state.core.workers.start(state.loop.time()))
-                await performer.finished.wait()
+                try:
+                    await performer.finished.wait()
+                except asyncio.CancelledError:
+                    # At once: the session of another task that is cancelled now would else have
+                    # its worker replaced, by a task that this group takes no more.
+                    state.core.closing.abandon()
+                    raise
             await self._workers.finish()
         except Exception as error:  # noqa: BLE001 - callers wait
             reason = self.status.note_failure(error)

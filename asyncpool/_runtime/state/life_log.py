@@ -130,7 +130,11 @@ class LifeLog:
 
     def resized(self, least: int, most: int, crash: Crash | None) -> None:
         """Log that the pool has the size that was asked for, or cannot have it yet."""
-        size = {"size": f"{least}" if least == most else f"{least} to {most}"}
+        size = {
+            "size": f"{least} to {most} workers"
+            if least < most
+            else count_workers(most)
+        }
         if crash is None:
             self._soon(say.RESIZED, size, least=least, most=most)
         else:
