@@ -222,7 +222,8 @@ class WorkerGoneError(AsyncPoolError):
     Attributes:
         slot: The slot of the worker.
         pid: The process id of the worker.
-        crash: How the worker died; ``None`` if the pool itself has ended it.
+        crash: How the worker died, or the one before it if *on_restart* failed; ``None`` if the
+            pool itself has ended it.
         on_restart_failed: Whether the function failed that should have rebuilt the state.
     """
 
@@ -242,7 +243,8 @@ class WorkerGoneError(AsyncPoolError):
         end = f"worker {pid} in slot {slot} is gone" if crash is None else str(crash)
         over = "the session that had it to itself is over"
         if on_restart_failed:
-            text = f"{end}; {over}, since on_restart failed: begin another one"
+            text = f"on_restart failed in worker {pid} in slot {slot}: {over}, begin another one"
+            text += "" if crash is None else f" (before that: {crash})"
         else:
             text = f"{end}; {over}: begin another one, or have on_restart rebuild its state"
         super().__init__(

@@ -219,7 +219,8 @@ class Exited:
     Attributes:
         slot: The slot that the worker held.
         generation: Which worker of the slot it was, counting from 1.
-        pid: Its process id.
+        pid: Its process id; ``None`` if it was given up before it had a process, so that no
+            :class:`Spawned` has told of it.
         exit_code: As in a :class:`Crash`.
         signal: Likewise.
         detail: Likewise.

@@ -110,8 +110,8 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         "begin another one, or have on_restart rebuild its state"
     ),
     WorkerGoneError(slot=2, pid=4242, on_restart_failed=True): (
-        "worker 4242 in slot 2 is gone; the session that had it to itself is over, since "
-        "on_restart failed: begin another one"
+        "on_restart failed in worker 4242 in slot 2: the session that had it to itself is "
+        "over, begin another one"
     ),
     ResizeError(dataclasses.replace(CRASH, job_id=None)): (
         "there are not as many workers yet: worker 4242 in slot 2 was killed by SIGSEGV"

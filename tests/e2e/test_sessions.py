@@ -746,7 +746,7 @@ async def test_a_smaller_pool_waits_for_it_also_if_its_worker_comes_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put_restarts_off(monkeypatch)
-    async with patience(), Pool(2) as pool:
+    async with patience(), Pool(2, ready="all") as pool:
         events = pool.events()
         async with pool.worker(on_restart=jobs.pid) as worker:
             os.kill(worker.pid, signal.SIGKILL)

@@ -402,7 +402,10 @@ async def test_what_could_not_rebuild_a_session_is_the_cause(
         assert isinstance(error.__cause__, ZeroDivisionError)
         assert error.on_restart_failed
         assert error.slot in {0, 1}
-        assert "since on_restart failed: begin another one" in str(error)
+        assert str(error).startswith(
+            f"on_restart failed in worker {error.pid} in slot {error.slot}: the session "
+            "that had it to itself is over, begin another one (before that: "
+        )
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
