@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio import _get_running_loop
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from threading import get_ident
 from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -21,7 +21,14 @@ class HomeIterator(Generic[T]):
         check_home: Raises :exc:`RuntimeError` in another loop than the generator's.
     """
 
-    __slots__ = ("__weakref__", "_check_home", "_home", "_items", "_next")
+    __slots__ = (
+        "__weakref__",
+        "_check_home",
+        "_is_running",
+        "_items",
+        "_next",
+        "_thread",
+    )
 
     def __init__(
         self, items: AsyncGenerator[T, Any], check_home: Callable[[], None]
@@ -29,7 +36,8 @@ class HomeIterator(Generic[T]):
         self._items = items
         self._next = items.__anext__
         self._check_home = check_home
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # of the loop, once it is known, and whether that runs now
+        self._is_running: Callable[[], bool] = bool
 
     def __aiter__(self) -> Self:
         return self
@@ -40,11 +48,16 @@ class HomeIterator(Generic[T]):
         Raises:
             RuntimeError: In another event loop.
         """
-        here = _get_running_loop()
-        if here is None or here is not self._home:  # 50 ns; the check takes 250
-            self._check_home()
-            self._home = here
+        # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 70.
+        if get_ident() != self._thread or not self._is_running():
+            self._look()
         return self._next()
+
+    def _look(self) -> None:
+        self._check_home()
+        here = asyncio._get_running_loop()  # noqa: SLF001 - no exception if there is none
+        if here is not None:
+            self._thread, self._is_running = get_ident(), here.is_running
 
     async def aclose(self) -> None:
         """End the iteration.
