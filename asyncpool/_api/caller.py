@@ -217,9 +217,9 @@ class Caller(MapCaller):
         the jobs of the queue.  Until the context is left, that worker runs only the calls of the
         session (and broadcasts), so the calls may keep state between them.
         Rolls, resizes, :meth:`Pool.retire` and limits of workers, exact ones too, wait for the
-        end of the session, and so does a pool that closes and finishes all jobs.  *Jobs of the pool wait while all
-        workers belong to sessions*, and a task that asks for a second worker while it has one
-        may wait for ever.
+        end of the session, and so does a pool that closes and finishes all jobs.  *Jobs of the
+        pool wait while all workers belong to sessions*, and a task that asks for a second worker
+        while it has one may wait for ever.
 
         Args:
             timeout: Seconds to wait for a free worker; ``None`` for no limit.

@@ -21,7 +21,7 @@ from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import closing, idle, next_of, until
+from tests.helpers.pools import broken_by, closing, idle, next_of, until
 
 pytestmark = BOTH_LOOPS
 
@@ -115,11 +115,7 @@ async def test_a_fixed_pool_can_become_elastic() -> None:
 @pytest.mark.logs("resize-failed")
 async def test_a_resize_says_that_a_worker_does_not_start(tmp_path: Path) -> None:
     poison = tmp_path / "poison"
-    it_fails: dict[str, Any] = {
-        "initializer": jobs.fail_if_there,
-        "initargs": (str(poison),),
-    }
-    async with patience(), Pool(1, **it_fails) as pool:
+    async with patience(), Pool(1, **broken_by(poison)) as pool:
         poison.touch()
         with pytest.raises(ResizeError) as caught:
             await pool.resize(3)
@@ -139,11 +135,7 @@ async def test_a_resize_says_that_a_worker_does_not_start(tmp_path: Path) -> Non
 async def test_a_resize_ends_when_the_pool_gives_up(tmp_path: Path) -> None:
     poison = tmp_path / "poison"
     once = RestartPolicy.limited(max_restarts=1, period=60.0)
-    it_fails: dict[str, Any] = {
-        "initializer": jobs.fail_if_there,
-        "initargs": (str(poison),),
-    }
-    async with patience(), Pool(1, restart_policy=once, **it_fails) as pool:
+    async with patience(), Pool(1, restart_policy=once, **broken_by(poison)) as pool:
         poison.touch()
         with pytest.raises(ResizeError, match="LookupError"):
             await pool.resize(3)
@@ -153,12 +145,8 @@ async def test_a_resize_ends_when_the_pool_gives_up(tmp_path: Path) -> None:
 
 async def test_a_resize_outlasts_a_start_that_fails(tmp_path: Path) -> None:
     poison = tmp_path / "poison"
-    it_fails: dict[str, Any] = {
-        "initializer": jobs.fail_if_there,
-        "initargs": (str(poison),),
-    }
     often = RestartPolicy(max_failed_starts=1000)
-    async with patience(), Pool(1, restart_policy=often, **it_fails) as pool:
+    async with patience(), Pool(1, restart_policy=often, **broken_by(poison)) as pool:
         events = pool.events()
         poison.touch()
         resize = asyncio.create_task(pool.resize(2))

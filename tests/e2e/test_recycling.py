@@ -31,7 +31,7 @@ from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, closing, idle, next_of, until
+from tests.helpers.pools import assert_serves, broken_by, closing, idle, next_of, until
 
 pytestmark = BOTH_LOOPS
 
@@ -339,7 +339,7 @@ async def test_a_busy_worker_finishes_its_job_before_it_goes() -> None:
 
 async def test_a_roll_stops_at_a_worker_that_does_not_start(tmp_path: Path) -> None:
     poison = tmp_path / "poison"
-    pool = Pool(2, initializer=jobs.fail_if_there, initargs=(str(poison),))
+    pool = Pool(2, **broken_by(poison))
     async with patience(), pool:
         await idle(pool)
         old = pids(pool)

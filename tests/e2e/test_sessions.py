@@ -43,6 +43,7 @@ from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import (
     assert_serves,
+    broken_by,
     closing,
     collect,
     end_of,
@@ -527,11 +528,7 @@ async def test_it_goes_on_when_a_broken_pool_has_recovered(
 ) -> None:
     poison = tmp_path / "poison"
     rebuild = functools.partial(remember, "rebuilt")
-    it_fails: dict[str, Any] = {
-        "initializer": jobs.fail_if_there,
-        "initargs": (str(poison),),
-    }
-    async with patience(), Pool(1, **it_fails) as pool:
+    async with patience(), Pool(1, **broken_by(poison)) as pool:
         events = pool.events()
         async with pool.worker(on_restart=rebuild) as worker:
 
@@ -561,11 +558,7 @@ async def test_it_goes_on_when_a_broken_pool_has_recovered(
 async def test_it_is_over_when_the_pool_has_given_up(tmp_path: Path) -> None:
     poison = tmp_path / "poison"
     once = RestartPolicy.limited(max_restarts=1, period=60.0)
-    it_fails: dict[str, Any] = {
-        "initializer": jobs.fail_if_there,
-        "initargs": (str(poison),),
-    }
-    async with patience(), Pool(1, restart_policy=once, **it_fails) as pool:  # noqa: SIM117
+    async with patience(), Pool(1, restart_policy=once, **broken_by(poison)) as pool:  # noqa: SIM117
         async with pool.worker(on_restart=jobs.pid) as worker:
             poison.touch()
             os.kill(worker.pid, signal.SIGKILL)

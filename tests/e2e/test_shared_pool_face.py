@@ -31,7 +31,7 @@ from tests.helpers.gate import Gate
 from tests.helpers.lapses import begun
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import collect, next_of
+from tests.helpers.pools import broken_by, collect, next_of
 from tests.helpers.shared_pools import pool_and_client, shared
 
 pytestmark = BOTH_LOOPS
@@ -246,11 +246,7 @@ async def test_orders_are_for_the_whole_pool(tmp_path: Path) -> None:
 
 async def test_a_resize_tells_of_a_worker_that_does_not_start(tmp_path: Path) -> None:
     poison = tmp_path / "poison"
-    it_fails: dict[str, Any] = {
-        "initializer": jobs.fail_if_there,
-        "initargs": (str(poison),),
-    }
-    async with patience(), shared(tmp_path, workers=1, **it_fails) as pool:
+    async with patience(), shared(tmp_path, workers=1, **broken_by(poison)) as pool:
         poison.touch()
         with pytest.raises(ResizeError, match=f"LookupError: {poison}") as caught:
             await pool.resize(2)

@@ -23,7 +23,7 @@ from tests.helpers.gate import Gate
 from tests.helpers.inside import resident_pool
 from tests.helpers.loops import loop_factories
 from tests.helpers.patience import patience
-from tests.helpers.pools import next_of
+from tests.helpers.pools import broken_by, next_of
 from tests.helpers.scripts import finish, start_script
 from tests.helpers.waiting_room import WaitingRoom
 
@@ -216,10 +216,9 @@ def test_a_worker_that_does_not_start_concerns_no_call(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison = tmp_path / "poison"
-    fails = functools.partial(
-        Pool, initializer=jobs.fail_if_there, initargs=(str(poison),)
+    monkeypatch.setattr(
+        to_process, "Pool", functools.partial(Pool, **broken_by(poison))
     )
-    monkeypatch.setattr(to_process, "Pool", fails)
 
     async def main() -> None:
         limiter = anyio.CapacityLimiter(9)

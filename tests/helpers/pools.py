@@ -31,6 +31,7 @@ from tests.helpers.faults import Fault
 __all__ = [
     "assert_serves",
     "assert_told",
+    "broken_by",
     "by_events",
     "closing",
     "collect",
@@ -47,6 +48,11 @@ __all__ = [
 
 
 E = TypeVar("E")
+
+
+def broken_by(poison: Path) -> dict[str, Any]:
+    """Return the options of a pool whose workers do not start while the file *poison* exists."""
+    return {"initializer": jobs.fail_if_there, "initargs": (str(poison),)}
 
 
 async def until(pool: Pool, predicate: Callable[[PoolStats], bool]) -> PoolStats:

@@ -212,8 +212,7 @@ class RestartLedger:
     @property
     def breaks_pool(self) -> bool:
         """Whether enough starts have failed in a row to break a pool without any worker."""
-        limit = self.policy.max_failed_starts
-        return limit is not None and self.failures >= limit
+        return self.policy.max_failed_starts is not None and self.starts_fail
 
     @property
     def starts_fail(self) -> bool:

@@ -156,7 +156,7 @@ class Resizing:
         commands = [*self._report(size), *self.close_surplus()]
         if self._budget.missing < 0:
             commands += self._leaving.begin(self._slots[index], "idle", now)
-            commands += self._thin_out(now)  # which its replacement may need
+            commands += self._thin_out(now)  # its replacement is surplus, too
         return commands
 
 
