@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 from asyncpool._core.dispatch.queue import OLDEST_EVERY
 
@@ -53,8 +54,12 @@ class ListQueue:
     @property
     def neglected(self) -> bool:
         """Whether the oldest has been passed by so often that it is the next."""
-        passed = [oldest for oldest, left in self.history if left != oldest]
-        return passed[1 - self.patience :] == [self.oldest] * (self.patience - 1)
+        return len(self.passes(self.oldest)) >= self.patience - 1
+
+    def passes(self, job: int) -> list[tuple[int, int]]:
+        """Return what the history has of those who have passed *job* by, as it is the oldest."""
+        passes = [turn for turn in self.history if turn[0] != turn[1]]
+        return [*takewhile(lambda turn: turn[0] == job, reversed(passes))]
 
     @property
     def head(self) -> int:

@@ -106,6 +106,22 @@ def test_a_job_with_a_key_that_goes_ahead_has_passed_those_that_wait() -> None:
     assert [dispatcher.submit_keyed(job, key, -1) for job in (3, 4, 5)] == [0, 0, None]
 
 
+def test_a_job_with_a_key_is_passed_no_more_often_if_its_key_moves_at_each_turn() -> (
+    None
+):
+    dispatcher, key = Dispatcher(oldest_every=4), 7
+    assert dispatcher.submit_keyed(0, KeyedTraits(JobTraits(), key), 1) is None
+    begun: list[int] = []
+    for turn in range(8):
+        # As where each worker runs one job.
+        assert dispatcher.submit(turn + 1, JobTraits()) is None
+        dispatcher.assign_buckets({turn: turn})
+        begun += dispatcher.refill(turn, InFlight())
+        dispatcher.exclude(turn)
+        dispatcher.assign_buckets({})
+    assert begun == [1, 2, 3, 0, 4, 5, 6, 7]
+
+
 def test_jobs_with_keys_that_come_back_go_to_their_worker_and_others_to_any() -> None:
     dispatcher, _ = idle_pool(2)
     dispatcher.assign_buckets({0: 0})

@@ -168,6 +168,7 @@ class DispatchMachine(RuleBasedStateMachine):
         """Let these slots have these places."""
         self.seats = count
         moved = []
+        passes = {job: line.passes(job) for line in self.lines.values() for job in line}
         for place, line in self.lines.items():
             moved += [(job, line) for job in line if self.place_of(job) != place]
         for job, line in moved:
@@ -187,6 +188,8 @@ class DispatchMachine(RuleBasedStateMachine):
                     line.returned.append(job)
                 else:
                     line.add(job, rank)
+            if line.came:
+                line.history = passes[line.oldest]
         expected = self.expect_to_serve(count.values())
         placed = self.dispatcher.assign_buckets(count)
         assert placed == [

@@ -329,6 +329,22 @@ def test_nobody_is_passed_in_an_empty_queue() -> None:
     assert queue.would_be_first(0)
 
 
+def test_a_queue_tells_how_often_its_oldest_was_passed_and_another_goes_on_there() -> (
+    None
+):
+    here, there = JobQueue(4), JobQueue(4)
+    for job in (0, 1, 2, 3):
+        here.add(job, JobTraits(), 1)
+    for job in (5, 6):
+        here.note_turn(job)
+    assert [entry.times_passed for entry in here.entries()] == [2, 0, 0, 0]
+    there.add(0, JobTraits(), 1)
+    there.restore(here.entry(0))
+    assert there.would_be_first(0)
+    there.note_turn(7)
+    assert not there.would_be_first(0), "three have passed it"
+
+
 def test_every_job_is_told_with_its_profile_and_its_priority() -> None:
     queue = JobQueue()
     traits = [JobTraits() for _ in range(4)]
@@ -336,7 +352,7 @@ def test_every_job_is_told_with_its_profile_and_its_priority() -> None:
         queue.add(job, traits[job], priority)
     queue.requeue({3: traits[3]})
     entries = [
-        QueuedJob(job, traits[job], priority)
+        QueuedJob(job, traits[job], priority, 0)
         for job, priority in ((3, None), (1, 0), (0, 3), (2, -3))
     ]
     assert [*queue.entries()] == entries

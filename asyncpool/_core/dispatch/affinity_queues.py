@@ -3,8 +3,9 @@
 Each worker that stays in the pool has a *bucket*; see ``affinity_slots.py``.  Each
 bucket has a queue of its own, with the same rules as the common queue.  A job waits in
 the queue of the bucket that its key belongs to (``rendezvous.py``).  If the key comes
-to belong to another bucket, the job moves to the queue of that one, with its age and its
-priority.  While the pool has no bucket at all, the job waits for the first one.
+to belong to another bucket, the job moves to the queue of that one, with its age, its
+priority, and how often others have passed it.  While the pool has no bucket at all, the
+job waits for the first one.
 
 A bucket that goes from one worker to another costs nothing.  The number of buckets
 rarely changes, so a change may take some time: a microsecond for each key of a waiting
@@ -108,9 +109,10 @@ class AffinityQueues:
                 if chosen != bucket:
                     queue = self.open[bucket]
                     moved[chosen] += [queue.entry(job) for job in group]
-        for bucket, entries in moved.items():
+        for entries in moved.values():
             for entry in entries:
                 self.remove(entry.job)
+        for bucket, entries in moved.items():
             self._join(bucket, entries)
 
     def _join(self, bucket: int | None, entries: list[QueuedJob]) -> None:
@@ -120,10 +122,17 @@ class AffinityQueues:
             entries += present.entries()
         # By age: jobs are numbered as they come.
         entries.sort(key=lambda entry: entry.job)
-        back = {entry.job: entry.traits for entry in entries if entry.priority is None}
+        back: dict[int, JobTraits] = {}
+        oldest: QueuedJob | None = None
         for entry in entries:
-            if entry.priority is not None:
+            if entry.priority is None:
+                back[entry.job] = entry.traits
+            else:
                 self.add(entry.job, entry.traits, entry.priority)
+                oldest = oldest or entry
+        if oldest is not None:
+            # Where workers run few jobs each, keys move more often than a job may be passed.
+            self.open[bucket].restore(oldest)
         self.requeue(back)
 
     def _enter(self, job: int, key: int | None) -> JobQueue:

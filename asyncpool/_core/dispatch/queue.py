@@ -43,11 +43,15 @@ _SPARE = 16
 
 
 class QueuedJob(NamedTuple):
-    """A job that waits; it has no priority if it came back."""
+    """A job that waits; it has no priority if it came back.
+
+    *times_passed* is how many younger jobs have left since it is the oldest.
+    """
 
     job: int
     traits: JobTraits
     priority: int | None
+    times_passed: int
 
 
 class Standing(IntEnum):
@@ -211,14 +215,19 @@ class JobQueue:
         if oldest is not None and oldest < job:
             self.note_turn(job)
 
+    def restore(self, entry: QueuedJob) -> None:
+        """Record how often the oldest job was passed in the queue that it comes from."""
+        self._passed_job, self._times_passed = entry.job, entry.times_passed
+
     def entry(self, job: int) -> QueuedJob:
         """Return *job*, which waits here, with what the queue knows of it."""
+        passed = self._times_passed if job == self._passed_job else 0
         if job in self.usual:
-            return QueuedJob(job, self.usual[job], 0)
+            return QueuedJob(job, self.usual[job], 0, passed)
         priority = self._priority_of.get(job)
         if priority is None:
-            return QueuedJob(job, self._returned[job], None)
-        return QueuedJob(job, self._lines[priority][job], priority)
+            return QueuedJob(job, self._returned[job], None, passed)
+        return QueuedJob(job, self._lines[priority][job], priority, passed)
 
     def entries(self) -> Iterator[QueuedJob]:
         """Yield every job."""
