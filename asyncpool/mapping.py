@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from asyncpool._core.map.chunks import Failure
 from asyncpool._runtime.base.home_iterator import HomeIterator
+from asyncpool._runtime.base.iteration import Demand, Iteration
 from asyncpool._runtime.map.batches import Batch, Task
 from asyncpool._runtime.map.map_backend import MapBackend
 from asyncpool._runtime.map.mapping import MapRun
@@ -78,9 +79,10 @@ class Map(Generic[R]):
     nothing before that.  Results come in the order of the items.  The first error is raised in
     the place of its result, with a note that says which item it was.
 
-    You may leave the loop early: when the iteration is garbage-collected, its jobs are cancelled.
-    To cancel them at a certain point, close it (:meth:`aclose`, or
-    ``async with contextlib.aclosing(...)``).
+    You may leave the loop early: that ends the map, and cancels its jobs soon.  To have them
+    cancelled at a certain point, close it (:meth:`aclose`, or
+    ``async with contextlib.aclosing(...)``).  An iterator that you hold yourself, from ``aiter()``,
+    ends the map when it is garbage-collected.
 
     Raises:
         RuntimeError: If it is used outside the pool's event loop.
@@ -95,8 +97,8 @@ class Map(Generic[R]):
         self._plan = plan
         self._ordered = ordered
         self._telling = telling
-        self._iteration: HomeIterator[R] | None = None
-        self._begun = self._looped = False
+        self._iteration: Iteration[R] = Iteration(plan.backend.check_home)
+        self._begun = False
 
     def unordered(self) -> Map[R]:
         """Return the same map, but with the results as they come."""
@@ -112,10 +114,9 @@ class Map(Generic[R]):
     def __aiter__(self) -> AsyncIterator[R]:
         self._plan.backend.check_home()
         iteration = self._iteration
-        if iteration is None or self._looped:
-            iteration = self._begin()
-        self._looped = True
-        return iteration  # one that anext() has begun goes on
+        if iteration.is_taken or iteration.iterator is None:
+            self._begin()
+        return iteration.take()  # one that anext() has begun goes on
 
     if not TYPE_CHECKING:  # checkers see by themselves that there is none
 
@@ -124,11 +125,11 @@ class Map(Generic[R]):
 
     def __anext__(self) -> Awaitable[R]:
         """Return an awaitable of the next result."""
-        iteration = self._iteration
-        if iteration is None:
+        iterator = self._iteration.iterator
+        if iterator is None:
             self._plan.backend.check_home()
-            iteration = self._begin()
-        return iteration.__anext__()
+            iterator = self._begin()
+        return iterator.__anext__()
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         self._plan.backend.check_home()
@@ -137,12 +138,18 @@ class Map(Generic[R]):
     async def aclose(self) -> None:
         """Cancel the jobs of the map, and draw no more items.
 
+        A map that has not begun never does.
+
+        Raises:
+            RuntimeError: Outside the pool's event loop.
+
         Cancellation:
             Safe: the rest is done when the iteration is garbage-collected.
         """
         self._plan.backend.check_home()
-        if self._iteration is not None:
-            await self._iteration.aclose()
+        if not self._begun:
+            self._begin()
+        await self._iteration.aclose()
 
     def __len__(self) -> int:
         """Return how many results there will be.
@@ -166,25 +173,28 @@ class Map(Generic[R]):
     # The iteration.
 
     def _begin(self) -> HomeIterator[R]:
-        pieces, check_home = self._pieces(), self._plan.backend.check_home
-        self._iteration = HomeIterator(_flat(pieces), check_home)
-        return self._iteration
+        return self._iteration.begin(_flat(self._pieces(), self._iteration.demand))
 
     def _pieces(self) -> AsyncGenerator[Iterable[R], None]:
         """Return an iterator over some results at a time; the last may end in an error."""
         if self._begun:
-            raise RuntimeError("a map can be iterated over, or awaited, only once")
+            raise RuntimeError(
+                "a map can be iterated over, or awaited, only once, and not after aclose()"
+            )
         self._begun = True
         return _read(self._plan, ordered=self._ordered, telling=self._telling)
 
 
-# None of these knows the map: the map holds the iteration, which must end when the map is dropped.
+# None of these knows the map, which may hold the iteration: that must end when the map is dropped.
 
 
-async def _flat(pieces: AsyncGenerator[Iterable[R], None]) -> AsyncGenerator[R, None]:
+async def _flat(
+    pieces: AsyncGenerator[Iterable[R], None], demand: Demand
+) -> AsyncGenerator[R, None]:
+    demand.begin()
     async with aclosing(pieces):
         async for piece in pieces:
-            for result in piece:
+            for result in demand.meet(piece):
                 yield result
 
 

@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.home_iterator import HomeIterator
+from asyncpool._runtime.base.iteration import Demand, Iteration
 from asyncpool._runtime.job.job import Job, claim
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool.errors import JobNotPicklableError
@@ -33,9 +34,10 @@ class Stream(Generic[T]):
     Iterate over it with ``async for``, once.  The job is submitted then, or when :meth:`started`
     is awaited.  If the job fails, its error is raised behind the last item.
 
-    You may leave the loop early: when the iteration is garbage-collected, the generator is closed.
-    To close it at a certain point, call :meth:`aclose`, or use
-    ``async with contextlib.aclosing(...)``.
+    You may leave the loop early: that ends the stream, and closes the generator soon.  To close it
+    at a certain point, call :meth:`aclose`, or use ``async with contextlib.aclosing(...)``.  An
+    iterator that you hold yourself, from ``aiter()``, ends the stream when it is
+    garbage-collected.
 
     Raises:
         RuntimeError: If it is used outside the pool's event loop.
@@ -47,8 +49,7 @@ class Stream(Generic[T]):
     def __init__(self, loader: Loader, submit: Callable[[], Job[Any]]) -> None:
         self._loader = loader
         self._submit = submit
-        self._iteration: HomeIterator[T] | None = None
-        self._looped = False
+        self._iteration: Iteration[T] = Iteration(loader.check_home)
         self._jobs: list[StreamJob] = []
 
     @property
@@ -62,15 +63,13 @@ class Stream(Generic[T]):
 
     def __aiter__(self) -> AsyncIterator[T]:
         self._loader.check_home()
-        if self._looped:
-            raise RuntimeError("a stream can be iterated over only once")
-        self._looped = True
-        return self._begin()
+        self._begin()
+        if self._iteration.is_taken:
+            raise _only_once()
+        return self._iteration.take()
 
     def __anext__(self) -> Awaitable[T]:
         """Return an awaitable of the next item."""
-        if self._iteration is None:
-            self._loader.check_home()
         return self._begin().__anext__()
 
     async def started(self) -> None:
@@ -96,14 +95,14 @@ class Stream(Generic[T]):
         if self._jobs:
             await self._jobs[0].started()
             return
-        if self._iteration is not None:
+        if self._iteration.iterator is not None or self._iteration.is_taken:
             raise RuntimeError("started() is for before the iteration")
         items = self._iterate(announced=True)
         try:
             await anext(items)
         except BaseException:
             if not self._jobs:
-                self._iteration = None
+                self._iteration.withdraw()
             raise
 
     async def aclose(self) -> None:
@@ -111,25 +110,42 @@ class Stream(Generic[T]):
 
         ``GeneratorExit`` is raised in the generator, at its ``yield`` or wherever it computes.  If
         it has not ended after its ``cancel_grace``, the pool kills its worker; this function does
-        not wait for that.
+        not wait for that.  A stream that has not begun never does.
+
+        Raises:
+            RuntimeError: Outside the pool's event loop.
 
         Cancellation:
             Safe: the rest is done when the iteration is garbage-collected.
         """
         self._loader.check_home()
-        if self._iteration is not None:
-            await self._iteration.aclose()
+        if not self._iteration.is_taken:
+            self._begin()
+        await self._iteration.aclose()
 
     def _begin(self) -> HomeIterator[T]:
-        """Return the iteration; begin it, if there is none."""
-        return self._iteration or self._iterate(announced=False)
+        """Return the iterator; make it, if there has been none."""
+        iterator = self._iteration.iterator
+        if iterator is not None:
+            return iterator
+        if self._iteration.is_taken:
+            raise _only_once()
+        self._loader.check_home()
+        return self._iterate(announced=False)
 
     def _iterate(self, *, announced: bool) -> HomeIterator[T]:
         items: AsyncGenerator[T, None] = _items(
-            self._loader, self._submit, self._jobs, announced=announced
+            self._loader,
+            self._submit,
+            self._jobs,
+            self._iteration.demand,
+            announced=announced,
         )
-        self._iteration = HomeIterator(items, self._loader.check_home)
-        return self._iteration
+        return self._iteration.begin(items)
+
+
+def _only_once() -> RuntimeError:
+    return RuntimeError("a stream can be iterated over only once")
 
 
 # This generator does not know the stream: it must end when the stream is dropped.
@@ -139,18 +155,20 @@ async def _items(
     loader: Loader,
     submit: Callable[[], Job[Any]],
     jobs: list[StreamJob],
+    demand: Demand,
     *,
     announced: bool,
 ) -> AsyncGenerator[Any, None]:
     """Yield the items; if *announced*, yield ``None`` before them, when the first is there."""
     job = cast("StreamJob", submit())
     jobs.append(job)
+    demand.begin()
     try:
         if announced:
             await job.started()
-            yield None
+            yield demand.meet(None)
         while (frame := await job.take()) is not None:
-            yield await loader.load(job, frame)
+            yield demand.meet(await loader.load(job, frame))
             del frame
         job.result()
     except JobNotPicklableError as error:

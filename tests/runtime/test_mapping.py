@@ -450,8 +450,7 @@ def test_nothing_is_sent_after_the_end() -> None:
         results = map_of(pool, items, chunksize=4, buffersize=40)
 
         async def take() -> None:
-            async for _ in results:
-                break
+            await anext(results)
             await results.aclose()
 
         task = asyncio.create_task(take())

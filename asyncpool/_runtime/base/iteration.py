@@ -1,0 +1,153 @@
+"""Who holds the iterator of a map or a stream: it ends when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from types import AsyncGeneratorType
+from typing import Any, Generic, TypeVar, cast
+from weakref import ref
+
+from asyncpool._runtime.base.event_loop import shielded
+from asyncpool._runtime.base.home_iterator import HomeIterator
+
+T = TypeVar("T")
+
+
+class Demand:
+    """What a generator and its :class:`Iteration` know of each other.
+
+    The generator must not know the iteration itself, which holds it.
+
+    Attributes:
+        loop: The event loop of the generator, once it has begun.
+        withdrawn: Closes the generator, which somebody still waits for, but nobody else wants.
+    """
+
+    __slots__ = ("loop", "withdrawn")
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.withdrawn: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """Note that the generator begins."""
+        self.loop = asyncio.get_running_loop()
+
+    def meet(self, item: T) -> T:
+        """Return *item*, which somebody has waited for, and the generator is about to yield."""
+        if self.withdrawn is not None:
+            assert self.loop is not None
+            self.loop.call_soon(self.withdrawn)
+            self.withdrawn = None
+        return item
+
+
+class Iteration(Generic[T]):
+    """The only iteration over an object.
+
+    The object holds the iterator for ``anext()``, until a loop takes it.  Then only the loop holds
+    it.  Once the loop is left, by whatever way, nobody does, and the generator is closed, even if
+    the program keeps the object.
+
+    Args:
+        check_home: Raises :exc:`RuntimeError` in another loop than the generator's.
+
+    Attributes:
+        demand: What the generator tells when it begins, and before it yields.
+    """
+
+    __slots__ = ("_check_home", "_closing", "_held", "_items", "_taken", "demand")
+
+    def __init__(self, check_home: Callable[[], None]) -> None:
+        self._check_home = check_home
+        self._items: AsyncGeneratorType[T, Any] | None = None
+        self._held: HomeIterator[T] | None = None
+        self._taken: ref[HomeIterator[T]] | None = None
+        self._closing: asyncio.Task[None] | None = (
+            None  # since nobody holds the iterator
+        )
+        self.demand = Demand()
+
+    @property
+    def iterator(self) -> HomeIterator[T] | None:
+        """The iterator, if there is one, and somebody holds it."""
+        if self._taken is not None:
+            return self._taken()
+        return self._held
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a loop has taken the iterator."""
+        return self._taken is not None
+
+    def begin(self, items: AsyncGenerator[T, Any]) -> HomeIterator[T]:
+        """Make the iterator, over *items*."""
+        self._items = cast("AsyncGeneratorType[T, Any]", items)
+        self._held = HomeIterator(items, self._check_home)
+        return self._held
+
+    def withdraw(self) -> None:
+        """Forget the iterator, which has done nothing."""
+        self._items = self._held = None
+
+    def take(self) -> HomeIterator[T]:
+        """Return the iterator, which the caller holds from now on."""
+        iterator, self._held = self._held, None
+        assert iterator is not None, "begin() comes first, and one loop may have it"
+
+        def drop(_: ref[HomeIterator[T]]) -> None:  # in any thread, at any moment
+            items, loop = self._items, self.demand.loop
+            if items is None or items.ag_frame is None:
+                return
+            if loop is None:
+                # It has not begun, but somebody may have asked for an item.
+                self.demand.withdrawn = self._close
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._close)
+
+        self._taken = ref(iterator, drop)
+        return iterator
+
+    def _close(self) -> None:
+        """Close the generator, since nobody holds the iterator any more.
+
+        Whoever still waits for an item gets it before.
+        """
+        items = self._items
+        if items is None or items.ag_frame is None:
+            return
+        if items.ag_running:
+            # Not left to the loop, which closes what has no reference any more: if the last one
+            # goes with a task that ends, Python 3.15.0 crashes in the debug mode of a loop.
+            self.demand.withdrawn = self._close
+        else:
+            self._closing = asyncio.create_task(
+                _close(items), name="asyncpool end of an iteration"
+            )
+
+    async def aclose(self) -> None:
+        """End the iteration.
+
+        Raises:
+            RuntimeError: In another event loop, or if somebody waits for an item.
+
+        Cancellation:
+            Safe: the rest is done when the iterator is garbage-collected.
+        """
+        self._check_home()
+        closing = self._closing
+        if closing is not None:
+            try:
+                await shielded(closing)
+            finally:
+                if closing.done():
+                    self._closing = None
+        elif self._items is not None:
+            await self._items.aclose()
+
+
+async def _close(items: AsyncGenerator[Any, Any]) -> None:
+    await items.aclose()

@@ -1,0 +1,244 @@
+"""Maps and streams whose loop is left, while the program goes on holding them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from asyncpool import Pool
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves
+
+pytestmark = BOTH_LOOPS
+
+# Their items have no end, so the pool can only close if they are ended.
+KINDS: dict[str, Callable[[Pool], Any]] = {
+    "map": lambda pool: pool.map(jobs.square, itertools.count()),
+    "unordered": lambda pool: pool.map(jobs.square, itertools.count()).unordered(),
+    "outcomes": lambda pool: pool.map(jobs.square, itertools.count()).outcomes(),
+    "stream": lambda pool: pool.stream(itertools.count),
+}
+ONLY_ONCE = r"^a (map|stream) can be iterated over,? .*only once"
+EACH = pytest.mark.parametrize("kind", KINDS)
+
+
+async def leave(items: Any, how: str) -> None:
+    """Take some items, and leave the loop."""
+    taking = asyncio.Event()
+
+    async def take() -> None:
+        async for _ in items:
+            if how == "break":
+                break
+            if how == "error":
+                raise ArithmeticError("mine")
+            taking.set()
+            await asyncio.get_running_loop().create_future()
+
+    task = asyncio.create_task(take())
+    if how == "cancel":
+        await taking.wait()
+        task.cancel()
+    [error] = await asyncio.gather(task, return_exceptions=True)
+    expected = {
+        "break": type(None),
+        "error": ArithmeticError,
+        "cancel": asyncio.CancelledError,
+    }
+    assert isinstance(error, expected[how])
+
+
+@EACH
+@pytest.mark.parametrize("how", ["break", "error", "cancel"])
+async def test_who_leaves_the_loop_ends_it(kind: str, how: str) -> None:
+    async with patience():
+        async with Pool(1) as pool:
+            items = KINDS[kind](pool)
+            await leave(items, how)
+            await assert_serves(pool)
+        assert pool.stats().crashes == 0
+        with pytest.raises(RuntimeError, match=ONLY_ONCE):
+            aiter(items)
+
+
+@EACH
+async def test_who_has_left_the_loop_cannot_go_on(kind: str) -> None:
+    async with patience(), Pool(1) as pool:
+        items = KINDS[kind](pool)
+        await leave(items, "break")
+        with pytest.raises(RuntimeError, match=ONLY_ONCE):
+            await anext(items)
+
+
+@EACH
+async def test_who_holds_the_iterator_goes_on(kind: str) -> None:
+    async with patience(), Pool(1) as pool, aclosing(KINDS[kind](pool)) as items:
+        first = await anext(items)  # the map, or stream, has it in hand
+        iterator = aiter(items)
+        found = []
+        async for item in iterator:
+            found.append(item)
+            break
+        found = [first, *found, await anext(iterator), await anext(items)]
+        if kind == "outcomes":
+            found = [it.result() for it in found]
+        expected = [0, 1, 2, 3] if kind == "stream" else [0, 1, 4, 9]
+        assert found == expected
+        with pytest.raises(RuntimeError, match=ONLY_ONCE):
+            aiter(items)
+
+
+async def test_closing_waits_for_the_end_of_what_a_loop_has_left() -> None:
+    ended = []
+
+    async def inputs() -> AsyncIterator[int]:
+        try:
+            for n in itertools.count():
+                yield n
+        finally:
+            ended.append("map")
+
+    async with patience(), Pool(2) as pool:
+        async with aclosing(pool.map(jobs.square, inputs())) as results:
+            async for _ in results:
+                break
+        assert ended == ["map"]
+        async with aclosing(pool.stream(itertools.count)) as stream:
+            async for _ in stream:
+                break
+        assert stream.job is not None
+        assert stream.job.cancelled()
+
+
+@pytest.mark.parametrize("at", ["once", "the end"])
+async def test_closing_raises_what_the_input_does(at: str) -> None:
+    ended = asyncio.Event()
+
+    async def inputs() -> AsyncIterator[int]:
+        try:
+            for n in itertools.count():
+                yield n
+        finally:
+            ended.set()
+            raise OSError("not closed")
+
+    async with patience(), Pool(1) as pool:
+        results = pool.map(jobs.square, inputs())
+        async for _ in results:
+            break
+        if at == "the end":
+            await ended.wait()
+        with pytest.raises(OSError, match=r"^not closed$"):
+            await results.aclose()
+        await results.aclose()
+        await assert_serves(pool)
+
+
+async def test_a_close_that_was_cancelled_is_waited_for_again() -> None:
+    closing, may_end = asyncio.Event(), asyncio.Event()
+
+    async def inputs() -> AsyncIterator[int]:
+        try:
+            for n in itertools.count():
+                yield n
+        finally:
+            closing.set()
+            await may_end.wait()
+
+    async with patience(), Pool(1) as pool:
+        results = pool.map(jobs.square, inputs())
+        async for _ in results:
+            break
+        await closing.wait()
+        first, second = (asyncio.create_task(results.aclose()) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert not second.done()
+        may_end.set()
+        await second
+        await results.aclose()
+
+
+@EACH
+async def test_whoever_asks_for_the_first_item_only_gets_it(kind: str) -> None:
+    async with patience(), Pool(1) as pool:
+        items = KINDS[kind](pool)
+        # The iterator is dropped before its generator begins.
+        found = await asyncio.create_task(_first(anext(aiter(items))))
+        assert (found.result() if kind == "outcomes" else found) == 0
+
+
+async def _first(item: Awaitable[Any]) -> Any:
+    return await item
+
+
+async def test_an_iterator_may_be_made_while_the_loop_does_not_run() -> None:
+    def begin_between_runs() -> None:
+        with asyncio.Runner() as runner:
+            pool = Pool(1)
+            runner.run(pool.start())
+            results = pool.map(jobs.square, itertools.count())
+            iterator = aiter(results)
+            assert runner.run(_first(anext(iterator))) == 0
+            del iterator
+            runner.run(pool.close())
+
+    async with patience():
+        await asyncio.to_thread(begin_between_runs)
+
+
+async def test_an_iterator_is_dropped_while_somebody_waits_for_an_item() -> None:
+    async with patience():
+        async with Gate() as gate, Pool(1) as pool:
+            results = pool.map(
+                jobs.choose, itertools.repeat(("wait", gate.path)), chunksize=1
+            )
+            iterator = aiter(results)
+            first = asyncio.ensure_future(anext(iterator))
+            visitor = await gate.visitor()
+            del iterator
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="is already running"):
+                await results.aclose()
+            visitor.release()
+            assert await first == "go"
+        assert pool.stats().crashes == 0
+
+
+@EACH
+async def test_what_is_closed_before_it_begins_never_does(kind: str) -> None:
+    async with patience(), Pool(1) as pool:
+        items = KINDS[kind](pool)
+        await items.aclose()
+        assert [item async for item in items] == []
+        await items.aclose()
+        assert pool.stats().submitted == 0
+        await assert_serves(pool)
+
+
+async def test_a_map_that_was_closed_cannot_be_awaited() -> None:
+    async with patience(), Pool(1) as pool:
+        results = pool.map(jobs.square, [1, 2])
+        await results.aclose()
+        with pytest.raises(RuntimeError, match=r"only once, and not after aclose\(\)$"):
+            await results
+
+
+async def test_a_stream_that_was_closed_cannot_be_started() -> None:
+    async with patience(), Pool(1) as pool:
+        stream = pool.stream(itertools.count)
+        await stream.aclose()
+        with pytest.raises(
+            RuntimeError, match=r"^started\(\) is for before the iteration$"
+        ):
+            await stream.started()
