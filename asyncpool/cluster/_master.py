@@ -319,7 +319,8 @@ class Cluster(Messenger, Supervised):
     async def resize(self, workers: int) -> None:
         """Change the number of workers; return when there are *workers*, and all are ready.
 
-        Surplus workers finish their connections and end.
+        Surplus workers finish their connections and end.  If starts have failed, the cluster tries
+        the next one at once.
 
         Raises:
             ResizeError: If one of them does not start, or cannot be kept alive.
@@ -334,7 +335,7 @@ class Cluster(Messenger, Supervised):
         """
         check_int("workers", workers, at_least=1)
         replacement = self._life.open().replacement
-        await shielded(replacement.resize(workers, workers))
+        await replacement.resize(workers, workers)
 
     async def stacks(self) -> dict[int, str]:
         """Return the stacks of the threads of all workers, by slot.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +125,106 @@ async def test_a_resize_says_that_a_worker_does_not_start(tmp_path: Path) -> Non
         assert (crash.kind, crash.slot) in {("failed start", 1), ("failed start", 2)}
         assert f"LookupError: {poison}" in str(caught.value)
         # There is one worker too few for this size as well, and nobody knows for how long.
-        with pytest.raises(ResizeError, match="LookupError"):
+        starts = pool.stats().spawned
+        with pytest.raises(ResizeError, match="LookupError") as again:
             await pool.resize(2)
+        assert again.value.crash is not crash
+        assert pool.stats().spawned > starts, "it has tried"
         assert await pool.submit(jobs.square, 3) == 9
         await pool.resize(1)
         poison.unlink()
         await pool.resize(2)
         assert pool.stats().idle == 2
+
+
+@pytest.mark.logs("resize-failed")
+async def test_a_resize_succeeds_once_workers_start_again(tmp_path: Path) -> None:
+    poison = tmp_path / "poison"
+    seldom = RestartPolicy(initial_delay=1800.0, max_delay=3600.0, max_failed_starts=1)
+    async with patience(), Pool(1, restart_policy=seldom, **broken_by(poison)) as pool:
+        poison.touch()
+        with pytest.raises(ResizeError, match="LookupError"):
+            await pool.resize(3)
+        poison.unlink()
+        await pool.resize(3)
+        assert pool.stats().idle == 3
+
+
+def begin_as_told(gate: str) -> None:
+    answer = jobs.wait_at(gate)
+    if answer != "go":
+        raise LookupError(answer)
+
+
+@pytest.mark.logs("resize-failed")
+async def test_a_resize_is_not_failed_by_a_start_that_began_before_it() -> None:
+    seldom = RestartPolicy(initial_delay=1800.0, max_delay=3600.0, max_failed_starts=1)
+    async with patience(), Gate() as gate:
+        pool = Pool(
+            1,
+            restart_policy=seldom,
+            initializer=begin_as_told,
+            initargs=(gate.path,),
+        )
+        start = asyncio.create_task(pool.start())
+        (await gate.visitor(nth=1)).release()
+        await start
+        async with pool:
+            resize = asyncio.create_task(pool.resize(2))
+            (await gate.visitor(nth=2)).release("the database is down")
+            with pytest.raises(ResizeError, match="the database is down"):
+                await resize
+            resize = asyncio.create_task(pool.resize(2))
+            early = await gate.visitor(nth=3)
+            again = asyncio.create_task(pool.resize(2))
+            await asyncio.sleep(0)
+            early.release("it was down")
+            with pytest.raises(ResizeError, match="it was down"):
+                await resize
+            (await gate.visitor(nth=4)).release()
+            await again
+            assert pool.stats().idle == 2
+
+
+async def test_a_caller_who_leaves_does_not_undo_a_resize() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        work = [pool.submit(jobs.wait_at, gate.path) for _ in range(2)]
+        visitors = [await gate.visitor(nth=n) for n in (1, 2)]
+        resizes = [asyncio.create_task(pool.resize(1)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for resize in resizes[:2]:
+            resize.cancel()
+        for visitor in visitors:
+            visitor.release()
+        await asyncio.gather(*work)
+        left = await asyncio.gather(*resizes, return_exceptions=True)
+        assert [type(it) for it in left] == [asyncio.CancelledError] * 2 + [type(None)]
+        assert pool.stats().workers == 1
+
+
+@pytest.mark.logs("resize-failed")
+async def test_a_resize_ends_when_workers_die_until_the_pool_gives_up() -> None:
+    once = RestartPolicy.limited(max_restarts=1, period=60.0)
+    async with patience(), Gate() as gate:
+        pool = Pool(
+            2, restart_policy=once, initializer=begin_as_told, initargs=(gate.path,)
+        )
+        start = asyncio.create_task(pool.start())
+        for nth in (1, 2):
+            (await gate.visitor(nth=nth)).release()
+        await start
+        async with pool:
+            stats = await idle(pool)
+            resize = asyncio.create_task(pool.resize(3))
+            slow = await gate.visitor(nth=3)
+            for slot in stats.slots:
+                assert slot.pid is not None
+                os.kill(slot.pid, signal.SIGKILL)
+            with pytest.raises(ResizeError, match="was killed by SIGKILL"):
+                await resize
+            with pytest.raises(PoolBrokenError):
+                await pool.resize(3)
+            slow.release()
 
 
 async def test_a_resize_ends_when_the_pool_gives_up(tmp_path: Path) -> None:

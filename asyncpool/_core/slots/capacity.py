@@ -85,11 +85,6 @@ class Budget:
             for slot in self._slots
         )
 
-    @property
-    def stuck(self) -> bool:
-        """Whether a slot is parked after failed starts: nobody knows when it will serve again."""
-        return any(slot.state is SlotState.PARKED for slot in self._slots)
-
     def misses(self, index: int) -> bool:
         """Tell whether there should be another worker in a slot whose worker has gone."""
         return self._slots[index].state not in _NOT_NEEDED

@@ -144,7 +144,12 @@ class Replacements:
 
     def resize(self, least: int, most: int, now: float) -> list[Command]:
         """Keep the size between *least* and *most* from now on."""
+        self.try_start(now)
         return [*self.resizing.limit(least, most, now), *self.step(now)]
+
+    def try_start(self, now: float) -> None:
+        """If starts fail, try the next one now: what made them fail may be over."""
+        self._lifecycle.try_now(now)
 
     def roll(self, now: float) -> list[Command]:
         """Replace every worker that is there now, as many at a time as the budget allows.

@@ -64,5 +64,4 @@ class LocalOrders:
 
     async def resize(self, workers: int) -> None:
         """Change how many there are."""
-        resized = self._life.open().replacement.resize(workers, workers)
-        await shielded(resized)
+        await self._life.open().replacement.resize(workers, workers)

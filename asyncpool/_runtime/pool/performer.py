@@ -118,7 +118,7 @@ class CommandPerformer(Performer):
             case cmd.Retiring() | cmd.Resized() | cmd.RollEnded():
                 self._parts.replacement.carry_out(command)
             case cmd.LeaveEmpty():
-                self._parts.replacement.check_size()
+                self._parts.replacement.resize_waits.check()
             case cmd.KeepWorker():
                 pass  # the crash report says so
             case cmd.GiveUp():

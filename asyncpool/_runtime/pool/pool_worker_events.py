@@ -60,7 +60,7 @@ class PoolWorkerEvents(WorkerEvents):
         if self._parts.serving is not None:
             self._parts.serving.ready(handle)
         state.performer.rearm()  # it grows old from now on
-        self._parts.replacement.check_limits()
+        self._parts.replacement.resize_waits.check()
         self._parts.status.worker_ready()
         self._parts.profiles.join(handle)
 

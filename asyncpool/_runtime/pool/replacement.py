@@ -10,15 +10,11 @@ from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import UP, Slot
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.machine import private_memory
+from asyncpool._runtime.pool.resize_waits import ResizeWaits
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import SlotState
-from asyncpool.errors import (
-    NoWorkerError,
-    PoolClosedError,
-    ResizeError,
-    RollInProgressError,
-)
+from asyncpool.errors import NoWorkerError, RollInProgressError
 
 # Seconds between two looks at the workers' memory.  A look takes 10 us for each worker.
 _LOOK_EVERY = 0.25
@@ -32,6 +28,9 @@ class WorkerReplacement:
 
     Args:
         state: The pool's state.
+
+    Attributes:
+        resize_waits: Who waits until the pool has its new size.
     """
 
     def __init__(self, state: PoolState) -> None:
@@ -39,8 +38,7 @@ class WorkerReplacement:
         self._replacements = state.core.replacements
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._roll_began = 0.0
-        self._sized: asyncio.Future[None] | None = None
-        self._size = 0, 0
+        self.resize_waits = ResizeWaits(state)
         self._watch = Alarm(state.loop, self._look_at_memory)
         limits = state.config.worker_limits
         self._hard = limits.kill_memory
@@ -106,17 +104,18 @@ class WorkerReplacement:
         return slots[index]
 
     def resize(self, least: int, most: int) -> asyncio.Future[None]:
-        """Let the pool grow or shrink; return a future that is done when it has its size."""
-        self._resize(least, most)
-        if self._sized is None:
-            self._sized = self._state.loop.create_future()
-        sized = self._sized
-        self.check_limits()
-        return sized
+        """Let the pool grow or shrink; return a future that is done when it has its size.
+
+        Who cancels the future has no effect on the pool.
+        """
+        now = self._state.loop.time()
+        wait = self.resize_waits.add(least, most, now)
+        self._resize(least, most, now)
+        self.resize_waits.check()
+        return wait
 
     @decision
-    def _resize(self, least: int, most: int) -> None:
-        now, self._size = self._state.loop.time(), (least, most)
+    def _resize(self, least: int, most: int, now: float) -> None:
         self._state.performer.perform(self._replacements.resize(least, most, now))
         self._state.performer.rearm()
 
@@ -169,57 +168,11 @@ class WorkerReplacement:
             roll.set_result(result)
             self._state.log.rolled(result, self._state.loop.time() - self._roll_began)
 
-    def check_limits(self) -> None:
-        """Finish the wait for a size, if the pool has it, or if nobody knows when it will."""
-        self.check_size()
-        if self._awaits_size and self._starts_fail and self._replacements.budget.stuck:
-            self._sized_is(self._crash_of_parked())
-
-    def check_size(self) -> None:
-        """Finish the wait for a size, if the pool has that size."""
-        if self._awaits_size and self._replacements.budget.settled:
-            self._sized_is(None)
-
-    @property
-    def _awaits_size(self) -> bool:
-        return self._sized is not None and not self._replacements.stopped
-
-    def _crash_of_parked(self) -> events.Crash:
-        """Return how the last worker ended in one of the slots that are parked."""
-        slots, crashes = self._state.core.slots, self._state.crashes
-        parked = {slot.index for slot in slots if slot.state is SlotState.PARKED}
-        return next((it for it in reversed(crashes) if it.slot in parked), crashes[-1])
-
-    def start_failed(self, crash: events.Crash) -> None:
-        """Fail the wait for a size with *crash*, if that worker was started for it."""
-        if self._starts_fail and self._replacements.budget.misses(crash.slot):
-            self._sized_is(crash)
-
-    @property
-    def _starts_fail(self) -> bool:
-        core = self._state.core
-        # Who resizes a server wants to hear of the first one that fails: its code may be broken.
-        serving = self._state.config.serving is not None
-        return serving or core.starts_fail or core.broken is not None
-
-    def _sized_is(self, crash: events.Crash | None) -> None:
-        sized, self._sized = self._sized, None
-        if sized is None or sized.done():
-            return
-        self._state.log.resized(*self._size, crash)
-        if crash is None:
-            sized.set_result(None)
-        else:
-            sized.set_exception(ResizeError(crash))
-            sized.exception()  # marks it as retrieved, since the caller may have left
-
     def stop(self) -> None:
         """End all waits: the pool closes."""
         self._watch.cancel()
         self._rolled(0, "the pool was closed", 0)
-        if self._sized is not None and not self._sized.done():
-            self._sized.set_exception(PoolClosedError())
-            self._sized.exception()  # marks it as retrieved, since the caller may have left
+        self.resize_waits.stop()
 
     # Memory.
 

@@ -112,8 +112,8 @@ class WorkerExit:
                 self._fail(loss, crash)
         registry.leases.worker_gone(handle.slot)
         if not planned and not was_ready:
-            self._replacement.start_failed(crash)
-        self._replacement.check_limits()
+            self._replacement.resize_waits.start_failed(crash, handle.began_at)
+        self._replacement.resize_waits.check()
 
     def _on_crash(self, crash: events.Crash) -> None:
         self._state.crashes.append(crash)

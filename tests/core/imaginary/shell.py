@@ -262,6 +262,7 @@ class ImaginaryShell(Jobs):
 
     def resize(self, least: int, most: int) -> None:
         self.seen["resize"] += 1
+        self.retry_at = min(self.retry_at, self.now)
         self.feed(self.core.replacements.resize(least, most, self.now))
         assert least <= self.workers <= most
 
