@@ -243,7 +243,7 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         Raises:
             PoolBrokenError: If no worker can be started, or with ``ready="all"`` one cannot.
                 The error has the crashes.
-            PoolClosedError: If the pool is closed.
+            PoolClosedError: If the pool is closed, or closes.
             RuntimeError: If it was started in another event loop, or by a script that a
                 worker imports.
             OSError: If the file of *trace* cannot be written, or holds something else, or the
@@ -378,7 +378,8 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         """Change the number of workers: to *workers*, or to between the two if it is a pair.
 
         Returns once that many workers are ready and the surplus ones have ended.  Those that have
-        no job end at once, the others when they have finished theirs.
+        no job end at once, the others when they have finished theirs.  If starts have failed, the
+        pool tries the next one at once.
 
         Raises:
             ResizeError: If workers do not start: as many starts have failed in a row as break a
@@ -393,11 +394,12 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
             Safe: the pool goes on towards that size, as it does after an error.
 
         Concurrency:
-            The last call counts, and all return when the pool has that size.
+            The last call counts, and all return when the pool has that size.  A start that fails
+            is an error of the calls that were made before it began.
         """
         least, most = least_and_most(workers)
         supervisor = self._life.open()
-        await shielded(supervisor.replacement.resize(least, most))
+        await supervisor.replacement.resize(least, most)
 
     async def roll(self) -> RollResult:
         """Replace every worker by a fresh one, as many at a time as *max_surge* allows.

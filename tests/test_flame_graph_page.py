@@ -7,28 +7,19 @@ import hashlib
 import html
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 from asyncpool.profile import Profile, ProfiledWorker, StackSamples
+from tests.helpers.chromium import chromium
 
-webdriver = pytest.importorskip("selenium.webdriver")
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-
-
-def in_a_browser(test: Callable[..., None]) -> Callable[..., None]:
-    """Skip the test without a browser, whose processes come and go as it likes."""
-    missing = CHROMIUM is None or DRIVER is None
-    skip = pytest.mark.skipif(missing, reason="Debian: chromium, chromium-driver")
-    return skip(pytest.mark.leaks_allowed(test))  # type: ignore[no-any-return]
-
+# Its processes come and go as it likes.
+IN_A_BROWSER = pytest.mark.leaks_allowed
 
 EVIL = "</script><script>document.title='hacked'</script><img src=x onerror=a()>"
 
@@ -133,15 +124,9 @@ def test_what_no_screen_can_show_is_left_out() -> None:
 
 
 @pytest.fixture(name="browser", scope="module")
-def chromium() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    yield browser
-    browser.quit()
+def the_browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser.driver
 
 
 def open_page(browser: Any, tmp_path: Path, shown: Profile) -> None:
@@ -159,7 +144,7 @@ def width(box: Any) -> float:
     return float(box.rect["width"])
 
 
-@in_a_browser
+@IN_A_BROWSER
 def test_a_click_zooms(browser: Any, tmp_path: Path) -> None:
     open_page(browser, tmp_path, SHOP)
     before = calls(browser)
@@ -177,7 +162,7 @@ def test_a_click_zooms(browser: Any, tmp_path: Path) -> None:
     assert browser.get_log("browser") == []
 
 
-@in_a_browser
+@IN_A_BROWSER
 def test_the_keyboard_does_the_same(browser: Any, tmp_path: Path) -> None:
     open_page(browser, tmp_path, SHOP)
     body = browser.find_element(By.TAG_NAME, "body")
@@ -199,7 +184,7 @@ def test_the_keyboard_does_the_same(browser: Any, tmp_path: Path) -> None:
     assert browser.get_log("browser") == []
 
 
-@in_a_browser
+@IN_A_BROWSER
 def test_a_search_marks_and_counts(browser: Any, tmp_path: Path) -> None:
     open_page(browser, tmp_path, SHOP)
     browser.find_element(By.ID, "search").send_keys("R")
@@ -215,7 +200,7 @@ def test_a_search_marks_and_counts(browser: Any, tmp_path: Path) -> None:
     assert browser.find_element(By.ID, "found").text == "50.0 % of the samples"
 
 
-@in_a_browser
+@IN_A_BROWSER
 def test_an_evil_name_is_only_shown(browser: Any, tmp_path: Path) -> None:
     open_page(browser, tmp_path, profile_of({(EVIL, EVIL): 1}, pool=EVIL))
     assert EVIL in browser.title
@@ -224,7 +209,7 @@ def test_an_evil_name_is_only_shown(browser: Any, tmp_path: Path) -> None:
     assert browser.get_log("browser") == []
 
 
-@in_a_browser
+@IN_A_BROWSER
 @pytest.mark.parametrize("wide", [360, 1400])
 def test_no_screen_scrolls_sideways(browser: Any, tmp_path: Path, wide: int) -> None:
     deep = profile_of({("f" * 200, *(f"{'g' * 190}:{i}" for i in range(60))): 5})
@@ -242,7 +227,7 @@ def test_no_screen_scrolls_sideways(browser: Any, tmp_path: Path, wide: int) -> 
     assert (inside <= outside, outside) == (True, wide)
 
 
-@in_a_browser
+@IN_A_BROWSER
 def test_light_and_dark(browser: Any, tmp_path: Path) -> None:
     colours = set()
     for scheme in ("light", "dark"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 from uuid import UUID
@@ -145,3 +146,16 @@ def test_nor_is_what_is_equal_to_nothing_but_itself(key: Any) -> None:
         "key must be a value, such as a str, an int or a tuple of these: "
         f"{type(key).__qualname__} has a hash by identity only"
     )
+
+
+@pytest.mark.parametrize("key", [("eu", None), (int, 42), (len, "a"), (..., 1)])
+def test_parts_may_be_what_there_is_only_one_of(key: Any) -> None:
+    assert hash_of(key) == hash(key)
+
+
+@pytest.mark.parametrize("nan", [float("nan"), Decimal("nan"), complex("nan")])
+def test_nor_is_what_is_equal_to_nothing(nan: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        hash_of(nan)
+    text = f"key must be a value that is equal to itself, not {nan!r}"
+    assert str(caught.value) == text

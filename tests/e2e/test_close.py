@@ -481,6 +481,19 @@ async def test_a_closed_pool_stays_closed() -> None:
         assert [event async for event in pool.events()] == []
 
 
+async def test_a_pool_that_closes_is_not_started_again() -> None:
+    async with patience(), Gate() as gate:
+        pool = await started(1)
+        job = pool.submit(jobs.wait_at, gate.path)
+        close = await closing(pool)
+        with pytest.raises(PoolClosedError, match=r"^the pool is closed$"):
+            await pool.start()
+        assert not close.done()
+        (await gate.visitor()).release()
+        assert await job == "go"
+        assert (await close).finished == 1
+
+
 async def test_a_pool_that_was_never_started_can_be_closed() -> None:
     async with patience():
         pool = Pool(1)

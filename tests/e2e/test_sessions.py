@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import operator
 import os
 import signal
 from collections.abc import Callable
@@ -520,6 +521,27 @@ async def test_if_it_cannot_be_rebuilt_the_session_is_over(
             later = await gone_of(lambda: worker.submit(jobs.pid))
             assert type(later.__cause__) is cause
         await assert_serves(pool)
+
+
+@pytest.mark.parametrize("how", ["it dies", "it raises"])
+async def test_its_error_says_how_the_worker_before_on_restart_died(how: str) -> None:
+    exits = functools.partial(os._exit, 4)
+    rebuild = exits if how == "it dies" else functools.partial(operator.truediv, 1, 0)
+    async with patience(), Pool(1) as pool:
+        async with pool.worker(on_restart=rebuild) as worker:
+            first = worker.pid
+            os.kill(first, signal.SIGKILL)
+            error = await gone_of(lambda: worker.submit(jobs.pid))
+        assert error.on_restart_failed
+        assert error.pid != first
+        assert error.crash is not None
+        assert error.crash.pid == first
+        assert f"(before that: worker {first} in slot 0 was killed by SIGKILL" in str(
+            error
+        )
+        if how == "it dies":
+            assert isinstance(error.__cause__, WorkerCrashedError)
+            assert error.__cause__.pid == error.pid
 
 
 @pytest.mark.parametrize("when", ["at once", "before it is rebuilt"])

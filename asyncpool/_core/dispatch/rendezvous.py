@@ -35,9 +35,10 @@ def hash_of(key: Any) -> int:
     process, but that one has other workers as well.
 
     Raises:
-        TypeError: If *key* has no hash, or has a hash by identity.  With such a
-            hash only the very same object is found again, and the next job most likely
-            brings another object.
+        TypeError: If *key* has no hash, or is equal only to itself, or not even that.
+            Then only the very same object is found again, and the next job most likely
+            brings another object.  The parts of a tuple are not looked at: they may be
+            objects of which there is only one, such as None or a class.
     """
     try:
         number = hash(key)
@@ -51,6 +52,8 @@ def hash_of(key: Any) -> int:
             "key must be a value, such as a str, an int or a tuple of these: "
             f"{type(key).__qualname__} has a hash by identity only"
         )
+    if key != key:  # noqa: PLR0124 - NaN
+        raise TypeError(f"key must be a value that is equal to itself, not {key!r}")
     return number
 
 

@@ -132,7 +132,7 @@ class ClientQuestions:
             state = (worker.pid, worker.gone)
             if self._told[number] != state:
                 cause = None if worker.cause is None else pack_error(worker.cause)
-                told = (worker.slot, worker.pid, worker.gone, worker.crash, cause)
+                told = (worker.slot, worker.pid, worker.gone, worker.named_crash, cause)
                 self._client.put(Message(Kind.WORKER, number, payload=pack_own(told)))
             self._told[number] = state
 

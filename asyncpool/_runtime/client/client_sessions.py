@@ -226,7 +226,9 @@ class ClientSessions:
             return
         worker, slot = lent.worker, lent.node.first_slot + slot
         worker.slot, worker.pid, worker.gone = slot, pid, gone
-        worker.crash = None if crash is None else _crash_of(crash, lent.node)
+        # The agent has chosen which of them the error names.
+        named = None if crash is None else _crash_of(crash, lent.node)
+        worker.crash = worker.earlier_crash = named
         if cause is not None and worker.on_restart is not None:
             errors = self._owner.agent_errors(worker.on_restart, worker.options)
             worker.cause = errors.read(cause, lent.node.first_slot)

@@ -55,7 +55,7 @@ class SupervisorRunner:
 
         Raises:
             PoolBrokenError: If none can be started; it has the crashes.
-            PoolClosedError: If it is closed, or is meanwhile.
+            PoolClosedError: If it is closed or closes, or is closed meanwhile.
             RuntimeError: If it was started in another event loop, or by a script that a
                 worker imports.
 
@@ -65,6 +65,8 @@ class SupervisorRunner:
         self._check_unclosed()
         check_not_imported(self._what)
         self.check_loop()
+        if self.supervisor is not None and self.supervisor.closing:
+            raise self._closed()
         began = asyncio.get_running_loop().time()
         try:
             async with self._making:  # another call may be about to make it
@@ -77,7 +79,7 @@ class SupervisorRunner:
             await self.end_now()
             raise
         if supervisor.status.ended.done():
-            raise PoolClosedError(f"the {self._what} is closed")
+            raise self._closed()
         if first:
             supervisor.tell_start(began)
         return supervisor
@@ -129,7 +131,10 @@ class SupervisorRunner:
 
     def _check_unclosed(self) -> None:
         if self.closed_unused:
-            raise PoolClosedError(f"the {self._what} is closed")
+            raise self._closed()
+
+    def _closed(self) -> PoolClosedError:
+        return PoolClosedError(f"the {self._what} is closed")
 
     async def leave(
         self,

@@ -39,7 +39,8 @@ class SessionWorker:
         slot: The worker's slot.
         pid: The worker's pid.
         gone: Whether the worker is gone, and the session is over.
-        crash: How the worker has died, unless the pool has ended it.
+        crash: How a worker of the session died last, if the pool did not end it.
+        earlier_crash: How the worker before this one died, likewise.
         cause: The cause of the error that later calls get.
         jobs: The calls that are open.
         hold: Keeps the pool open.
@@ -54,6 +55,7 @@ class SessionWorker:
         self.pid = pid
         self.gone = False
         self.crash: Crash | None = None
+        self.earlier_crash: Crash | None = None
         self.cause: BaseException | None = None
         self.jobs: dict[Job[Any], None] = {}
         self.hold = SessionHold()
@@ -63,12 +65,23 @@ class SessionWorker:
 
     def error(self) -> WorkerGoneError:
         """Return the error of a call that has no worker any more."""
-        failed = self.on_restart is not None and self.cause is not None
         error = WorkerGoneError(
-            slot=self.slot, pid=self.pid, crash=self.crash, on_restart_failed=failed
+            slot=self.slot,
+            pid=self.pid,
+            crash=self.named_crash,
+            on_restart_failed=self._on_restart_failed,
         )
         error.__cause__ = self.cause
         return error
+
+    @property
+    def named_crash(self) -> Crash | None:
+        """The crash that the error names; its cause says what on_restart itself died of."""
+        return self.earlier_crash if self._on_restart_failed else self.crash
+
+    @property
+    def _on_restart_failed(self) -> bool:
+        return self.on_restart is not None and self.cause is not None
 
     def options_of_call(self, options: JobOptions) -> JobOptions:
         """Return *options* as those of a call for this worker."""
@@ -271,6 +284,9 @@ class Sessions:
         pid = self._state.handles[slot].pid
         assert pid is not None
         assert session_worker.on_restart is not None
+        crash = session_worker.crash
+        died = crash is not None and crash.pid == session_worker.pid
+        session_worker.earlier_crash = crash if died else None
         session_worker.pid = pid
         if session_worker.rebuild is not None and not session_worker.rebuild.done():
             return
