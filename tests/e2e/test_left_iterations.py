@@ -96,18 +96,23 @@ async def test_who_holds_the_iterator_goes_on(kind: str) -> None:
             aiter(items)
 
 
+async def numbers(end: Callable[[], Awaitable[None]]) -> AsyncIterator[int]:
+    """Yield numbers without end; await *end* when this is closed."""
+    try:
+        for n in itertools.count():
+            yield n
+    finally:
+        await end()
+
+
 async def test_closing_waits_for_the_end_of_what_a_loop_has_left() -> None:
     ended = []
 
-    async def inputs() -> AsyncIterator[int]:
-        try:
-            for n in itertools.count():
-                yield n
-        finally:
-            ended.append("map")
+    async def end() -> None:
+        ended.append("map")
 
     async with patience(), Pool(2) as pool:
-        async with aclosing(pool.map(jobs.square, inputs())) as results:
+        async with aclosing(pool.map(jobs.square, numbers(end))) as results:
             async for _ in results:
                 break
         assert ended == ["map"]
@@ -122,16 +127,12 @@ async def test_closing_waits_for_the_end_of_what_a_loop_has_left() -> None:
 async def test_closing_raises_what_the_input_does(at: str) -> None:
     ended = asyncio.Event()
 
-    async def inputs() -> AsyncIterator[int]:
-        try:
-            for n in itertools.count():
-                yield n
-        finally:
-            ended.set()
-            raise OSError("not closed")
+    async def end() -> None:
+        ended.set()
+        raise OSError("not closed")
 
     async with patience(), Pool(1) as pool:
-        results = pool.map(jobs.square, inputs())
+        results = pool.map(jobs.square, numbers(end))
         async for _ in results:
             break
         if at == "the end":
@@ -145,16 +146,12 @@ async def test_closing_raises_what_the_input_does(at: str) -> None:
 async def test_a_close_that_was_cancelled_is_waited_for_again() -> None:
     closing, may_end = asyncio.Event(), asyncio.Event()
 
-    async def inputs() -> AsyncIterator[int]:
-        try:
-            for n in itertools.count():
-                yield n
-        finally:
-            closing.set()
-            await may_end.wait()
+    async def end() -> None:
+        closing.set()
+        await may_end.wait()
 
     async with patience(), Pool(1) as pool:
-        results = pool.map(jobs.square, inputs())
+        results = pool.map(jobs.square, numbers(end))
         async for _ in results:
             break
         await closing.wait()

@@ -65,9 +65,8 @@ class Iteration(Generic[T]):
         self._items: AsyncGeneratorType[T, Any] | None = None
         self._held: HomeIterator[T] | None = None
         self._taken: ref[HomeIterator[T]] | None = None
-        self._closing: asyncio.Task[None] | None = (
-            None  # since nobody holds the iterator
-        )
+        # Closes the generator since nobody holds the iterator any more.
+        self._closing: asyncio.Task[None] | None = None
         self.demand = Demand()
 
     @property
