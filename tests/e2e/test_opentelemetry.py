@@ -213,7 +213,11 @@ async def test_the_jobs_of_a_map_have_traces_of_their_own_which_link_to_the_call
     assert len(traces) == len(waiting)
     assert request.get_span_context().trace_id not in traces
     assert {about(span)["job.via"] for span in waiting} <= {"map", "submit"}
-    assert set(spans.tree()) == {"request", "submit square", "  process square #1 ok"}
+    done = "  process square #1 ok"
+    # A part that waits in the worker behind a slow one may be given back.
+    waits = {"  process square #1 given back", "  wait square"}
+    assert set(spans.tree()) - waits == {"request", "submit square", done}
+    assert spans.tree().count(done) == len(waiting)
 
 
 async def test_a_map_of_a_caller_that_is_not_traced_is_not_traced() -> None:
