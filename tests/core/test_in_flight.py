@@ -406,6 +406,26 @@ def test_a_question_is_answered_once_and_in_its_turn() -> None:
     assert not in_flight.revoking
 
 
+def test_who_may_give_a_job_back_gets_no_younger_one() -> None:
+    in_flight = flight_of(7, 8, 9)
+    in_flight.begin_revoke([8, 9])
+    in_flight.complete(7)
+    assert not in_flight.wants_more
+    in_flight.complete(8)
+    assert not in_flight.wants_more
+    in_flight.end_revoke([3])
+    assert in_flight.wants_more
+
+
+def test_whose_answer_cannot_give_anything_back_gets_more() -> None:
+    in_flight = flight_of(7, 8)
+    in_flight.begin_revoke([8])
+    in_flight.complete(7)
+    in_flight.complete(8)
+    assert in_flight.wants_more
+    assert in_flight.revoking
+
+
 @pytest.mark.parametrize(
     ("won", "place"),
     [

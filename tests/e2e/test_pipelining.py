@@ -66,6 +66,18 @@ async def test_short_jobs_travel_ahead_and_unknown_ones_do_not() -> None:
         assert await asyncio.gather(*short) == [0, 1, 4, 9, 16]
 
 
+async def test_one_worker_begins_its_jobs_in_their_order_also_behind_long_ones() -> (
+    None
+):
+    async with patience(), Pool(1) as pool:
+        # Long enough to be asked back, and short enough to be sent ahead again and again.
+        stays = await asyncio.gather(
+            *(pool.submit(jobs.stay, 0.005) for _ in range(150))
+        )
+    begins = [begun for begun, _ in stays]
+    assert begins == sorted(begins)
+
+
 async def test_a_burst_spreads_over_all_workers() -> None:
     async with patience(), Pool(3) as pool:
         await learn(pool, jobs.square, 2)

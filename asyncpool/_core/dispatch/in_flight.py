@@ -95,7 +95,12 @@ class InFlight:
 
     @property
     def wants_more(self) -> bool:
-        """Whether the worker should get more jobs."""
+        """Whether the worker should get more jobs.
+
+        Not while it may give one back, which is older than those that wait.
+        """
+        if self._asked and self._may_return:
+            return False
         return len(self.jobs) < self.concurrency or self.backlog <= REFILL
 
     def takes(self, traits: JobTraits) -> bool:
@@ -116,6 +121,11 @@ class InFlight:
         behind = islice(self.jobs.values(), self.concurrency, None)
         shares = (traits.least / self.concurrency for _, _, traits in behind)
         return sum(share - LEAST for share in shares if share > LEAST)
+
+    @property
+    def _may_return(self) -> bool:
+        asked = {sequence for sequences in self._asked for sequence in sequences}
+        return any(sequence in asked for sequence, _, _ in self.jobs.values())
 
     @property
     def revoking(self) -> bool:

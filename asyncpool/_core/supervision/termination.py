@@ -273,6 +273,7 @@ class Termination:
         slot.job_endings.apply(job, EndingEvent.REVOKE)
         if slot.in_flight.is_revoking(job):
             return []  # the answer will tell whether the worker has begun it
+        self._dispatcher.exclude(slot.index)
         return [Revoke(slot.index, slot.in_flight.begin_revoke([job]))]
 
     def _end_kept(self, slot: Slot, kept: list[int], now: float) -> list[Command]:

@@ -63,6 +63,12 @@ class Process:
         return self.given >= self.most
 
     @property
+    def owing(self) -> list[int]:
+        """Return the jobs in hand that the worker was asked for, and may give back."""
+        places = {place for asked in self.pending for place in asked}
+        return [job for job, place in self.hand.items() if place in places]
+
+    @property
     def state(self) -> str:
         if not self.ready:
             return "starting"
