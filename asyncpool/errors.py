@@ -240,7 +240,8 @@ class WorkerGoneError(AsyncPoolError):
         crash: Crash | None = None,
         on_restart_failed: bool = False,
     ) -> None:
-        end = f"worker {pid} in slot {slot} is gone" if crash is None else str(crash)
+        ended = f"the pool has ended worker {pid} in slot {slot}"
+        end = ended if crash is None else str(crash)
         over = "the session that had it to itself is over"
         if on_restart_failed:
             text = f"on_restart failed in worker {pid} in slot {slot}: {over}, begin another one"

@@ -141,7 +141,8 @@ class Map(Generic[R]):
         A map that has not begun never does.
 
         Raises:
-            RuntimeError: Outside the pool's event loop.
+            RuntimeError: Outside the pool's event loop, or while a task waits for the next
+                result: cancel that task.
 
         Cancellation:
             Safe: the rest is done when the iteration is garbage-collected.
@@ -192,10 +193,14 @@ async def _flat(
     pieces: AsyncGenerator[Iterable[R], None], demand: Demand
 ) -> AsyncGenerator[R, None]:
     demand.begin()
-    async with aclosing(pieces):
-        async for piece in pieces:
-            for result in demand.meet(piece):
-                yield result
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                for result in demand.meet(piece):
+                    yield result
+    except asyncio.CancelledError:
+        demand.cancelled()
+        raise
 
 
 async def _all(pieces: AsyncGenerator[Iterable[R], None]) -> list[R]:

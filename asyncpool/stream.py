@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -113,7 +114,8 @@ class Stream(Generic[T]):
         not wait for that.  A stream that has not begun never does.
 
         Raises:
-            RuntimeError: Outside the pool's event loop.
+            RuntimeError: Outside the pool's event loop, or while a task waits for the next
+                item: cancel that task.
 
         Cancellation:
             Safe: the rest is done when the iteration is garbage-collected.
@@ -171,6 +173,9 @@ async def _items(
             yield demand.meet(await loader.load(job, frame))
             del frame
         job.result()
+    except asyncio.CancelledError:
+        demand.cancelled()
+        raise
     except JobNotPicklableError as error:
         claim(error, job)
         raise

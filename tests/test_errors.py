@@ -102,7 +102,7 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     RollInProgressError("it is being rolled"): "it is being rolled",
     ProfileInProgressError("one is being taken"): "one is being taken",
     WorkerGoneError(slot=2, pid=4242): (
-        "worker 4242 in slot 2 is gone; the session that had it to itself is over: "
+        "the pool has ended worker 4242 in slot 2; the session that had it to itself is over: "
         "begin another one, or have on_restart rebuild its state"
     ),
     WorkerGoneError(slot=2, pid=4242, crash=HUNG): (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from asyncio import isfuture
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, overload
@@ -246,13 +247,15 @@ class MapCaller(ABC):
         buffersize: int | None,
         chunksize: int | None,
     ) -> Map[Any]:
+        verb = "starmap" if star else "map"
         if not callable(fn):
-            raise not_callable("map", fn)
+            raise not_callable(verb, fn)
         if not iterables:
             raise TypeError("map() takes at least one iterable")
         for items in iterables:
-            if not isinstance(items, Iterable | AsyncIterable):
-                raise TypeError(f"map() takes iterables, not {items!r}")
+            # A future is an iterable of itself, which is nobody's wish.
+            if isfuture(items) or not isinstance(items, Iterable | AsyncIterable):
+                raise TypeError(f"{verb}() takes iterables, not {items!r}")
         for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
             if value is not None:
                 check_int(name, value, at_least=1)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, cast
 
 import pytest
 
 from asyncpool import Pool
 from tests.helpers import jobs
-from tests.helpers.gate import Gate
+from tests.helpers.gate import Gate, Visitor
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
@@ -27,6 +27,8 @@ KINDS: dict[str, Callable[[Pool], Any]] = {
     "stream": lambda pool: pool.stream(itertools.count),
 }
 ONLY_ONCE = r"^a (map|stream) can be iterated over,? .*only once"
+CANCEL_THAT_TASK = r"^aclose\(\) while a task waits .* cancel that task"
+CUT_SHORT = "^the iteration has ended, since a wait for an item was cancelled"
 EACH = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -205,11 +207,85 @@ async def test_an_iterator_is_dropped_while_somebody_waits_for_an_item() -> None
             visitor = await gate.visitor()
             del iterator
             await asyncio.sleep(0)
-            with pytest.raises(RuntimeError, match="is already running"):
+            with pytest.raises(RuntimeError, match=CANCEL_THAT_TASK):
                 await results.aclose()
             visitor.release()
             assert await first == "go"
         assert pool.stats().crashes == 0
+
+
+@asynccontextmanager
+async def waiting_for_an_item(
+    kind: str,
+) -> AsyncIterator[tuple[AsyncGenerator[Any, None], asyncio.Task[Any], Visitor]]:
+    """Yield an iterator, a task that waits for its first item, and the job of that."""
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        if kind == "stream":
+            items: Any = pool.stream(map, jobs.wait_at, [gate.path] * 2)
+        else:
+            items = pool.map(jobs.wait_at, [gate.path] * 2)
+        iterator = cast("AsyncGenerator[Any, None]", aiter(items))
+        first = asyncio.ensure_future(anext(iterator))
+        yield iterator, first, await gate.visitor()
+        await assert_serves(pool)
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+async def test_a_wait_that_is_cut_short_is_not_taken_for_the_end(kind: str) -> None:
+    async with waiting_for_an_item(kind) as (iterator, first, _):
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=CUT_SHORT):
+                await anext(iterator, None)
+        await iterator.aclose()
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+async def test_nor_is_one_that_times_out(kind: str) -> None:
+    async with waiting_for_an_item(kind) as (iterator, first, visitor):
+        visitor.release("first")
+        assert await first == "first"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await anext(iterator)
+        with pytest.raises(RuntimeError, match=CUT_SHORT):
+            await anext(iterator)
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+async def test_a_task_that_waits_may_be_waited_for_again(kind: str) -> None:
+    async with waiting_for_an_item(kind) as (iterator, first, visitor):
+        assert await asyncio.wait([first], timeout=0.01) == (set(), {first})
+        visitor.release("first")
+        await asyncio.wait([first])
+        assert first.result() == "first"
+        await iterator.aclose()
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+async def test_what_somebody_waits_for_is_not_closed(kind: str) -> None:
+    async with waiting_for_an_item(kind) as (iterator, first, visitor):
+        with pytest.raises(RuntimeError, match=CANCEL_THAT_TASK):
+            await iterator.aclose()
+        visitor.release("first")
+        assert await first == "first"
+        await iterator.aclose()
+        assert await anext(iterator, None) is None
+
+
+async def test_the_cancellation_of_a_job_cuts_no_wait_short() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        stream = pool.stream(map, jobs.wait_at, [gate.path] * 2)
+        iterator = aiter(stream)
+        first = asyncio.ensure_future(anext(iterator))
+        await gate.visitor()
+        assert stream.job is not None
+        stream.job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert await anext(iterator, None) is None
 
 
 @EACH

@@ -417,6 +417,13 @@ async def test_wrong_arguments_are_named() -> None:
             pool.map(wrong, [1])
         with pytest.raises(TypeError, match=r"map\(\) takes iterables, not 3"):
             pool.map(jobs.square, wrong)
+        with pytest.raises(TypeError, match=r"^starmap\(\) takes iterables, not 3"):
+            pool.starmap(jobs.square, wrong)
+        with pytest.raises(TypeError, match=r"^starmap\(\) takes a callable first"):
+            pool.starmap(wrong, [(1,)])
+        job: Any = pool.submit(jobs.square, 3)
+        with pytest.raises(TypeError, match=r"^map\(\) takes iterables, not <.*square"):
+            pool.map(jobs.square, job)
         with pytest.raises(TypeError, match="at least one iterable"):
             pool.map(jobs.square)  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="buffersize must be at least 1, not 0"):

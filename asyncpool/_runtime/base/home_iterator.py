@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from threading import get_ident
-from typing import Any, Generic, Self, TypeVar
+from types import AsyncGeneratorType
+from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -63,10 +64,38 @@ class HomeIterator(Generic[T]):
         """End the iteration.
 
         Raises:
-            RuntimeError: In another event loop.
+            RuntimeError: In another event loop, or while a task waits for the next item.
 
         Cancellation:
             Safe: the rest is done when the iteration is garbage-collected.
         """
         self._check_home()
-        await self._items.aclose()
+        await close(self._items)
+
+    def cut_short(self) -> None:
+        """Note that the cancellation of a wait for an item has ended the generator.
+
+        Whoever goes on, as after a timeout, must not take that for the end of the items.
+        """
+        self._next = _refuse
+
+
+async def close(items: AsyncGenerator[Any, Any]) -> None:
+    """Close the generator *items*.
+
+    Raises:
+        RuntimeError: While a task waits for the next item.
+    """
+    if cast("AsyncGeneratorType[Any, Any]", items).ag_running:
+        raise RuntimeError(
+            "aclose() while a task waits for the next item: cancel that task, which ends "
+            "the iteration"
+        )
+    await items.aclose()
+
+
+async def _refuse() -> NoReturn:
+    raise RuntimeError(
+        "the iteration has ended, since a wait for an item was cancelled, or timed out: to "
+        "go on after that, let a task wait for the item, and asyncio.wait() for the task"
+    )

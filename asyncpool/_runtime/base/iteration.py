@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 from weakref import ref
 
 from asyncpool._runtime.base.event_loop import shielded
-from asyncpool._runtime.base.home_iterator import HomeIterator
+from asyncpool._runtime.base.home_iterator import HomeIterator, close
 
 T = TypeVar("T")
 
@@ -23,13 +23,15 @@ class Demand:
     Attributes:
         loop: The event loop of the generator, once it has begun.
         withdrawn: Closes the generator, which somebody still waits for, but nobody else wants.
+        iterator: The iterator, for as long as somebody holds it.
     """
 
-    __slots__ = ("loop", "withdrawn")
+    __slots__ = ("iterator", "loop", "withdrawn")
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.withdrawn: Callable[[], None] | None = None
+        self.iterator: ref[HomeIterator[Any]] | None = None
 
     def begin(self) -> None:
         """Note that the generator begins."""
@@ -42,6 +44,16 @@ class Demand:
             self.loop.call_soon(self.withdrawn)
             self.withdrawn = None
         return item
+
+    def cancelled(self) -> None:
+        """Note that the generator ends by a :exc:`asyncio.CancelledError`.
+
+        The error may also be that of a job, or of an input: then no wait was cut short.
+        """
+        task = asyncio.current_task()
+        iterator = None if self.iterator is None else self.iterator()
+        if iterator is not None and task is not None and task.cancelling():
+            iterator.cut_short()
 
 
 class Iteration(Generic[T]):
@@ -85,6 +97,7 @@ class Iteration(Generic[T]):
         """Make the iterator, over *items*."""
         self._items = cast("AsyncGeneratorType[T, Any]", items)
         self._held = HomeIterator(items, self._check_home)
+        self.demand.iterator = ref(self._held)
         return self._held
 
     def withdraw(self) -> None:
@@ -131,7 +144,7 @@ class Iteration(Generic[T]):
         """End the iteration.
 
         Raises:
-            RuntimeError: In another event loop, or if somebody waits for an item.
+            RuntimeError: In another event loop, or while a task waits for the next item.
 
         Cancellation:
             Safe: the rest is done when the iterator is garbage-collected.
@@ -145,7 +158,7 @@ class Iteration(Generic[T]):
                 if closing.done():
                     self._closing = None
         elif self._items is not None:
-            await self._items.aclose()
+            await close(self._items)
 
 
 async def _close(items: AsyncGenerator[Any, Any]) -> None:
