@@ -417,6 +417,15 @@ def test_who_may_give_a_job_back_gets_no_younger_one() -> None:
     assert in_flight.wants_more
 
 
+def test_what_nobody_wants_keeps_its_worker_from_nothing() -> None:
+    in_flight = flight_of(7, 8)
+    in_flight.begin_revoke([8], wanted=False)
+    assert in_flight.wants_more
+    in_flight.begin_revoke([7])
+    in_flight.end_revoke([2])
+    assert not in_flight.wants_more, "that of the others is still to come"
+
+
 def test_whose_answer_cannot_give_anything_back_gets_more() -> None:
     in_flight = flight_of(7, 8)
     in_flight.begin_revoke([8])

@@ -50,7 +50,16 @@ class InFlight:
         most: How many jobs the pool may send; each job that comes back allows one more.
     """
 
-    __slots__ = ("_asked", "backlog", "closed", "concurrency", "jobs", "most", "sent")
+    __slots__ = (
+        "_asked",
+        "_wanted",
+        "backlog",
+        "closed",
+        "concurrency",
+        "jobs",
+        "most",
+        "sent",
+    )
 
     def __init__(self, concurrency: int = 1) -> None:
         # Plain tuples: a named one would take 0.15 us more for each job.
@@ -61,6 +70,8 @@ class InFlight:
         self.most = NEVER
         self.sent = 0
         self._asked: deque[tuple[int, ...]] = deque()
+        # Those of them that somebody still wants, and that may come back to the queue.
+        self._wanted: set[int] = set()
 
     @property
     def head(self) -> int | None:
@@ -97,9 +108,11 @@ class InFlight:
     def wants_more(self) -> bool:
         """Whether the worker should get more jobs.
 
-        Not while it may give one back, which is older than those that wait.
+        Not while one may come back from it, which is older than those that wait.
         """
-        if self._asked and self._may_return:
+        if self._wanted and not self._wanted.isdisjoint(
+            sequence for sequence, _, _ in self.jobs.values()
+        ):
             return False
         return len(self.jobs) < self.concurrency or self.backlog <= REFILL
 
@@ -121,11 +134,6 @@ class InFlight:
         behind = islice(self.jobs.values(), self.concurrency, None)
         shares = (traits.least / self.concurrency for _, _, traits in behind)
         return sum(share - LEAST for share in shares if share > LEAST)
-
-    @property
-    def _may_return(self) -> bool:
-        asked = {sequence for sequences in self._asked for sequence in sequences}
-        return any(sequence in asked for sequence, _, _ in self.jobs.values())
 
     @property
     def revoking(self) -> bool:
@@ -183,10 +191,17 @@ class InFlight:
         """Return the jobs that wait for their turn, oldest first."""
         return list(islice(self.jobs, self.concurrency, None))
 
-    def begin_revoke(self, jobs: Iterable[int]) -> tuple[int, ...]:
-        """Record that the worker is asked for *jobs*; return their sequence numbers."""
+    def begin_revoke(
+        self, jobs: Iterable[int], *, wanted: bool = True
+    ) -> tuple[int, ...]:
+        """Record that the worker is asked for *jobs*; return their sequence numbers.
+
+        *wanted* tells whether those that come back are to run elsewhere.
+        """
         sequences = tuple(self.jobs[job][0] for job in jobs)
         self._asked.append(sequences)
+        if wanted:
+            self._wanted.update(sequences)
         return sequences
 
     def sequence_of(self, job: int) -> int:
@@ -219,6 +234,7 @@ class InFlight:
                 outcome already.
         """
         asked = self._asked.popleft() if self._asked else ()
+        self._wanted.difference_update(asked)
         by_sequence = {sequence: job for job, (sequence, _, _) in self.jobs.items()}
         numbers = sorted(set(given_back))
         for number in numbers:

@@ -269,12 +269,11 @@ class Termination:
         return commands
 
     def _ask_back(self, slot: Slot, job: int) -> list[Command]:
-        """Ask for *job*, unless its worker was asked already and has not answered."""
+        """Ask for *job*, which nobody wants, unless its worker was asked for it already."""
         slot.job_endings.apply(job, EndingEvent.REVOKE)
         if slot.in_flight.is_revoking(job):
             return []  # the answer will tell whether the worker has begun it
-        self._dispatcher.exclude(slot.index)
-        return [Revoke(slot.index, slot.in_flight.begin_revoke([job]))]
+        return [Revoke(slot.index, slot.in_flight.begin_revoke([job], wanted=False))]
 
     def _end_kept(self, slot: Slot, kept: list[int], now: float) -> list[Command]:
         """End the cancelled jobs that the worker has not given back, since it has begun them."""

@@ -24,6 +24,7 @@ class HomeIterator(Generic[T]):
 
     __slots__ = (
         "__weakref__",
+        "_begun",
         "_check_home",
         "_is_running",
         "_items",
@@ -37,6 +38,7 @@ class HomeIterator(Generic[T]):
         self._items = items
         self._next = items.__anext__
         self._check_home = check_home
+        self._begun = False
         self._thread = 0  # of the loop, once it is known, and whether that runs now
         self._is_running: Callable[[], bool] = bool
 
@@ -52,12 +54,14 @@ class HomeIterator(Generic[T]):
         # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 70.
         if get_ident() != self._thread or not self._is_running():
             self._look()
+            if not self._begun:
+                return _begin(self._next)
         return self._next()
 
     def _look(self) -> None:
         self._check_home()
         here = asyncio._get_running_loop()  # noqa: SLF001 - no exception if there is none
-        if here is not None:
+        if here is not None and self._begun:
             self._thread, self._is_running = get_ident(), here.is_running
 
     async def aclose(self) -> None:
@@ -72,6 +76,10 @@ class HomeIterator(Generic[T]):
         self._check_home()
         await close(self._items)
 
+    def note_begin(self) -> None:
+        """Note that the generator has begun."""
+        self._begun = True
+
     def cut_short(self) -> None:
         """Note that the cancellation of a wait for an item has ended the generator.
 
@@ -80,16 +88,25 @@ class HomeIterator(Generic[T]):
         self._next = _refuse
 
 
+async def _begin(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask for the first item.
+
+    A task that is cancelled before its first step would end a generator that has not begun.  So
+    it ends this coroutine, and nothing is lost.
+    """
+    return await ask()
+
+
 async def close(items: AsyncGenerator[Any, Any]) -> None:
     """Close the generator *items*.
 
     Raises:
-        RuntimeError: While a task waits for the next item.
+        RuntimeError: While a task waits for the next item, or closes it as well.
     """
     if cast("AsyncGeneratorType[Any, Any]", items).ag_running:
         raise RuntimeError(
-            "aclose() while a task waits for the next item: cancel that task, which ends "
-            "the iteration"
+            "aclose() while a task waits for the next item, or closes the iteration "
+            "already: cancel the task that waits, which ends the iteration"
         )
     await items.aclose()
 

@@ -36,6 +36,9 @@ class Demand:
     def begin(self) -> None:
         """Note that the generator begins."""
         self.loop = asyncio.get_running_loop()
+        iterator = self._held_iterator()
+        if iterator is not None:
+            iterator.note_begin()
 
     def meet(self, item: T) -> T:
         """Return *item*, which somebody has waited for, and the generator is about to yield."""
@@ -51,9 +54,12 @@ class Demand:
         The error may also be that of a job, or of an input: then no wait was cut short.
         """
         task = asyncio.current_task()
-        iterator = None if self.iterator is None else self.iterator()
+        iterator = self._held_iterator()
         if iterator is not None and task is not None and task.cancelling():
             iterator.cut_short()
+
+    def _held_iterator(self) -> HomeIterator[Any] | None:
+        return None if self.iterator is None else self.iterator()
 
 
 class Iteration(Generic[T]):

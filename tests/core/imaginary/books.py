@@ -231,7 +231,7 @@ class Books:
         if process.slot in self.owners or held:
             return False
         able = process.ready and not process.told and not process.faulty
-        able = able and not process.owing
+        able = able and not process.owes
         return able and not (process.doomed or process.asked_to_end or process.leaving)
 
     def _lanes_free(self, process: Process) -> bool:

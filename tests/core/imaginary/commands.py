@@ -71,8 +71,12 @@ class Commands(Ends):
                 self._carry_out_for_sessions(command)
             case cmd.Revoke(slot, places):
                 assert places
-                self.processes[slot].questions.append(places)
-                self.processes[slot].pending.append(places)
+                process = self.processes[slot]
+                process.questions.append(places)
+                process.pending.append(places)
+                hand = process.hand
+                unwanted = {hand[job] for job in process.unwanted if job in hand}
+                process.owing.update(set(places) - unwanted)
             case cmd.Interrupt(slot, place):
                 process = self.processes[slot]
                 assert place in [process.hand[job] for job in process.asked_to_end]

@@ -229,6 +229,7 @@ class Jobs(Commands):
         for job in back:
             self._forgive(process, job, "a job given back")
         answered = process.pending.popleft()
+        process.owing.difference_update(answered)
         for job in process.running:
             if job in process.unwanted and process.hand.get(job) in answered:
                 self._make_end(process, job, process.unwanted[job])

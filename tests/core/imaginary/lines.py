@@ -72,7 +72,7 @@ class Lines(Books):
         assert not process.doomed
         assert not process.asked_to_end, "a job behind one that is to end"
         assert process.loading is None, "a job behind one that is not sent"
-        assert not process.owing, "a job before one that may come back, and is older"
+        assert not process.owes, "a job before one that may come back, and is older"
         own = self.owners.get(slot)
         assert own == self.calls.get(job) or job in self.errands, "it is somebody's own"
         assert own is None or not process.hand, "a call beside another job"

@@ -57,22 +57,24 @@ class Process:
     answers: deque[list[int]] = field(default_factory=deque)
     # Asked, and not heard of: the shell's view again.
     pending: deque[tuple[int, ...]] = field(default_factory=deque)
+    owing: set[int] = field(
+        default_factory=set
+    )  # of them, those that would run elsewhere
 
     @property
     def spent(self) -> bool:
         return self.given >= self.most
 
     @property
-    def owing(self) -> list[int]:
-        """Return the jobs in hand that the worker was asked for, and may give back."""
-        places = {place for asked in self.pending for place in asked}
-        return [job for job, place in self.hand.items() if place in places]
-
-    @property
     def state(self) -> str:
         if not self.ready:
             return "starting"
         return "busy" if self.hand else "idle"
+
+    @property
+    def owes(self) -> bool:
+        """Whether a job may come back that is older than those that wait."""
+        return not self.owing.isdisjoint(self.hand.values())
 
     def begin(self) -> bool:
         """Take the next jobs, if there are any, and tell whether one is running."""
