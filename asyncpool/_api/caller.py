@@ -55,8 +55,8 @@ class Caller(MapCaller):
         """Run ``fn(*args, **kwargs)`` in a worker; return a future of its result.
 
         Nothing is awaited: the job is on its way, or in the queue, when this
-        returns.  Jobs begin in the order of the calls, but for those whose large
-        arguments are still being pickled.
+        returns.  Jobs go to the workers in the order of the calls, but for those whose
+        large arguments are still being pickled.
 
         Args:
             fn: Any callable.  One that can be imported travels by name, also from a
