@@ -52,6 +52,14 @@ def test_a_descriptor_that_was_exchanged_is_seen(tmp_path: Path) -> None:
     assert leaks == [f"descriptor {fd}: {tmp_path / 'two'}"]
 
 
+def test_standard_input_that_is_not_handed_on_any_more_is_seen() -> None:
+    before = Snapshot()
+    os.set_inheritable(0, False)
+    leaks = before.leaks()
+    os.set_inheritable(0, True)
+    assert leaks == ["descriptor 0 is inherited no more"]
+
+
 def test_a_zombie_is_seen() -> None:
     before = Snapshot()
     if (pid := os.fork()) == 0:

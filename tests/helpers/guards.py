@@ -134,11 +134,22 @@ def _descendants() -> dict[int, str]:
     return found
 
 
+def _inherited() -> frozenset[int]:
+    """Return which of the standard descriptors the processes have that are started here."""
+    found = set()
+    for fd in range(3):
+        with suppress(OSError):
+            if os.get_inheritable(fd):
+                found.add(fd)
+    return frozenset(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What there was before a test."""
 
     fds: dict[int, str] = field(default_factory=open_fds)
+    inherited: frozenset[int] = field(default_factory=_inherited)
     threads: frozenset[threading.Thread] = field(
         default_factory=lambda: frozenset(threading.enumerate())
     )
@@ -161,6 +172,10 @@ class Snapshot:
             f"descriptor {fd}: {target}"
             for fd, target in open_fds().items()
             if self.fds.get(fd) != target and target != _LIBFFI
+        ]
+        found += [
+            f"descriptor {fd} is inherited no more"
+            for fd in sorted(self.inherited - _inherited())
         ]
         found += [f"thread: {thread!r}" for thread in self._new_threads()]
         found += [f"/dev/shm/{name}" for name in self._new_shm()]

@@ -412,11 +412,13 @@ def test_a_descriptor_that_listens_keeps_its_backlog(given: socket.socket) -> No
 def test_a_descriptor_of_another_kind(kind: socket.SocketKind) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     reason = "it is no stream socket|Invalid argument"
-    with ours, theirs, pytest.raises(OSError, match=reason) as failure:
-        open_listeners([f"fd://{ours.fileno()}"], backlog=8)
-    assert str(failure.value.strerror).startswith(
-        f"cannot listen on fd://{ours.fileno()}: " if ours.fileno() >= 0 else "cannot"
-    )
+    with ours, theirs:
+        ours.set_inheritable(True)
+        with pytest.raises(OSError, match=reason) as failure:
+            open_listeners([f"fd://{ours.fileno()}"], backlog=8)
+        assert ours.get_inheritable(), "it is still its owner's"
+        cannot = f"cannot listen on fd://{ours.fileno()}: "
+        assert str(failure.value.strerror).startswith(cannot)
 
 
 def test_descriptors_of_systemd(

@@ -248,7 +248,6 @@ def _open_unix(bind: Unix, backlog: int) -> _Listener:
 
 def _adopt(fd: int, backlog: int) -> _Listener:
     """Listen on an inherited descriptor; the listener owns a duplicate of it."""
-    os.set_inheritable(fd, False)  # programs that this process starts must not have it
     copy = os.dup(fd)
     try:
         sock = socket.socket(fileno=copy)
@@ -262,6 +261,7 @@ def _adopt(fd: int, backlog: int) -> _Listener:
             # To listen again would change the backlog for all processes that have the socket.
             sock.listen(backlog)
         sock.setblocking(False)
+        os.set_inheritable(fd, False)  # programs that are started here must not have it
     return _Listener(sock)
 
 
