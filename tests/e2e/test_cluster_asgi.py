@@ -27,6 +27,8 @@ in_each_way = pytest.mark.parametrize("spread", SPREADS)
 
 
 def web(app: Any = "tests.helpers.web_app:app", **options: Any) -> Patient:
+    # Uvicorn's 5 seconds may be over before a busy machine has reloaded all twice.
+    options.setdefault("timeout_keep_alive", 600)
     return Patient(asgi(app, **options))
 
 
