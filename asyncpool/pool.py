@@ -307,8 +307,8 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
 
         Args: Placement
             priority: Jobs with a lower number leave the queue first, and jobs with equal
-                numbers in the order of their calls.  But at least one of every 64 jobs that leave the queue is
-                the job that has waited longest.  0 by default.
+                numbers in the order of their calls.  But at least one of every 64 jobs that leave
+                the queue is the job that has waited longest.  0 by default.
             key: Ties the job to a worker.  Jobs with equal keys go to the same worker as long
                 as it lives, and then to the worker that replaces it.  Different keys are spread
                 over all workers.  A job with a key waits for its worker even while others are

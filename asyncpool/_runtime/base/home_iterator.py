@@ -24,7 +24,6 @@ class HomeIterator(Generic[T]):
 
     __slots__ = (
         "__weakref__",
-        "_begun",
         "_check_home",
         "_is_running",
         "_items",
@@ -38,8 +37,7 @@ class HomeIterator(Generic[T]):
         self._items = items
         self._next = items.__anext__
         self._check_home = check_home
-        self._begun = False
-        self._thread = 0  # of the loop, once it is known, and whether that runs now
+        self._thread = 0  # of the loop, once it has begun, and whether that runs now
         self._is_running: Callable[[], bool] = bool
 
     def __aiter__(self) -> Self:
@@ -53,16 +51,10 @@ class HomeIterator(Generic[T]):
         """
         # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 70.
         if get_ident() != self._thread or not self._is_running():
-            self._look()
-            if not self._begun:
+            self._check_home()
+            if not self._thread:
                 return _begin(self._next)
         return self._next()
-
-    def _look(self) -> None:
-        self._check_home()
-        here = asyncio._get_running_loop()  # noqa: SLF001 - no exception if there is none
-        if here is not None and self._begun:
-            self._thread, self._is_running = get_ident(), here.is_running
 
     async def aclose(self) -> None:
         """End the iteration.
@@ -77,8 +69,9 @@ class HomeIterator(Generic[T]):
         await close(self._items)
 
     def note_begin(self) -> None:
-        """Note that the generator has begun."""
-        self._begun = True
+        """Note that the generator begins, in this thread and loop."""
+        self._thread = get_ident()
+        self._is_running = asyncio.get_running_loop().is_running
 
     def cut_short(self) -> None:
         """Note that the cancellation of a wait for an item has ended the generator.
