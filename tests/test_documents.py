@@ -78,10 +78,6 @@ class Reader:
         return done.stdout
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
-
-
 def test_what_the_readme_shows_runs(tmp_path: Path) -> None:
     Reader(tmp_path).read(blocks("README.md"))
     lines = (tmp_path / "examples" / "nodes.jsonl").read_text().splitlines()

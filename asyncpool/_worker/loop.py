@@ -92,7 +92,7 @@ def equip(job_fd: int, control_fd: int, page_fd: int) -> WorkerParts:
     )
 
 
-def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR0915 - in turn
+def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     """Be a worker until the job channel ends, then leave the process.
 
     Args:

@@ -56,7 +56,7 @@ ON_LOOKUP = AttemptPolicy(max_attempts=2, retry_on=(LookupError, SystemExit))
         (THRICE, "protocol", "sent", 1, MAX_FREE_RETURNS, False),
     ],
 )
-def test_whether_a_job_is_tried_again_after_a_crash(  # noqa: PLR0917 - a table
+def test_whether_a_job_is_tried_again_after_a_crash(
     policy: AttemptPolicy,
     kind: str,
     delivery: str,

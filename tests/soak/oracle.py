@@ -152,7 +152,7 @@ def judge(record: Record, ambient: frozenset[str]) -> None:
     record.demand(record.end in plan.ends | ambient, "it must not end like this")
 
 
-def _name(record: Record, error: BaseException) -> str:  # noqa: PLR0911 - a table
+def _name(record: Record, error: BaseException) -> str:
     match error:
         case OwnError():
             record.demand(error.key == record.key, "it is another job's")

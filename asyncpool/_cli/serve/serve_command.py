@@ -148,7 +148,7 @@ _MAX_BACKLOG = (1 << 31) - 1
     is_flag=True,
     help="Reload when a Python file in the current folder changes (for development).",
 )
-def serve_command(  # noqa: PLR0917 - they are click's
+def serve_command(
     target: str,
     bind: tuple[str, ...],
     interface: str,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         def findCaller(  # noqa: N802 - logging's name
             self, *, stacklevel: int
         ) -> tuple[str, int, str, Any]: ...
-        def makeRecord(  # noqa: N802, PLR0917 - as logging has it
+        def makeRecord(  # noqa: N802 - as logging has it
             self,
             name: str,
             level: int,

@@ -75,7 +75,7 @@ class CommandPerformer(Performer):
         self.perform(self._state.core.on_timer(now))
         self.rearm()
 
-    def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
+    def _carry_out(self, command: cmd.Command) -> None:
         match command:
             case cmd.Spawn(slot, generation):
                 self._workers.start(slot, generation)

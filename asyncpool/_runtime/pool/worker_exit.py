@@ -46,7 +46,7 @@ class WorkerExit:
         self._crash_reporter.look(self._state.loop.time())
 
     @decision
-    def handle_exit(self, handle: WorkerHandle) -> None:  # noqa: PLR0915 - in turn
+    def handle_exit(self, handle: WorkerHandle) -> None:
         """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
         self._heartbeats.look(handle)
         if handle.process is not None:

@@ -99,7 +99,7 @@ class Traffic:
 
     # The way of a job to its worker.
 
-    def submit(  # noqa: C901, PLR0912, PLR0915 - split up, it would cost more time for each job
+    def submit(
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...],
@@ -232,7 +232,7 @@ class Traffic:
             self._state.performer.perform(state.core.jobs.submit_pinned(slot, job.id))
         return job
 
-    def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:  # noqa: C901 - as submit
+    def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
         """Send *jobs*, which the core has assigned to *slot*, to its worker."""
         handle = self._state.handles[slot]
         in_flight = self._state.core.jobs.count_in_flight(slot)

@@ -60,7 +60,7 @@ class ConcurrentJobs:
         lanes: The running jobs.
     """
 
-    def __init__(  # noqa: PLR0917 - what a worker is made of
+    def __init__(
         self,
         config: WorkerConfig,
         page_fd: int,

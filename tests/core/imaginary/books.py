@@ -29,7 +29,7 @@ COSTS = (UNKNOWN, 80.0, 650.0, 1_450.0, 2_900.0, 6_400.0)
 class Books:
     """Everything that a shell keeps of a :class:`Supervision`, and what can be read there."""
 
-    def __init__(  # noqa: PLR0915 - the books
+    def __init__(
         self,
         *,
         workers: int,

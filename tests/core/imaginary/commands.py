@@ -30,7 +30,7 @@ class Commands(Ends):
             self.seen[type(command).__name__] += 1
             self._carry_out(command)
 
-    def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
+    def _carry_out(self, command: cmd.Command) -> None:
         match command:
             case cmd.Spawn(slot, generation):
                 self._spawn(slot, generation)

@@ -99,9 +99,7 @@ class ImaginaryShell(Jobs):
             self.seen["a stall"] += 1
             self.feed([command])
 
-    def die(  # noqa: C901, PLR0915 - a story
-        self, slot: int, *, requeue: bool = False, jitter: float = 0.5
-    ) -> None:
+    def die(self, slot: int, *, requeue: bool = False, jitter: float = 0.5) -> None:
         """End a process; *requeue* if its death is one to retry after."""
         process = self.processes.pop(slot)
         if self.last_try == slot:
