@@ -103,51 +103,42 @@ def _kind(name: str) -> str:
 
 def share(lost: Sequence[Thread], *, sandboxed: bool) -> Sharing:
     """Return what workers share with a launcher in which a fork would lose these threads."""
-    if not lost:
-        return Sharing()
     names = ", ".join(dict.fromkeys(thread.name for thread in lost))
     origins = {it.origin: it.seconds for it in lost}
+    modules = ", ".join("the script" if it == SCRIPT else it for it in origins)
     if sandboxed:
         needed = [it for it in lost if it.origin != BEFORE_IMPORTS and not it.native]
-        modules = _listed(filter(None, origins))
-        if needed or not modules:
-            return Sharing(outside(needed) if needed else "")
+        if needed:
+            return Sharing(outside(needed))
+        text = f"workers in the sandbox have {modules} without its threads ({names}): a job "
         return Sharing(
-            text=f"workers in the sandbox have {modules} without its threads ({names}): a job "
-            "that needs those waits for ever, so give jobs a timeout"
+            text=text + "that needs those waits for ever, so give jobs a timeout"
+            if modules
+            else ""
+        )
+    if BEFORE_IMPORTS in origins:
+        text = (
+            f"each worker is an interpreter of its own and shares no import, since threads that "
+            f"are older than any import ({names}) would be missing in a fork: they come from a "
+            "sitecustomize, a .pth file or what runs the program"
+        )
+    else:
+        text = (
+            f"each worker imports {modules} itself, since threads that come with it ({names}) "
+            f"would be missing in a fork: each start takes some {sum(origins.values()):.2g} s "
+            "longer, and workers share none of that memory"
         )
     cure = "have them started again after a fork (os.register_at_fork), or by the initializer"
-    if BEFORE_IMPORTS in origins:
-        return Sharing(
-            left=tuple(origins),
-            text=f"each worker is an interpreter of its own and shares no import, since threads "
-            f"that are older than any import ({names}) would be missing in a fork: they come "
-            f"from a sitecustomize, a .pth file or what runs the program; {cure}",
-        )
-    return Sharing(
-        left=tuple(origins),
-        text=f"each worker imports {_listed(origins)} itself, since threads that come with it "
-        f"({names}) would be missing in a fork: each start takes some "
-        f"{sum(origins.values()):.2g} s longer, and workers share none of that memory; {cure}",
-    )
-
-
-def _listed(origins: Iterable[str]) -> str:
-    return ", ".join("the script" if it == SCRIPT else it for it in origins)
+    return Sharing(left=tuple(origins), text=f"{text}; {cure}")
 
 
 def outside(threads: Iterable[Thread]) -> str:
     """Return why a worker with these threads cannot enter a sandbox."""
-    cures = ["start them in the initializer", "name another preload"]
     who = {BEFORE_IMPORTS: "older than any import", SCRIPT: "of the script"}
-    names: list[str] = []
-    for thread in threads:
-        names.append(f"{thread.name} ({who.get(thread.origin, f'of {thread.origin}')})")
-        if thread.native and len(cures) == 2:  # noqa: PLR2004 - the two above
-            cures.append('have launcher="forkserver", where a worker goes without them')
+    names = [f"{it.name} ({who.get(it.origin, f'of {it.origin}')})" for it in threads]
     return (
         f"preload left threads behind, which would be outside of the sandbox: "
-        f"{', '.join(names)}; {', or '.join(cures)}"
+        f"{', '.join(names)}; start them in the initializer, or name another preload"
     )
 
 

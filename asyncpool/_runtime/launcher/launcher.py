@@ -26,8 +26,8 @@ from asyncpool._runtime.launcher.interpreter import worker_command
 from asyncpool._runtime.launcher.launcher_process import (
     LauncherProcess,
     LaunchError,
+    Process,
 )
-from asyncpool._runtime.launcher.process import Process
 from asyncpool._runtime.preparation.script import main_script
 
 if TYPE_CHECKING:  # few pools have a sandbox
@@ -135,11 +135,6 @@ class Launcher:
         hangs = asked_at is not None and now - asked_at >= _SILENCE
         if process.users == 1 or hangs:
             process.abort()
-
-    def abort(self) -> None:
-        """Kill a launcher that does not answer; workers that run go on."""
-        if self._process is not None:
-            self._process.abort()
 
     async def close(self) -> None:
         """Wait until nothing is left of this pool's workers, nor of a launcher that it alone uses.

@@ -44,8 +44,7 @@ from asyncpool._worker.process.os_setup import (
     reset_signals,
     take_stdio,
 )
-from asyncpool._worker.process.preloading import Preloading, forking
-from asyncpool._worker.process.warm_up import warm_up
+from asyncpool._worker.process.preloading import Preloading, forking, warm_up
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def main(channel_fd: int) -> NoReturn:
     try:
         LauncherProcess(channel, reaper).run()
     except _Forked as forked:
-        config, fds, variables = forked.config, forked.fds, forked.variables
+        worker = forked.args
     except (OSError, SystemExit):  # the pool's process is gone, or this one must go
         reaper.end_all()
         os._exit(0)
@@ -79,22 +78,11 @@ def main(channel_fd: int) -> NoReturn:
         reaper.end_all()
         os._exit(0)
     # After everything of the launcher is freed, which takes up to 0.9 ms.
-    work(*_become_worker(config, fds, variables))
+    work(*_become_worker(*worker))
 
 
 class _Forked(BaseException):
     """Raised in a forked process, to leave the launcher's loop and its objects."""
-
-    def __init__(
-        self,
-        config: LauncherConfig | None,
-        fds: list[int],
-        variables: Mapping[str, str],
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.fds = fds
-        self.variables = variables
 
 
 class LauncherProcess:
@@ -211,7 +199,7 @@ class LauncherProcess:
             importlib.import_module("asyncpool._worker.logs.log_handler")
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
-        lost = preloading.lost() if config.fork else []
+        lost = preloading.left(whole=True) if config.fork else []
         self._send(FrameKind.HELLO, json.dumps(lost).encode() if lost else b"")
 
     def _launch(self, frame: Frame, fds: list[int], *, truncated: bool) -> None:
