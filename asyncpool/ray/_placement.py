@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from asyncpool import __version__
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._core.remote_wire.own_objects import load_own
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.client import Client
 from asyncpool._runtime.remote.carrier import (
@@ -20,6 +19,7 @@ from asyncpool._runtime.remote.carrier import (
     pack_greeting,
     unpack_greeting,
 )
+from asyncpool._runtime.remote.own_objects import load_own
 from asyncpool.errors import (
     AsyncPoolError,
     JobNotPicklableError,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asyncpool.enums import RunState
 from asyncpool.errors import (
     JobNotPicklableError,
     JobTimeoutError,
@@ -60,6 +63,11 @@ def big(size: int) -> bytearray:
     return bytearray(size)
 
 
+def by_its_name(member: enum.Enum, _protocol: int) -> tuple[Any, ...]:
+    """Pickle a member of an enum as Python 3.11.2 does."""
+    return getattr, (type(member), member.name)
+
+
 async def opened(path: Path) -> None:
     """Wait until a job has written to a pipe."""
     await asyncio.to_thread(path.read_bytes)
@@ -83,6 +91,21 @@ async def test_jobs_of_a_client_run_in_the_shared_workers(tmp_path: Path) -> Non
         stats = await pool.stats()
         assert stats.workers == 2
         assert stats.completed >= 3000
+
+
+async def test_jobs_run_on_when_a_python_pickles_enums_in_its_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 3.11.0 to 3.11.3 do, where figures of a pool ended the jobs that ran."""
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", by_its_name)
+    async with patience(), Gate() as gate, shared(tmp_path) as pool:
+        running = pool.submit(jobs.wait_at, gate.path, "me")
+        visitor = await gate.visitor("me")
+        assert (await pool.stats()).state is RunState.RUNNING
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(die)
+        visitor.release()
+        await running
 
 
 async def test_a_crash_costs_an_attempt_and_the_client_decides_about_the_next(

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from asyncpool import __version__
-from asyncpool._core.remote_wire.own_objects import load_own, pack_own
 from asyncpool._core.remote_wire.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote_wire.remote_messages import (
     PLAIN as PLAIN_CALL,
@@ -31,6 +30,7 @@ from asyncpool._core.remote_wire.remote_messages import (
 from asyncpool._core.wire.frames import HEADER_SIZE, FrameKind, header
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.remote.carrier import greeting, pack_greeting
+from asyncpool._runtime.remote.own_objects import load_own, pack_own
 from asyncpool._runtime.remote.unix_carrier import UnixCarrier
 from asyncpool.enums import Delivery
 from asyncpool.errors import (
@@ -50,13 +50,15 @@ from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.shared_pools import server
-from tests.helpers.values import nested
 
 pytestmark = BOTH_LOOPS
 
 logged = partial(pytest.param, marks=pytest.mark.logs("notes-unreadable"))
 
 NOBODY = 65534
+
+# A JSON text that ends nowhere.
+DEEP = (100_000).to_bytes(4) + b"[" * 100_000
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
 
@@ -430,9 +432,9 @@ async def test_what_is_no_agent_is_refused(answers: tuple[bytes, ...]) -> None:
         Message(Kind.ITEM, 1, payload=bytes(4)),
         Message(Kind.FAILED, 1, payload=b"cos\nsystem\n(S'false'\ntR."),
         Message(Kind.FAILED, 1, payload=pack_own(5)),
-        Message(Kind.FAILED, 1, payload=pack_own(nested())),
-        Message(Kind.EVENT, payload=pack_own(nested())),
-        Message(Kind.WORKER, 1, payload=pack_own(nested())),
+        Message(Kind.FAILED, 1, payload=DEEP),
+        Message(Kind.EVENT, payload=DEEP),
+        Message(Kind.WORKER, 1, payload=DEEP),
         Message(Kind.VALUE, 1, payload=b"\0\0\0\x09"),
         Message(Kind.EVENT, payload=b"x"),
         Message(Kind.EVENT, payload=pack_own("no event")),

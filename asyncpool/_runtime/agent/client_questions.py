@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from asyncpool._core.remote_wire.own_objects import pack_own
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.client_numbers import event_for_client, numbers_of
@@ -14,6 +13,7 @@ from asyncpool._runtime.agent.relay import Relay
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.remote.agent_errors import pack_error
+from asyncpool._runtime.remote.own_objects import pack_own
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Event
 

@@ -13,7 +13,6 @@ from asyncpool._core.base.job_traits import STREAM_TRAITS, JobTraits
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.remote_wire.own_objects import pack_own
 from asyncpool._core.remote_wire.remote_messages import (
     PLAIN,
     Kind,
@@ -30,6 +29,7 @@ from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.lent_memory import LentMemory
+from asyncpool._runtime.remote.own_objects import pack_own
 from asyncpool._runtime.remote.packed_calls import PackedError, PackedFunctions
 from asyncpool._runtime.remote.stored_calls import StoredPayloads
 from asyncpool.errors import AsyncPoolError, JobNotPicklableError

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.remote_options import write_options
 from asyncpool._core.remote.slot_numbers import crash_at_client
-from asyncpool._core.remote_wire.own_objects import kind_of, load_own
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.remote.agent_errors import AgentErrors
+from asyncpool._runtime.remote.own_objects import kind_of, load_own
 from asyncpool._runtime.state.draining import SessionHold
 from asyncpool.errors import (
     JobNotPicklableError,

@@ -9,7 +9,6 @@ from typing import Any
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
 from asyncpool._core.remote.slot_numbers import crash_at_client
 from asyncpool._core.remote.suspicion import Silence
-from asyncpool._core.remote_wire.own_objects import kind_of, load_own
 from asyncpool._core.remote_wire.remote_messages import (
     PLAIN,
     Kind,
@@ -23,6 +22,7 @@ from asyncpool._runtime.job.chunk_job import ChunkJob
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.outcomes import load_outcome
 from asyncpool._runtime.node.node import Node
+from asyncpool._runtime.remote.own_objects import kind_of, load_own
 from asyncpool._runtime.state.crash_report import with_job
 from asyncpool._runtime.state.job_errors import crash_error, timeout_error
 from asyncpool._runtime.state.registry import JobRegistry

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.lent_parts import LENT
 from asyncpool._core.remote.suspicion import Silence
-from asyncpool._core.remote_wire.own_objects import kind_of, load_own
 from asyncpool._core.remote_wire.remote_messages import Kind, Message, unpack_numbers
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.pool_hub import PoolHub
@@ -24,6 +23,7 @@ from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.remote import found_items
+from asyncpool._runtime.remote.own_objects import kind_of, load_own
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool.enums import Delivery
 from asyncpool.errors import ProtocolError
