@@ -159,19 +159,22 @@ class Pool(NodeOrders, RemotePool):
 
     async def _reach(self, client: Client) -> None:
         placement = self._placement = Placement(client, self._engine, self._plan)
-        await placement.connect()
-        client.traffic.stored = References(
-            self._engine.reference, data_only=self._data is not None
-        )
         seconds = self._start_timeout
+        limit = asyncio.timeout(seconds)
+        trouble = "the Ray cluster does not answer"
         try:
-            async with asyncio.timeout(seconds):
+            async with limit:
+                await placement.connect()
+                trouble = "Ray may have no resources left for one"
+                client.traffic.stored = References(
+                    self._engine.reference, data_only=self._data is not None
+                )
                 await placement.start()
         except TimeoutError:
-            raise TimeoutError(
-                f"no agent of the Ray pool is ready after {seconds:g} s: Ray may have no "
-                "resources left for one"
-            ) from None
+            if not limit.expired():  # the address has not answered: there is a text
+                raise
+            text = f"no agent of the Ray pool is ready after start_timeout ({seconds:g} s): {trouble}"
+            raise TimeoutError(text) from None
 
     async def _leave(self) -> None:
         if self._placement is not None:

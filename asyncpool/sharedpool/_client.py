@@ -91,13 +91,15 @@ class SharedPool(RemotePool):
         try:
             carrier.send(pack_greeting(greeting(__version__, self._codec)))
             why = flaw(unpack_greeting(await answered))
+            if why:
+                raise ProtocolError(why)  # noqa: TRY301 - as what the carrier finds
+        except ProtocolError as error:
+            carrier.abort()
+            text = f"the agent at {self._path} refuses: {error}"
+            raise ProtocolError(text) from error
         except BaseException:
             carrier.abort()
             raise
-        if why:
-            carrier.abort()
-            text = f"the agent at {self._path} refuses: {carrier.why or why}"
-            raise ProtocolError(text) from carrier.why
 
     async def _socket(self) -> socket.socket:
         check_length(self._path)
@@ -139,8 +141,12 @@ def _expect_greeting(
         else:
             answered.set_result(data)
 
-    def gone() -> None:
-        if not answered.done():
+    def gone(error: Exception | None) -> None:
+        if answered.done():
+            return
+        if error is None:
             answered.set_result(b"")
+        else:
+            answered.set_exception(error)
 
     carrier.on_bytes, carrier.on_gone = answer, gone

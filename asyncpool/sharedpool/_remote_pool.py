@@ -138,7 +138,12 @@ class RemotePool(Orders, JobsListened, Caller):
         self._life.loop = asyncio.get_running_loop()
         hub = self._life.hub
         client = Client(
-            self._title, self._node_timeout, self._data, self._max_queued, hub
+            self._title,
+            self.name,
+            self._node_timeout,
+            self._data,
+            self._max_queued,
+            hub,
         )
         self._life.client = client
         try:

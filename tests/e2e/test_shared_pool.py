@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from asyncpool.enums import RunState
 from asyncpool.errors import (
@@ -23,6 +24,7 @@ from asyncpool.errors import (
     WorkerCrashedError,
 )
 from asyncpool.pool import Pool
+from asyncpool.prometheus import register
 from asyncpool.sharedpool import PoolServer, connect
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
@@ -150,8 +152,9 @@ async def test_time_limits_and_cancelling_hold_through_the_agent(
             await pool.resize(1_000_000_000)
 
 
+@pytest.mark.logs("node-lost")
 async def test_a_killed_server_costs_what_had_begun_and_nothing_hangs(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, mark = tmp_path / "pool.sock", tmp_path / "began"
     os.mkfifo(mark)
@@ -167,6 +170,12 @@ async def test_a_killed_server_costs_what_had_begun_and_nothing_hangs(
             assert str(process.pid) in lost.value.node
             with pytest.raises(PoolClosedError):
                 pool.submit(double, 1)
+            name, registry = {"pool": pool.name}, CollectorRegistry()
+            register(pool, registry)
+            assert registry.get_sample_value("asyncpool_nodes_lost_total", name) == 1
+            [record] = [vars(it) for it in caplog.records if "node" in vars(it)]
+            assert record["node"] == lost.value.node
+            assert (record["jobs"], record["begun"]) == (1, 1)
     with server(path) as process:  # the old file is replaced
         async with connect(f"unix:{path}") as pool:
             assert await pool.submit(len, "abc") == 3

@@ -48,7 +48,7 @@ async def test_nothing_is_kept_of_a_lease_whose_job_is_not_here() -> None:
         relay=relay,
         answers=nothing,
         turns=turns,
-        end=lambda _: None,
+        end=lambda *_: None,
         page=None,
     )
     client.keeper = Keeper(nothing)

@@ -15,16 +15,25 @@ class Trust(IntEnum):
 
 
 class Silence(NamedTuple):
-    """For how long two processes have not heard each other.
+    """For how long two processes have not heard each other when one of them was given up.
 
     Attributes:
         agent: For how many seconds the agent was not heard.
         own: For how many seconds before it was lost this process had said nothing, if that may be
             why; else 0.
+        why: Why the agent was given up, if that is known: the error, or a text.
     """
 
     agent: float
     own: float
+    why: Exception | str | None = None
+
+    def __str__(self) -> str:
+        if self.why is not None:
+            return str(self.why).partition("\n")[0]  # Ray's go on for many lines
+        if self.own:
+            return f"it is gone, or has given this client up, which was silent for {self.own:.1f} s"
+        return f"it is gone, or silent: it was heard last {self.agent:.1f} s before"
 
 
 class SignsOfLife:

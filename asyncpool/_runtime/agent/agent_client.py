@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._core.remote.lent_parts import LENT
@@ -23,7 +21,6 @@ from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.client_questions import ClientQuestions
 from asyncpool._runtime.agent.coming_calls import ComingCalls
 from asyncpool._runtime.agent.relay import Call, Relay, traits_of
-from asyncpool._runtime.agent.turns import Turns
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.remote.begun_page import BegunPage
@@ -31,7 +28,9 @@ from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new
 from asyncpool._runtime.remote.stored_calls import STORED
 from asyncpool.errors import ProtocolError
 
-_LOGGER = logging.getLogger("asyncpool")
+if TYPE_CHECKING:
+    from asyncpool._runtime.agent.agent import Agent
+
 _MICRO = 1e6
 
 # What a client's false message leads to; RecursionError is that of JSON in very many brackets.
@@ -55,7 +54,7 @@ class AgentClient:
         relay: Brings jobs to the pool, and outcomes back.
         answers: Answers questions.
         turns: Hears when there is something to do.
-        end: Called when the client is gone.
+        end: Called when the client is gone, or is to go, with the reason.
         page: Where it may see which jobs begin.
 
     Attributes:
@@ -64,6 +63,7 @@ class AgentClient:
         workers: The workers that belong to the client, by the number that it has given them.
         keeper: Keeps the leases of its jobs.
         lent: Memory that the client sees, if there is such.
+        process: The process of the client, if that is known.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class AgentClient:
         jobs: AgentJobs,
         relay: Relay,
         answers: Answers,
-        turns: Turns,
-        end: Callable[[AgentClient], None],
+        turns: Agent,
+        end: Callable[[AgentClient, Exception | str], None],
         page: BegunPage | None,
     ) -> None:
         self.number = number
-        self.lent = carrier.lent
+        self.lent, self.process = carrier.lent, carrier.process
         self._carrier = carrier
         self._jobs = jobs
         self._relay = relay
@@ -130,7 +130,12 @@ class AgentClient:
     @property
     def busy(self) -> bool:
         """Whether jobs of the client are here."""
-        return bool(self.jobs or self._calls or self._coming)
+        return bool(self.open_jobs)
+
+    @property
+    def open_jobs(self) -> int:
+        """How many jobs of the client are here."""
+        return len(self.jobs) + len(self._calls) + len(self._coming)
 
     # What goes to the client.
 
@@ -190,19 +195,12 @@ class AgentClient:
                 self._on_message(Message.unpack(packed))
             self._begin_pending()
         except _MISTAKES as error:
-            self._refuse(error)
+            self._end(self, error)
             return
         self._turns.turn()
 
-    def _on_gone(self) -> None:
-        if self._carrier.why is None:
-            self._end(self)
-        else:
-            self._refuse(self._carrier.why)
-
-    def _refuse(self, why: Exception) -> None:
-        say.CLIENT_REFUSED.log(_LOGGER, {}, why=why)
-        self._end(self)
+    def _on_gone(self, error: Exception | None) -> None:
+        self._end(self, error or "its process has ended, or it has left")
 
     def _on_message(self, message: Message) -> None:
         handler = self._handlers.get(message.kind)
@@ -243,7 +241,7 @@ class AgentClient:
         try:
             self._accept(call)
         except _MISTAKES as error:
-            self._refuse(error)
+            self._end(self, error)
         else:
             self._turns.turn()
 
@@ -378,5 +376,5 @@ class AgentClient:
             self.keeper.extend(number, message.priority / _MICRO + message.deadline)
 
 
-def _nothing() -> None:
+def _nothing(_: Exception | None) -> None:
     """Do nothing."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from asyncpool._core.base.job_traits import STREAM_TRAITS, JobTraits
 from asyncpool._core.pickling.functions import Function
@@ -21,19 +21,20 @@ from asyncpool._core.remote_wire.remote_messages import (
     split_parts,
 )
 from asyncpool._core.wire.heartbeat_records import Beat
-from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.followed_jobs import FollowedJobs
 from asyncpool._runtime.agent.relayed_job import RelayedChunk, RelayedJob
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool._runtime.remote.own_objects import pack_own
 from asyncpool._runtime.remote.packed_calls import PackedError, PackedFunctions
 from asyncpool._runtime.remote.stored_calls import StoredPayloads
 from asyncpool.errors import AsyncPoolError, JobNotPicklableError
 from asyncpool.events import Via
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.agent.agent_client import AgentClient
 
 _PLAIN_SIZE = len(PLAIN)
 _NO_KWARGS: dict[str, Any] = {}
@@ -71,31 +72,6 @@ class Call(NamedTuple):
     trace: bytes = b""
 
 
-class RelayClient(Protocol):
-    """What the relay needs of a client of the agent."""
-
-    jobs: dict[int, Job[Any]]
-    workers: dict[int, SessionWorker]
-    keeper: ClientKeeper
-    lent: LentMemory | None
-
-    def put(self, message: Message) -> None:
-        """Have a message sent."""
-        ...
-
-    def put_news(self, message: Message) -> None:
-        """Have a message sent that the client can do without."""
-        ...
-
-    def push(self) -> None:
-        """Send what was put, now."""
-        ...
-
-    def ended(self, number: int, message: bytes) -> None:
-        """Tell how a job has ended, by a message that is packed."""
-        ...
-
-
 class Relay:
     """Brings the jobs of all clients of an agent to its pool.
 
@@ -123,9 +99,9 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._followed = FollowedJobs(supervisor.hub)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._streams: dict[Job[Any], tuple[RelayClient, int]] = {}
+        self._streams: dict[Job[Any], tuple[AgentClient, int]] = {}
 
-    def submit(self, client: RelayClient, call: Call) -> None:
+    def submit(self, client: AgentClient, call: Call) -> None:
         """Give a job to the pool."""
         message = call.message
         number = message.job
@@ -151,7 +127,7 @@ class Relay:
             self._streams[job] = client, number
             self._spawn(self._pass_items(client, number, job), "asyncpool stream")
 
-    def _submit(self, client: RelayClient, call: Call) -> Job[Any]:
+    def _submit(self, client: AgentClient, call: Call) -> Job[Any]:
         function: Any = call.function
         options, message, payload = call.options, call.message, _call_of(call)
         if message.begun or call.details or min(message.deadline, message.wait) < _EVER:
@@ -172,7 +148,7 @@ class Relay:
 
     def on_end(self, job: RelayedJob) -> None:
         """Tell the client of a job how that has ended."""
-        client: RelayClient = job.client
+        client: AgentClient = job.client
         number = job.number
         value = None if job.cancelled() or job.exception() else job.result()
         if type(value) is bytes:
@@ -186,7 +162,7 @@ class Relay:
             client.ended(number, self._end_of(number, job))
 
     def _on_large(
-        self, client: RelayClient, job: RelayedJob, value: ReceivedPickle
+        self, client: AgentClient, job: RelayedJob, value: ReceivedPickle
     ) -> None:
         number = job.number
         assert client.lent is not None
@@ -199,7 +175,7 @@ class Relay:
             client.ended(number, end)
 
     async def _lend(
-        self, client: RelayClient, job: RelayedJob, packed: OutOfBandPickle
+        self, client: AgentClient, job: RelayedJob, packed: OutOfBandPickle
     ) -> None:
         number = job.number
         payload = await _lent(client, number, packed)
@@ -212,7 +188,7 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
 
     async def _pass_items(
-        self, client: RelayClient, number: int, job: StreamJob
+        self, client: AgentClient, number: int, job: StreamJob
     ) -> None:
         """Send the items of a stream, and then its end."""
         while items := await job.pass_on():
@@ -294,7 +270,7 @@ def _call_of(call: Call) -> bytes | OutOfBandPickle:
     return packed.payload if packed.is_light else packed
 
 
-async def _lent(client: RelayClient, number: int, packed: OutOfBandPickle) -> bytes:
+async def _lent(client: AgentClient, number: int, packed: OutOfBandPickle) -> bytes:
     """Return what the client gets as a large value."""
     lent = client.lent
     if lent is not None:

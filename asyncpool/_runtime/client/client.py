@@ -44,6 +44,7 @@ class Client:
 
     Args:
         title: What errors call it.
+        name: What logs and metrics call it.
         node_timeout: Seconds after which an agent is lost that is not heard; ``None`` for half as
             many again as the agent works for a client that it does not hear.
         data: What calls may be, if the pool is data only.
@@ -60,6 +61,8 @@ class Client:
         draining: What keeps it open.
         leases: The holders of leases; submits jobs that have one.
         title: As above.
+        name: As above.
+        agent_closes: Whether the only agent has said that it ends.
         hub: As above.
         figures: What the agents tell of their pools.
         left: Whether it has left the agents.
@@ -71,12 +74,13 @@ class Client:
     def __init__(
         self,
         title: str,
+        name: str,
         node_timeout: float | None,
         data: DataOnly | None,
         max_queued: int | None,
         hub: PoolHub,
     ) -> None:
-        self.title, self._data = title, data
+        self.title, self.name, self._data = title, name, data
         self._listens = False
         self._loop = asyncio.get_running_loop()
         self.hub = hub
@@ -86,7 +90,7 @@ class Client:
         self._functions = FunctionTables(totals, data, RemoteFunctionTable)
         self.threads = Threads(self._loop)
         self.jobs = ClientJobs()
-        self._agent_closes = False
+        self.agent_closes = False
         self.draining = ClientHolds(self.registry)
         self._questions = Questions(self._flush_soon)
         self.sessions = ClientSessions(self, self._questions)
@@ -149,7 +153,7 @@ class Client:
         return await load_item(self.threads, job, frame)
 
     def _again(self, job: Job[Any]) -> None:
-        if self._agent_closes:
+        if self.agent_closes:
             self._fail_closed(job)
         else:
             self.nodes.send_again(job)
@@ -269,9 +273,9 @@ class Client:
         """Hear that an agent that has joined may have jobs."""
         self.nodes.ready(node)
 
-    def on_unfit(self, node: Node) -> None:
+    def on_unfit(self, node: Node, why: Exception) -> None:
         """Hear that an agent that has joined may have none."""
-        self.nodes.lose(node)
+        self.nodes.lose(node, why)
 
     def next_id(self) -> int:
         """Return the number of the next job."""
@@ -281,7 +285,7 @@ class Client:
 
     def on_closing(self) -> None:
         """Hear that the only agent ends: it gets no more jobs, and finishes those that it has."""
-        self._agent_closes = self.draining.closed = True
+        self.agent_closes = self.draining.closed = True
         for job in [*self.registry.jobs.values()]:
             if self.jobs.agent_of(job.id) is None:
                 self.drop(job)

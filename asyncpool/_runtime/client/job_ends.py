@@ -195,7 +195,10 @@ class JobEnds:
             node=node.name,
             silence=silence.agent,
             own_silence=silence.own,
+            reason="" if silence.why is None else str(silence),
         )
+        if isinstance(silence.why, Exception):
+            error.__cause__ = silence.why
         self._registry.fail(job, error)
 
     @staticmethod
@@ -222,10 +225,6 @@ def frame_of(job: Job[Any], message: Message) -> Frame:
 
 
 def _crash(job: Job[Any], node: Node, silence: Silence) -> Crash:
-    if silence.own:
-        why = f"is gone, or has given this client up, which was silent for {silence.own:.1f} s"
-    else:
-        why = f"is gone, heard last {silence.agent:.1f} s before"
     crash = Crash(
         slot=0,
         generation=node.number,
@@ -236,7 +235,7 @@ def _crash(job: Job[Any], node: Node, silence: Silence) -> Crash:
         uptime=0.0,
         job_id=None,
         attempt=0,
-        detail=f"its agent {node.name} {why}",
+        detail=f"its agent {node.name} is lost: {silence}",
         stderr_tail=(),
         next_step=NextStep.CLOSE,
     )

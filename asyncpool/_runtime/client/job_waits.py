@@ -6,25 +6,13 @@ import asyncio
 import math
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.job_errors import expire
-from asyncpool._runtime.state.registry import JobRegistry
 
-
-class WaitOwner(Protocol):
-    """What the limits need of their client."""
-
-    registry: JobRegistry
-
-    def is_running(self, job: Job[Any], /) -> bool:
-        """Tell whether a job has begun."""
-        ...
-
-    def drop(self, job: Job[Any]) -> None:
-        """Take a job out of the queue, or off its agent."""
-        ...
+if TYPE_CHECKING:
+    from asyncpool._runtime.client.client import Client
 
 
 class JobWaits:
@@ -35,7 +23,7 @@ class JobWaits:
         look: Called when a job has failed.
     """
 
-    def __init__(self, client: WaitOwner, look: Callable[[], object]) -> None:
+    def __init__(self, client: Client, look: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self._client = client
         self._look = look

@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.lent_parts import LENT
 from asyncpool._core.remote.suspicion import Silence
 from asyncpool._core.remote_wire.remote_messages import Kind, Message, unpack_numbers
 from asyncpool._core.wire.heartbeat_records import Beat
-from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.client.client_holds import ClientHolds
-from asyncpool._runtime.client.client_sessions import ClientSessions
-from asyncpool._runtime.client.job_ends import JobEnds, frame_of
-from asyncpool._runtime.client.job_waits import JobWaits
+from asyncpool._runtime.client.job_ends import frame_of
 from asyncpool._runtime.job.chunk_job import ChunkJob
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
@@ -24,56 +19,16 @@ from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.remote import found_items
 from asyncpool._runtime.remote.own_objects import kind_of, load_own
-from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool.enums import Delivery
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Broken, Crash, Crashed, Event
 
+if TYPE_CHECKING:
+    from asyncpool._runtime.client.client import Client
+
 _ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
 _MAY_BE_LENT = frozenset((Kind.VALUE, Kind.ITEM))
-_HEARD = Silence(0.0, 0.0)
 _RAN = frozenset((Kind.VALUE, Kind.ERROR))  # they have begun, heard of or not
-
-
-class GoesOn(Protocol):
-    """What pickles the large calls of a client."""
-
-    def go_on(self) -> None:
-        """Pickle the next ones."""
-        ...
-
-
-class NodeOwner(Protocol):
-    """What the agents need of their client."""
-
-    registry: JobRegistry
-    jobs: ClientJobs
-    sessions: ClientSessions
-    draining: ClientHolds
-    ends: JobEnds
-    waits: JobWaits
-    hub: PoolHub
-
-    @property
-    def traffic(self) -> GoesOn:
-        """What pickles large calls."""
-        ...
-
-    def drop(self, job: Job[Any]) -> None:
-        """Take a job out of the queue, or off its agent."""
-        ...
-
-    def on_join(self, node: Node) -> bool:
-        """Hear that there is another agent; return whether it may have jobs at once."""
-        ...
-
-    def on_lost(self, node: Node) -> None:
-        """Hear that an agent is gone."""
-        ...
-
-    def on_closing(self) -> None:
-        """Hear that the agent ends."""
-        ...
 
 
 class NodeNews:
@@ -84,7 +39,7 @@ class NodeNews:
         questions: Hear of answers.
     """
 
-    def __init__(self, client: NodeOwner, questions: Questions) -> None:
+    def __init__(self, client: Client, questions: Questions) -> None:
         self._client = client
         self._jobs, self._registry = client.jobs, client.registry
         self._questions = questions
@@ -131,7 +86,10 @@ class NodeNews:
         except BaseException as error:
             # The agent is lost for that, and its jobs with it, of which this is none any more.
             if not job.done():
-                self._client.ends.fail_lost(job, node, _HEARD, Delivery.STARTED)
+                heard = Silence(
+                    0.0, 0.0, error if isinstance(error, Exception) else None
+                )
+                self._client.ends.fail_lost(job, node, heard, Delivery.STARTED)
             if isinstance(error, ProtocolError) or not isinstance(error, Exception):
                 raise
             # An error of asyncpool's own may have attributes that no agent gives it.

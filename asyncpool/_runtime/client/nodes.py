@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.remote.slot_numbers import SLOTS
 from asyncpool._core.remote.suspicion import SignsOfLife, Silence, Trust
 from asyncpool._core.remote_wire.reliable_link import MAX_PIECE, Batch
 from asyncpool._core.remote_wire.remote_messages import PLAIN, Kind, Message
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.client.node_news import NodeNews, NodeOwner
+from asyncpool._runtime.client.node_news import NodeNews
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.node.loads import Loads
 from asyncpool._runtime.node.node import Node
@@ -21,7 +23,12 @@ from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.remote.carrier import Carrier, beat_every, node_timeout
 from asyncpool._runtime.remote.stored_calls import STORED, StoredCall, StoringCarrier
 from asyncpool.enums import Delivery
-from asyncpool.errors import AsyncPoolError, PoolClosedError, ProtocolError
+from asyncpool.errors import PoolClosedError, ProtocolError
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.client.client import Client
+
+_LOGGER = logging.getLogger("asyncpool")
 
 # So many jobs go out in the middle of a turn of the loop: whoever submits thousands in one turn
 # has the agent begin meanwhile.
@@ -43,10 +50,11 @@ class Nodes:
 
     Attributes:
         expected: Whether jobs wait for another agent if there is none.
+        lost: How many agents were lost.
     """
 
     def __init__(
-        self, client: NodeOwner, questions: Questions, patience: float | None
+        self, client: Client, questions: Questions, patience: float | None
     ) -> None:
         self.expected = False
         self._is_limited = False
@@ -57,7 +65,7 @@ class Nodes:
         self._beat_every = math.inf
         self._loop = asyncio.get_running_loop()
         self._nodes: dict[int, Node] = {}
-        self._numbers = 0
+        self._numbers = self.lost = 0
         self._flush_is_due = False
         self._unsent = 0  # how many jobs were put since the last flush
         self._beat = Alarm(self._loop, self._on_beat)
@@ -160,15 +168,16 @@ class Nodes:
         for node in [*self._nodes.values()]:
             self._refill(node, now)
 
-    def give_up(self, error: AsyncPoolError) -> None:
-        """Expect no other agent; if there is none, all jobs fail with *error*."""
+    def give_up(self, why: str) -> None:
+        """Lose all agents, and expect no other one: what has not begun fails for that, too."""
         self.expected = False
-        if not self._nodes:
-            for job in [*self._registry.jobs.values()]:
-                self._client.drop(job)
-                self._registry.fail(job, error)
-            self._client.draining.look()
-            self._turned.set()
+        for node in [*self._nodes.values()]:
+            self.lose(node, why)
+        for job in [*self._registry.jobs.values()]:
+            self._client.drop(job)
+            self._registry.fail(job, PoolClosedError(why))
+        self._client.draining.look()
+        self._turned.set()
 
     def close(self) -> None:
         """Leave the agents."""
@@ -184,13 +193,18 @@ class Nodes:
         node.carrier.on_gone = _nothing
         node.carrier.abort()  # what is not sent by now is about jobs that are over
 
-    def lose(self, node: Node) -> None:
-        """Leave an agent that is gone, or of no use, and find what becomes of its jobs."""
+    def lose(self, node: Node, why: Exception | str | None = None) -> None:
+        """Leave an agent that is gone, or of no use, and find what becomes of its jobs.
+
+        Args:
+            node: The agent.
+            why: What is known of the reason, if it is not only silent, or its process gone.
+        """
         if node.number not in self._nodes:
             return
         self._leave(node)
         now = self._loop.time()
-        silence = node.signs.silence(now, now - self._beat.due)
+        silence = node.signs.silence(now, now - self._beat.due)._replace(why=why)
         self._jobs.began(node.number, node.begun())
         losses, pairs = self._jobs.lose(node.number)
         self._client.sessions.lost(node)
@@ -209,6 +223,20 @@ class Nodes:
         self._questions.lost(node)
         self._client.draining.look()
         self._turned.set()
+        if losses or not self._client.agent_closes:
+            self.lost += 1
+            begun = [one.delivery for one in losses].count(Delivery.STARTED)
+            say.NODE_LOST.log(
+                _LOGGER,
+                {
+                    "pool": self._client.name,
+                    "node": node.name,
+                    "reason": str(silence),
+                    "jobs": len(losses),
+                    "begun": begun,
+                },
+                title=self._client.title,
+            )
 
     def _on_loss(
         self, job: Job[Any], node: Node, silence: Silence, delivery: Delivery
@@ -350,8 +378,8 @@ class Nodes:
             self.send(node.number, self._jobs.trust(node.number))
             for packed in node.link.receive(batch):
                 self._news.on_message(node, Message.unpack(packed))
-        except ProtocolError:
-            self.lose(node)
+        except ProtocolError as error:
+            self.lose(node, error)
             return
         if node.number in self._nodes:
             self._refill(node, now)
@@ -361,5 +389,5 @@ class Nodes:
         self._client.draining.look()
 
 
-def _nothing() -> None:
+def _nothing(_: Exception | None) -> None:
     """Do nothing."""
