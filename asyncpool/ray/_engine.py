@@ -19,15 +19,17 @@ _CONNECT_TIMEOUT = 10.0
 # those of nodes, and every process that is connected, without an exception or a ``finally``.
 _VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _NEVER = "1000000000"
-try:
-    _RAYS_PATIENCE = float(os.environ.get(_VARIABLE, ""))
-except ValueError:
-    _RAYS_PATIENCE = 60.0
-if float(_NEVER) <= _RAYS_PATIENCE:  # a parent of this process has set it, as below
-    _RAYS_PATIENCE = 60.0
 
-# Seconds that a pool waits for the head: the program has a quarter of Ray's time left.
-HEAD_PATIENCE = 0.75 * _RAYS_PATIENCE
+
+def _head_patience() -> float:
+    """Return for how many seconds a pool waits for the head: a quarter of Ray's time is left then."""
+    text = os.environ.get(_VARIABLE, _NEVER)
+    # A parent of this process that has a pool has set it, as below.
+    seconds = 60.0 if text == _NEVER else float(text)
+    return 0.75 * seconds
+
+
+HEAD_PATIENCE = _head_patience()
 
 # The names that Ray has for resources, and the options of an actor that ask for them.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}

@@ -118,8 +118,9 @@ class Ends:
 
     def __init__(self, threads: Threads) -> None:
         self.there = AgentEnd()
-        self.ray: Any = FakeRay(self.there)
-        self.here = ClientEnd(self.ray, threads, self.ray, stored=1)
+        self.ray = FakeRay(self.there)
+        engine: Any = self.ray
+        self.here = ClientEnd(self.ray, threads, engine, stored=1)
         self.gone = asyncio.Event()
         self.here.on_gone = lambda _: self.gone.set()
         self.heard_here, self.heard_there = list[bytes](), list[bytes]()
