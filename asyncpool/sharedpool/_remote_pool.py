@@ -12,7 +12,6 @@ from asyncpool._api.caller import Caller
 from asyncpool._api.listened import JobsListened
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.policies.job_options import JobOptions, Options
-from asyncpool._observe.opening import Beside, open_for
 from asyncpool._observe.readings import Readable, Stats
 from asyncpool._runtime.base.arguments import check_choice, check_timeout, not_callable
 from asyncpool._runtime.base.event_loop import check_home
@@ -89,7 +88,8 @@ class RemotePool(Orders, JobsListened, Caller):
         max_queued: How many jobs may wait for an agent.
         options: Those of its jobs.
         data: What calls may be, if the pool is data only.
-        beside: What it has beside it, if it has anything.
+        control: The name or path of its control socket; ``""`` for its name, ``None`` for none.
+        concurrency: How many jobs each worker runs at once.
     """
 
     name: str
@@ -103,9 +103,10 @@ class RemotePool(Orders, JobsListened, Caller):
         max_queued: int | None,
         options: JobOptions,
         data: DataOnly | None,
-        beside: Beside | None = None,
+        control: str | None = None,
+        concurrency: int = 1,
     ) -> None:
-        self._beside = beside
+        self._control, self._concurrency = control, concurrency
         self._title = title
         self._node_timeout = node_timeout
         self._max_queued = max_queued
@@ -147,7 +148,7 @@ class RemotePool(Orders, JobsListened, Caller):
         )
         self._life.client = client
         try:
-            await self._open_beside(client)
+            await self._open_control(client)
             if self._life.listened:
                 client.listen()
             await self._reach(client)
@@ -156,15 +157,15 @@ class RemotePool(Orders, JobsListened, Caller):
             raise
         self._client = client
 
-    async def _open_beside(self, client: Client) -> None:
-        beside = self._beside
-        if beside is None or (beside.control is None and beside.trace is None):
+    async def _open_control(self, client: Client) -> None:
+        if self._control is None:
             return
-        from asyncpool._observe.control.remote_orders import RemoteOrders  # noqa: PLC0415 - few have one
+        from asyncpool._observe.control.pool_control import open_pool_control  # noqa: PLC0415 - few have one
+        from asyncpool._observe.control.remote_orders import RemoteOrders  # noqa: PLC0415 - likewise
 
         self._life.listened = True
-        orders = RemoteOrders(self, client)
-        await open_for(orders, client.hub, beside, nodes=True)
+        orders, name = RemoteOrders(self, client), self._control or None
+        await open_pool_control(orders, client.hub, self.name, name, self._concurrency)
 
     @property
     def _codec(self) -> str:

@@ -130,3 +130,30 @@ async def test_a_full_store_spills_and_the_pool_goes_on(pool: Pool) -> None:
         assert await pool.submit(len, bytes(120_000_000)) == 120_000_000
         assert await pool.submit(bytes, 120_000_000) == bytes(120_000_000)
         assert await pool.submit(abs, -2) == 2
+
+
+# In a process that is not connected to Ray.
+STRANGER = """
+import asyncio, socket
+import asyncpool.ray
+
+async def main(address):
+    try:
+        await asyncpool.ray.Pool(address, start_timeout=1).start()
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+
+with socket.create_server(("127.0.0.1", 0)) as silent:
+    asyncio.run(main(f"127.0.0.1:{silent.getsockname()[1]}"))
+"""
+
+
+async def test_a_cluster_that_does_not_answer_is_waited_for_until_start_timeout(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "stranger.py").write_text(STRANGER)
+    out, _ = start(tmp_path / "stranger.py").communicate(timeout=2 * PATIENCE)
+    assert out == (
+        "TimeoutError no agent of the Ray pool is ready after start_timeout (1 s): the Ray "
+        "cluster does not answer\n"
+    )
