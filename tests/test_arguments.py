@@ -394,7 +394,7 @@ def test_a_wrong_option_is_refused_before_any_job(
 
 
 def test_a_pool_over_ray_writes_no_trace() -> None:
-    with pytest.raises(TypeError, match="^trace: a pool over Ray writes no trace, "):
+    with pytest.raises(TypeError, match=r"^trace: a pool over Ray writes no trace, "):
         asyncpool.ray.Pool(trace="trace.json")
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from asyncpool._core.remote.agent_jobs import AgentJobs
 from asyncpool._core.remote_wire.reliable_link import ReliableLink
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
-from asyncpool._runtime.agent.agent_client import AgentClient
-from asyncpool._runtime.agent.client_keeper import ClientKeeper
+from asyncpool._runtime.agent.agent_client import AgentClient, ClientKeeper
 from tests.helpers.carriers import Network
 from tests.helpers.loops import BOTH_LOOPS
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from asyncpool._core.codec.data_only import DataOnly
@@ -18,10 +20,8 @@ from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.client_broadcasts import ClientBroadcasts
-from asyncpool._runtime.client.client_holds import ClientHolds
 from asyncpool._runtime.client.client_sessions import ClientSessions, packed_call
 from asyncpool._runtime.client.job_ends import JobEnds
-from asyncpool._runtime.client.job_waits import JobWaits
 from asyncpool._runtime.client.node_figures import NodeFigures
 from asyncpool._runtime.client.nodes import Nodes, no_agent
 from asyncpool._runtime.client.submissions import Submissions
@@ -31,12 +31,117 @@ from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.remote.agent_errors import AgentErrors
-from asyncpool._runtime.state.job_errors import crash_error
+from asyncpool._runtime.state.draining import Hold
+from asyncpool._runtime.state.job_errors import crash_error, expire
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import load_item
 from asyncpool.enums import Delivery
 from asyncpool.errors import PoolClosedError
+
+
+class JobWaits:
+    """Fails jobs whose time is over before they have begun.
+
+    Args:
+        client: The client.
+        look: Called when a job has failed.
+    """
+
+    def __init__(self, client: Client, look: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._client = client
+        self._look = look
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def begin(self, job: Job[Any]) -> None:
+        """Watch a job that waits from now on."""
+        end = job._limits.queue_end(self._loop.time())
+        if end is not None:
+            self._timers[job.id] = self._loop.call_at(end, self._on_late, job)
+
+    def forget(self, number: int) -> None:
+        """Watch a job no longer: it has begun, or ended."""
+        if self._timers:
+            timer = self._timers.pop(number, None)
+            if timer is not None:
+                timer.cancel()
+
+    def left(self, job: Job[Any]) -> float:
+        """Return for how many more seconds *job* may wait for its first attempt."""
+        limit = job._limits.queue_timeout
+        if limit is None or job.attempt:
+            return math.inf
+        return max(1e-3, limit - (monotonic() - job._queued_at))
+
+    def stop(self) -> None:
+        """Watch no jobs any more."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _on_late(self, job: Job[Any]) -> None:
+        self._timers.pop(job.id, None)
+        if job.done() or self._client.is_running(job):
+            return
+        self._client.drop(job)
+        if job._slot is not None:  # an agent has it, and has not begun it
+            self._client.registry.unassign(job)
+        self._client.registry.fail(job, expire(job, self._loop.time()))
+        self._look()
+
+
+class ClientHolds:
+    """Knows when a client is done.
+
+    Args:
+        registry: The open jobs.
+
+    Attributes:
+        closed: Whether the client takes no more jobs but those of maps and sessions.
+    """
+
+    def __init__(self, registry: JobRegistry) -> None:
+        self.closed = False
+        self._registry = registry
+        self._holds: set[Hold] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def hold(self, hold: Hold) -> None:
+        """Let *hold* keep the client open, unless it closes already."""
+        if not self.closed:
+            self._holds.add(hold)
+            hold.take(self._let_go)
+            self._idle.clear()
+
+    def busy(self) -> None:
+        """Note that there is an open job."""
+        self._idle.clear()
+
+    def look(self) -> None:
+        """Note it if nothing is left to do."""
+        if not self._registry.jobs and not self._holds:
+            self._idle.set()
+
+    async def drain(self) -> None:
+        """Take no more jobs, and wait for those that there are.
+
+        Cancellation:
+            Safe.
+        """
+        self.closed = True
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """Take no more jobs, and let nothing keep the client open."""
+        self.closed = True
+        for hold in [*self._holds]:
+            hold.release()
+
+    def _let_go(self, hold: Hold) -> None:
+        self._holds.discard(hold)
+        self.look()
 
 
 class Client:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._core.remote.client_jobs import crash_at_client
 from asyncpool._core.remote.remote_options import write_options
-from asyncpool._core.remote.slot_numbers import crash_at_client
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.node.node import Node

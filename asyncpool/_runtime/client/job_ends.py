@@ -7,8 +7,7 @@ from time import monotonic
 from typing import Any
 
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
-from asyncpool._core.remote.slot_numbers import crash_at_client
-from asyncpool._core.remote.suspicion import Silence
+from asyncpool._core.remote.client_jobs import Silence, crash_at_client
 from asyncpool._core.remote_wire.remote_messages import (
     PLAIN,
     Kind,
