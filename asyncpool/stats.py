@@ -230,7 +230,7 @@ class PoolStats:
         dropped_events: Events that slow listeners of ``events()`` have missed.
         shared_memory: Bytes of memory shared with workers, for large arguments and
             results, whether in use or kept for the next ones.
-        lost_nodes: Agents that were lost, if the workers belong to agents.
+        lost_nodes: Agents that were lost, or could not be used, if the workers belong to agents.
         lost_clients: Clients of a shared pool that were gone, or not heard, while they had jobs.
         refused_clients: Clients of a shared pool that did not come in, or were cut off.
         functions: The jobs that have ended, by function.

@@ -259,7 +259,7 @@ INSTRUMENTS = (
         "counter",
         "asyncpool.node.lost",
         "{node}",
-        "Agents of the pool that were lost, if its workers belong to agents.",
+        "Agents of the pool that were lost, or could not be used.",
         lambda at: at.lost_nodes,
     ),
     _plain(

@@ -211,7 +211,7 @@ METRICS: tuple[ExportedMetric[PoolStats], ...] = (
     ),
     _MAKE.counter(
         "nodes_lost",
-        "Agents of the pool that were lost, if its workers belong to agents.",
+        "Agents of the pool that were lost, or could not be used.",
         lambda at: at.lost_nodes,
     ),
     _MAKE.counter(

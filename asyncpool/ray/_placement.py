@@ -185,6 +185,7 @@ class Placement:
                 why = f"Ray starts no agent on the node {node.address}: {error}"
                 error = ConnectionError(why)
             self._failed[node.node_id] = error
+            self._client.nodes.lost += 1
             say.NODE_REFUSED.log(_LOGGER, {"node": node.address}, why=error)
             self._stop_soon(node.node_id)
         finally:

@@ -272,7 +272,7 @@ class Nodes:
 
     Attributes:
         expected: Whether jobs wait for another agent if there is none.
-        lost: How many agents were lost.
+        lost: How many agents were lost, or could not be used.
     """
 
     def __init__(
