@@ -705,11 +705,14 @@ class NodeLostError(WorkerCrashedError):
         own_silence: For how many seconds this program had told the agent nothing, if the agent
             may have given it up for that; else 0.  Its event loop was blocked, or its process
             was stopped.
+        reason: Why this program has given the agent up, if it has: what was wrong with what the
+            agent sent, or what Ray says of it.
     """
 
     node: str
     silence: float
     own_silence: float
+    reason: str
 
     def __init__(
         self,
@@ -720,6 +723,7 @@ class NodeLostError(WorkerCrashedError):
         node: str,
         silence: float,
         own_silence: float = 0.0,
+        reason: str = "",
         function: str = "",
     ) -> None:
         super().__init__(
@@ -727,7 +731,9 @@ class NodeLostError(WorkerCrashedError):
         )
         gone = f"agent {node} is gone, or has given this client up"
         job = f"{job_text(job_id, function)} {_DELIVERED[delivery]}"
-        if own_silence:
+        if reason:
+            gone, why = f"agent {node} is given up", f": {reason}"
+        elif own_silence:
             why = (
                 f", which was silent for {own_silence:.1f} s: its event loop was blocked, or its "
                 "process was stopped"
@@ -738,6 +744,7 @@ class NodeLostError(WorkerCrashedError):
         self.node = node
         self.silence = silence
         self.own_silence = own_silence
+        self.reason = reason
 
 
 def _show(error: BaseException) -> str:

@@ -75,6 +75,9 @@ def test_each_figure_is_exported(figures: Figures) -> None:
         "process.memory.usage": 1 << 20,
         "asyncpool.shared_memory.usage": 4096,
         "asyncpool.event.dropped": 8,
+        "asyncpool.node.lost": 1,
+        "asyncpool.client.lost": 2,
+        "asyncpool.client.refused": 3,
     }
     ended = {
         (dict(about)["asyncpool.job.via"], dict(about)["asyncpool.job.outcome"]): (
@@ -121,7 +124,7 @@ def test_names_and_units_keep_the_conventions(figures: Figures) -> None:
     pool = told()
     watch(pool, figures)
     found = metrics(figures)
-    assert len(found) == 25
+    assert len(found) == 28
     for metric in found:
         assert metric.name.startswith(("asyncpool.", "process."))
         assert metric.name == metric.name.lower()

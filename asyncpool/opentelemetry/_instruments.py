@@ -255,6 +255,27 @@ INSTRUMENTS = (
         "Events that slow listeners of the pool have missed.",
         lambda at: at.dropped_events,
     ),
+    _plain(
+        "counter",
+        "asyncpool.node.lost",
+        "{node}",
+        "Agents of the pool that were lost, or could not be used.",
+        lambda at: at.lost_nodes,
+    ),
+    _plain(
+        "counter",
+        "asyncpool.client.lost",
+        "{client}",
+        "Clients of a shared pool that were gone, or not heard, while they had jobs.",
+        lambda at: at.lost_clients,
+    ),
+    _plain(
+        "counter",
+        "asyncpool.client.refused",
+        "{client}",
+        "Clients of a shared pool that did not come in, or were cut off.",
+        lambda at: at.refused_clients,
+    ),
 )
 
 DISTRIBUTIONS = (

@@ -6,18 +6,17 @@ import asyncio
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._core.remote.client_jobs import crash_at_client
 from asyncpool._core.remote.remote_options import write_options
-from asyncpool._core.remote.slot_numbers import crash_at_client
-from asyncpool._core.remote_wire.own_objects import kind_of, load_own
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.pool.sessions import SessionWorker
-from asyncpool._runtime.remote.agent_errors import AgentErrors
+from asyncpool._runtime.remote.own_objects import kind_of, load_own
 from asyncpool._runtime.state.draining import SessionHold
 from asyncpool.errors import (
     JobNotPicklableError,
@@ -27,58 +26,11 @@ from asyncpool.errors import (
 )
 from asyncpool.events import Crash
 
+if TYPE_CHECKING:
+    from asyncpool._runtime.client.client import Client
+
 # How many calls of a session are with the agent: one that runs, and the next one.
 _AHEAD = 2
-
-
-class Submitting(Protocol):
-    """What queues the calls of a session."""
-
-    def submit(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: JobOptions,
-    ) -> Job[Any]:
-        """Queue a call."""
-        ...
-
-
-class SessionOwner(Protocol):
-    """What the sessions need of their client."""
-
-    @property
-    def traffic(self) -> Submitting:
-        """What queues calls."""
-        ...
-
-    def send_call(self, node: Node, job: Job[Any]) -> bool:
-        """Send a call to the agent that has its worker; false if it goes later."""
-        ...
-
-    def pack_call(
-        self, function: Callable[[], Any], options: JobOptions
-    ) -> tuple[str, bytes, bytes]:
-        """Return the name of a function, its reference, and a call of it without arguments."""
-        ...
-
-    def agent_errors(
-        self, function: Callable[[], Any], options: JobOptions
-    ) -> AgentErrors:
-        """Return what reads the errors of a call that rebuilds the state of a session."""
-        ...
-
-    def fail(self, job: Job[Any], error: BaseException, /) -> None:
-        """End a call without an outcome."""
-        ...
-
-    def usual_nodes(self) -> list[Node]:
-        """Return the agents that lend workers."""
-        ...
-
-    def hold(self, hold: Any, /) -> None:
-        """Let a session keep the client open."""
 
 
 class _Lent:
@@ -108,7 +60,7 @@ class ClientSessions:
         questions: Asks for workers.
     """
 
-    def __init__(self, owner: SessionOwner, questions: Questions) -> None:
+    def __init__(self, owner: Client, questions: Questions) -> None:
         self._owner = owner
         self._questions = questions
         self._lent: dict[int, _Lent] = {}

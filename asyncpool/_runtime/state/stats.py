@@ -78,6 +78,8 @@ def _read(state: PoolState, shared_memory: int) -> PoolStats:
         loop_lag=state.loop_lag.durations.histogram(),
         dropped_events=state.hub.dropped,
         shared_memory=shared_memory,
+        lost_clients=totals.lost_clients,
+        refused_clients=totals.refused_clients,
         functions=functions,
         slots=tuple(
             _slot_stats(state, slot, state.handles.get(slot.index), now)
