@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.broadcast_answers import pack_failure, pack_results
-from asyncpool._runtime.remote.packed_calls import PACKED, PackedCall, PackedFunctions
+from asyncpool._runtime.remote.packed_calls import PACKED
 from asyncpool.errors import AsyncPoolError, BroadcastError
 from asyncpool.events import Event
 from asyncpool.stats import PoolStats
@@ -91,15 +90,11 @@ class Answers:
     Args:
         pool: The pool.
         supervisor: What runs it.
-        functions: The functions of the clients.
     """
 
-    def __init__(
-        self, pool: SharedByAgent, supervisor: Supervisor, functions: PackedFunctions
-    ) -> None:
+    def __init__(self, pool: SharedByAgent, supervisor: Supervisor) -> None:
         self._pool = pool
         self._supervisor = supervisor
-        self._functions = functions
         self._plain: dict[str, Callable[[AskingClient, dict[str, Any]], Any]] = {
             "stats": self._stats,
             "retire": lambda _, about: pool.retire(about["slot"]),
@@ -161,14 +156,7 @@ class Answers:
         self, client: AskingClient, number: int, about: dict[str, Any]
     ) -> tuple[int, int]:
         """Give a worker to the client; return its slot and its pid."""
-        options, on_restart, told = JobOptions(), None, about["on_restart"]
-        if told is not None:
-            function = self._functions.named(told["name"], b64decode(told["reference"]))
-            on_restart = PackedCall(function, b64decode(told["call"]))
-            options = _read_call(told, self._functions)
-        worker = await self._supervisor.sessions.take(
-            about["timeout"], on_restart, options
-        )
+        worker = await self._supervisor.sessions.take(about["timeout"])
         client.lend(number, worker)
         return worker.slot, worker.pid
 
@@ -176,15 +164,15 @@ class Answers:
         broadcasts, options = self._supervisor.broadcasts, _read_call(about)
         try:
             results = await broadcasts.broadcast_packed(
-                str(about["name"]), int(about["line"]), payload, options, PACKED
+                str(about["name"]), payload, options, PACKED
             )
         except BroadcastError as error:
             return pack_failure(error)
         return pack_results(results), {}
 
 
-def _read_call(about: dict[str, Any], codec: Any = None) -> JobOptions:
-    return read_call(about["options"], asyncio.get_running_loop().time(), codec)
+def _read_call(about: dict[str, Any]) -> JobOptions:
+    return read_call(about["options"], asyncio.get_running_loop().time())
 
 
 def _size(workers: list[int]) -> int | tuple[int, int]:
