@@ -216,21 +216,17 @@ class PoolFullError(AsyncPoolError):
 class WorkerGoneError(AsyncPoolError):
     """The worker of a session is gone, with its state, and the session is over.
 
-    The cause is the error of the call that the worker died of, or of the function that
-    should have rebuilt the state.  There may be none.
+    The cause is the error of the call that the worker died of.  There may be none.
 
     Attributes:
         slot: The slot of the worker.
         pid: The process id of the worker.
-        crash: How the worker died, or the one before it if *on_restart* failed; ``None`` if the
-            pool itself has ended it.
-        on_restart_failed: Whether the function failed that should have rebuilt the state.
+        crash: How the worker died; ``None`` if the pool itself has ended it.
     """
 
     slot: int
     pid: int
     crash: Crash | None
-    on_restart_failed: bool
 
     def __init__(
         self,
@@ -238,22 +234,15 @@ class WorkerGoneError(AsyncPoolError):
         slot: int,
         pid: int,
         crash: Crash | None = None,
-        on_restart_failed: bool = False,
     ) -> None:
         ended = f"the pool has ended worker {pid} in slot {slot}"
         end = ended if crash is None else str(crash)
-        over = "the session that had it to itself is over"
-        if on_restart_failed:
-            text = f"on_restart failed in worker {pid} in slot {slot}: {over}, begin another one"
-            text += "" if crash is None else f" (before that: {crash})"
-        else:
-            text = f"{end}; {over}: begin another one, or have on_restart rebuild its state"
         super().__init__(
-            text,
+            f"{end}; the session that had it to itself is over: begin another one, and rebuild "
+            "its state there",
             slot=slot,
             pid=pid,
             crash=crash,
-            on_restart_failed=on_restart_failed,
         )
 
 

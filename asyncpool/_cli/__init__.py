@@ -15,7 +15,7 @@ _INTERRUPTED = 130
 def main() -> None:
     """Run the command line, or say how to install what it needs."""
     try:
-        from asyncpool._cli.doctor.namesake import CURE, is_intact  # noqa: PLC0415 - see above
+        from asyncpool._cli.namesake import CURE, is_intact  # noqa: PLC0415 - see above
 
         if not is_intact():
             _tell(

@@ -145,7 +145,7 @@ def job(number: int, **others: int) -> Message:
 
 
 def asked(number: int) -> Message:
-    question = pack_question("session", b"", {"timeout": None, "on_restart": None})
+    question = pack_question("session", b"", {"timeout": None})
     return Message(Kind.ASK, number, payload=question)
 
 
@@ -213,24 +213,11 @@ async def test_a_client_that_breaks_the_rules_is_cut_off(
     ("what", "details"),
     [
         *[
-            ("broadcast", {"name": "f", "line": 1, "options": options})
+            ("broadcast", {"name": "f", "options": options})
             for options in FALSE_OPTIONS
         ],
-        ("broadcast", {"name": "f", "line": 1}),
-        ("session", {"timeout": LARGE, "on_restart": None}),
-        ("session", {"timeout": None, "on_restart": {"name": "f"}}),
-        (
-            "session",
-            {
-                "timeout": None,
-                "on_restart": {
-                    "name": "f",
-                    "reference": "",
-                    "call": "",
-                    "options": {"limits": {"cancel_grace": LARGE}},
-                },
-            },
-        ),
+        ("broadcast", {"name": "f"}),
+        ("session", {"timeout": LARGE}),
     ],
 )
 async def test_a_question_with_false_options_is_refused(
@@ -701,7 +688,7 @@ async def test_a_data_only_pool_stays_data_only_through_its_agent(
             await client.submit(jobs.take, object())
         with pytest.raises(JobNotPicklableError, match="lambda"):
             await client.submit(lambda: 1)
-        async with client.worker(on_restart=jobs.fill_state) as mine:
+        async with client.worker() as mine:
             await mine.submit(jobs.fill_state)
             assert await mine.submit(jobs.count_state) == 1
 

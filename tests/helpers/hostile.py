@@ -425,7 +425,7 @@ CUT_SHORT: dict[str, Callable[[Place], bytes]] = {
 def _in_log(it: Place, evil: bytes) -> None:
     page, layout = it.page(), PageLayout(1)
     at = layout.log(0)
-    data = LOG_HEAD.pack(1, 0, it.job, it.attempt, 0, 0, 0)
+    data = LOG_HEAD.pack(1, 0, it.job, it.attempt)
     data += ENTRY.pack(1, len(evil), crc32(evil, 1)) + evil
     page[at : at + len(data)] = data
     os._exit(3)

@@ -69,7 +69,7 @@ class Agent:
         self._clients: dict[int, AgentClient] = {}
         self._functions = supervisor.traffic.functions.packed(PackedFunctions)
         self._relay = Relay(supervisor, self._functions, stored)
-        self._answers = Answers(pool, supervisor, self._functions)
+        self._answers = Answers(pool, supervisor)
         codec = supervisor.traffic.functions.codec_name
         self._greeting = greeting(version, codec) | {
             "node": name,

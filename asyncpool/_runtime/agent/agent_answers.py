@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from asyncpool._core.remote_wire.remote_messages import Message, unpack_question
 from asyncpool._runtime.agent.client_numbers import numbers_of, stats_for_client
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.broadcast_answers import pack_failure, pack_results
-from asyncpool._runtime.remote.packed_calls import PACKED, PackedCall, PackedFunctions
+from asyncpool._runtime.remote.packed_calls import PACKED
 from asyncpool.errors import AsyncPoolError, BroadcastError
 from asyncpool.stats import PoolStats
 
@@ -31,15 +30,11 @@ class Answers:
     Args:
         pool: The :class:`asyncpool.Pool`, which this layer may not import.
         supervisor: What runs it.
-        functions: The functions of the clients.
     """
 
-    def __init__(
-        self, pool: Any, supervisor: Supervisor, functions: PackedFunctions
-    ) -> None:
+    def __init__(self, pool: Any, supervisor: Supervisor) -> None:
         self._pool = pool
         self._supervisor = supervisor
-        self._functions = functions
         self._plain: dict[str, Callable[[ClientQuestions, dict[str, Any]], Any]] = {
             "stats": self._stats,
             "retire": lambda _, about: pool.retire(about["slot"]),
@@ -107,14 +102,7 @@ class Answers:
         self, client: ClientQuestions, number: int, about: dict[str, Any]
     ) -> tuple[int, int]:
         """Give a worker to the client; return its slot and its pid."""
-        options, on_restart, told = JobOptions(), None, about["on_restart"]
-        if told is not None:
-            function = self._functions.named(told["name"], b64decode(told["reference"]))
-            on_restart = PackedCall(function, b64decode(told["call"]))
-            options = _read_call(told, self._functions)
-        worker = await self._supervisor.sessions.take(
-            about["timeout"], on_restart, options
-        )
+        worker = await self._supervisor.sessions.take(about["timeout"])
         client.lend(number, worker)
         return worker.slot, worker.pid
 
@@ -122,15 +110,15 @@ class Answers:
         broadcasts, options = self._supervisor.broadcasts, _read_call(about)
         try:
             results = await broadcasts.broadcast_packed(
-                str(about["name"]), int(about["line"]), payload, options, PACKED
+                str(about["name"]), payload, options, PACKED
             )
         except BroadcastError as error:
             return pack_failure(error)
         return pack_results(results), {}
 
 
-def _read_call(about: dict[str, Any], codec: Any = None) -> JobOptions:
-    return read_call(about["options"], asyncio.get_running_loop().time(), codec)
+def _read_call(about: dict[str, Any]) -> JobOptions:
+    return read_call(about["options"], asyncio.get_running_loop().time())
 
 
 def _size(workers: list[int]) -> int | tuple[int, int]:

@@ -11,7 +11,6 @@ from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.client_numbers import event_for_client, numbers_of
 from asyncpool._runtime.agent.relay import Relay
 from asyncpool._runtime.pool.sessions import SessionWorker
-from asyncpool._runtime.remote.agent_errors import pack_error
 from asyncpool._runtime.remote.own_objects import pack_own
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Event
@@ -115,8 +114,7 @@ class ClientQuestions:
         for number, worker in self.workers.items():
             state = (worker.pid, worker.gone)
             if self._told[number] != state:
-                cause = None if worker.cause is None else pack_error(worker.cause)
-                told = (worker.slot, worker.pid, worker.gone, worker.named_crash, cause)
+                told = (worker.slot, worker.pid, worker.gone, worker.crash)
                 self._client.put(Message(Kind.WORKER, number, payload=pack_own(told)))
             self._told[number] = state
 

@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any
 
 from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.remote_functions import RemoteFunctionTable
 from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD
@@ -20,7 +19,7 @@ from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.client_broadcasts import ClientBroadcasts
-from asyncpool._runtime.client.client_sessions import ClientSessions, packed_call
+from asyncpool._runtime.client.client_sessions import ClientSessions
 from asyncpool._runtime.client.job_ends import JobEnds
 from asyncpool._runtime.client.node_figures import NodeFigures
 from asyncpool._runtime.client.nodes import Nodes, no_agent
@@ -30,7 +29,6 @@ from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
-from asyncpool._runtime.remote.agent_errors import AgentErrors
 from asyncpool._runtime.state.draining import Hold
 from asyncpool._runtime.state.job_errors import crash_error, expire
 from asyncpool._runtime.state.registry import JobRegistry
@@ -277,21 +275,6 @@ class Client:
         self.jobs.bind(node.number, job.id)
         self.nodes.send(node.number, [job.id])
         return not self.nodes.is_loading(job.id)
-
-    def pack_call(
-        self, function: Callable[[], Any], options: JobOptions
-    ) -> tuple[str, bytes, bytes]:
-        """Return the name of a function, its reference, and a call of it without arguments."""
-        known = self._functions.of(options).find(function)
-        call = packed_call(known.serializer, function, known.number)
-        return known.name, known.payload, call
-
-    def agent_errors(
-        self, function: Callable[[], Any], options: JobOptions
-    ) -> AgentErrors:
-        """Return what reads the errors of a call that rebuilds the state of a session."""
-        known = self._functions.of(options).find(function)
-        return AgentErrors(known.name, options.limits, known.serializer, self.next_id)
 
     def usual_nodes(self) -> list[Node]:
         """Return the agents.

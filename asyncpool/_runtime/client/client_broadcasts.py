@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncpool._core.base.names import function_name
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
@@ -140,7 +141,8 @@ class ClientBroadcasts:
                 options,
                 abroad=True,
             )
-            called = Broadcast.of(next(self._numbers), function, payload)
+            name = function_name(function)
+            called = Broadcast(next(self._numbers), name, payload)
             run = self._begin(_Call(called, options, serializer))
         hold = _Hold(called.name)
         self._owner.hold(hold)
@@ -169,7 +171,6 @@ class ClientBroadcasts:
             "broadcast",
             call.broadcast.payload,
             name=call.broadcast.name,
-            line=call.broadcast.line,
             options=write_options(call.options, self._loop.time()),
         )
         task = self._loop.create_task(question, name="asyncpool broadcast")

@@ -58,7 +58,7 @@ def _read(state: PoolState, shared_memory: int) -> PoolStats:
         workers=core.replacements.sizing.size,
         idle=states.count(SlotState.IDLE),
         busy=states.count(SlotState.BUSY),
-        queued=core.balance.waiting,
+        queued=core.waiting,
         oldest_queued=_oldest_queued(state, now),
         submitted=registry.submitted,
         completed=registry.completed,
@@ -101,7 +101,7 @@ def _run_state(state: PoolState) -> RunState:
 
 def _oldest_queued(state: PoolState, now: float) -> float:
     """Return for how long the oldest queued job has waited, in seconds."""
-    if not state.core.balance.waiting:
+    if not state.core.waiting:
         return 0.0
     # The registry has them in the order in which they came.  So this loop ends early: only the
     # few jobs before the oldest queued one are with a worker, or have their outcome unpickled.

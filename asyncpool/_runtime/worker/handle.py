@@ -166,22 +166,10 @@ class WorkerHandle:
         channel.read()
 
     def read_now(self) -> None:
-        """Read now what it has sent on its job channel, even if reading is paused."""
+        """Read now what it has sent on its job channel."""
         channel = self.connections.jobs
         assert channel is not None
         channel.read()
-
-    def pause_reading(self) -> None:
-        """Read none of its outcomes until :meth:`resume_reading`."""
-        channel = self.connections.jobs
-        assert channel is not None
-        channel.pause()
-
-    def resume_reading(self) -> None:
-        """Read its outcomes as they come."""
-        channel = self.connections.jobs
-        assert channel is not None
-        channel.resume()
 
     def demand_stacks(self) -> None:
         """Have a signal handler write its stacks, since no thread of Python's may run there."""
