@@ -38,11 +38,7 @@ from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.logs.forwarding import LogForwarding
 from asyncpool._worker.process import script, titles
 from asyncpool._worker.process.identity import assume
-from asyncpool._worker.process.os_setup import (
-    adopt_orphans,
-    apply_bounds,
-    set_environment,
-)
+from asyncpool._worker.process.os_setup import apply_bounds, set_environment
 from asyncpool._worker.process_exit import leave
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -122,9 +118,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         control.close()
         journal.leave()
 
-    # Programs that a job leaves behind become children of this worker.  When it ends, they
-    # become children of the launcher, which then knows that they were this worker's.
-    adopt_orphans()
     os.register_at_fork(
         after_in_child=become_nobody, after_in_parent=segments.after_fork
     )

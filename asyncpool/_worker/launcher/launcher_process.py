@@ -265,13 +265,12 @@ class LauncherProcess:
         # A SIGTERM meant for the new worker must not run the launcher's handler in it;
         # it waits until the worker has let go of that.
         with _undisturbed():
-            pid = os.fork()
+            pid = self._reaper.fork()
             if pid == 0:
                 self._let_go()
                 raise _Forked(
                     partial(_become_worker, self._config, await_fds, variables or {})
                 )
-            self._reaper.add(pid)
         return pid
 
     def _refuse(self, frame: Frame, reason: str) -> None:
