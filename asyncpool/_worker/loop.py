@@ -136,7 +136,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         coroutines.kind = config.loop
         serializer = _serializer(config, beats)
         hook = _begin(config, parts, serializer)
-        control.send(FrameKind.HELLO)
         on_retire(partial(_retire, claims, control))
         large_buffers = LargeBuffers(jobs, segments)
         if config.concurrency > 1:
@@ -234,6 +233,7 @@ def _initialize(
     config: WorkerConfig, parts: WorkerParts, serializer: WorkerSerializer
 ) -> Hook | None:
     control, coroutines = parts.control, parts.coroutines
+    control.memory = config.memory
     sys.path[:] = config.sys_path
     script.install(config.script)
     if config.sandbox is None:
@@ -268,6 +268,9 @@ def _initialize(
         for name, call in config.broadcasts:
             stage = f"broadcast of {name}"
             broadcasts.run(call)
+        if config.main is None:
+            stage = "check of memory"
+            control.greet()
     except BaseException as error:
         announce(control, stage, error)
         raise
