@@ -127,7 +127,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         if identity is not None:
             set_environment(identity.environment)  # before any import
             know_slot(identity.rank)
-            assume(identity)
+            lends = config.sandbox is None and not config.codec
+            assume(identity, control.borrow_tracker if lends else _nothing)
             slot = identity.number - 1
             pool = identity.name.removesuffix(f"-worker-{slot}")
             titles.show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
@@ -188,6 +189,10 @@ def _serializer(config: WorkerConfig, beats: HeartbeatWriter) -> WorkerSerialize
     beats.use(serializer.pack_details)
     load_details_by(serializer.load_details)
     return serializer
+
+
+def _nothing() -> None:
+    return None
 
 
 def _running_job(interrupts: Interrupts, page: mmap.mmap) -> tuple[int, int] | None:

@@ -111,6 +111,10 @@ class Control:
         self.announced = False
         self.memory: tuple[int, str] | None = None
         self._sampler: Sampler | None = None
+        self._tracker: int | None = None
+        self._tracker_asked = False
+        self._tracker_came = _thread.allocate_lock()
+        self._thread = 0
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
         self._decoder = decoder(MAX_CONFIG)
 
@@ -167,6 +171,20 @@ class Control:
                 )
         self.send(FrameKind.HELLO)
 
+    def borrow_tracker(self) -> int | None:
+        """Return the descriptor of the service's resource tracker; wait until it comes.
+
+        It is ``None`` if the service has none, and in the thread that would have to receive it.
+        """
+        if _thread.get_ident() == self._thread:
+            return None
+        if not self._tracker_asked:
+            self._tracker_asked = True
+            self._tracker_came.acquire()
+            self.send(FrameKind.TRACKER)
+        with self._tracker_came:
+            return self._tracker
+
     def send(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
         """Send a frame; if the pool is gone, the watching thread acts on that."""
         with self._lock, contextlib.suppress(OSError):
@@ -217,6 +235,7 @@ class Control:
             end_group()
 
     def _listen(self) -> None:
+        self._thread = _thread.get_ident()
         while True:
             self._insist()
             # Of several frames in one read, only the last can bring a descriptor.
@@ -257,6 +276,9 @@ class Control:
             self._look(frame)
         elif frame.kind is FrameKind.CLOSING:
             self._hear_of_end()
+        elif frame.kind is FrameKind.TRACKER:
+            self._tracker = fds.pop() if fds else None
+            self._tracker_came.release()
         else:
             self._take_segment(frame, fds)
 

@@ -327,7 +327,7 @@ def _become_worker(
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
-            numpy_random.seed()  # the others reseed themselves after a fork
+            numpy_random.seed()  # random does so itself; see docs/inside-a-job.md for others
     except BaseException:
         traceback.print_exc()
         os._exit(1)
