@@ -30,7 +30,7 @@ from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._core.wire.page import BEGUN, NOTED, PageLayout
 from asyncpool._worker.channel.large_buffers import LargeBuffers
-from tests.helpers.faults import channels, linger
+from tests.helpers.faults import channels, linger, say_to_control
 from tests.helpers.inside import segments_mapped
 
 __all__ = [
@@ -204,7 +204,7 @@ def _on_both() -> Iterator[tuple[str, tuple[Callable[[Place], None], str]]]:
 
 # What workers do say there, so that it may be right by chance.
 _ON_JOBS = {"VALUE", "ERROR", "AREA", "WANT"}
-_ON_CONTROL = {"STACKS", "RETIRE", "HEARTBEAT", "WHERE", "SAMPLES"}
+_ON_CONTROL = {"STACKS", "RETIRE", "HEARTBEAT", "WHERE", "SAMPLES", "TRACKER"}
 
 
 def _kinds() -> Iterator[tuple[str, tuple[Callable[[Place], None], str]]]:
@@ -409,6 +409,11 @@ FLOODS: dict[str, tuple[Callable[[Place], None], str]] = {
     ),
     "WANT": (_flood(FrameKind.WANT, control=False), "when it was not allowed to"),
 }
+
+
+def ask_for_tracker() -> None:
+    """Ask for what can unlink the shared memory of the whole program."""
+    say_to_control(header(FrameKind.TRACKER, 0))
 
 
 # Frames that are begun and never finished.

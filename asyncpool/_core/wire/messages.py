@@ -101,6 +101,8 @@ class WorkerConfig(Record):
         sandbox: How it shuts itself in, if it does.
         options: The names of the options of jobs, which a caller may take for arguments of
             the function.
+        memory: How many bytes of memory are too many before the first job, and the text of
+            that limit.
     """
 
     sys_path: tuple[str, ...]
@@ -122,6 +124,7 @@ class WorkerConfig(Record):
     codec: bytes = b""
     sandbox: SandboxPlan | None = None
     options: tuple[str, ...] = ()
+    memory: tuple[int, str] | None = None
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""

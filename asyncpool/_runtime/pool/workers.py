@@ -79,6 +79,7 @@ class Workers:
             places=self._places,
             worker_env=env,
             forked=config.fork,
+            lends_tracker=config.confinement is None and config.data is None,
         )
 
     def start(self, slot: int, generation: int) -> None:

@@ -8,9 +8,10 @@ from time import monotonic
 from typing import TypeVar
 
 from asyncpool._core.slots.slots import Slot
-from asyncpool._runtime.base.machine import cpu_time, private_memory
+from asyncpool._runtime.base.machine import cpu_time
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool._system.processes import memory_at_most
 from asyncpool.enums import RunState, SlotState
 from asyncpool.stats import PoolStats, RunningJob, SlotStats
 
@@ -129,7 +130,7 @@ def _slot_stats(
         jobs=slot.outcomes,
         uptime=now - handle.started_at if handle is not None and has_process else 0.0,
         cpu=0.0 if pid is None else cpu_time(pid),
-        memory=0 if pid is None else private_memory(pid),
+        memory=0 if pid is None else memory_at_most(pid),
     )
 
 

@@ -265,13 +265,12 @@ class LauncherProcess:
         # A SIGTERM meant for the new worker must not run the launcher's handler in it;
         # it waits until the worker has let go of that.
         with _undisturbed():
-            pid = os.fork()
+            pid = self._reaper.fork()
             if pid == 0:
                 self._let_go()
                 raise _Forked(
                     partial(_become_worker, self._config, await_fds, variables or {})
                 )
-            self._reaper.add(pid)
         return pid
 
     def _refuse(self, frame: Frame, reason: str) -> None:
@@ -328,7 +327,7 @@ def _become_worker(
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
-            numpy_random.seed()  # the others reseed themselves after a fork
+            numpy_random.seed()  # random does so itself; see docs/inside-a-job.md for others
     except BaseException:
         traceback.print_exc()
         os._exit(1)
