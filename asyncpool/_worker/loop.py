@@ -14,6 +14,7 @@ from types import CoroutineType
 from asyncpool._core.base.records import Record
 from asyncpool._core.map import chunks
 from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
+from asyncpool._core.policies.starting import SCRIPT
 from asyncpool._core.wire.context import MAX_CONTEXT
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
@@ -39,6 +40,7 @@ from asyncpool._worker.logs.forwarding import LogForwarding
 from asyncpool._worker.process import script, titles
 from asyncpool._worker.process.identity import assume
 from asyncpool._worker.process.os_setup import apply_bounds, set_environment
+from asyncpool._worker.process.preloading import Preloading
 from asyncpool._worker.process_exit import leave
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -243,17 +245,20 @@ def _initialize(
     script.install(config.script)
     if config.sandbox is None:
         control.start()
-    stage = "limits"
+    stage, fixed = "limits", True
     try:
         apply_bounds(config.nice, config.cpus, config.rlimits)
+        preloading = Preloading()
         for name in config.preload:
             stage = f"preload of {name}"
-            __import__(name)
+            with preloading.step(name):
+                __import__(name)
         if config.script_first:
-            script.load()
+            with preloading.step(SCRIPT):
+                script.load()
         if config.sandbox is not None:
             stage = "sandbox"
-            _shut_in(config, parts)
+            _shut_in(config, parts, preloading)
             control.start()  # its thread is in the sandbox too
         hook: Hook | None = None
         if config.around is not None:
@@ -262,7 +267,7 @@ def _initialize(
             from asyncpool._worker.job.around import load_hook  # noqa: PLC0415 - most need none
 
             hook = load_hook(name, payload)
-        stage = "initializer"
+        stage, fixed = "initializer", False
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)
             value = initializer(*initargs)
@@ -277,12 +282,12 @@ def _initialize(
             stage = "check of memory"
             control.greet()
     except BaseException as error:
-        announce(control, stage, error)
+        announce(control, stage, error, fixed=fixed)
         raise
     return hook
 
 
-def _shut_in(config: WorkerConfig, parts: WorkerParts) -> None:
+def _shut_in(config: WorkerConfig, parts: WorkerParts, preloading: Preloading) -> None:
     from asyncpool._worker.sandbox.entering import enter  # noqa: PLC0415 - most are in none
 
     identity, page = parts.control.identity, parts.page_fd
@@ -291,7 +296,8 @@ def _shut_in(config: WorkerConfig, parts: WorkerParts) -> None:
     handed = [fd for fd in HANDED if fd is not None]
     channels = (parts.jobs.fileno(), parts.control.fileno())
     plan = config.sandbox._replace(env=(*config.sandbox.env, *identity.environment))
-    enter(plan, identity.folder, identity.cgroup, (*channels, page, *handed))
+    needed = (*channels, page, *handed)
+    enter(plan, identity.folder, identity.cgroup, needed, preloading)
 
 
 def _serve(

@@ -240,7 +240,6 @@ def test_the_bytes_on_the_wire() -> None:
         "ROOM": 42,
         "LOAD": 43,
         "RETURN": 44,
-        "SPARE": 45,
         "IDENTITY": 46,
         "HANDED": 47,
         "FENCE": 48,

@@ -25,7 +25,6 @@ from tests.helpers.guards import open_fds
 from tests.helpers.inside import (
     begins_frame,
     block_until_answers,
-    fork_nothing_ahead,
     handle_of,
     jobs_channel_of,
     unfinished_for_long,
@@ -115,10 +114,7 @@ async def test_who_floods_is_killed_and_nobody_else_is_harmed(part: int) -> None
             assert detail in told, name
 
 
-async def test_no_descriptor_that_a_worker_sends_stays_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fork_nothing_ahead(monkeypatch)  # a spare process has two descriptors here, too
+async def test_no_descriptor_that_a_worker_sends_stays_here() -> None:
     async with neighbourhood() as there:
         await there.suffer("descriptors", kind=CrashKind.PROTOCOL)
         before = open_fds()

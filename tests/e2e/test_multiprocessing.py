@@ -33,7 +33,7 @@ from tests.helpers.guards import open_fds
 from tests.helpers.inside import resident_pool
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
-from tests.helpers.pools import assert_serves, kill_worker, spare_of
+from tests.helpers.pools import assert_serves
 from tests.helpers.scripts import finish, start_script
 from tests.helpers.sharing import KINDS
 
@@ -105,20 +105,6 @@ class TestInitargs:
             assert await run(os.getpid) != first
         for end in ends:
             end.close()
-
-    @pytest.mark.parametrize("method", CONTEXTS)
-    async def test_a_process_that_was_forked_ahead_has_it_too(
-        self, method: str
-    ) -> None:
-        lock = multiprocessing.get_context(method).Lock()
-        pool = Pool(1, initializer=sharing.keep, initargs=({"Lock": lock},))
-        async with patience(), pool:
-            spare = await spare_of(pool)
-            await kill_worker(pool)
-            assert await pool.submit(os.getpid) == spare
-            with lock:
-                assert not await pool.submit(sharing.is_free)
-            assert await pool.submit(sharing.is_free)
 
     @pytest.mark.parametrize("method", CONTEXTS)
     async def test_values_cross_both_ways(self, method: str) -> None:

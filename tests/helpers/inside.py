@@ -578,13 +578,6 @@ def sync_every(seconds: float) -> None:
 # How long things wait, which a test makes so long that they never happen, or short.
 
 
-def fork_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no launcher fork a process before a worker is asked of it."""
-    from asyncpool._runtime.launcher import launcher_process
-
-    monkeypatch.setattr(launcher_process, "_QUIET", 3600.0)
-
-
 def silent_launcher_hangs_after(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:

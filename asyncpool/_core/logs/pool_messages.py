@@ -147,6 +147,7 @@ LAUNCHER_LOST = LogMessage(
     "starts the next ones",
     "pid reason",
 )
+NOT_SHARED = LogMessage("not-shared", WARNING, "%(text)s", "modules threads")
 SIGNAL_NOT_SENT = LogMessage(
     "signal-not-sent",
     ERROR,

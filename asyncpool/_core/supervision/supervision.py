@@ -196,10 +196,10 @@ class Supervision:
         return ready >= self.replacements.sizing.least
 
     @property
-    def failures(self) -> int | None:
-        """How many starts have failed in a row, if so many that the pool may be broken."""
+    def failure(self) -> str | None:
+        """How starts have failed, if so that the pool may be broken."""
         ledger = self._lifecycle.ledger
-        return ledger.failures if ledger.breaks_pool else None
+        return ledger.reason if ledger.breaks_pool else None
 
     @property
     def starts_fail(self) -> bool:

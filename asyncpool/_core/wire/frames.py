@@ -98,9 +98,6 @@ class FrameKind(enum.IntEnum):
     # The launcher's channel again.
     SWEEP = 13  # pool: tell me when nothing is left of dead workers
     SWEPT = 14  # launcher: nothing is left of them
-    # launcher: here is a spare process, and the socket that takes the descriptors which make
-    # it a worker; pool: it is a worker now, have another one ready
-    SPARE = 45
     # Large objects.  On control channels of workers:
     SEGMENT = 15  # pool: segment *number*, of *job* bytes, with its descriptor
     GRANT = 16  # pool: put the next outcome into segment *number*; into frames if 0

@@ -99,9 +99,9 @@ class Workers:
             await handle.run()
         except OSError as error:
             handle.detail = str(error)
-            self._launcher.drop_spare()  # perhaps there are too few descriptors
         except LaunchError as error:
             handle.detail, handle.traceback = str(error), error.trace
+            handle.final = error.final
             if handle.killed and not self._state.core.slots[handle.slot].exit_planned:
                 self._launcher.on_start_timeout()  # it has not answered within start_timeout
         self._worker_exit.handle_exit(handle)

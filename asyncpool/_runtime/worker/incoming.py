@@ -164,6 +164,7 @@ class IncomingFrames:
         failure = Failure.unpack(frame.payload)
         worker.detail = printable_lines(f"{failure.stage} failed: {failure.summary}")
         worker.traceback = printable_lines(failure.text)
+        worker.final = failure.final
         if failure.stage == "thread" or (failure.stage == "serve" and self.said_hello):
             self._listener.on_fault(worker)
 
