@@ -100,9 +100,10 @@ class Workers:
             handle.detail = str(error)
             self._launcher.drop_spare()  # perhaps there are too few descriptors
         except LaunchError as error:
-            handle.detail, handle.traceback = str(error), error.trace
+            why = error
             if handle.killed and not self._state.core.slots[handle.slot].exit_planned:
-                self._launcher.on_start_timeout()  # it has not answered within start_timeout
+                why = await self._launcher.on_start_timeout(error)
+            handle.detail, handle.traceback = str(why), why.trace
         self._worker_exit.handle_exit(handle)
         self._status.check_all_ready()
 

@@ -32,6 +32,8 @@ from asyncpool._core.wire.messages import (
     unpack_environment,
 )
 from asyncpool._system.descriptors import receive_fds
+from asyncpool._system.interpreter import MARK, command_line
+from asyncpool._system.signals import STACKS
 from asyncpool._system.sockets import socket_of
 from asyncpool._worker.launcher.reaper import Reaper
 from asyncpool._worker.launcher.rehearsal import rehearse
@@ -181,6 +183,8 @@ class LauncherProcess:
         titles.show("pool-launcher", "launcher")
         with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
             faulthandler.enable()
+        # If this takes too long, the pool asks where it is, and reads nothing else any more.
+        faulthandler.register(STACKS, self._channel)
         for name in config.preload:
             try:
                 importlib.import_module(name)
@@ -213,6 +217,8 @@ class LauncherProcess:
             return
         if "logging" in sys.modules:  # workers will need it, and can share it
             importlib.import_module("asyncpool._worker.logs.log_handler")
+        faulthandler.unregister(STACKS)
+        signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
         self._send(FrameKind.HELLO)
@@ -340,8 +346,8 @@ def _exec(config: LauncherConfig, variables: Mapping[str, str], *fds: int) -> No
         os.set_inheritable(fd, True)
     os.execve(  # noqa: S606 - no shell is wanted
         config.command[0],
-        [*config.command, *map(str, fds)],
-        {**os.environ, **variables},
+        command_line(config.command, "worker", fds),
+        {**os.environ, **variables, MARK: str(fds[0])},
     )
 
 
