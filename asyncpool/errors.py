@@ -634,6 +634,10 @@ def _last_lines(crash: Crash) -> str:
     trace = (
         tuple(crash.stack.splitlines()) if crash.kind is CrashKind.FAILED_START else ()
     )
+    if trace and trace[0].endswith(
+        "(most recent call first):"
+    ):  # it was not ready in time
+        return _innermost_calls(crash.stack)
     if trace and trace[-1] not in crash.stderr_tail:
         return _telling_lines(trace)
     return _telling_lines(crash.stderr_tail)

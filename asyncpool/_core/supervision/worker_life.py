@@ -55,6 +55,7 @@ class WorkerLife:
         if slot.state is not SlotState.STARTING:
             return []
         slot.apply(SlotEvent.READY)
+        slot.is_overdue = False  # it may have been asked just before
         slot.ready_at, slot.idle_since, slot.due = now, now, None
         was_broken = self._lifecycle.broken is not None
         commands = self._lifecycle.on_ready(slot, now)

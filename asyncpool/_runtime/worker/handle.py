@@ -242,7 +242,7 @@ class WorkerHandle:
             fds = self.connections.open(self, theirs)
             self.process = await setup.launcher.launch(fds, self.environment)
         if self.process is None:
-            raise LaunchError("the launcher did not answer in time")
+            raise LaunchError("the launcher did not answer within start_timeout")
         self.connections.label_output(self)
         if self._wanted is not None:  # the signal was asked for while it was starting
             self.process.signal(self._wanted)
