@@ -10,6 +10,8 @@ import importlib
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
+    # Tools that freeze programs look for imports, and other processes begin with this one.
+    import asyncpool._worker.bootstrap  # noqa: F401 # pyright: ignore[reportUnusedImport]
     from asyncpool import to_process
     from asyncpool._core.codec.codec import Codec
     from asyncpool._core.policies.restart import RestartPolicy
@@ -84,35 +86,7 @@ _HOMES = {
     "asyncpool._worker.api.context": ("CurrentJob", "current_job"),
     "asyncpool._worker.api.state": ("in_worker", "retire_worker", "worker_state"),
     "asyncpool.cluster": ("Cluster",),
-    "asyncpool.errors": (
-        "AsyncPoolError",
-        "BroadcastError",
-        "HookError",
-        "JobCancelled",
-        "JobError",
-        "JobNotPicklableError",
-        "JobRaisedError",
-        "JobTimeoutError",
-        "LeaseLostError",
-        "NoWorkerError",
-        "NodeLostError",
-        "PoolBrokenError",
-        "PoolClosedError",
-        "PoolFullError",
-        "ProfileInProgressError",
-        "ProtocolError",
-        "RemoteError",
-        "RemoteTraceback",
-        "ResizeError",
-        "RollInProgressError",
-        "ThrottledError",
-        "UnsupportedPlatformError",
-        "WorkerCrashedError",
-        "WorkerGoneError",
-        "WorkerHungError",
-        "WorkerOutOfMemoryError",
-        "WorkerStartError",
-    ),
+    "asyncpool.errors": ("JobCancelled", "RemoteTraceback"),  # and what ends with Error
     "asyncpool.events": (
         "CloseSummary",
         "Crash",
@@ -130,7 +104,6 @@ _HOMES = {
     "asyncpool.stats": ("PoolStats", "SlotStats"),
     "asyncpool.stream": ("Stream",),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AsyncPoolError",
@@ -193,6 +166,12 @@ __all__ = [
     "to_process",
     "worker_state",
 ]
+
+
+_HOME = {
+    **{name: "asyncpool.errors" for name in __all__ if name.endswith("Error")},
+    **{name: home for home, names in _HOMES.items() for name in names},
+}
 
 
 if not TYPE_CHECKING:  # or every name would seem to be there

@@ -66,9 +66,7 @@ def test_type_checkers_see_the_names_that_there_are() -> None:
         if isinstance(node, ast.ImportFrom) and node.module != "typing"
         for alias in node.names
     }
-    assert seen == {
-        (home, name) for home, names in asyncpool._HOMES.items() for name in names
-    }
+    assert seen == {(home, name) for name, home in asyncpool._HOME.items()}
     assert {name for _, name in seen} == set(asyncpool.__all__)
 
 

@@ -5,6 +5,7 @@ Nothing is imported here: workers import :mod:`asyncpool._cli.targets`, and must
 
 from __future__ import annotations
 
+import os
 import sys
 
 _NEEDED = frozenset(("click", "rich"))
@@ -14,8 +15,15 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line, or say how to install what it needs."""
+    # A socket would get the number of a descriptor that is closed, and what is meant for a reader
+    # of stderr would go there.
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - stderr
+        pass
+    os.close(fd)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     try:
-        from asyncpool._cli.doctor.namesake import CURE, is_intact  # noqa: PLC0415 - see above
+        from asyncpool._cli.namesake import CURE, is_intact  # noqa: PLC0415 - see above
 
         if not is_intact():
             _tell(

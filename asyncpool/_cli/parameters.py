@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 from asyncpool._core.base.text import printable_lines
-from asyncpool._runtime.base.machine import check_loop
+from asyncpool._runtime.base.machine import check_loop, working_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -170,7 +170,11 @@ def say(text: str) -> None:
 
 
 def add_current_folder() -> None:
-    """Let modules of the current folder be found, as ``python -m`` does."""
-    folder = os.getcwd()  # noqa: PTH109 - a string is what sys.path holds
+    """Let modules of the current folder be found, as ``python -m`` does.
+
+    Raises:
+        FileNotFoundError: If it was removed.
+    """
+    folder = working_folder() or os.getcwd()  # noqa: PTH109 - raises
     if folder not in sys.path:
         sys.path.insert(0, folder)

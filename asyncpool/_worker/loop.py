@@ -39,11 +39,7 @@ from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.logs.forwarding import LogForwarding
 from asyncpool._worker.process import script, titles
 from asyncpool._worker.process.identity import assume
-from asyncpool._worker.process.os_setup import (
-    adopt_orphans,
-    apply_bounds,
-    set_environment,
-)
+from asyncpool._worker.process.os_setup import apply_bounds, set_environment
 from asyncpool._worker.process.preloading import Preloading
 from asyncpool._worker.process_exit import leave
 
@@ -124,9 +120,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         control.close()
         journal.leave()
 
-    # Programs that a job leaves behind become children of this worker.  When it ends, they
-    # become children of the launcher, which then knows that they were this worker's.
-    adopt_orphans()
     os.register_at_fork(
         after_in_child=become_nobody, after_in_parent=segments.after_fork
     )
@@ -136,7 +129,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         if identity is not None:
             set_environment(identity.environment)  # before any import
             know_slot(identity.rank)
-            assume(identity)
+            lends = config.sandbox is None and not config.codec
+            assume(identity, control.borrow_tracker if lends else _nothing)
             slot = identity.number - 1
             pool = identity.name.removesuffix(f"-worker-{slot}")
             titles.show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
@@ -145,7 +139,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         coroutines.kind = config.loop
         serializer = _serializer(config, beats)
         hook = _begin(config, parts, serializer)
-        control.send(FrameKind.HELLO)
         on_retire(partial(_retire, claims, control))
         large_buffers = LargeBuffers(jobs, segments)
         if config.concurrency > 1:
@@ -200,6 +193,10 @@ def _serializer(config: WorkerConfig, beats: HeartbeatWriter) -> WorkerSerialize
     return serializer
 
 
+def _nothing() -> None:
+    return None
+
+
 def _running_job(interrupts: Interrupts, page: mmap.mmap) -> tuple[int, int] | None:
     if interrupts.lanes is not None:
         return interrupts.lanes.running
@@ -243,6 +240,7 @@ def _initialize(
     config: WorkerConfig, parts: WorkerParts, serializer: WorkerSerializer
 ) -> Hook | None:
     control, coroutines = parts.control, parts.coroutines
+    control.memory = config.memory
     sys.path[:] = config.sys_path
     script.install(config.script)
     if config.sandbox is None:
@@ -280,6 +278,9 @@ def _initialize(
         for name, call in config.broadcasts:
             stage = f"broadcast of {name}"
             broadcasts.run(call)
+        if config.main is None:
+            stage = "check of memory"
+            control.greet()
     except BaseException as error:
         announce(control, stage, error, fixed=fixed)
         raise

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/main/class_making.py; test_kinds_of_classes.py has more."""
+"""Tests of asyncpool/_core/main/class_reduction.py; test_kinds_of_classes.py has more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from asyncpool._core.main.class_making import (
+from asyncpool._core.main.class_reduction import (
     make_dispatcher,
     make_without_hooks,
     register_all,

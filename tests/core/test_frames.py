@@ -251,6 +251,7 @@ def test_the_bytes_on_the_wire() -> None:
         "STACKS": 24,
         "WHERE": 53,
         "RETIRE": 27,
+        "TRACKER": 55,
         "CONTEXT": 25,
         "RECORD": 26,
         "HEARTBEAT": 30,

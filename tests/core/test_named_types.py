@@ -1,10 +1,10 @@
-"""Tests of asyncpool/_core/main/named_types.py; test_kinds_of_classes.py has more."""
+"""Tests of asyncpool/_core/main/by_value.py; test_kinds_of_classes.py has more."""
 
 from __future__ import annotations
 
 import typing
 
-from asyncpool._core.main.named_types import NAMED_TYPES, of_named_type
+from asyncpool._core.main.by_value import NAMED_TYPES, of_named_type
 
 
 def test_a_type_that_has_a_name_only_is_made_again() -> None:

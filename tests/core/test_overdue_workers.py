@@ -82,7 +82,7 @@ def test_the_close_may_leave_less_time_than_a_stop_does() -> None:
 def test_who_leaves_is_asked_before_its_time_is_over() -> None:
     core = pool(1, drain_timeout=10.0)
     core.replacements.roll(1.0)
-    assert core.overdue_workers.next_deadline() is None  # the other one is not ready
+    assert core.overdue_workers.next_deadline() == 21.0 - STACK_GRACE  # the new one
     core.workers.ready(1, 2.0)
     assert core.overdue_workers.take(12.0) == [(0, 12.0)]
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpool._core.pickling.calls import load_job, pack_job
+from asyncpool._core.pickling.calls import SizeProbe, load_job, pack_job
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
     OutOfBandPickle,
     StreamTooLongError,
 )
-from asyncpool._core.pickling.size_probe import SizeProbe
 from tests.core.specimens import add
 from tests.helpers.parcels import arrived, plain
 

@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -20,6 +20,7 @@ from asyncpool import (
     Crash,
     Job,
     Pool,
+    PoolBrokenError,
     PoolClosedError,
     RestartPolicy,
     RollResult,
@@ -82,7 +83,10 @@ async def test_in_the_initializer(hang: Fault, tmp_path: Path) -> None:
         await assert_serves(pool)
     [crash] = culprits()
     assert (crash.kind, crash.job_id) == ("failed start", None)
-    assert crash.detail == f"killed since it was not ready within {2 * SHORT:g} s"
+    assert (
+        crash.detail
+        == f"killed since it was not ready within {2 * SHORT:g} s (start_timeout)"
+    )
 
 
 @total
@@ -281,3 +285,28 @@ async def test_a_crash_of_a_worker_that_retires_is_one_crash() -> None:
     [crash] = crashes
     assert crash.next_step_text == "not replaced: there are enough other workers"
     assert (stats.crashes, stats.spawned) == (1, 2)
+
+
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+async def test_an_import_that_hangs_is_shown(
+    launcher: Literal["forkserver", "spawn"],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With forkserver it hangs in the launcher, with spawn in each worker."""
+    (tmp_path / "hung.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    pool = Pool(
+        1,
+        launcher=launcher,
+        preload=["hung"],
+        start_timeout=5.0,  # on a machine under load
+        restart_policy=RestartPolicy(max_failed_starts=1),
+    )
+    async with patience():
+        with pytest.raises(PoolBrokenError, match=r"start_timeout") as caught:
+            await pool.start()
+    crash = caught.value.crashes[-1]
+    where = f'File "{tmp_path}/hung.py", line 2 in <module>'
+    assert where in crash.stack.splitlines()[1]
+    assert where in str(caught.value)

@@ -200,6 +200,23 @@ async def test_a_worker_in_a_sandbox_changes_no_result_that_was_delivered() -> N
         assert all((each == ord("A")).all() for each in found)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"sandbox": Sandbox(read=[ROOT])}, marks=needs_sandbox),
+        {"codec": "json"},
+    ],
+    ids=["sandbox", "codec"],
+)
+async def test_who_is_not_trusted_gets_no_resource_tracker(
+    options: dict[str, Any],
+) -> None:
+    async with patience(), Pool(1, **options) as pool:
+        with pytest.raises(WorkerCrashedError) as caught:
+            await pool.submit(hostile.ask_for_tracker)
+    assert "it asked for a resource tracker that it cannot have" in str(caught.value)
+
+
 async def test_without_a_sandbox_it_does() -> None:
     """It shows that the test above can fail."""
     async with patience(), Pool(1) as pool:

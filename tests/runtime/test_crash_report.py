@@ -269,7 +269,7 @@ async def test_whom_the_pool_has_killed_the_kernel_has_not(
 
 @pytest.mark.parametrize(
     ("planned", "detail"),
-    [(False, "killed since it was not ready within 30 s"), (True, "")],
+    [(False, "killed since it was not ready within 30 s (start_timeout)"), (True, "")],
 )
 async def test_a_start_has_taken_too_long_unless_it_was_called_off(
     *, planned: bool, detail: str

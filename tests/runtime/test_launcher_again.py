@@ -21,7 +21,7 @@ pytestmark = BOTH_LOOPS
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(socket, "socketpair"), (template, "start_launcher")]
+    ("module", "name"), [(socket, "socketpair"), (template, "NewLauncher")]
 )
 async def test_it_is_tried_again(
     module: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

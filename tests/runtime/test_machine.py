@@ -99,14 +99,6 @@ def test_a_platform_without_the_means_is_refused_at_construction(
         Pool(1)
 
 
-def test_an_interpreter_that_does_not_know_itself_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sys.executable", "")
-    with pytest.raises(UnsupportedPlatformError, match=r"sys\.executable"):
-        Pool(1)
-
-
 @pytest.mark.parametrize(
     ("files", "count"),
     [

@@ -35,4 +35,5 @@ def users_own(text: str) -> str:
 
 
 def _is_ours(path: str) -> bool:
-    return path.startswith(_FROZEN) or any(part in path for part in _OURS)
+    # In a frozen program the paths begin at the packages.
+    return path.startswith(_FROZEN) or any(part in f"/{path}" for part in _OURS)

@@ -1,4 +1,4 @@
-"""Workers that the pool is about to kill, since they have not ended in time.
+"""Workers that the pool is about to kill, since they are not ready, or have not ended, in time.
 
 The pool asks each of them for its stacks shortly before its time is over.  So the
 answer takes no extra time, and a worker that ends in time after all has lost nothing.
@@ -28,7 +28,7 @@ class OverdueWorkers:
         self._closing = closing
 
     def next_deadline(self) -> float | None:
-        """When to call :meth:`take`; ``None`` if no worker has to end."""
+        """When to call :meth:`take`; ``None`` if no worker's time is limited."""
         due = earliest(*map(self._due, self._slots))
         return None if due is None else due - STACK_GRACE
 
@@ -52,6 +52,8 @@ class OverdueWorkers:
             if jobs and not any(map(slot.job_endings.is_wanted, jobs)):
                 return None
             return earliest(slot.drain_deadline, self._closing.due)
+        if slot.state is SlotState.STARTING:
+            return slot.due
         if slot.state is SlotState.STOPPING and slot.stop_stage is not StopStage.KILLED:
             return earliest(slot.due, self._closing.due)
         return None

@@ -88,6 +88,8 @@ class FrameKind(enum.IntEnum):
     CLOSING = 50  # pool: while the worker drains: now the whole cluster ends
     # worker: I begin no other job; with a *number*: as soon as I am replaced
     RETIRE = 27
+    # worker: lend me the program's resource tracker; pool: here, with its descriptor, or none
+    TRACKER = 55
     RECORD = 26  # worker: a logger has recorded this
     HEARTBEAT = 30  # worker: there is a new heartbeat on my page
     # CREDIT = 36, pool: the running stream may send *number* items in all

@@ -115,6 +115,8 @@ class WorkerConfig(Record):
         sandbox: How it shuts itself in, if it does.
         options: The names of the options of jobs, which a caller may take for arguments of
             the function.
+        memory: How many bytes of memory are too many before the first job, and the text of
+            that limit.
     """
 
     sys_path: tuple[str, ...]
@@ -136,6 +138,7 @@ class WorkerConfig(Record):
     codec: bytes = b""
     sandbox: SandboxPlan | None = None
     options: tuple[str, ...] = ()
+    memory: tuple[int, str] | None = None
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""
@@ -200,6 +203,7 @@ class LauncherConfig(Record):
         namespaces: The namespaces that each worker makes, if workers are in a sandbox;
             there they cannot import later what they need.
         env: The whole environment of the process; ``None`` for that of the service.
+        folder: The path of its working folder, and the device and the number of the folder.
     """
 
     sys_path: tuple[str, ...]
@@ -209,6 +213,7 @@ class LauncherConfig(Record):
     script: tuple[str, str, tuple[str, ...]] | None = None
     namespaces: int | None = None
     env: tuple[tuple[str, str], ...] | None = None
+    folder: tuple[str, tuple[int, int] | None] = ("", None)
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to the launcher."""

@@ -16,10 +16,10 @@ COROUTINE = "Coroutine of the job (most recent call first):"
 _OUTERMOST = b'\n  File "<string>", line 1 in <module>\n'
 _MORE = b"\n  ...\n"
 
-_OURS = "/asyncpool/_worker/"
+_OURS = "asyncpool/_worker/"
 
 # How the stacks name jobs.
-_CALLED = "/asyncpool/_worker/job/heartbeats.py"
+_CALLED = "asyncpool/_worker/job/heartbeats.py"
 
 
 def tidy(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-import mmap
 import os
 import resource
 import socket
@@ -16,6 +15,7 @@ from typing import Literal
 
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._runtime.base.arguments import check_choice
+from asyncpool._runtime.launcher.interpreter import program
 from asyncpool.errors import UnsupportedPlatformError
 
 # On macOS a fork without exec breaks the system's frameworks: jobs that use Accelerate, as NumPy
@@ -63,8 +63,11 @@ def check_platform() -> None:
         missing = "a POSIX system, such as Linux or macOS"
     elif not (hasattr(socket, "AF_UNIX") and hasattr(socket, "SCM_RIGHTS")):
         missing = "Unix sockets that pass descriptors"
-    elif not sys.executable:
-        missing = "the path of the Python interpreter in sys.executable"
+    elif not program()[0]:
+        missing = (
+            "the path of a Python interpreter: sys.executable is empty, so name one by "
+            "multiprocessing.set_executable()"
+        )
     else:
         return
     raise UnsupportedPlatformError(f"asyncpool needs {missing}")
@@ -87,6 +90,30 @@ def module_path() -> tuple[str, ...]:
     """Return ``sys.path`` without entries that the import system would ignore."""
     entries: list[object] = [*sys.path]
     return tuple(entry for entry in entries if isinstance(entry, str))
+
+
+def working_folder() -> str:
+    """Return the path of this process's folder; empty if somebody has removed it.
+
+    It is ``$PWD`` if that leads there, as after ``cd current`` where that is a symbolic link.  A
+    deployment has the link lead to its next release, and later workers are to be in that one.
+    """
+    shown = os.environ.get("PWD", "")
+    if shown.startswith("/") and folder_at(shown) == folder_at("."):
+        return shown
+    try:
+        return os.getcwd()  # noqa: PTH109 - a string is what sys.path holds
+    except OSError:
+        return ""
+
+
+def folder_at(path: str) -> tuple[int, int] | None:
+    """Return which folder a path leads to now; ``None`` for none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - asked at each start of a worker
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def umask_and_ignored() -> tuple[str, ...]:
@@ -219,14 +246,6 @@ def memory_limit() -> int | None:
             limits.append(int(_read(file)))
     # Version 1 shows "no limit" as a number of bytes that no machine has.
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
-
-
-def private_memory(pid: int) -> int:
-    """Return how many bytes of memory a process has to itself; 0 if it is gone."""
-    fields = _read(Path(f"/proc/{pid}/statm")).split()
-    if len(fields) < 3:  # noqa: PLR2004 - its size, what is resident, what is shared
-        return 0
-    return (int(fields[1]) - int(fields[2])) * mmap.PAGESIZE
 
 
 def cpu_time(pid: int) -> float:

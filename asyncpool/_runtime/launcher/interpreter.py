@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import os
+import re
+import shlex
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from asyncpool._core.wire.messages import Variables
+from asyncpool._core.base.text import printable_lines
+from asyncpool._core.wire.messages import LauncherConfig
+from asyncpool._system.interpreter import (
+    MARK,
+    REFUSAL,
+    command_line,
+    frozen,
+    greeting,
+)
 
 # The new process needs the asyncpool of this process, even if another one is installed.  So its
 # directory comes first while asyncpool is imported, and last before anything else is imported.
@@ -17,43 +30,160 @@ _BOOTSTRAP = (
     "sys.path.append(sys.path.pop(0)); "
     "from asyncpool._worker.bootstrap import main; main()"
 )
+# A launcher first says which Python it is: another one may not even understand what follows.
+_GREET = (
+    "import os, sys; v = sys.implementation.cache_tag + 't' * ('t' in sys.abiflags); "
+    "os.write(int(sys.argv[3]), (v + ' ' + sys.version.split()[0] + '\\n').encode()); "
+    "v == %r or sys.exit(1); "
+)
 _ROOT = str(Path(__file__).parents[3])
 
+# Seconds in which an executable that may be anything has to show that it is a Python.
+_PATIENCE = 10.0
 
-def start_launcher(
-    theirs: socket.socket, env: Variables | None
-) -> subprocess.Popen[bytes]:
-    """Start the launcher's process.
+_LONGEST = 1000
+
+# What the kernel says of a file that is no program.
+_UNUSABLE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP}
+
+
+class NewLauncher:
+    """The launcher's process, until it has shown that it is one.
 
     Args:
         theirs: Its end of the channel.
-        env: The variables of its environment; ``None`` for that of this process.
+        config: What it is to inherit.
+
+    Attributes:
+        popen: The process.
+        patience: Seconds that it has to show that; ``None`` for as long as a worker has to
+            become ready.
 
     Raises:
-        OSError: If it cannot be started.
+        ValueError: If it is nothing that can be started; the text says what and why.
+        OSError: If it cannot be started now.
     """
-    command = [*_interpreter(), "-c", _BOOTSTRAP, _ROOT, "launcher"]
-    return subprocess.Popen(  # noqa: S603 - our own interpreter
-        [*command, str(theirs.fileno())],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=None if _is_passed_on(2) else subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(),),
-        env=None if env is None else dict(env),
-        start_new_session=True,
-    )
+
+    def __init__(self, theirs: socket.socket, config: LauncherConfig) -> None:
+        executable, self._frozen = program()
+        channel = theirs.fileno()
+        fds = [channel]
+        variables = {**(os.environ if config.env is None else dict(config.env))}
+        variables[MARK] = str(channel)
+        if self._frozen:
+            shown = frozen(executable)
+            command = command_line(shown, "launcher", (channel,))
+            fds.append(int(command[-1].partition("=")[2]))
+            # By these it knows that the files of the program are unpacked already.
+            variables |= {k: v for k, v in os.environ.items() if k.startswith("_PYI_")}
+        else:
+            shown = _plain(executable)
+            code = _GREET % _kind(greeting()) + _BOOTSTRAP
+            command = [*shown, code, _ROOT, "launcher", str(channel)]
+        self._shown = f"{shlex.join(shown)} ..."
+        is_python = re.match("python|pypy", Path(executable).name)
+        self.patience = None if self._frozen or is_python else _PATIENCE
+        self._heard = b""
+        folder = config.folder[0]
+        try:
+            self.popen = subprocess.Popen(  # noqa: S603 - our own interpreter
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=None if _is_passed_on(2) else subprocess.DEVNULL,
+                pass_fds=fds,
+                env=variables,
+                cwd=folder if Path(folder).is_dir() else None,
+                start_new_session=True,
+            )
+        except OSError as error:
+            if error.errno not in _UNUSABLE or error.filename == folder:
+                raise
+            raise ValueError(self.fault(f"it cannot be started: {error}")) from error
+        finally:
+            for pipe in fds[1:]:
+                os.close(pipe)
+
+    def hear(self, data: bytes) -> bytes | None:
+        """Return what comes after its first line; ``None`` if that is not yet there.
+
+        Raises:
+            ValueError: If it is no launcher; the text says what it is.
+        """
+        self._heard += data
+        line, end, rest = self._heard.partition(b"\n")
+        if not end and len(line) < _LONGEST:
+            return None
+        if _kind(line) == _kind(greeting()):
+            return rest
+        if line == REFUSAL.strip():
+            what = "it runs the program again, which has started a pool in turn"
+        else:
+            theirs, own = (it.decode(errors="replace") for it in (line, greeting()))
+            what = f"it is {theirs[:100]}, and this process is {own.strip()}"
+        raise ValueError(self.fault(what))
+
+    def end(self) -> str:
+        """Return how it has ended; empty if it has not."""
+        status = self.popen.poll()
+        if status is None:
+            return ""
+        if status < 0:
+            return f"signal {signal.Signals(-status).name} ended it"
+        return f"it ended with exit status {status}"
+
+    def fault(self, what: str) -> str:
+        """Return *what* is wrong, with the command line and the way out."""
+        if self._frozen:
+            way_out = (
+                "call multiprocessing.freeze_support() as the first thing under "
+                "`if __name__ == '__main__':`"
+            )
+        else:
+            way_out = (
+                "name a Python of this version by multiprocessing.set_executable()"
+            )
+        return printable_lines(
+            f"{self._shown} does not become the launcher of workers: {what}; {way_out}"
+        )
 
 
 def worker_command() -> tuple[str, ...]:
-    """Return the command line of a worker that starts as a fresh interpreter."""
-    return (*_interpreter(), "-c", _BOOTSTRAP, _ROOT, "worker")
+    """Return the command line of a worker that starts as a fresh interpreter, up to its role."""
+    executable, is_frozen = program()
+    if is_frozen:
+        return frozen(executable)
+    return (*_plain(executable), _BOOTSTRAP, _ROOT)
 
 
-def _interpreter() -> list[str]:
+def program() -> tuple[str, bool]:
+    """Return what to start, empty if nobody knows, and whether it is a frozen program."""
+    is_frozen = hasattr(sys, "frozen") or "__compiled__" in globals()
+    if is_frozen:
+        # With this, programs of Nuitka get the right sys.executable.
+        importlib.import_module("multiprocessing.spawn")
+    spawn = sys.modules.get("multiprocessing.spawn")
+    chosen = os.fsdecode(spawn.get_executable() or b"") if spawn is not None else ""
+    if chosen and chosen != sys.executable:  # by multiprocessing.set_executable()
+        return chosen, False
+    if not is_frozen and not sys.orig_argv:
+        # This Python is part of another program, which sys.executable may name.
+        name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        for prefix in (sys.exec_prefix, sys.base_exec_prefix):
+            if os.access(beside := f"{prefix}/bin/{name}", os.X_OK):
+                return beside, False
+    return sys.executable, is_frozen
+
+
+def _plain(executable: str) -> tuple[str, ...]:
     # The flags of this interpreter, as multiprocessing passes them on.  No directory comes in
     # front of the path, since any file in it could pose as a module.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
-    return [sys.executable, *flags, *([] if "-P" in flags else ["-P"])]
+    return (executable, *flags, *([] if "-P" in flags else ["-P"]), "-c")
+
+
+def _kind(line: bytes) -> str:
+    return line.decode(errors="replace").partition(" ")[0]
 
 
 def _is_passed_on(fd: int) -> bool:

@@ -14,14 +14,19 @@ import os
 import resource
 from collections.abc import Callable, Collection
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from asyncpool._core.main import main_module
 from asyncpool._core.policies.starting import BEFORE_IMPORTS, SCRIPT
 from asyncpool._core.wire.messages import LauncherConfig, Variables
-from asyncpool._runtime.base.machine import module_path, umask_and_ignored, usable_cores
+from asyncpool._runtime.base.machine import (
+    folder_at,
+    module_path,
+    umask_and_ignored,
+    usable_cores,
+    working_folder,
+)
 from asyncpool._runtime.launcher.interpreter import worker_command
 from asyncpool._runtime.launcher.launcher_process import (
     LauncherProcess,
@@ -81,7 +86,11 @@ class Launcher:
         imports = imports and fork
         script = main_script() if imports and main_module.is_in_use() else None
         command = worker_command()
-        self._config = LauncherConfig(module_path(), fork, preload, command, script)
+        path = working_folder()
+        folder = path, folder_at(path)
+        self._config = LauncherConfig(
+            module_path(), fork, preload, command, script, folder=folder
+        )
         if confinement is not None:
             first = imports and confinement.script_first
             self._config = self._config._replace(
@@ -113,6 +122,12 @@ class Launcher:
         Cancellation:
             Safe: a worker that was on its way ends when its channels close.
         """
+        folder = self._config.folder
+        if (leads := folder_at(folder[0])) not in {None, folder[1]}:  # to a new release
+            self._config = self._config._replace(folder=(folder[0], leads))
+            if self._process is not None:
+                self._others.append(self._process)  # it has workers to look after
+                self._process = None
         if self._process is None or self._process.lost:
             self._process = self._find(self._config)
             self._config = self._process.config
@@ -123,18 +138,20 @@ class Launcher:
                 raise
             return await self.launch(fds, variables)
 
-    def on_start_timeout(self) -> None:
+    async def on_start_timeout(self, error: LaunchError) -> LaunchError:
         """Kill the launcher, since a start took too long; but not one that serves other pools.
 
         This pool may just have a short ``start_timeout``, or the machine may be busy for a moment.
+
+        Returns:
+            What it does instead, if that is known; else *error*.
         """
         process = self._process
         if process is None:
-            return
+            return error
         asked_at, now = process.asked_at, self._loop.time()
         hangs = asked_at is not None and now - asked_at >= _SILENCE
-        if process.users == 1 or hangs:
-            process.abort()
+        return await process.abort_late() if process.users == 1 or hangs else error
 
     async def close(self) -> None:
         """Wait until nothing is left of this pool's workers, nor of a launcher that it alone uses.
@@ -233,7 +250,6 @@ def _inheritance() -> tuple[object, ...]:
     limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     return (
         tuple(os.environ.items()),
-        _directory(),
         (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *os.getgroups()),
         umask_and_ignored(),
         _unless_refused(lambda: os.getpriority(os.PRIO_PROCESS, 0)),
@@ -252,10 +268,3 @@ def _unless_refused(ask: Callable[[], object]) -> object:
         return ask()
     except OSError:
         return None
-
-
-def _directory() -> str:
-    try:
-        return str(Path.cwd())
-    except OSError:  # somebody has removed the directory
-        return ""

@@ -19,7 +19,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.logs import pool_messages as say
@@ -33,12 +32,14 @@ from asyncpool._core.wire.messages import (
     unpack_exit,
     unpack_pid,
 )
+from asyncpool._core.wire.stacks import are_whole, tidy
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.machine import status_of_zombie
 from asyncpool._runtime.base.refusals import is_refusal, tell_once
-from asyncpool._runtime.launcher.interpreter import start_launcher
+from asyncpool._runtime.launcher.interpreter import NewLauncher
 from asyncpool._system.descriptors import receive_fds
+from asyncpool._system.signals import STACKS
 from asyncpool._system.sockets import socket_pair
 from asyncpool.errors import ProtocolError
 
@@ -56,6 +57,10 @@ _END_GRACE = 2.0
 # Seconds until the first look whether a lost launcher has ended; each wait is twice the last one.
 _FIRST_LOOK = 0.0005
 _LAST_LOOK = 4.0
+
+# Looks for the stacks of one that still imports, and the seconds between two of them.
+_LOOKS = 30
+_NEXT_LOOK = 0.01
 
 # More requests than this at once would fill the launcher's socket.
 _MOST_REQUESTS = 16
@@ -80,6 +85,12 @@ class LaunchError(Exception):
     trace = ""
     final = False
     again = False
+
+
+class InterpreterError(LaunchError):
+    """What was to be the launcher is none: not this Python, or a frozen program by itself."""
+
+    final = True
 
 
 class Process:
@@ -225,15 +236,22 @@ class LauncherProcess:
         self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
         self._socket, theirs = socket_pair()
         try:
-            self._popen = start_launcher(theirs, config.env)
+            self._new: NewLauncher | None = NewLauncher(theirs, config)
+        except ValueError as error:
+            self._socket.close()
+            raise InterpreterError(str(error)) from error
         except OSError as error:
             self._socket.close()
-            text = f"the interpreter {sys.executable} cannot be started: {error}"
-            failure = LaunchError(text)
+            failure = LaunchError(f"the launcher cannot be started: {error}")
             failure.final = cannot_succeed(error, fixed=True)
             raise failure from error
         finally:
             theirs.close()
+        self._popen = self._new.popen
+        self._stacks: bytes | None = None  # what it has written of them
+        self._patience = Alarm(loop, lambda _: self._never_begun("it does not answer"))
+        if self._new.patience is not None:
+            self._patience.set_in(self._new.patience)
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read_some)
         payload = config.pack()
@@ -314,6 +332,35 @@ class LauncherProcess:
             self._popen.kill()
             self._lose("the launcher was killed")
 
+    async def abort_late(self) -> LaunchError:
+        """Kill the process, which has not answered in time; return what it does instead.
+
+        Cancellation:
+            Kills it.
+        """
+        error = LaunchError("the launcher did not answer within start_timeout")
+        try:
+            if self._new is not None:
+                what = "it does not answer within start_timeout"
+                error = InterpreterError(self._new.fault(what))
+                error.final = False  # the machine may have been busy
+            elif not (self.ready.done() or self.lost):
+                self._stacks = self._stacks or b""
+                self._popen.send_signal(STACKS)
+                for _ in range(_LOOKS):
+                    before = self._stacks
+                    await asyncio.sleep(_NEXT_LOOK)
+                    if are_whole(self._stacks, before):
+                        break
+                error = LaunchError(
+                    "the launcher did not import within start_timeout what workers share"
+                )
+                stacks = self._stacks.decode(errors="replace")
+                error.trace = printable_lines(tidy(stacks))
+        finally:
+            self.abort()
+        return error
+
     async def close(self) -> None:
         """End the process and wait until it has ended."""
         self._ends = True
@@ -339,7 +386,25 @@ class LauncherProcess:
             return
         except OSError:
             data, fds, truncated = b"", [], False
-        if not data:
+        if self._stacks is not None and data:
+            self._stacks += data
+            return
+        if self._new is not None and data:
+            try:
+                rest = self._new.hear(data)
+            except ValueError as error:
+                self._popen.kill()
+                self._lose(InterpreterError(str(error)))
+                return
+            if rest is None:
+                return
+            data, self._new = rest, None
+            self._patience.cancel()
+        elif not data:
+            if self._new is not None and not self._ends:
+                self._loop.remove_reader(self._socket.fileno())
+                self._never_begun("it has closed its channel", _FIRST_LOOK)
+                return
             if not self._ends:
                 extra = {"pid": self._popen.pid, "reason": "its process has ended"}
                 say.LAUNCHER_LOST.log(_LOGGER, extra)
@@ -426,14 +491,35 @@ class LauncherProcess:
         self._unwanted.add(process.pid)
         process.signal(signal.SIGKILL)
 
-    def _lose(self, reason: str) -> None:
+    def _never_begun(self, what: str, wait: float = _LAST_LOOK) -> None:
+        """Give up a process that has not shown that it is a launcher, and say how it has ended.
+
+        Args:
+            what: What to say if it goes on.
+            wait: Seconds until the next look whether it has ended.
+        """
+        new = self._new
+        if self.lost or new is None:
+            return
+        ended = new.end()
+        # The kernel closes the channel first, and a moment later the process has a status.
+        if not ended and wait < _LAST_LOOK:
+            self._loop.call_later(wait, self._never_begun, what, 2 * wait)
+            return
+        self._popen.kill()
+        error = InterpreterError(new.fault(ended or what))
+        error.final = bool(ended)  # else the machine may have been busy
+        self._lose(error)
+
+    def _lose(self, reason: str | LaunchError) -> None:
         if self.lost:
             return
         self.lost = True
+        self._patience.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
-        error = LaunchError(reason)
+        error = LaunchError(reason) if isinstance(reason, str) else reason
         _fail(self.ready, error)
         for answer in list(self._requests.values()):
             _fail(answer, error)

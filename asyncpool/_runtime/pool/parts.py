@@ -80,7 +80,7 @@ def assemble(config: SupervisorConfig, hub: PoolHub) -> Parts:
         admission=admission,
         draining=draining,
         traffic=traffic,
-        replacement=WorkerReplacement(state),
+        replacement=WorkerReplacement(state, threads),
         sessions=Sessions(state, admission, draining, traffic),
         broadcasts=Broadcaster(state, admission, traffic, threads, worker),
         stacks=Stacks(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ from types import ModuleType
 
 from asyncpool._core.main import main_module
 from asyncpool._core.main.scripts import Origin, Script, recognise
+from asyncpool._system.interpreter import MARK, REFUSAL
 
 
 class _Seen:
@@ -39,8 +43,19 @@ def check_not_imported(what: str) -> None:
     """Check that this process is no worker that imports the script, before it starts a *what*.
 
     Raises:
-        RuntimeError: If it is one: then each worker would start a pool with workers.
+        RuntimeError: If it is one, or should be: then each worker would start a pool with workers.
     """
+    if (channel := os.environ.get(MARK)) is not None:
+        if (
+            "-c" not in sys.orig_argv
+        ):  # it runs a program, and will never come to the rest
+            with contextlib.suppress(OSError, ValueError):
+                socket.socket(fileno=int(channel)).send(REFUSAL)
+        raise RuntimeError(
+            f"a {what} is started in a process that was itself started to have workers: a frozen "
+            "program must call multiprocessing.freeze_support() first under `if __name__ == "
+            "'__main__':`, and what each interpreter imports as it starts must start none"
+        )
     path = main_module.importing()
     if path:
         raise RuntimeError(

@@ -138,12 +138,15 @@ class CrashReporter:
         """
         detail = handle.detail
         if not detail and late:
-            detail = f"it was not ready within {self._start_timeout:g} s"
+            detail = (
+                f"it was not ready within {self._start_timeout:g} s (start_timeout)"
+            )
         if not detail and self._was_killed(handle) and self._ledger is None:
             detail = "not by the pool; perhaps there was no memory left"
         if not detail and killed_for is not None:
             detail = job_not_ended(killed_for, beside=beside)
-        return killed_since(detail) if handle.killed and detail else detail
+        killed = handle.killed and handle.pid is not None
+        return killed_since(detail) if killed and detail else detail
 
 
 def crash_of_job(job: Job[object], crash: Crash) -> Crash:

@@ -241,6 +241,7 @@ class LifeLog:
         trace = ""
         if crash.kind is CrashKind.FAILED_START:
             trace = users_own(crash.stack)
+            stack = "" if stack == crash.stack else stack
         elif crash.kind is CrashKind.HUNG:
             stack = crash.stack
         extra: dict[str, object] = {

@@ -167,22 +167,10 @@ class WorkerHandle:
         channel.read()
 
     def read_now(self) -> None:
-        """Read now what it has sent on its job channel, even if reading is paused."""
+        """Read now what it has sent on its job channel."""
         channel = self.connections.jobs
         assert channel is not None
         channel.read()
-
-    def pause_reading(self) -> None:
-        """Read none of its outcomes until :meth:`resume_reading`."""
-        channel = self.connections.jobs
-        assert channel is not None
-        channel.pause()
-
-    def resume_reading(self) -> None:
-        """Read its outcomes as they come."""
-        channel = self.connections.jobs
-        assert channel is not None
-        channel.resume()
 
     def demand_stacks(self) -> None:
         """Have a signal handler write its stacks, since no thread of Python's may run there."""
@@ -254,7 +242,7 @@ class WorkerHandle:
             fds = self.connections.open(self, theirs)
             self.process = await setup.launcher.launch(fds, self.environment)
         if self.process is None:
-            raise LaunchError("the launcher did not answer in time")
+            raise LaunchError("the launcher did not answer within start_timeout")
         self.connections.label_output(self)
         if self._wanted is not None:  # the signal was asked for while it was starting
             self.process.signal(self._wanted)

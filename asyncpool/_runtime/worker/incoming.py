@@ -152,6 +152,8 @@ class IncomingFrames:
                 self._listener.on_ready(worker)
         elif frame.kind is FrameKind.FAILED:
             self._on_failure(frame)
+        elif frame.kind is FrameKind.TRACKER:
+            self._connections.lend_tracker()
         else:
             raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
 

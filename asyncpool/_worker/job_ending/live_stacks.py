@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from asyncpool._worker.job_ending.interrupts import Interrupts
 
-_OURS = "/asyncpool/_worker/"
+_OURS = "asyncpool/_worker/"
 
 # A job that calls them is inside of our calls, and yet not at its end.
-_CALLED = "/asyncpool/_worker/job/heartbeats.py"
+_CALLED = "asyncpool/_worker/job/heartbeats.py"
 
 # The most calls of a stack, the most threads, and the most characters in all.
 _DEEPEST = 100

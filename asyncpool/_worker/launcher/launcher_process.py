@@ -34,6 +34,8 @@ from asyncpool._core.wire.messages import (
     unpack_environment,
 )
 from asyncpool._system.descriptors import receive_fds
+from asyncpool._system.interpreter import MARK, command_line
+from asyncpool._system.signals import STACKS
 from asyncpool._system.sockets import socket_of
 from asyncpool._worker.launcher.reaper import Reaper
 from asyncpool._worker.loop import work
@@ -171,6 +173,8 @@ class LauncherProcess:
         titles.show("pool-launcher", "launcher")
         with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
             faulthandler.enable()
+        # If this takes too long, the pool asks where it is, and reads nothing else any more.
+        faulthandler.register(STACKS, self._channel)
         preloading = Preloading()
         for name in config.preload:
             try:
@@ -197,6 +201,8 @@ class LauncherProcess:
                 stream.flush()  # else every worker would print what is left in it
         if "logging" in sys.modules:  # workers will need it, and can share it
             importlib.import_module("asyncpool._worker.logs.log_handler")
+        faulthandler.unregister(STACKS)
+        signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
         lost = preloading.left(whole=True) if config.fork else []
@@ -223,11 +229,10 @@ class LauncherProcess:
         # A SIGTERM meant for the new worker must not run the launcher's handler in it;
         # it waits until the worker has let go of that.
         with _undisturbed(), forking():
-            pid = os.fork()
+            pid = self._reaper.fork()
             if pid == 0:
                 self._let_go()
                 raise _Forked(self._config, fds, variables)
-            self._reaper.add(pid)
         return pid
 
     def _refuse(self, frame: Frame, reason: str) -> None:
@@ -282,7 +287,7 @@ def _become_worker(
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
-            numpy_random.seed()  # the others reseed themselves after a fork
+            numpy_random.seed()  # random does so itself; see docs/inside-a-job.md for others
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -294,8 +299,8 @@ def _exec(config: LauncherConfig, variables: Mapping[str, str], *fds: int) -> No
         os.set_inheritable(fd, True)
     os.execve(  # noqa: S606 - no shell is wanted
         config.command[0],
-        [*config.command, *map(str, fds)],
-        {**os.environ, **variables},
+        command_line(config.command, "worker", fds),
+        {**os.environ, **variables, MARK: str(fds[0])},
     )
 
 

@@ -1,0 +1,204 @@
+"""What starts the other processes: any executable, another Python, a frozen program."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.patience import PATIENCE
+from tests.helpers.scripts import ROOT, finish, start_script
+
+STARTS = """
+    import asyncio, multiprocessing, os, sys
+    from asyncpool import Pool, PoolBrokenError, RestartPolicy, UnsupportedPlatformError
+
+    async def main(launcher, timeout):
+        policy = RestartPolicy(max_failed_starts=1)
+        try:
+            async with Pool(
+                1, launcher=launcher, restart_policy=policy, start_timeout=timeout
+            ) as pool:
+                print(await pool.submit(os.getenv, "WRAPPED"))
+                print(await pool.submit(os.getenv, "ASYNCPOOL_STARTS"))
+        except (PoolBrokenError, UnsupportedPlatformError) as error:
+            print(str(error).partition("could not be started: ")[2] or error)
+
+    if __name__ == "__main__":
+        how, name, launcher, timeout = sys.argv[1:]
+        exec(how)
+        asyncio.run(main(launcher, float(timeout)))
+"""
+CHOSEN = "multiprocessing.set_executable(name)"
+EMBEDDED = "sys.executable = name; sys.orig_argv.clear()"
+
+ANOTHER = f"""#!{sys.executable}
+import os, sys
+os.write(int(sys.argv[-1]), b"cpython-38 3.8.1\\n")
+"""
+OWN = f"{sys.implementation.cache_tag} {platform.python_version()}"
+
+FROZEN = """
+    import asyncio, multiprocessing, os, sys
+
+    depth = int(os.environ.get("DEPTH", "0"))
+    os.environ["DEPTH"] = str(depth + 1)
+    if depth > 2:
+        os._exit(99)  # a brake
+
+    import asyncpool
+
+    factor = 7
+
+    def times(x):
+        return factor * x
+
+    async def main(launcher):
+        async with asyncpool.Pool(2, launcher=launcher) as pool:
+            print([item async for item in pool.map(times, [1, 2])])
+            try:
+                await pool.submit(os.abort)
+            except asyncpool.WorkerCrashedError as error:
+                print(error.signal)
+            print(await pool.submit(times, 6), await pool.submit(os.getenv, "ASYNCPOOL_STARTS"))
+
+    if __name__ == "__main__":
+        if "FORGETS" not in os.environ:
+            multiprocessing.freeze_support()
+        asyncio.run(main(sys.argv[1] if sys.argv[1:] == ["spawn"] else "forkserver"))
+        with asyncpool.ProcessPoolExecutor(1) as executor:
+            print(executor.submit(pow, 2, 5).result(), depth)
+"""
+# What PyInstaller finds in this environment, and the program does not need.
+UNUSED = (
+    "IPython,PIL,a2wsgi,aiohttp,click,dask,distributed,django,dotenv,hypothesis,joblib,matplotlib,"
+    "msgspec,mypy,numpy,opentelemetry,prometheus_client,psutil,pytest,ray,redis,rich,setuptools,"
+    "sqlite3,starlette,tkinter,uvicorn,uvloop,watchfiles,websockets"
+)
+
+
+@pytest.fixture
+def executable(tmp_path: Path) -> Path:
+    path = tmp_path / "executable"
+    path.touch(0o755)
+    return path
+
+
+def starts(
+    how: str, name: object, launcher: str = "forkserver", timeout: str = "60"
+) -> str:
+    folder = Path(str(name)).parent
+    out, _ = finish(start_script(folder, STARTS, how, str(name), launcher, timeout))
+    return out
+
+
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+def test_the_executable_that_multiprocessing_has_is_used(
+    executable: Path, launcher: str
+) -> None:
+    executable.write_text(f'#!/bin/sh\nWRAPPED=1 exec {sys.executable} "$@"\n')
+    assert starts(CHOSEN, executable, launcher) == "1\nNone\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "timeout", "what"),
+    [
+        ("#!/bin/sh\nexit 7\n", "60", "it ended with exit status 7"),
+        ("#!/bin/sh\nkill -SEGV $$\n", "60", "signal SIGSEGV ended it"),
+        ("#!/bin/sh\nexec sleep 600\n", "1", "it does not answer within start_timeout"),
+        (ANOTHER, "60", f"it is cpython-38 3.8.1, and this process is {OWN}"),
+        ("no program", "60", "it cannot be started: [Errno 8] Exec format error: "),
+    ],
+)
+def test_what_is_no_such_python_is_refused_by_name(
+    executable: Path, text: str, timeout: str, what: str
+) -> None:
+    executable.write_text(text)
+    said = starts(CHOSEN, executable, timeout=timeout)
+    assert "-P -c ... does not become the launcher" in said
+    assert said.startswith(f"{executable} ")
+    assert f": {what}" in said
+    assert said.endswith(
+        "; name a Python of this version by multiprocessing.set_executable()\n"
+    )
+
+
+def test_a_python_inside_another_program_is_found(executable: Path) -> None:
+    executable.write_text("#!/bin/sh\nexit 7\n")
+    assert starts(EMBEDDED, executable) == "None\nNone\n"
+
+
+def test_an_interpreter_that_does_not_know_itself_is_refused(tmp_path: Path) -> None:
+    said = starts('sys.executable = ""', tmp_path / "none")
+    assert "sys.executable is empty" in said
+
+
+def test_nothing_starts_itself_again(tmp_path: Path) -> None:
+    """A module that each interpreter imports at its start begins a pool."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "depth = int(os.environ.get('DEPTH', '0'))\n"
+        "os.environ['DEPTH'] = str(depth + 1)\n"
+        "if depth > 2: os._exit(99)\n"
+        "import asyncpool\n"
+        "with asyncpool.ProcessPoolExecutor(1) as executor:\n"
+        "    print(executor.submit(pow, 2, 5).result(), depth)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", "print('end')"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.stdout == "32 0\nend\n", done.stderr
+    assert "was itself started to have workers" in done.stderr
+
+
+def test_a_program_of_pyinstaller(tmp_path: Path) -> None:
+    program = freeze(tmp_path)
+    for launcher in ("forkserver", "spawn"):
+        done = run(program, launcher)
+        assert done.stdout == "[7, 14]\nSIGABRT\n42 None\n32 0\n", done.stderr
+    done = run(program, FORGETS="1")
+    assert done.returncode == 1
+    assert (
+        f"{program} --multiprocessing-fork ... does not become the launcher"
+        in done.stderr
+    )
+    assert "it runs the program again, which has started a pool in turn" in done.stderr
+    assert "call multiprocessing.freeze_support() as the first thing" in done.stderr
+    assert "99" not in done.stderr
+
+
+def freeze(folder: Path) -> Path:
+    """Make a program of the script in a folder of its own; it takes 10 s of a core."""
+    from textwrap import dedent
+
+    (folder / "app.py").write_text(dedent(FROZEN))
+    command = [sys.executable, "-m", "PyInstaller", "--log-level", "ERROR", "app.py"]
+    for name in UNUSED.split(","):
+        command += ["--exclude-module", name]
+    subprocess.run(
+        [*command, "--paths", str(ROOT)], cwd=folder, timeout=10 * PATIENCE, check=True
+    )
+    return folder / "dist" / "app" / "app"
+
+
+def run(
+    program: Path, *args: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program, *args],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
