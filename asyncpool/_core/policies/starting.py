@@ -24,7 +24,7 @@ from asyncpool._core.base.records import Record
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 # Where threads come from that are none of a module's: what runs before any import, and the script.
 BEFORE_IMPORTS = ""
@@ -77,7 +77,7 @@ class Sharing(Record):
 
 
 def lost_at_fork(
-    before: Mapping[int, Thread], after: Iterable[int], copy: Iterable[str]
+    before: Mapping[int, Thread], after: Container[int], copy: Iterable[str]
 ) -> dict[int, Thread]:
     """Return the threads that a copy of this process would need and does not have.
 
@@ -86,36 +86,32 @@ def lost_at_fork(
         after: The numbers of the threads after it.
         copy: The names of the threads in the copy.
     """
-    kept, again, lost = set(after), Counter(map(_kind, copy)), {}
+    digits = "0123456789"  # many libraries number their threads
+    again, lost = Counter(name.rstrip(digits) for name in copy), {}
     for number, thread in before.items():
-        if number not in kept or thread.name in HARMLESS:
-            continue
-        if again[_kind(thread.name)]:
-            again[_kind(thread.name)] -= 1
-        else:
-            lost[number] = thread
+        if number in after and thread.name not in HARMLESS:
+            kind = thread.name.rstrip(digits)
+            if not again[kind]:
+                lost[number] = thread
+            again[kind] -= again[kind] > 0
     return lost
-
-
-def _kind(name: str) -> str:
-    return name.rstrip("0123456789")  # many libraries number their threads
 
 
 def share(lost: Sequence[Thread], *, sandboxed: bool) -> Sharing:
     """Return what workers share with a launcher in which a fork would lose these threads."""
     names = ", ".join(dict.fromkeys(thread.name for thread in lost))
     origins = {it.origin: it.seconds for it in lost}
-    modules = ", ".join("the script" if it == SCRIPT else it for it in origins)
+    named = ("the script" if it == SCRIPT else it for it in origins if it)
+    modules = ", ".join(named)
+    needed = [it for it in lost if it.origin != BEFORE_IMPORTS and not it.native]
+    if sandboxed and needed:
+        return Sharing(outside(needed))
     if sandboxed:
-        needed = [it for it in lost if it.origin != BEFORE_IMPORTS and not it.native]
-        if needed:
-            return Sharing(outside(needed))
-        text = f"workers in the sandbox have {modules} without its threads ({names}): a job "
-        return Sharing(
-            text=text + "that needs those waits for ever, so give jobs a timeout"
-            if modules
-            else ""
+        text = (
+            f"workers in the sandbox have {modules} without its threads ({names}): a job that "
+            "needs those waits for ever, so give jobs a timeout"
         )
+        return Sharing(text=text if modules else "")
     if BEFORE_IMPORTS in origins:
         text = (
             f"each worker is an interpreter of its own and shares no import, since threads that "

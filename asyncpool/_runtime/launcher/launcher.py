@@ -13,7 +13,6 @@ import contextlib
 import os
 import resource
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -252,19 +251,15 @@ def _inheritance() -> tuple[object, ...]:
         tuple(os.environ.items()),
         (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *os.getgroups()),
         umask_and_ignored(),
-        _unless_refused(lambda: os.getpriority(os.PRIO_PROCESS, 0)),
+        _unless_refused(os.getpriority, os.PRIO_PROCESS, 0),
         frozenset(usable_cores()),
-        *(_unless_refused(partial(_limit, name)) for name in limits),
+        *(_unless_refused(resource.getrlimit, getattr(resource, it)) for it in limits),
     )
 
 
-def _limit(name: str) -> tuple[int, int]:
-    return resource.getrlimit(getattr(resource, name))
-
-
-def _unless_refused(ask: Callable[[], object]) -> object:
+def _unless_refused(ask: Callable[..., object], *about: int) -> object:
     """Return an answer, or nothing if a sandbox refuses it; then all pools have the same."""
     try:
-        return ask()
+        return ask(*about)
     except OSError:
         return None

@@ -469,8 +469,7 @@ class LauncherProcess:
         _fail(self.ready, error)
 
     def _exited(self, pid: int, status: int, cpu: int) -> None:
-        process = self._processes.pop(pid, None)
-        if process is None:
+        if (process := self._processes.pop(pid, None)) is None:
             return
         process.ended(status, cpu=cpu / 1e6)
         if pid in self._unwanted:

@@ -213,9 +213,14 @@ class LauncherProcess:
             self._refuse(frame, "the launcher may open no more descriptors")
         else:
             try:
-                self._report_start(
-                    self._fork(fds, unpack_environment(frame.payload)), frame.job
-                )
+                pid = self._fork(fds, unpack_environment(frame.payload))
+                # Open the pidfd here: this process is the parent, so the pid cannot be reused yet.
+                handles: list[int] = []
+                with contextlib.suppress(AttributeError, OSError):
+                    handles.append(os.pidfd_open(pid))
+                payload = pack_pid(pid, held=bool(handles))
+                self._send(FrameKind.LAUNCHED, payload, frame.job, handles)
+                fds += handles
             except OSError as error:
                 self._refuse(frame, str(error))
         for fd in fds:
@@ -237,16 +242,6 @@ class LauncherProcess:
 
     def _refuse(self, frame: Frame, reason: str) -> None:
         self._send(FrameKind.FAILED, Failure("fork", reason).pack(), frame.job)
-
-    def _report_start(self, pid: int, request: int) -> None:
-        # Open the pidfd here: this process is the parent, so the pid cannot be reused yet.
-        handles: list[int] = []
-        with contextlib.suppress(AttributeError, OSError):
-            handles.append(os.pidfd_open(pid))
-        payload = pack_pid(pid, held=bool(handles))
-        self._send(FrameKind.LAUNCHED, payload, request, handles)
-        for handle in handles:
-            os.close(handle)
 
     def _send(
         self,
