@@ -56,8 +56,6 @@ class WorkerParts(Record):
     """The parts of a worker."""
 
     jobs: socket.socket
-    claims: JobClaims
-    segments: Segments
     control: Control
     credit: Credit
     interrupts: Interrupts
@@ -65,29 +63,6 @@ class WorkerParts(Record):
     coroutines: Coroutines
     log: ChunkLog
     page_fd: int
-
-
-def equip(job_fd: int, control_fd: int, page_fd: int) -> WorkerParts:
-    """Make the parts of a worker; see :func:`work` for the arguments."""
-    jobs = socket_of(job_fd)
-    claims, segments, credit = JobClaims(), Segments(), Credit()
-    interrupts = Interrupts(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
-    control = Control(socket_of(control_fd), claims, segments, interrupts, credit)
-    page = mmap.mmap(page_fd, STACKS_START)
-    beats = HeartbeatWriter(page, interrupts, control.ring)
-    coroutines = Coroutines(interrupts)
-    return WorkerParts(
-        jobs,
-        claims,
-        segments,
-        control,
-        credit,
-        interrupts,
-        beats,
-        coroutines,
-        ChunkLog(page),
-        page_fd,
-    )
 
 
 def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
@@ -101,12 +76,25 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             system call, and outlives the worker.
     """
     open_state()
-    parts = equip(job_fd, control_fd, page_fd)
-    jobs, control, coroutines = parts.jobs, parts.control, parts.coroutines
-    claims, segments = parts.claims, parts.segments
-    interrupts, beats = parts.interrupts, parts.beats
+    jobs = socket_of(job_fd)
+    claims, segments, credit = JobClaims(), Segments(), Credit()
+    interrupts = Interrupts(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
+    control = Control(socket_of(control_fd), claims, segments, interrupts, credit)
+    page = mmap.mmap(page_fd, STACKS_START)
+    beats, log = HeartbeatWriter(page, interrupts, control.ring), ChunkLog(page)
+    coroutines = Coroutines(interrupts)
+    parts = WorkerParts(
+        jobs,
+        control,
+        credit,
+        interrupts,
+        beats,
+        coroutines,
+        log,
+        page_fd,
+    )
     install(beats)
-    chunks.install(partial(run_chunk, parts.log, coroutines.run))
+    chunks.install(partial(run_chunk, log, coroutines.run))
     control.running = partial(_running_job, interrupts, beats.page)
     journal = LogForwarding(control.report, control.running)
 

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_runtime/launcher/process.py: a signal is sent, or it is said why not."""
+"""Tests of asyncpool/_runtime/launcher/launcher_process.py: a signal is sent, or it is said why not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from asyncpool._runtime.base import refusals
-from asyncpool._runtime.launcher.process import Process
+from asyncpool._runtime.launcher.launcher_process import Process
 
 pytestmark = pytest.mark.asyncio
 

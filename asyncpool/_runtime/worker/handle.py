@@ -12,17 +12,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import traceback
 from collections import deque
 from time import monotonic
 from typing import NamedTuple
 
 import anyio
 
+from asyncpool._core.policies.worker_env import WorkerEnv
 from asyncpool._core.wire.messages import Variables
-from asyncpool._runtime.launcher.launcher_process import LaunchError
-from asyncpool._runtime.launcher.process import Process
+from asyncpool._runtime.launcher.launcher_process import LaunchError, Process
 from asyncpool._runtime.worker.connections import WorkerConnections
-from asyncpool._runtime.worker.environment import environment_of
 from asyncpool._runtime.worker.incoming import IncomingFrames
 from asyncpool._runtime.worker.setup import WorkerSetup
 from asyncpool._system.signals import STACKS
@@ -232,7 +232,7 @@ class WorkerHandle:
 
     async def _start(self) -> None:
         setup = self._setup
-        self.environment = environment_of(
+        self.environment = _environment_of(
             setup.worker_env, self.rank, forked=setup.forked
         )
         self._launching = anyio.CancelScope()
@@ -292,3 +292,24 @@ class WorkerHandle:
         self.connections.shut_link()
         self.connections.ignore()
         self._trouble.set()
+
+
+def _environment_of(
+    worker_env: WorkerEnv | None, rank: int, *, forked: bool
+) -> Variables:
+    """Return the variables that the worker with this *rank* alone has.
+
+    Raises:
+        LaunchError: If the user's function fails, or returns what cannot be had.
+    """
+    if worker_env is None:
+        return ()
+    try:
+        return worker_env.of(rank, forked=forked)
+    except Exception as error:
+        text = str(error)
+        if not text.startswith("worker_env("):
+            text = f"worker_env({rank}) raised {type(error).__name__}: {text}"
+        failure = LaunchError(text)
+        failure.trace = traceback.format_exc()
+        raise failure from error
