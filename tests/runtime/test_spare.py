@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,12 +37,13 @@ class Launcher:
     """The launcher's end of a template's channel; its processes are only numbers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def start(theirs: socket.socket, env: object) -> subprocess.Popen[bytes]:
+        def start(theirs: socket.socket, _: object) -> SimpleNamespace:
             self._channel = theirs.dup()
             self._channel.setblocking(False)
-            return subprocess.Popen(["true"])
+            popen = subprocess.Popen(["true"])
+            return SimpleNamespace(popen=popen, patience=None, hear=bytes)
 
-        monkeypatch.setattr(template, "start_launcher", start)
+        monkeypatch.setattr(template, "NewLauncher", start)
         self.template = template.LauncherProcess(asyncio.get_running_loop(), CONFIG)
         self._decoder = FrameDecoder(max_payload=1 << 16)
         self._heard: list[Frame] = []
