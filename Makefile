@@ -97,7 +97,7 @@ format: $(VENV)/.installed-test ## Format the code and repair what ruff can repa
 # The oldest and the newest run everything, the others what differs between Pythons most.
 test-all: ## All tests with all loops, on every supported Python that can be had
 	@tested=; failed=; for version in $(SUPPORTED); do \
-	  python=$$(.ci/newer-python .pythons "$$version") || { \
+	  python=$$(.ci/python .pythons "$$version") || { \
 	    echo "== python$$version: SKIPPED, it is not here and cannot be had (see above)"; \
 	    continue; \
 	  }; \

@@ -216,21 +216,17 @@ class PoolFullError(AsyncPoolError):
 class WorkerGoneError(AsyncPoolError):
     """The worker of a session is gone, with its state, and the session is over.
 
-    The cause is the error of the call that the worker died of, or of the function that
-    should have rebuilt the state.  There may be none.
+    The cause is the error of the call that the worker died of.  There may be none.
 
     Attributes:
         slot: The slot of the worker.
         pid: The process id of the worker.
-        crash: How the worker died, or the one before it if *on_restart* failed; ``None`` if the
-            pool itself has ended it.
-        on_restart_failed: Whether the function failed that should have rebuilt the state.
+        crash: How the worker died; ``None`` if the pool itself has ended it.
     """
 
     slot: int
     pid: int
     crash: Crash | None
-    on_restart_failed: bool
 
     def __init__(
         self,
@@ -238,22 +234,15 @@ class WorkerGoneError(AsyncPoolError):
         slot: int,
         pid: int,
         crash: Crash | None = None,
-        on_restart_failed: bool = False,
     ) -> None:
         ended = f"the pool has ended worker {pid} in slot {slot}"
         end = ended if crash is None else str(crash)
-        over = "the session that had it to itself is over"
-        if on_restart_failed:
-            text = f"on_restart failed in worker {pid} in slot {slot}: {over}, begin another one"
-            text += "" if crash is None else f" (before that: {crash})"
-        else:
-            text = f"{end}; {over}: begin another one, or have on_restart rebuild its state"
         super().__init__(
-            text,
+            f"{end}; the session that had it to itself is over: begin another one, and rebuild "
+            "its state there",
             slot=slot,
             pid=pid,
             crash=crash,
-            on_restart_failed=on_restart_failed,
         )
 
 
@@ -709,11 +698,14 @@ class NodeLostError(WorkerCrashedError):
         own_silence: For how many seconds this program had told the agent nothing, if the agent
             may have given it up for that; else 0.  Its event loop was blocked, or its process
             was stopped.
+        reason: Why this program has given the agent up, if it has: what was wrong with what the
+            agent sent, or what Ray says of it.
     """
 
     node: str
     silence: float
     own_silence: float
+    reason: str
 
     def __init__(
         self,
@@ -724,6 +716,7 @@ class NodeLostError(WorkerCrashedError):
         node: str,
         silence: float,
         own_silence: float = 0.0,
+        reason: str = "",
         function: str = "",
     ) -> None:
         super().__init__(
@@ -731,7 +724,9 @@ class NodeLostError(WorkerCrashedError):
         )
         gone = f"agent {node} is gone, or has given this client up"
         job = f"{job_text(job_id, function)} {_DELIVERED[delivery]}"
-        if own_silence:
+        if reason:
+            gone, why = f"agent {node} is given up", f": {reason}"
+        elif own_silence:
             why = (
                 f", which was silent for {own_silence:.1f} s: its event loop was blocked, or its "
                 "process was stopped"
@@ -742,6 +737,7 @@ class NodeLostError(WorkerCrashedError):
         self.node = node
         self.silence = silence
         self.own_silence = own_silence
+        self.reason = reason
 
 
 def _show(error: BaseException) -> str:

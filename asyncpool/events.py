@@ -93,6 +93,9 @@ class Crash:
             shared pool it may be the function of another client's job, which has no number here.
         other_jobs: How many jobs ran beside that have no number here.  In an event of a remote pool
             these are jobs of other clients, in an error of a remote pool all that ran beside.
+        final: Whether it is a start that would fail in the same way again: an import that raised, a
+            limit or a setting that cannot be had.  Then the pool is broken at once, if it has no
+            other worker.
     """
 
     slot: int
@@ -113,6 +116,7 @@ class Crash:
     concurrent_jobs: tuple[int, ...] = ()
     function: str = ""
     other_jobs: int = 0
+    final: bool = False
 
     def __str__(self) -> str:
         who = "a worker" if self.pid is None else f"worker {self.pid}"

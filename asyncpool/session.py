@@ -13,7 +13,6 @@ from asyncpool._core.base.validation import SWITCH, check_type
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobOptions, Options
 from asyncpool._runtime.base.arguments import (
-    check_callable,
     check_timeout,
     not_callable,
 )
@@ -51,16 +50,13 @@ class WorkerSession:
         *,
         timeout: float | None,
         fresh: bool,
-        on_restart: Callable[[], Any] | None,
     ) -> None:
         check_timeout(timeout)
         check_type("fresh", fresh, SWITCH)
-        check_callable("on_restart", on_restart)
         self._running_supervisor = supervisor
         self._options = _checked(options)
         self._timeout = timeout
         self._fresh = fresh
-        self._on_restart = on_restart
         # All views of the session share it, so each knows when the session begins and ends.
         self._state = _State()
 
@@ -75,7 +71,7 @@ class WorkerSession:
 
     @property
     def pid(self) -> int:
-        """The process id of the worker; of the last worker, if there is none now.
+        """The process id of the worker.
 
         Raises:
             RuntimeError: If the context has not been entered.
@@ -126,7 +122,7 @@ class WorkerSession:
             the call began.
 
         Raises:
-            WorkerGoneError: If the worker is gone, and nothing rebuilds its state.
+            WorkerGoneError: If the worker is gone.
             PoolClosedError: If the pool is closed.
             PoolBrokenError: If no worker can be kept alive.
             RuntimeError: If the context is not entered, or outside the pool's event loop.
@@ -190,9 +186,7 @@ class WorkerSession:
         supervisor = self._running_supervisor()
         supervisor.check_home()
         self._state.entered = True
-        self._state.session_worker = await supervisor.sessions.take(
-            self._timeout, self._on_restart, self._options
-        )
+        self._state.session_worker = await supervisor.sessions.take(self._timeout)
         return self
 
     async def __aexit__(

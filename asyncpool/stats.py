@@ -230,6 +230,9 @@ class PoolStats:
         dropped_events: Events that slow listeners of ``events()`` have missed.
         shared_memory: Bytes of memory shared with workers, for large arguments and
             results, whether in use or kept for the next ones.
+        lost_nodes: Agents that were lost, or could not be used, if the workers belong to agents.
+        lost_clients: Clients of a shared pool that were gone, or not heard, while they had jobs.
+        refused_clients: Clients of a shared pool that did not come in, or were cut off.
         functions: The jobs that have ended, by function.
         slots: The slots, one by one.
         nodes: The agents, if the workers belong to several; else none.
@@ -259,6 +262,9 @@ class PoolStats:
     loop_lag: Histogram = NO_DURATIONS
     dropped_events: int = 0
     shared_memory: int = 0
+    lost_nodes: int = 0
+    lost_clients: int = 0
+    refused_clients: int = 0
     functions: tuple[FunctionStats, ...] = ()
     slots: tuple[SlotStats, ...] = ()
     nodes: tuple[NodeStats, ...] = ()

@@ -2,11 +2,9 @@
 
     python -m benchmarks.sandbox [--rounds 200]
 
-Each round ends one worker of each kind in its job, in turns, and then its successor at once.  The
-first successor comes from a spare process, which the launcher has forked ahead, as most do.  The
-second comes from a fork, since there has been no time for another spare process.  The time is what
-the pool's ``Ready`` event says: from the decision to start a worker until it takes jobs.  Each pool
-has a launcher of its own.
+Each round ends one worker of each kind in its job, in turns.  The time is what the pool's ``Ready``
+event says of its successor: from the decision to start a worker until it takes jobs.  Each pool has
+a launcher of its own.
 """
 
 from __future__ import annotations
@@ -21,9 +19,6 @@ from collections.abc import Iterator
 from asyncpool import Pool, Sandbox, WorkerCrashedError
 from asyncpool.events import Ready
 
-# Seconds after which the launcher has certainly forked a spare process.
-AHEAD = 0.03
-
 _ENV = "LAUNCHER"  # pools whose workers inherit the same would share one
 
 KINDS: dict[str, Sandbox | None] = {
@@ -36,7 +31,7 @@ KINDS: dict[str, Sandbox | None] = {
     ),
 }
 
-Times = dict[str, tuple[list[float], list[float]]]
+Times = dict[str, list[float]]
 
 
 async def _next_worker(pool: Pool) -> float:
@@ -54,28 +49,22 @@ async def _next_worker(pool: Pool) -> float:
 
 async def _measure(rounds: int) -> Times:
     pools = {kind: Pool(1, sandbox=sandbox) for kind, sandbox in KINDS.items()}
-    found: Times = {kind: ([], []) for kind in KINDS}
+    found: Times = {kind: [] for kind in KINDS}
     for pool in pools.values():
         await pool.start()
     for _ in range(rounds):
         for kind, pool in pools.items():
-            await asyncio.sleep(AHEAD)
-            for times in found[kind]:
-                times.append(await _next_worker(pool))
+            found[kind].append(await _next_worker(pool))
     for pool in pools.values():
         await pool.close()
     return found
 
 
 def _rows(found: Times) -> Iterator[str]:
-    yield f"{'':30}{'from a spare process':>26}{'from a fork':>20}"
-    bare = [statistics.median(times) for times in found["no sandbox"]]
-    for kind, both in found.items():
-        row = f"{kind:30}"
-        for times, base in zip(both, bare, strict=True):
-            median = statistics.median(times)
-            row += f"{median * 1e3:12.2f} ms {(median - base) * 1e3:+6.2f}"
-        yield row
+    bare = statistics.median(found["no sandbox"])
+    for kind, times in found.items():
+        median = statistics.median(times)
+        yield f"{kind:30}{median * 1e3:12.2f} ms {(median - bare) * 1e3:+6.2f}"
 
 
 def main() -> None:

@@ -25,8 +25,7 @@ from typing import Any
 from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._core.remote.agent_window import AgentWindow
-from asyncpool._core.remote.client_jobs import ClientJobs
-from asyncpool._core.remote.suspicion import SignsOfLife, Trust
+from asyncpool._core.remote.client_jobs import ClientJobs, SignsOfLife, Trust
 from asyncpool._core.remote_wire.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote_wire.remote_messages import (
     Kind,

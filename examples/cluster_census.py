@@ -22,6 +22,7 @@ from census.totals import add_up
 
 NODES = 3
 ATTEMPTS = 3  # for the files that the lost node was reading
+START = 120.0  # seconds until all nodes must be there
 
 # The least that Ray takes.
 STORE = 80 * 2**20
@@ -70,8 +71,9 @@ async def take_census(
     """Measure all files; when a third of them is done, have a node be killed."""
     third = len(library.paths) // 3
     async with asyncpool.ray.Pool(address, workers_per_node=1, resources={}) as pool:
-        while len(await pool.nodes()) < NODES:  # noqa: ASYNC110 - no event tells it
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(START):
+            while len(await pool.nodes()) < NODES:  # noqa: ASYNC110 - no event tells it
+                await asyncio.sleep(0.1)
         began = time.monotonic()
         stubborn = pool.options(max_attempts=ATTEMPTS)
         jobs = [stubborn.submit(measure, library.root, path) for path in library.paths]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import asyncpool.ray
 from asyncpool import (
     Cluster,
     JobNotPicklableError,
@@ -390,6 +391,11 @@ def test_a_wrong_option_is_refused_before_any_job(
 ) -> None:
     with pytest.raises(kind, match=text):
         Pool(1).options(**options)
+
+
+def test_a_pool_over_ray_writes_no_trace() -> None:
+    with pytest.raises(TypeError, match=r"^trace: a pool over Ray writes no trace, "):
+        asyncpool.ray.Pool(trace="trace.json")
 
 
 def test_options_add_up() -> None:

@@ -32,6 +32,26 @@ class Around(NamedTuple):
 
 
 FRAGMENTS = {
+    "def renew():": Around(
+        """
+        import asyncio, os
+        import numpy
+        import asyncpool
+
+        BLOCK
+
+        def throw():
+            return float(generator.random())
+
+        async def main():
+            async with asyncpool.Pool(4, initializer=throw) as pool:
+                print(len(set((await pool.broadcast(throw)).values())))
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+        """,
+        "4\n",
+    ),
     "async def thumbnail(data: bytes) -> bytes:": Around(
         """
         import asyncio, json, os, tempfile

@@ -103,15 +103,11 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     ProfileInProgressError("one is being taken"): "one is being taken",
     WorkerGoneError(slot=2, pid=4242): (
         "the pool has ended worker 4242 in slot 2; the session that had it to itself is over: "
-        "begin another one, or have on_restart rebuild its state"
+        "begin another one, and rebuild its state there"
     ),
     WorkerGoneError(slot=2, pid=4242, crash=HUNG): (
         f"{HUNG}; the session that had it to itself is over: "
-        "begin another one, or have on_restart rebuild its state"
-    ),
-    WorkerGoneError(slot=2, pid=4242, on_restart_failed=True): (
-        "on_restart failed in worker 4242 in slot 2: the session that had it to itself is "
-        "over, begin another one"
+        "begin another one, and rebuild its state there"
     ),
     ResizeError(dataclasses.replace(CRASH, job_id=None)): (
         "there are not as many workers yet: worker 4242 in slot 2 was killed by SIGSEGV"

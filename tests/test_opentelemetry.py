@@ -8,24 +8,18 @@ import dataclasses
 import gc
 import subprocess
 import sys
-from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
 from opentelemetry.sdk.metrics.export import Metric
 from opentelemetry.trace import NoOpTracerProvider
 
 from asyncpool import Pool, PoolClosedError, PoolStats
-from asyncpool._core.figures.durations import Durations
-from asyncpool._observe.readings import BOUNDS
-from asyncpool.enums import JobOutcome, RunState
+from asyncpool.enums import RunState
 from asyncpool.opentelemetry import instrument, uninstrument
-from asyncpool.opentelemetry._durations import MOST_AT_ONCE, Budget, NewDurations
 from asyncpool.opentelemetry._metrics import PoolMetrics
-from asyncpool.stats import FunctionStats, Histogram
 from tests.helpers.scripts import ROOT
 from tests.helpers.spans import Figures
-from tests.helpers.told_pool import RUN, SLOT, STATS, told
+from tests.helpers.told_pool import SLOT, STATS, told
 
 
 @pytest.fixture
@@ -75,6 +69,9 @@ def test_each_figure_is_exported(figures: Figures) -> None:
         "process.memory.usage": 1 << 20,
         "asyncpool.shared_memory.usage": 4096,
         "asyncpool.event.dropped": 8,
+        "asyncpool.node.lost": 1,
+        "asyncpool.client.lost": 2,
+        "asyncpool.client.refused": 3,
     }
     ended = {
         (dict(about)["asyncpool.job.via"], dict(about)["asyncpool.job.outcome"]): (
@@ -121,125 +118,13 @@ def test_names_and_units_keep_the_conventions(figures: Figures) -> None:
     pool = told()
     watch(pool, figures)
     found = metrics(figures)
-    assert len(found) == 25
+    assert len(found) == 24
     for metric in found:
         assert metric.name.startswith(("asyncpool.", "process."))
         assert metric.name == metric.name.lower()
         assert metric.unit
         assert metric.description
         assert metric.description.endswith(".")
-
-
-def run_of(figures: Figures, via: str = "submit") -> Any:
-    [point] = [
-        point
-        for about, point in figures.points()["asyncpool.job.duration"].items()
-        if dict(about)["asyncpool.job.via"] == via
-    ]
-    return point
-
-
-def told_run(run: Histogram) -> PoolStats:
-    function = dataclasses.replace(STATS.functions[0], run=run)
-    return dataclasses.replace(STATS, functions=(function,))
-
-
-def test_histograms_have_the_buckets_and_the_sum_of_the_pool(figures: Figures) -> None:
-    pool = told(told_run(dataclasses.replace(RUN, total=3.0)))
-    watch(pool, figures)
-    point = run_of(figures)
-    assert point.explicit_bounds == BOUNDS
-    filled = {
-        bound: count
-        for bound, count in zip(BOUNDS, point.bucket_counts, strict=False)
-        if count
-    }
-    assert filled == {64e-6: 3, 256e-6: 4, 1.048576: 5}
-    assert point.sum == pytest.approx(3.0)
-    assert run_of(figures).count == 12, "what was told once is not told again"
-
-
-def test_a_histogram_grows_with_that_of_the_pool(figures: Figures) -> None:
-    pool = told(told_run(dataclasses.replace(RUN, total=3.0)))
-    watch(pool, figures)
-    assert run_of(figures).count == 12
-    bounds, counts = (*RUN.bounds, 2.097152), (5, 4, 0, 5, 1)
-    pool.told = told_run(Histogram(bounds=bounds, counts=counts, total=4.5))
-    point = run_of(figures)
-    assert (point.count, point.sum) == (15, pytest.approx(4.5))
-
-
-def test_of_very_many_durations_a_part_is_told(figures: Figures) -> None:
-    many = Histogram(bounds=(64e-6, 1.048576), counts=(90_000, 9_000), total=4730.0)
-    one = Histogram(bounds=(64e-6,), counts=(1,), total=50e-6)
-    functions = tuple(
-        FunctionStats(
-            function=name,
-            via="submit",
-            jobs={JobOutcome.OK: run.count},
-            retries=0,
-            takeovers=0,
-            items=0,
-            run=run,
-            wait=Histogram(bounds=(), counts=(), total=0.0),
-        )
-        for name, run in (("many", many), ("one", one))
-    )
-    pool = told(PoolStats(state=RunState.RUNNING, workers=1, functions=functions))
-    watch(pool, figures)
-    [point] = figures.points()["asyncpool.job.duration"].values()
-    counts = [count for count in point.bucket_counts if count]
-    assert counts == [9_000, 900], "one of ten of each bucket"
-    # The rest comes with later durations, or when there are few.
-    points = figures.points()["asyncpool.job.duration"].values()
-    assert sorted(point.count for point in points) == [1, 9_900]
-
-
-def test_one_collection_may_tell_many_durations_and_frequent_ones_few() -> None:
-    budget = Budget(0.0)
-    assert budget.divide(5_000, 0.0) == 1
-    assert budget.divide(50_000, 0.0) == 11, "5,000 are left"
-    # Each second there are 100,000 more, and 1,000 may be told.
-    assert [budget.divide(100_000, 3.0 + second) for second in range(3)] == [
-        pytest.approx(30, abs=5),
-        pytest.approx(100, abs=2),
-        pytest.approx(100, abs=2),
-    ]
-    assert budget.divide(100_000, 100.0) == 11
-
-
-@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 10**6)), max_size=50))
-def test_no_more_durations_are_told_than_may_be(
-    collections: list[tuple[float, int]],
-) -> None:
-    budget, now, told = Budget(0.0), 0.0, 0.0
-    for pause, due in collections:
-        now += pause
-        told += due // budget.divide(due, now)
-        assert told <= MOST_AT_ONCE + 1000 * now + len(collections)
-
-
-@given(st.lists(st.floats(0, 1e4), min_size=1, max_size=30), st.integers(1, 29))
-def test_what_is_told_is_in_the_right_buckets_and_has_the_right_sum(
-    seconds: list[float], first: int
-) -> None:
-    durations, new = Durations(), NewDurations()
-    counts: dict[int, int] = {}
-    total = 0.0
-    for part in (seconds[:first], seconds[first:]):
-        for one in part:
-            durations.note(one)
-        new.add(durations.histogram())
-        for value, times in new.take(1):
-            digits = int(value * 1e6).bit_length()
-            counts[digits] = counts.get(digits, 0) + times
-            total += value * times
-    assert counts == {
-        digits: count for digits, count in enumerate(durations.counts) if count
-    }
-    # A duration at the very edge of its bucket is told a thousandth beside it.
-    told = durations.histogram().total
-    assert total == pytest.approx(told, rel=0.002, abs=len(seconds) * 1e-6)
 
 
 def test_cpu_time_never_goes_back(figures: Figures) -> None:

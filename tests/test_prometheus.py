@@ -50,6 +50,9 @@ def test_each_figure_is_exported(registry: CollectorRegistry) -> None:
         "worker_cpu_seconds_total": 11.5,
         "shared_memory_bytes": 4096,
         "events_dropped_total": 8,
+        "nodes_lost_total": 1,
+        "clients_lost_total": 2,
+        "clients_refused_total": 3,
     }
     assert {name: found.get(name, pool="images") for name in plain} == plain
     by_outcome = {
@@ -158,7 +161,7 @@ def test_the_conventions_of_prometheus_are_kept(registry: CollectorRegistry) -> 
     families = list(
         parser.text_string_to_metric_families(strict)  # type: ignore[no-untyped-call]
     )
-    assert len(families) == 35
+    assert len(families) == 38
     for family in families:
         assert family.name.startswith("asyncpool_")
         assert family.documentation.endswith(".")

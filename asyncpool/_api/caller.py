@@ -209,7 +209,6 @@ class Caller(MapCaller):
         *,
         timeout: float | None = None,
         fresh: bool = True,
-        on_restart: Callable[[], Any] | None = None,
     ) -> WorkerSession:
         """Return a session: ``async with pool.worker() as worker`` has a worker to itself.
 
@@ -226,13 +225,6 @@ class Caller(MapCaller):
             fresh: Whether the worker ends with the session, and a new one takes its place,
                 so that no other job finds the state of the session.  ``False`` gives the
                 worker back as it is, which saves a start.
-            on_restart: A function without arguments (see :func:`functools.partial`), sync or
-                async.  If the worker dies, the pool calls it in a new worker to rebuild the
-                state, and the session goes on there.  The call that was running fails
-                all the same.  If the function raises, or the worker dies while it runs, the
-                session is over.  While the pool is broken, calls raise
-                :exc:`PoolBrokenError`; the session goes on when the pool has recovered.
-                ``None``: the session is over when its worker dies.
 
         Returns:
             A :class:`WorkerSession`, whose calls have the options of :meth:`Pool.options`.
@@ -257,5 +249,4 @@ class Caller(MapCaller):
             self._options,
             timeout=timeout,
             fresh=fresh,
-            on_restart=on_restart,
         )

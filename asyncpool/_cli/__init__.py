@@ -23,7 +23,7 @@ def main() -> None:
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     try:
-        from asyncpool._cli.doctor.namesake import CURE, is_intact  # noqa: PLC0415 - see above
+        from asyncpool._cli.namesake import CURE, is_intact  # noqa: PLC0415 - see above
 
         if not is_intact():
             _tell(

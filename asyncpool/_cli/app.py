@@ -27,7 +27,7 @@ _PLACES = {
     "agent": "agent_command",
     "call": "call_command",
     "dashboard": "dashboard.dashboard_command",
-    "doctor": "doctor.doctor_command",
+    "doctor": "doctor",
     "kill": "live.order_commands",
     "map": "map.map_command",
     "profile": "live.profile_command",
@@ -114,7 +114,7 @@ def command() -> None:
     \b
     Exit codes:
       0    all went well
-      1    some items, the call or the self-test failed
+      1    some items or the call failed, or something that pools need is missing
       2    a mistake in the command, or a journal that belongs to another run
       3    it could not go on: the disk is full, or workers do not start or live
       124  the call took longer than its --timeout

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from asyncpool._observe.control.local_orders import LocalOrders
-from asyncpool._observe.control.orders import PoolOrders
-from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 
 
@@ -42,27 +40,7 @@ async def open_beside(life: SupervisorRunner, beside: Beside) -> None:
     Cancellation:
         Opens neither.
     """
-    await open_for(LocalOrders(life), life.hub, beside, nodes=False)
-
-
-async def open_for(
-    orders: PoolOrders, hub: PoolHub, beside: Beside, *, nodes: bool
-) -> None:
-    """Open the control socket and the trace of a pool of any kind.
-
-    Args:
-        orders: What can be asked of the pool.
-        hub: What tells its events.
-        beside: What it has beside it.
-        nodes: Whether its workers belong to agents.
-
-    Raises:
-        OSError: If the file cannot be written, or the socket cannot be made at its path.
-
-    Cancellation:
-        Opens neither.
-    """
-    opened = None
+    orders, hub, opened = LocalOrders(life), life.hub, None
     if beside.control is not None:
         from asyncpool._observe.control.pool_control import open_pool_control  # noqa: PLC0415 - few have one
 
@@ -71,12 +49,10 @@ async def open_for(
         )
     if beside.trace is None or hub.ended:  # the pool may be closed meanwhile
         return
-    from asyncpool._observe.nodes_trace import NodesTrace  # noqa: PLC0415 - few have one
-    from asyncpool._observe.trace import Trace  # noqa: PLC0415
+    from asyncpool._observe.trace import Trace  # noqa: PLC0415 - few have one
 
-    trace = NodesTrace if nodes else Trace
     try:
-        trace(
+        Trace(
             beside.trace,
             name=beside.name,
             concurrency=beside.concurrency,

@@ -46,13 +46,10 @@ class Trace(LiveTrace):
         title = f"pool {name}"
         file = TraceFile(path, title)
         self._stats = stats
-        self._book = self._make_book(title, concurrency)
+        self._book = TraceBook(title, next_number(), os.getpid(), concurrency)
         self.jobs = TracedJobs(hub, self._book, most, self.hand_over_many)
         super().__init__(file, self._book, hub)
         hub.add_tracer(self.jobs)
-
-    def _make_book(self, title: str, concurrency: int) -> TraceBook:
-        return TraceBook(title, next_number(), os.getpid(), concurrency)
 
     def note(self, event: Event) -> None:
         """Have the book note an event."""
@@ -65,9 +62,7 @@ class Trace(LiveTrace):
 
     def count(self) -> None:
         """Have the book note the figures, and which attempts run for long."""
-        self._count(self._stats(), monotonic())
-
-    def _count(self, stats: PoolStats, now: float) -> None:
+        stats, now = self._stats(), monotonic()
         self.jobs.look(stats.slots, now)
         self._book.count(
             now,

@@ -14,6 +14,7 @@ from types import CoroutineType
 from asyncpool._core.base.records import Record
 from asyncpool._core.map import chunks
 from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
+from asyncpool._core.policies.starting import SCRIPT
 from asyncpool._core.wire.context import MAX_CONTEXT
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
@@ -38,11 +39,8 @@ from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.logs.forwarding import LogForwarding
 from asyncpool._worker.process import script, titles
 from asyncpool._worker.process.identity import assume
-from asyncpool._worker.process.os_setup import (
-    adopt_orphans,
-    apply_bounds,
-    set_environment,
-)
+from asyncpool._worker.process.os_setup import apply_bounds, set_environment
+from asyncpool._worker.process.preloading import Preloading
 from asyncpool._worker.process_exit import leave
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -122,9 +120,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         control.close()
         journal.leave()
 
-    # Programs that a job leaves behind become children of this worker.  When it ends, they
-    # become children of the launcher, which then knows that they were this worker's.
-    adopt_orphans()
     os.register_at_fork(
         after_in_child=become_nobody, after_in_parent=segments.after_fork
     )
@@ -134,7 +129,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         if identity is not None:
             set_environment(identity.environment)  # before any import
             know_slot(identity.rank)
-            assume(identity)
+            lends = config.sandbox is None and not config.codec
+            assume(identity, control.borrow_tracker if lends else _nothing)
             slot = identity.number - 1
             pool = identity.name.removesuffix(f"-worker-{slot}")
             titles.show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
@@ -143,7 +139,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         coroutines.kind = config.loop
         serializer = _serializer(config, beats)
         hook = _begin(config, parts, serializer)
-        control.send(FrameKind.HELLO)
         on_retire(partial(_retire, claims, control))
         large_buffers = LargeBuffers(jobs, segments)
         if config.concurrency > 1:
@@ -198,6 +193,10 @@ def _serializer(config: WorkerConfig, beats: HeartbeatWriter) -> WorkerSerialize
     return serializer
 
 
+def _nothing() -> None:
+    return None
+
+
 def _running_job(interrupts: Interrupts, page: mmap.mmap) -> tuple[int, int] | None:
     if interrupts.lanes is not None:
         return interrupts.lanes.running
@@ -241,21 +240,25 @@ def _initialize(
     config: WorkerConfig, parts: WorkerParts, serializer: WorkerSerializer
 ) -> Hook | None:
     control, coroutines = parts.control, parts.coroutines
+    control.memory = config.memory
     sys.path[:] = config.sys_path
     script.install(config.script)
     if config.sandbox is None:
         control.start()
-    stage = "limits"
+    stage, fixed = "limits", True
     try:
         apply_bounds(config.nice, config.cpus, config.rlimits)
+        preloading = Preloading()
         for name in config.preload:
             stage = f"preload of {name}"
-            __import__(name)
+            with preloading.step(name):
+                __import__(name)
         if config.script_first:
-            script.load()
+            with preloading.step(SCRIPT):
+                script.load()
         if config.sandbox is not None:
             stage = "sandbox"
-            _shut_in(config, parts)
+            _shut_in(config, parts, preloading)
             control.start()  # its thread is in the sandbox too
         hook: Hook | None = None
         if config.around is not None:
@@ -264,7 +267,7 @@ def _initialize(
             from asyncpool._worker.job.around import load_hook  # noqa: PLC0415 - most need none
 
             hook = load_hook(name, payload)
-        stage = "initializer"
+        stage, fixed = "initializer", False
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)
             value = initializer(*initargs)
@@ -275,13 +278,16 @@ def _initialize(
         for name, call in config.broadcasts:
             stage = f"broadcast of {name}"
             broadcasts.run(call)
+        if config.main is None:
+            stage = "check of memory"
+            control.greet()
     except BaseException as error:
-        announce(control, stage, error)
+        announce(control, stage, error, fixed=fixed)
         raise
     return hook
 
 
-def _shut_in(config: WorkerConfig, parts: WorkerParts) -> None:
+def _shut_in(config: WorkerConfig, parts: WorkerParts, preloading: Preloading) -> None:
     from asyncpool._worker.sandbox.entering import enter  # noqa: PLC0415 - most are in none
 
     identity, page = parts.control.identity, parts.page_fd
@@ -290,7 +296,8 @@ def _shut_in(config: WorkerConfig, parts: WorkerParts) -> None:
     handed = [fd for fd in HANDED if fd is not None]
     channels = (parts.jobs.fileno(), parts.control.fileno())
     plan = config.sandbox._replace(env=(*config.sandbox.env, *identity.environment))
-    enter(plan, identity.folder, identity.cgroup, (*channels, page, *handed))
+    needed = (*channels, page, *handed)
+    enter(plan, identity.folder, identity.cgroup, needed, preloading)
 
 
 def _serve(

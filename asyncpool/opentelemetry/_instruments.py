@@ -15,11 +15,10 @@ from asyncpool._observe.readings import (
     workers_by_state,
 )
 from asyncpool.enums import CrashKind, JobOutcome, RunState
-from asyncpool.stats import Histogram, PoolStats
+from asyncpool.stats import PoolStats
 
 Attributes = Mapping[str, str | int]
 Figures = Iterable[tuple[Attributes, float]]
-Histograms = Iterable[tuple[Attributes, Histogram]]
 
 # What says who has made a metric or a span.
 SCOPE = ("asyncpool", __version__)
@@ -54,15 +53,6 @@ class Instrument:
     read: Callable[[Reading[PoolStats]], Figures]
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """A histogram, see ``_durations.py``; its attributes are as in :class:`Instrument`."""
-
-    name: str
-    meaning: str
-    read: Callable[[PoolStats], Histograms]
-
-
 def _plain(
     kind: Literal["counter", "up_down_counter", "gauge"],
     name: str,
@@ -86,16 +76,6 @@ def _items(reading: Reading[PoolStats]) -> Figures:
     for each in reading.stats.functions:
         if each.via == "map":
             yield {FUNCTION: each.function}, each.items
-
-
-def _runs(stats: PoolStats) -> Histograms:
-    for each in stats.functions:
-        yield {FUNCTION: each.function, VIA: each.via}, each.run
-
-
-def _waits(stats: PoolStats) -> Histograms:
-    for each in stats.functions:
-        yield {FUNCTION: each.function, VIA: each.via}, each.wait
 
 
 INSTRUMENTS = (
@@ -255,28 +235,25 @@ INSTRUMENTS = (
         "Events that slow listeners of the pool have missed.",
         lambda at: at.dropped_events,
     ),
-)
-
-DISTRIBUTIONS = (
-    Distribution(
-        "asyncpool.job.duration",
-        "How long those attempts ran that a worker has brought to an outcome.",
-        _runs,
+    _plain(
+        "counter",
+        "asyncpool.node.lost",
+        "{node}",
+        "Agents of the pool that were lost, or could not be used.",
+        lambda at: at.lost_nodes,
     ),
-    Distribution(
-        "asyncpool.job.queue.duration",
-        "How long these attempts waited before they began, in the queue and in the worker.",
-        _waits,
+    _plain(
+        "counter",
+        "asyncpool.client.lost",
+        "{client}",
+        "Clients of a shared pool that were gone, or not heard, while they had jobs.",
+        lambda at: at.lost_clients,
     ),
-    Distribution(
-        "asyncpool.worker.start.duration",
-        "How long workers took from their start until they were ready.",
-        lambda at: [(_NONE, at.started)],
-    ),
-    Distribution(
-        "asyncpool.loop.lag",
-        "How late the event loop ran what was due, measured once a second while jobs "
-        "are open.",
-        lambda at: [(_NONE, at.loop_lag)],
+    _plain(
+        "counter",
+        "asyncpool.client.refused",
+        "{client}",
+        "Clients of a shared pool that did not come in, or were cut off.",
+        lambda at: at.refused_clients,
     ),
 )

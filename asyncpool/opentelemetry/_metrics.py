@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
 from functools import partial
-from time import monotonic
 
 from opentelemetry.metrics import (
     CallbackOptions,
-    Histogram,
-    Meter,
     MeterProvider,
     Observation,
     get_meter,
@@ -19,16 +15,12 @@ from opentelemetry.metrics import (
 )
 
 from asyncpool._core.base.rate_limit import RateLimit
-from asyncpool._observe.readings import BOUNDS, Readable, Reading, StatsReader
+from asyncpool._observe.readings import Readable, Reading, StatsReader
 from asyncpool.enums import RunState
-from asyncpool.opentelemetry._durations import Budget, NewDurations
 from asyncpool.opentelemetry._instruments import (
-    DISTRIBUTIONS,
     INSTRUMENTS,
     POOL,
     SCOPE,
-    Attributes,
-    Distribution,
     Instrument,
 )
 from asyncpool.pool import Pool
@@ -62,7 +54,6 @@ class ExportedPool:
         self.told = False
         self._life: weakref.ref[object] = weakref.ref(pool._life)  # noqa: SLF001
         self._reader = StatsReader[PoolStats]()
-        self._durations: dict[tuple[str, frozenset[object]], NewDurations] = {}
 
     @property
     def over(self) -> bool:
@@ -83,15 +74,6 @@ class ExportedPool:
         pool = self.pool()
         return None if pool is None else self._reader.read(pool)
 
-    def durations(
-        self, distribution: Distribution, reading: Reading[PoolStats]
-    ) -> Iterator[tuple[Attributes, NewDurations, int]]:
-        """Yield what was added to a histogram, by its attributes, and how much that is."""
-        for attributes, histogram in distribution.read(reading.stats):
-            key = distribution.name, frozenset(attributes.items())
-            new = self._durations.setdefault(key, NewDurations())
-            yield attributes, new, new.add(histogram)
-
 
 class PoolMetrics:
     """All pools of one meter provider: a meter may have each instrument only once.
@@ -107,9 +89,7 @@ class PoolMetrics:
         self._readings: list[tuple[ExportedPool, Reading[PoolStats]]] = []
         # The instruments that have read these; at first they are as if all had.
         self._seen = {instrument.name for instrument in INSTRUMENTS}
-        self._budget = Budget(monotonic())
         meter = get_meter(*SCOPE, provider)
-        self._histograms = [(each, _histogram(meter, each)) for each in DISTRIBUTIONS]
         for instrument in INSTRUMENTS:
             create = getattr(meter, f"create_observable_{instrument.kind}")
             create(
@@ -184,31 +164,6 @@ class PoolMetrics:
                 del self._pools[exported.name]
         found = [(each, each.read()) for each in self._pools.values()]
         self._readings = [(each, reading) for each, reading in found if reading]
-        self._tell_durations(self._readings)
-
-    def _tell_durations(
-        self, readings: list[tuple[ExportedPool, Reading[PoolStats]]]
-    ) -> None:
-        due = [
-            (histogram, {POOL: exported.name, **attributes}, new, count)
-            for distribution, histogram in self._histograms
-            for exported, reading in readings
-            for attributes, new, count in exported.durations(distribution, reading)
-        ]
-        every = self._budget.divide(sum(count for *_, count in due), monotonic())
-        for histogram, attributes, new, _ in due:
-            for value, times in new.take(every):
-                for _ in range(times):
-                    histogram.record(value, attributes)
-
-
-def _histogram(meter: Meter, distribution: Distribution) -> Histogram:
-    return meter.create_histogram(
-        distribution.name,
-        "s",
-        distribution.meaning,
-        explicit_bucket_boundaries_advisory=BOUNDS,
-    )
 
 
 _lock = threading.RLock()

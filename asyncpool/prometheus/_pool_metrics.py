@@ -209,5 +209,20 @@ METRICS: tuple[ExportedMetric[PoolStats], ...] = (
         "Events that slow listeners of the pool have missed.",
         lambda at: at.dropped_events,
     ),
+    _MAKE.counter(
+        "nodes_lost",
+        "Agents of the pool that were lost, or could not be used.",
+        lambda at: at.lost_nodes,
+    ),
+    _MAKE.counter(
+        "clients_lost",
+        "Clients of a shared pool that were gone, or not heard, while they had jobs.",
+        lambda at: at.lost_clients,
+    ),
+    _MAKE.counter(
+        "clients_refused",
+        "Clients of a shared pool that did not come in, or were cut off.",
+        lambda at: at.refused_clients,
+    ),
     *NODE_METRICS,
 )

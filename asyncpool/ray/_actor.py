@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncpool import __version__
-from asyncpool._core.remote_wire.own_objects import pack_own
 from asyncpool._runtime.agent.agent import Agent
+from asyncpool._runtime.remote.own_objects import pack_own
 from asyncpool._runtime.remote.stored_calls import StoredPayloads
 from asyncpool.errors import AsyncPoolError
 from asyncpool.pool import Pool

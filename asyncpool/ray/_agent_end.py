@@ -16,7 +16,6 @@ from typing import TypeAlias
 
 from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.lent_memory import LentMemory
-from asyncpool.errors import ProtocolError
 
 # The number of an answer, counting from 1, and what it says.
 Answer: TypeAlias = tuple[int, list[bytes]]
@@ -35,11 +34,10 @@ class AgentEnd:
     process: int | None = None
     lent: LentMemory | None = None
     borrowed: BorrowedMemory | None = None
-    why: ProtocolError | None = None
 
     def __init__(self) -> None:
         self.on_bytes: Callable[[bytes], None] = _drop
-        self.on_gone: Callable[[], None] = _nothing
+        self.on_gone: Callable[[Exception | None], object] = _nothing
         self._loop = asyncio.get_running_loop()
         self._waiting: list[bytes] = []
         self._held: deque[tuple[int, asyncio.Future[Answer | None]]] = deque()
@@ -156,5 +154,5 @@ def _drop(data: bytes) -> None:
     del data
 
 
-def _nothing() -> None:
+def _nothing(_: Exception | None) -> None:
     """Do nothing."""

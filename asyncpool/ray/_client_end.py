@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool._runtime.remote.stored_calls import StoredCall
-from asyncpool.errors import ProtocolError
 from asyncpool.ray._agent_end import HELD, PART, Answer
+
+if TYPE_CHECKING:
+    from asyncpool.ray._engine import Engine
 
 # How many calls there are at once: those that the agent holds, and one on its way.
 _MOST = HELD + 1
@@ -26,22 +28,6 @@ _PAUSE = 0.5
 # 10 MiB with a call, and puts what is beyond that into its store.
 _PARTS_OF_CALL = 64
 _PARTS_OF_ANSWER = 8
-
-
-class Errors(Protocol):
-    """Knows the errors of the engine."""
-
-    def is_dead(self, error: BaseException, /) -> bool:
-        """Tell whether *error* says that an actor is dead, and not only out of reach."""
-        ...
-
-    def is_actors(self, error: BaseException, /) -> bool:
-        """Tell whether *error* is about an actor, and not about what it was given."""
-        ...
-
-    def is_full(self, error: BaseException, /) -> bool:
-        """Tell whether *error* says that a store is full, and may not write to disk."""
-        ...
 
 
 class ClientEnd:
@@ -63,20 +49,19 @@ class ClientEnd:
     process: int | None = None
     lent: LentMemory | None = None
     borrowed: BorrowedMemory | None = None
-    why: ProtocolError | None = None
 
     def __init__(
         self,
         actor: Any,
         threads: Threads,
-        errors: Errors,
+        errors: Engine,
         stored: int,
     ) -> None:
         self._may_store = asyncio.Semaphore(stored)
         self.on_unstored: Callable[[int, Exception], object] = _ignore
         self._storing: set[asyncio.Task[None]] = set()
         self.on_bytes: Callable[[bytes], None] = _drop
-        self.on_gone: Callable[[], None] = _nothing
+        self.on_gone: Callable[[Exception | None], object] = _nothing
         self.on_close: Callable[[], None] = _nothing
         self._actor, self._threads, self._errors = actor, threads, errors
         self._loop = asyncio.get_running_loop()
@@ -140,7 +125,8 @@ class ClientEnd:
             return
         self._over = True
         self._waiting.clear()
-        self.on_bytes, self.on_gone = _drop, _nothing
+        self.on_bytes = _drop
+        self.on_gone = _nothing
         for call in (*self._calls, *self._storing):
             call.cancel()
         self.on_close()
@@ -174,17 +160,18 @@ class ClientEnd:
 
     async def _exchange(self, number: int, pieces: list[bytes]) -> None:
         self._open.add(number)
+        answer, dead = None, None
         try:
             answer = await self._answer(number, pieces)
         except Exception as error:
             if not self._errors.is_dead(error):
                 raise
-            answer = None
+            dead = error
         self._open.discard(number)
         if self._over:
             return
         if answer is None:
-            self._gone()
+            self.gone(dead)
             return
         self._answers[answer[0]] = answer[1]
         self._hear()
@@ -273,17 +260,18 @@ class ClientEnd:
                     raise
                 await asyncio.sleep(_PAUSE)
 
-    def _gone(self) -> None:
+    def gone(self, why: Exception | None) -> None:
+        """Call no more, and say that the agent is gone."""
         gone = self.on_gone
         self.close()
-        gone()
+        gone(why)
 
 
 def _drop(data: bytes) -> None:
     del data
 
 
-def _nothing() -> None:
+def _nothing(_: Exception | None = None) -> None:
     """Do nothing."""
 
 

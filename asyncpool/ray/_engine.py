@@ -15,8 +15,21 @@ _TOO_NEW = (3, 15)
 # Seconds that the head of a cluster has to accept a connection.
 _CONNECT_TIMEOUT = 10.0
 
-# Seconds, in the text of an environment variable.
+# Seconds that Ray's processes look for the head of their cluster before they end themselves:
+# those of nodes, and every process that is connected, without an exception or a ``finally``.
+_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _NEVER = "1000000000"
+
+
+def _head_patience() -> float:
+    """Return for how many seconds a pool waits for the head: a quarter of Ray's time is left then."""
+    text = os.environ.get(_VARIABLE, _NEVER)
+    # A parent of this process that has a pool has set it, as below.
+    seconds = 60.0 if text == _NEVER else float(text)
+    return 0.75 * seconds
+
+
+HEAD_PATIENCE = _head_patience()
 
 # The names that Ray has for resources, and the options of an actor that ask for them.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -77,7 +90,6 @@ class Engine:
     def __init__(self, address: str | None) -> None:
         self._address = address
         self._ray: Any = None
-        self._is_ours = False
 
     def connect(self) -> None:
         """Connect to the cluster, unless this process is connected already.
@@ -86,6 +98,9 @@ class Engine:
             ModuleNotFoundError: If Ray is not installed.
             OSError: If nobody is at the address; a ConnectionError if there is no cluster.
         """
+        if "ray" not in sys.modules and self._address is not None:
+            # Else Ray ends this process too.  It reads its variables when it is imported.
+            os.environ.setdefault(_VARIABLE, _NEVER)
         self._ray = load()
         if self._ray.is_initialized():
             return
@@ -93,27 +108,18 @@ class Engine:
         if host and port.isdecimal():
             # Ray would try for minutes.
             socket.create_connection((host, int(port)), _CONNECT_TIMEOUT).close()
-        if self._address is not None:
-            # Else Ray ends this process a minute after the head is gone.
-            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _NEVER)
         try:
             self._ray.init(self._address)
         except (RuntimeError, ValueError) as error:
             raise ConnectionError(
                 f"there is no Ray cluster at {self._address!r}: {error}"
             ) from error
-        self._is_ours = True
 
     @property
     def reference(self) -> type:
         """The class of references to objects in Ray's store."""
         found: type = self._ray.ObjectRef
         return found
-
-    def disconnect(self) -> None:
-        """Disconnect, if :meth:`connect` has connected."""
-        if self._is_ours:
-            self._ray.shutdown()
 
     def nodes(self) -> list[RayNode]:
         """Return the nodes that are alive."""

@@ -13,7 +13,7 @@ from asyncpool._runtime.node.node import Node
 from asyncpool.errors import NoWorkerError, PoolClosedError
 from asyncpool.events import RollResult
 from asyncpool.profile import Profile
-from asyncpool.sharedpool._orders import Orders
+from asyncpool.sharedpool._remote_pool import Orders
 from asyncpool.stats import PoolStats
 
 

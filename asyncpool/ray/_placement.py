@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from asyncpool import __version__
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._core.remote_wire.own_objects import load_own
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.client import Client
 from asyncpool._runtime.remote.carrier import (
@@ -20,15 +19,15 @@ from asyncpool._runtime.remote.carrier import (
     pack_greeting,
     unpack_greeting,
 )
+from asyncpool._runtime.remote.own_objects import load_own
 from asyncpool.errors import (
     AsyncPoolError,
     JobNotPicklableError,
-    PoolClosedError,
     ProtocolError,
 )
 from asyncpool.ray._actor import NodeAgent
 from asyncpool.ray._client_end import ClientEnd
-from asyncpool.ray._engine import MOST_WAITING, Engine, RayNode
+from asyncpool.ray._engine import HEAD_PATIENCE, MOST_WAITING, Engine, RayNode
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -132,17 +131,26 @@ class Placement:
     # Nodes that come and go.
 
     async def _keep_looking(self) -> None:
-        patience = 2 * self._plan.lease
+        answered = self._loop.time()
         while True:
             await asyncio.sleep(_LOOK_EVERY)
+            began = self._loop.time()
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(HEAD_PATIENCE):
                     await self._look()
             except Exception as error:  # noqa: BLE001 - Ray has many
-                why = f"the Ray cluster is gone: {error!r}"
-                self._client.nodes.give_up(PoolClosedError(why))
+                now = self._loop.time()
+                if now - began > HEAD_PATIENCE + _LOOK_EVERY:
+                    answered = now  # this loop was blocked, and could hear nobody
+                if now - answered < HEAD_PATIENCE:
+                    continue
+                why = f"the head of the Ray cluster has not answered for {now - answered:.0f} s"
+                if not isinstance(error, TimeoutError):
+                    why += f": {error!r}"
+                self._client.nodes.give_up(why)
             else:
                 self._client.nodes.expected = True
+            answered = self._loop.time()
 
     async def _look(self) -> None:
         """Place agents on nodes that are new, and give up those of nodes that are gone."""
@@ -151,7 +159,7 @@ class Placement:
         for node_id in [one for one in self._failed if one not in nodes]:
             del self._failed[node_id]
         for node_id in [one for one in self._ends if one not in nodes]:
-            self._ends[node_id].on_gone()
+            self._ends[node_id].gone(ConnectionError("Ray says that its node is gone"))
         for node_id, node in nodes.items():
             if self._is_wanted(node):
                 self._starting[node_id] = self._loop.create_task(
@@ -177,6 +185,7 @@ class Placement:
                 why = f"Ray starts no agent on the node {node.address}: {error}"
                 error = ConnectionError(why)
             self._failed[node.node_id] = error
+            self._client.nodes.lost += 1
             say.NODE_REFUSED.log(_LOGGER, {"node": node.address}, why=error)
             self._stop_soon(node.node_id)
         finally:

@@ -12,7 +12,6 @@ from asyncpool._core.codec.codec import Codec
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.formats import format_of
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._observe.opening import Beside
 from asyncpool._runtime.base.arguments import check_int, check_seconds
 from asyncpool._runtime.client.client import Client
 from asyncpool._runtime.options.checks import check_codec
@@ -28,7 +27,8 @@ from asyncpool.sharedpool._remote_pool import RemotePool
 _PATIENCE = 1.5
 
 # What the pools of nodes do not get.
-_OF_THE_WHOLE = frozenset(("name", "trace", "max_traced", "control"))
+_OF_THE_WHOLE = frozenset(("name", "control"))
+_OF_LOCAL_POOLS = frozenset(("trace", "max_traced"))
 
 # What the client decides about each job, and not the pool of a node.
 _OF_JOBS = frozenset(
@@ -66,10 +66,10 @@ class Pool(NodeOrders, RemotePool):
         codec: As in :class:`asyncpool.Pool`, and so are *functions* and *errors*.
         functions: Likewise.
         errors: Likewise.
-        **options: Other options of :class:`asyncpool.Pool`.  *name*, *trace*, *max_traced* and
-            *control* are for the pool as a whole.  The pools of nodes get the others, such as
-            *preload*, *initializer* and *worker_limits*.  There is no default for what
-            :meth:`options` sets for each job.
+        **options: Other options of :class:`asyncpool.Pool`.  *name* and *control* are for the
+            pool as a whole.  The pools of nodes get the others, such as *preload*, *initializer*
+            and *worker_limits*.  There is no default for what :meth:`options` sets for each job,
+            and no *trace*: :mod:`asyncpool.opentelemetry` has spans of the jobs.
 
     Raises:
         ValueError: If an argument is out of range, or *address* one of Ray's client (``ray://``).
@@ -116,13 +116,8 @@ class Pool(NodeOrders, RemotePool):
             max_queued=max_queued,
             options=JobOptions(codec=None if data is None else data.how),
             data=data,
-            beside=Beside(
-                whole.name,
-                whole.concurrency,
-                whole.control,
-                whole.trace,
-                whole.max_traced,
-            ),
+            control=whole.control,
+            concurrency=whole.concurrency,
         )
         self._engine = Engine(address)
         self._plan = Plan(
@@ -159,19 +154,22 @@ class Pool(NodeOrders, RemotePool):
 
     async def _reach(self, client: Client) -> None:
         placement = self._placement = Placement(client, self._engine, self._plan)
-        await placement.connect()
-        client.traffic.stored = References(
-            self._engine.reference, data_only=self._data is not None
-        )
         seconds = self._start_timeout
+        limit = asyncio.timeout(seconds)
+        trouble = "the Ray cluster does not answer"
         try:
-            async with asyncio.timeout(seconds):
+            async with limit:
+                await placement.connect()
+                trouble = "Ray may have no resources left for one"
+                client.traffic.stored = References(
+                    self._engine.reference, data_only=self._data is not None
+                )
                 await placement.start()
         except TimeoutError:
-            raise TimeoutError(
-                f"no agent of the Ray pool is ready after {seconds:g} s: Ray may have no "
-                "resources left for one"
-            ) from None
+            if not limit.expired():  # the address has not answered: there is a text
+                raise
+            text = f"no agent of the Ray pool is ready after start_timeout ({seconds:g} s): {trouble}"
+            raise TimeoutError(text) from None
 
     async def _leave(self) -> None:
         if self._placement is not None:
@@ -193,6 +191,11 @@ def _check_options(options: Mapping[str, Any]) -> PoolOptions:
     if wrong:
         raise TypeError(
             f"{', '.join(sorted(wrong))}: each job has its own, see options()"
+        )
+    if wrong := _OF_LOCAL_POOLS & options.keys():
+        raise TypeError(
+            f"{', '.join(sorted(wrong))}: a pool over Ray writes no trace, "
+            "asyncpool.opentelemetry has spans of its jobs"
         )
     # Not LocalPool(): that looks at the main module, which workers elsewhere cannot import.
     given = inspect.signature(LocalPool).bind(1, **options)

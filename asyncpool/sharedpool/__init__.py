@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool.sharedpool._client import SharedPool
-from asyncpool.sharedpool._connect import connect
-from asyncpool.sharedpool._named import shared_pool
+from asyncpool.sharedpool._client import SharedPool, connect, shared_pool
 from asyncpool.sharedpool._server import PoolServer
 
 __all__ = ["PoolServer", "SharedPool", "connect", "shared_pool"]

@@ -1,19 +1,28 @@
-"""A pool that another process has."""
+"""A pool that another process has, and how a program gets it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 from asyncpool import __version__
+from asyncpool._core.base.validation import TEXT, check_type
+from asyncpool._core.codec.codec import Codec
 from asyncpool._core.codec.data_only import DataOnly
+from asyncpool._core.codec.formats import format_of
 from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._runtime.base.arguments import check_int, check_seconds
 from asyncpool._runtime.client.client import Client
 from asyncpool._runtime.control.socket_files import (
     check_length,
     closed_on_error,
     is_socket,
 )
+from asyncpool._runtime.options.checks import check_codec
 from asyncpool._runtime.remote.carrier import (
     flaw,
     greeting,
@@ -24,6 +33,10 @@ from asyncpool._runtime.remote.unix_carrier import UnixCarrier, is_same_user
 from asyncpool.errors import ProtocolError
 from asyncpool.sharedpool._remote_pool import RemotePool
 
+# Where the paths of their sockets are, by name, as JSON.
+VARIABLE = "ASYNCPOOL_SHARED_POOLS"
+
+_UNIX = "unix:"
 _CONNECT_TIMEOUT = 10.0
 
 
@@ -91,13 +104,15 @@ class SharedPool(RemotePool):
         try:
             carrier.send(pack_greeting(greeting(__version__, self._codec)))
             why = flaw(unpack_greeting(await answered))
+            if why:
+                raise ProtocolError(why)  # noqa: TRY301 - as what the carrier finds
+        except ProtocolError as error:
+            carrier.abort()
+            text = f"the agent at {self._path} refuses: {error}"
+            raise ProtocolError(text) from error
         except BaseException:
             carrier.abort()
             raise
-        if why:
-            carrier.abort()
-            text = f"the agent at {self._path} refuses: {carrier.why or why}"
-            raise ProtocolError(text) from carrier.why
 
     async def _socket(self) -> socket.socket:
         check_length(self._path)
@@ -139,8 +154,83 @@ def _expect_greeting(
         else:
             answered.set_result(data)
 
-    def gone() -> None:
-        if not answered.done():
+    def gone(error: Exception | None) -> None:
+        if answered.done():
+            return
+        if error is None:
             answered.set_result(b"")
+        else:
+            answered.set_exception(error)
 
     carrier.on_bytes, carrier.on_gone = answer, gone
+
+
+def connect(
+    address: str,
+    *,
+    node_timeout: float | None = None,
+    max_queued: int | None = None,
+    codec: Literal["json", "msgspec"] | Codec | None = None,
+    functions: Iterable[Callable[..., object] | str] | None = None,
+    errors: Iterable[type[BaseException]] = (),
+) -> SharedPool:
+    """Return a pool that another process has, for ``async with``.
+
+    Args:
+        address: ``"unix:"`` and the path of the socket of a :class:`PoolServer`.
+        node_timeout: Seconds without a sign of life after which the agent is lost, and with it
+            the jobs that it has begun (:exc:`NodeLostError`).  At least the *client_timeout* of
+            the :class:`PoolServer`; by default half as much again.
+        max_queued: How many jobs of this client may wait here; ``None`` for no bound.  The agent
+            has 1024 more at the most.
+        codec: As that of the pool, which must have the same.
+        functions: As in :class:`Pool`, for a pool with a codec.
+        errors: Likewise.
+
+    Raises:
+        ValueError: If the address is no such one, *node_timeout* or *max_queued*
+            not positive, or there are *functions* or *errors* without a *codec*.
+        TypeError: If an argument is of the wrong type.
+        ImportError: If the package of *codec* is not installed.
+    """
+    check_type("address", address, TEXT)
+    if not address.startswith(_UNIX) or address == _UNIX:
+        raise ValueError(f"address must be 'unix:PATH', not {address!r}")
+    if node_timeout is not None:
+        check_seconds("node_timeout", node_timeout)
+    if max_queued is not None:
+        check_int("max_queued", max_queued, at_least=1)
+    check_codec(codec, functions=functions, errors=errors)
+    data = None if codec is None else DataOnly(format_of(codec), functions, errors)
+    return SharedPool(
+        address.removeprefix(_UNIX),
+        node_timeout=node_timeout,
+        max_queued=max_queued,
+        options=JobOptions(codec=None if data is None else data.how),
+        data=data,
+    )
+
+
+def shared_pool(name: str, **options: Any) -> SharedPool:
+    """Return the pool *name* of ``asyncpool serve --pool NAME=MODULE:FUNCTION``, for ``async with``.
+
+    Args:
+        name: Its name.
+        **options: Those of :func:`connect`.
+
+    Raises:
+        LookupError: If there is no pool of that name, or this is no worker of such a server.
+        TypeError: If *name* is no str.
+    """
+    check_type("name", name, TEXT)
+    try:
+        found = json.loads(os.environ.get(VARIABLE, "{}"))
+    except ValueError:
+        found = {}
+    if name not in found:
+        there = ", ".join(map(repr, found)) or "none"
+        raise LookupError(
+            f"there is no shared pool {name!r} (there are: {there}); a server has one by "
+            f"'asyncpool serve --pool {name}=MODULE:FUNCTION'"
+        )
+    return connect(f"unix:{found[name]}", **options)

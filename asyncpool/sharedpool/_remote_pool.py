@@ -10,11 +10,17 @@ from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from asyncpool._api.caller import Caller
 from asyncpool._api.listened import JobsListened
+from asyncpool._core.base.names import function_name
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.policies.job_options import JobOptions, Options
-from asyncpool._observe.opening import Beside, open_for
 from asyncpool._observe.readings import Readable, Stats
-from asyncpool._runtime.base.arguments import check_choice, check_timeout, not_callable
+from asyncpool._runtime.base.arguments import (
+    check_choice,
+    check_int,
+    check_timeout,
+    least_and_most,
+    not_callable,
+)
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.client.client import Client
@@ -23,9 +29,75 @@ from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.boundpool import BoundPool
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
-from asyncpool.events import CloseSummary
-from asyncpool.sharedpool._orders import Orders
+from asyncpool.events import CloseSummary, RollResult
+from asyncpool.profile import Profile
 from asyncpool.stats import PoolStats
+
+
+class Orders:
+    """The questions and orders of a shared pool; each waits for the agent's answer.
+
+    Each raises :exc:`PoolClosedError` if the agent is gone, and what the method of
+    :class:`asyncpool.Pool` with the same name raises there.
+    """
+
+    @abstractmethod
+    def _open(self) -> Client:
+        """Return the client."""
+
+    async def stats(self) -> PoolStats:
+        """Return the figures of the pool, with the jobs of all clients."""
+        found: PoolStats = await self._open().ask("stats")
+        return found
+
+    async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
+        """Return the stacks of what the workers run; see :meth:`Pool.stacks`."""
+        if slot is not None:
+            check_int("slot", slot, at_least=0)
+        found: dict[int, str] = await self._open().ask("stacks", slot=slot)
+        return found
+
+    async def profile(
+        self,
+        seconds: float,
+        *,
+        slot: int | None = None,
+        function: Callable[..., Any] | str | None = None,
+        rate: float = 100.0,
+    ) -> Profile:
+        """Sample what the workers do, for all clients; see :meth:`Pool.profile`."""
+        if callable(function):
+            function = function_name(function)
+        found: Profile = await self._open().ask(
+            "profile", seconds=seconds, slot=slot, function=function, rate=rate
+        )
+        return found
+
+    async def resize(self, workers: int | tuple[int, int]) -> None:
+        """Change the number of workers, for all clients; see :meth:`Pool.resize`."""
+        least, most = least_and_most(workers)
+        pair = [least, most] if isinstance(workers, tuple) else [least]
+        await self._open().ask("resize", workers=pair)
+
+    async def roll(self) -> RollResult:
+        """Replace every worker by a fresh one, for all clients; see :meth:`Pool.roll`.
+
+        Cancellation:
+            Safe: the roll goes on.
+        """
+        found: RollResult = await self._open().ask("roll")
+        return found
+
+    async def retire(self, slot: int) -> None:
+        """Replace the worker in *slot* by a fresh one; see :meth:`Pool.retire`."""
+        check_int("slot", slot, at_least=0)
+        await self._open().ask("retire", slot=slot)
+
+    async def kill(self, slot: int) -> None:
+        """Kill the worker in *slot*, whoever's jobs it runs; see :meth:`Pool.kill`."""
+        check_int("slot", slot, at_least=0)
+        await self._open().ask("kill", slot=slot)
+
 
 P = TypeVar("P", bound=Readable[Stats])
 
@@ -89,7 +161,8 @@ class RemotePool(Orders, JobsListened, Caller):
         max_queued: How many jobs may wait for an agent.
         options: Those of its jobs.
         data: What calls may be, if the pool is data only.
-        beside: What it has beside it, if it has anything.
+        control: The name or path of its control socket; ``""`` for its name, ``None`` for none.
+        concurrency: How many jobs each worker runs at once.
     """
 
     name: str
@@ -103,9 +176,10 @@ class RemotePool(Orders, JobsListened, Caller):
         max_queued: int | None,
         options: JobOptions,
         data: DataOnly | None,
-        beside: Beside | None = None,
+        control: str | None = None,
+        concurrency: int = 1,
     ) -> None:
-        self._beside = beside
+        self._control, self._concurrency = control, concurrency
         self._title = title
         self._node_timeout = node_timeout
         self._max_queued = max_queued
@@ -138,11 +212,16 @@ class RemotePool(Orders, JobsListened, Caller):
         self._life.loop = asyncio.get_running_loop()
         hub = self._life.hub
         client = Client(
-            self._title, self._node_timeout, self._data, self._max_queued, hub
+            self._title,
+            self.name,
+            self._node_timeout,
+            self._data,
+            self._max_queued,
+            hub,
         )
         self._life.client = client
         try:
-            await self._open_beside(client)
+            await self._open_control(client)
             if self._life.listened:
                 client.listen()
             await self._reach(client)
@@ -151,15 +230,15 @@ class RemotePool(Orders, JobsListened, Caller):
             raise
         self._client = client
 
-    async def _open_beside(self, client: Client) -> None:
-        beside = self._beside
-        if beside is None or (beside.control is None and beside.trace is None):
+    async def _open_control(self, client: Client) -> None:
+        if self._control is None:
             return
-        from asyncpool._observe.control.remote_orders import RemoteOrders  # noqa: PLC0415 - few have one
+        from asyncpool._observe.control.pool_control import open_pool_control  # noqa: PLC0415 - few have one
+        from asyncpool._observe.control.remote_orders import RemoteOrders  # noqa: PLC0415 - likewise
 
         self._life.listened = True
-        orders = RemoteOrders(self, client)
-        await open_for(orders, client.hub, beside, nodes=True)
+        orders, name = RemoteOrders(self, client), self._control or None
+        await open_pool_control(orders, client.hub, self.name, name, self._concurrency)
 
     @property
     def _codec(self) -> str:

@@ -172,12 +172,14 @@ class PoolServer:
             return
         sock.setblocking(False)
         if not is_same_user(sock):
+            self._agent.refuse("it belongs to another user", None)
             sock.close()
             return
         carrier = UnixCarrier(sock, self._threads, self._buffer)
         carrier.on_bytes = partial(self._on_hello, carrier)
         carrier.on_gone = partial(self._cut, carrier)
-        late = self._loop.call_later(_PATIENCE, self._cut, carrier)
+        slow = TimeoutError(f"it has not said for {_PATIENCE:g} s who it is")
+        late = self._loop.call_later(_PATIENCE, self._cut, carrier, slow)
         self._greeted[carrier] = late
         if len(self._greeted) >= MOST_STRANGERS:
             self._loop.remove_reader(self._sock)  # until one has said who it is
@@ -188,9 +190,11 @@ class PoolServer:
         self._known(carrier)
         self._agent.welcome(carrier, data)
 
-    def _cut(self, carrier: UnixCarrier) -> None:
+    def _cut(self, carrier: UnixCarrier, why: Exception | None = None) -> None:
         self._known(carrier)
         carrier.abort()
+        if why is not None:
+            self._agent.refuse(str(why), carrier.process)
 
     def _known(self, carrier: UnixCarrier) -> None:
         """Wait no longer for what a client says first."""

@@ -331,11 +331,16 @@ STATUS = {
 }
 
 
-def shown_of(minute: LastMinute) -> list[str]:
+def shown_of(minute: LastMinute, **more: int) -> list[str]:
     console = Console(width=130, file=io.StringIO(), color_system=None)
     with console.capture() as shown:
-        console.print(live_view(STATUS, minute))
+        console.print(live_view({**STATUS, **more}, minute))
     return [line.rstrip() for line in shown.get().splitlines()]
+
+
+def test_nodes_and_clients_that_are_lost_are_shown() -> None:
+    shown = shown_of(LastMinute(), lost_nodes=1, refused_clients=2)
+    assert shown[2] == "lost nodes: 1   refused clients: 2"
 
 
 def test_a_pool_as_a_terminal_shows_it() -> None:

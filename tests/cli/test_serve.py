@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import uvicorn
 
@@ -884,8 +885,7 @@ def can_unshare() -> bool:
 
 @pytest.mark.skipif(not can_unshare(), reason="may not make namespaces of processes")
 def test_it_is_the_first_process_of_a_container(folder: Path) -> None:
-    namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    with Server(folder, "app:app", *ONE, before=namespace) as server:
+    with Server(folder, "app:app", *ONE, before=NAMESPACE) as server:
         assert server.get().startswith("one ")
         # unshare's child is the first there, and its child is the server.
         (first,) = [int(pid) for pid in until(lambda: kids(server.process.pid), "")]
@@ -893,6 +893,48 @@ def test_it_is_the_first_process_of_a_container(folder: Path) -> None:
         server.says("reloaded: 1 worker is new")
         os.kill(first, signal.SIGTERM)
         assert server.end() == 0
+
+
+NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+SHELLS = """
+    import subprocess
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            shell = "for n in $(seq 40); do sleep 0.01 & echo $!; done"
+            out = subprocess.run(["sh", "-c", shell], capture_output=True).stdout
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": out})
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        (),
+        pytest.param(
+            NAMESPACE,
+            marks=pytest.mark.skipif(not can_unshare(), reason="may not make them"),
+        ),
+    ],
+    ids=["as a process", "as the first process"],
+)
+def test_programs_in_the_background_leave_no_zombies(
+    before: tuple[str, ...], folder: Path
+) -> None:
+    write_app(folder, SHELLS)
+    with Server(folder, "app:app", *ONE, before=before) as server:
+        assert len(server.get().split()) == 40
+        until(lambda: not sleepers_below(server.process.pid), "no zombies")
+        first = int(kids(server.process.pid)[0]) if before else server.process.pid
+        os.kill(first, signal.SIGTERM)
+        assert server.end() == 0
+
+
+def sleepers_below(pid: int) -> list[psutil.Process]:
+    """Return the programs that are there, zombies included."""
+    found = psutil.Process(pid).children(recursive=True)
+    return [process for process in found if process.name() == "sleep"]
 
 
 def kids(pid: int) -> list[str]:

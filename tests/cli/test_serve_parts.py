@@ -502,7 +502,9 @@ def test_code_that_cannot_be_loaded_is_told_of_when_all_has_ended() -> None:
         worker("before")
         assert cannot_be_loaded(crash())
         assert cannot_be_loaded(
-            crash(pid=None, exit_code=None, detail="'m' cannot be preloaded")
+            crash(
+                pid=None, exit_code=None, detail="'m' cannot be preloaded", final=True
+            )
         )
         assert not cannot_be_loaded(crash(exit_code=7, detail=""))
         assert not cannot_be_loaded(crash(pid=8, slot=1, kind=CrashKind.CRASH))

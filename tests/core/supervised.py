@@ -41,7 +41,7 @@ def pool(
 
 def short(cost: float = 10.0) -> JobTraits:
     traits = JobTraits()
-    traits.cost = traits.least = cost
+    traits.cost = cost
     return traits
 
 

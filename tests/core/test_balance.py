@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.job_traits import LEAST, UNKNOWN, JobTraits
+from asyncpool._core.base.job_traits import UNKNOWN, JobTraits
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.supervision.supervision import Supervision
 
@@ -25,7 +25,7 @@ def core_of(workers: int, ready: int, concurrency: int = 1) -> Supervision:
 
 def traits_of(cost: float) -> JobTraits:
     traits = JobTraits()
-    traits.cost = traits.least = cost
+    traits.cost = cost
     return traits
 
 
@@ -38,12 +38,12 @@ def test_those_wait_that_have_not_begun_wherever_they_are(
     core = core_of(1, 1, width)
     found, pipelining = [], []
     for job in range(5):
-        found.append(core.balance.waiting)
-        pipelining.append(core.balance.pipelining)
+        found.append(core.waiting)
+        pipelining.append(core.pipelining)
         core.jobs.submit(job, traits_of(UNKNOWN if job > 3 else 4000.0))
     assert found == waiting
     assert pipelining == [count > 0 for count in waiting]
-    assert core.balance.waiting == waiting[-1] + 1  # the last one is in the queue
+    assert core.waiting == waiting[-1] + 1  # the last one is in the queue
     assert core.dispatcher.waiting == 1
 
 
@@ -51,40 +51,12 @@ def test_a_worker_is_idle_beside_one_that_others_wait_in() -> None:
     core, traits = core_of(2, 1), traits_of(10.0)
     core.jobs.submit(1, traits)
     core.jobs.submit(2, traits)
-    seen = {"nobody is idle": core.balance.unbalanced}
+    seen = {"nobody is idle": core.unbalanced}
     core.workers.ready(1, 0.0)
-    seen["one is"] = core.balance.unbalanced
+    seen["one is"] = core.unbalanced
     core.termination.revoke(2, 0)
-    seen["it is asked for"] = core.balance.unbalanced
+    seen["it is asked for"] = core.unbalanced
     core.jobs.revoked(0, (), 1.0)
     core.jobs.outcome(0, 1)
-    seen["nobody waits"] = core.balance.unbalanced
+    seen["nobody waits"] = core.unbalanced
     assert [why for why, so in seen.items() if so] == ["one is"]
-
-
-@pytest.mark.parametrize(
-    ("workers", "cost", "waiting", "what"),
-    [
-        (1, 2000.0, 8, "rest"),
-        (1, 2000.0, 7, "work"),  # as many as it has in hand, or a little later is late
-        (2, 2000.0, 16, "rest"),
-        (2, 2000.0, 15, "work"),
-        (1, 5200.0, 10, "rest"),
-        (1, 5400.0, 10, "work"),  # one of two may be over soon
-        (1, 18000.0, 10, "work"),  # and so may the only one
-        (1, UNKNOWN, 10, "work"),
-        (1, 2.1 * LEAST, 1000, "rest"),
-        (1, LEAST, 1000, "work"),  # they may take much less than they count for
-    ],
-)
-def test_a_worker_rests_that_has_enough_to_do_when_many_wait(
-    workers: int, cost: float, waiting: int, what: str
-) -> None:
-    core, traits = core_of(workers, workers), traits_of(cost)
-    job = 0
-    while core.dispatcher.waiting < waiting:
-        core.jobs.submit(job, traits)
-        job += 1
-    assert {core.balance.may_rest(index) for index in range(workers)} == {
-        what == "rest"
-    }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from asyncpool._core.base.names import function_name
 from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
 
 HERE = "tests.core.test_broadcasts"
@@ -30,11 +31,15 @@ def closure(value: int) -> Callable[[], int]:
     return lambda: value
 
 
+def of(number: int, function: Callable[..., Any], payload: bytes) -> Broadcast:
+    return Broadcast(number, function_name(function), payload)
+
+
 def remembered(*functions: Callable[..., Any]) -> list[bytes]:
     """Return which are remembered when these were broadcast, each by its number."""
     memory = StartBroadcasts(1000)
     for number, function in enumerate(functions):
-        memory.add(Broadcast.of(number, function, b"%d" % number))
+        memory.add(of(number, function, b"%d" % number))
     return [payload for _, payload in memory.calls]
 
 
@@ -43,7 +48,7 @@ def test_they_are_remembered_in_their_order_under_their_names() -> None:
     told: list[tuple[int, Callable[..., Any]]]
     told = [(2, other), (1, one), (3, Configure())]
     for number, function in told:
-        memory.add(Broadcast.of(number, function, b"%d" % number))
+        memory.add(of(number, function, b"%d" % number))
     assert memory.calls == (
         (f"{HERE}.one", b"1"),
         (f"{HERE}.other", b"2"),
@@ -58,6 +63,7 @@ def test_they_are_remembered_in_their_order_under_their_names() -> None:
         (one, partial(one)),
         (partial(partial(one)), one),
         (closure(1), closure(2)),
+        (lambda: 1, lambda: 2),
         (Configure(), Configure()),
         (Configure().now, Configure().now),
         (print, print),
@@ -73,7 +79,6 @@ def test_the_last_one_of_the_same_function_counts(
     ("first", "second"),
     [
         (one, other),
-        (lambda: 1, closure(1)),
         (Configure(), Configure().now),
         (print, len),
     ],
@@ -86,30 +91,20 @@ def test_others_are_remembered_beside_each_other(
 
 def test_who_took_longer_than_one_that_came_later_is_not_remembered() -> None:
     memory = StartBroadcasts(100)
-    memory.add(Broadcast.of(2, one, b"new"))
-    memory.add(Broadcast.of(1, one, b"old"))
+    memory.add(of(2, one, b"new"))
+    memory.add(of(1, one, b"old"))
     assert memory.calls == ((f"{HERE}.one", b"new"),)
-
-
-def test_two_lambdas_of_one_function_are_two() -> None:
-    def both() -> list[Callable[[], int]]:
-        return [
-            lambda: 1,
-            lambda: 2,
-        ]
-
-    assert remembered(*both()) == [b"0", b"1"]
 
 
 def test_all_together_have_no_more_bytes_than_the_limit() -> None:
     memory = StartBroadcasts(10)
-    memory.add(Broadcast.of(1, one, bytes(4)))
-    running = [Broadcast.of(2, other, bytes(3))]
-    memory.check(Broadcast.of(3, len, bytes(3)), running)
+    memory.add(of(1, one, bytes(4)))
+    running = [of(2, other, bytes(3))]
+    memory.check(of(3, len, bytes(3)), running)
     # What it replaces does not count.
-    memory.check(Broadcast.of(3, one, bytes(7)), running)
+    memory.check(of(3, one, bytes(7)), running)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - all of it is compared
-        memory.check(Broadcast.of(3, len, bytes(4)), running)
+        memory.check(of(3, len, bytes(4)), running)
     assert str(caught.value) == (
         "the call of builtins.len has 4 bytes when pickled, the broadcasts before it "
         "have 7, and 10 is the most, since every new worker gets them: have the function "
@@ -128,7 +123,7 @@ def test_however_many_there_are_only_one_of_each_is_kept(
     memory, last = StartBroadcasts(1000), dict[Any, int]()
     for number, (function, good) in enumerate(told):
         if good:
-            memory.add(Broadcast.of(number, function, b"%d" % number))
+            memory.add(of(number, function, b"%d" % number))
             last.pop(function, None)
             last[function] = number
     assert [payload for _, payload in memory.calls] == [

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import pickle
-import struct
-import sys
 import tracemalloc
 from binascii import crc32
 from typing import Any
@@ -20,7 +17,6 @@ from asyncpool._core.map.chunks import (
     FLAT,
     LOG_HEAD,
     LOST,
-    OPEN,
     ChunkResult,
     Failure,
     ask_to_stop,
@@ -41,28 +37,11 @@ flat = (
 )
 
 
-BLANK = 0x0123_4567_89AB_CDEF
-
-
-def log_of(
-    *outcomes: Any,
-    done: int | None = None,
-    job: int = 7,
-    numbers: list[int] | list[float] | None = None,
-    column: int | None = None,
-) -> bytearray:
-    """Return memory with a log at 64, of the first attempt at *job*.
-
-    *column* is what its head says of how many are numbers, if that is not so many.
-    """
+def log_of(*outcomes: Any, done: int | None = None, job: int = 7) -> bytearray:
+    """Return memory with a log at 64, of the first attempt at *job*."""
     memory = bytearray(64 + LOG_SIZE)
-    first = numbers or []
-    count = len(first) + len(outcomes) if done is None else done
-    floats = type(first[0]) is float if first else False
-    column = len(first) if column is None else column
-    LOG_HEAD.pack_into(memory, 64, count, 0, job, 1, column, floats, BLANK)
-    data = struct.pack(f"={len(first)}{'d' if floats else 'q'}", *first)
-    data += b"".join(map(note, outcomes))
+    LOG_HEAD.pack_into(memory, 64, len(outcomes) if done is None else done, 0, job, 1)
+    data = b"".join(map(note, outcomes))
     memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + len(data)] = data
     return memory
 
@@ -76,20 +55,6 @@ def found(memory: bytearray, job: int = 7, attempt: int = 1) -> list[Any] | None
 def test_plain_values_are_found(values: list[Any]) -> None:
     assert found(log_of(*values)) == values
     assert ChunkResult(values, []).load() == values
-
-
-@pytest.mark.parametrize("numbers", [[1, -(2**63), 2**63 - 1], [0.5, -0.0, math.inf]])
-def test_numbers_come_first(numbers: list[int] | list[float]) -> None:
-    assert found(log_of(None, "x", numbers=numbers)) == [*numbers, None, "x"]
-    assert found(log_of(None, "x", numbers=numbers, done=2)) == numbers[:2]
-    code = "d" if type(numbers[0]) is float else "q"
-    data = struct.pack(f"=3{code}", *numbers)
-    result = ChunkResult([None], [], data, code)
-    assert result.load() == [*numbers, None]
-    assert [type(one) for one in result.load()[:3]] == [type(numbers[0])] * 3
-    assert not result.plain
-    assert not ChunkResult([], [None], data, code).plain
-    assert ChunkResult([], [], data, code).plain
 
 
 def test_other_values_and_errors_are_found() -> None:
@@ -128,18 +93,13 @@ def test_what_makes_no_sense_is_lost_and_what_is_before_it_is_not() -> None:
     assert found(log_of(1, done=CHUNK_SIZE + 1)) == [1, *[LOST] * (CHUNK_SIZE - 1)]
 
 
-@given(
-    st.binary(max_size=300),
-    st.integers(0, 30),
-    st.integers(0, 2**64 - 1) | st.just(OPEN),
-)
-def test_any_garbage_is_read(garbage: bytes, done: int, numbers: int) -> None:
+@given(st.binary(max_size=300), st.integers(0, 30))
+def test_any_garbage_is_read(garbage: bytes, done: int) -> None:
     memory = log_of(done=done)
-    LOG_HEAD.pack_into(memory, 64, done, 0, 7, 1, numbers, numbers >> 3, BLANK)
     memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + len(garbage)] = garbage
     load = found(memory)
     assert load is not None
-    assert len(load) == (CHUNK_SIZE if numbers >= OPEN else done)
+    assert len(load) == done
 
 
 wild = st.lists(
@@ -192,39 +152,6 @@ def test_an_error_is_no_value() -> None:
     memory = log_of((pickle.dumps(1),))
     memory[64 + LOG_HEAD.size] = 2
     assert found(memory) == [LOST]
-
-
-@pytest.mark.parametrize("numbers", [[5, 6, 7], [0.5, 1.5, 2.5]])
-@pytest.mark.parametrize("done", [0, 1, 3])
-def test_as_long_as_all_are_numbers_those_count_that_are_not_blank(
-    done: int, numbers: list[int] | list[float]
-) -> None:
-    memory = column_of(numbers, done)
-    assert found(memory) == numbers[:done]
-
-
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_numbers_behind_a_blank_tell_that_none_is_to_be_believed(at: int) -> None:
-    memory = column_of([5, 6, 7], 1)
-    start = 64 + LOG_HEAD.size + 8 * at
-    memory[start : start + 8] = bytes(8)
-    expected = [LOST] * CHUNK_SIZE
-    assert found(memory) == ([5, 0] if at == 1 else expected)
-    memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + 32] = b"\xff" * 32
-    assert found(memory) == expected
-
-
-def column_of(numbers: list[int] | list[float], done: int) -> bytearray:
-    """Return the log of so many numbers, of which the first are done."""
-    memory = log_of(numbers=numbers, column=OPEN + len(numbers), done=0)
-    start, end = (64 + LOG_HEAD.size + 8 * one for one in (done, len(numbers) + 1))
-    memory[start:end] = BLANK.to_bytes(8, sys.byteorder) * (len(numbers) + 1 - done)
-    return memory
-
-
-def test_a_chunk_may_be_full_of_numbers() -> None:
-    numbers = list(range(CHUNK_SIZE))
-    assert found(log_of(numbers=numbers, column=OPEN + CHUNK_SIZE, done=0)) == numbers
 
 
 def test_a_chunk_is_asked_to_stop_and_nothing_else_is_changed() -> None:

@@ -65,7 +65,6 @@ def test_what_each_command_says() -> None:
         "Unassign": ("jobs",),
         "DropPinnedJobs": ("jobs",),
         "Offer": ("slot", "session"),
-        "Rebuild": ("slot", "session"),
         "EndSession": ("session", "calls"),
         "RefuseSessions": (),
         "Revoke": ("slot", "sequences"),

@@ -128,8 +128,7 @@ def test_jobs_with_keys_that_come_back_go_to_their_worker_and_others_to_any() ->
     keyed = {job: KeyedTraits(JobTraits(), 7) for job in (1, 3)}
     placed = dispatcher.requeue({1: keyed[1], 2: JobTraits(), 3: keyed[3]})
     assert placed == [(0, 1), (1, 2)]
-    assert dispatcher.waiting == dispatcher.waiting_for(0) == 1
-    assert dispatcher.waiting_for(1) == 0
+    assert dispatcher.waiting == 1
 
 
 def test_a_job_with_a_key_that_comes_back_waits_if_nobody_has_its_bucket() -> None:

@@ -410,9 +410,6 @@ class DispatchMachine(RuleBasedStateMachine):
         common = len(self.queue) + len(self.announced)
         assert self.dispatcher.waiting == common + len(self.in_lines)
         assert self.dispatcher.unserved == common + (not self.idle) * len(self.in_lines)
-        for slot in self.hands:
-            own = self.line_of(slot) or ()
-            assert self.dispatcher.waiting_for(slot) == common + len(own)
         assert self.dispatcher.preparing == len(self.announced)
         assert self.dispatcher.idle == len(self.idle)
 

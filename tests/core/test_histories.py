@@ -55,7 +55,7 @@ def submit(*jobs: int, cost: float = UNKNOWN) -> Event:
         sent: list[Command] = []
         for job in jobs:
             traits = JobTraits()
-            traits.cost = traits.least = cost
+            traits.cost = cost
             slot = core.jobs.submit(job, traits)
             sent += [] if slot is None else [Assign(slot, (job,))]
         return sent

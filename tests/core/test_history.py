@@ -20,8 +20,8 @@ from tests.helpers.told_lines import (
 )
 
 
-def told(*lines: dict[str, Any], whole: bool = False) -> History:
-    history = History(whole=whole)
+def told(*lines: dict[str, Any]) -> History:
+    history = History()
     for each in lines:
         history.add(each)
     return history
@@ -119,23 +119,6 @@ def test_a_live_history_forgets_what_is_old() -> None:
     assert len(shown["jobs"]) == 12_000
     assert shown["jobs"][-1][0] == 12_999
     assert len(shown["crashes"]) == 50
-
-
-def test_a_history_of_a_whole_run_has_all_of_it_in_less_detail() -> None:
-    history = History(whole=True)
-    for number in range(1500):
-        status = pool_status(functions=[function("shop.resize", ok=number * 20)])
-        jobs = [job(number * 20 + each, number / 2) for each in range(20)]
-        history.add(line(number / 2, status, jobs=jobs, ended=20))
-    shown = history.since(0)
-    numbers = [told[0] for told in shown["jobs"]]
-    assert shown["whole"] is True
-    assert numbers == list(range(0, 30_000, 4))
-    assert len(shown["points"]) == 374
-    assert {point["ok"] for point in shown["points"]} == {40.0}
-    [row] = shown["functions"]
-    assert row["jobs"] == 1499 * 20
-    assert row["rate"] == 40.0
 
 
 def test_functions_are_about_the_last_minute() -> None:

@@ -33,7 +33,7 @@ COSTS = (7.8125, 8.0, 100.0, 437.5, 1000.0, UNKNOWN)
 
 def known(cost: float) -> JobTraits:
     traits = JobTraits()
-    traits.cost = traits.least = cost
+    traits.cost = cost
     return traits
 
 
@@ -257,18 +257,6 @@ def test_a_job_keeps_what_was_known_when_it_was_sent() -> None:
     assert in_flight.backlog == UNKNOWN + 500
     in_flight.complete(7)
     assert in_flight.backlog == 500.0
-
-
-def test_what_is_running_and_what_is_short_assure_nothing() -> None:
-    in_flight = flight_of(cost=300.0)
-    assert in_flight.least_work == 0.0
-    in_flight.add(7, known(UNKNOWN))
-    assert in_flight.least_work == 0.0
-    for job in (8, 9):
-        in_flight.add(job, known(LEAST + 300.0))
-    assert in_flight.least_work == 600.0
-    in_flight.complete(7)
-    assert in_flight.least_work == 300.0
 
 
 def test_places_are_never_given_twice() -> None:
@@ -554,13 +542,6 @@ def test_nothing_is_sent_behind_what_is_loading() -> None:
     in_flight.add(3, KeyedTraits(LOADING_TRAITS, 7))
     assert in_flight.closed
     assert in_flight.begin_revoke([3]) == (2,), "the place of the one that was not sent"
-
-
-def test_what_several_assure_is_what_waits_for_them() -> None:
-    in_flight = wide(2, 4000.0, 8000.0, 4 * LEAST, 6 * LEAST)
-    assert in_flight.least_work == (2 - 1) * LEAST + (3 - 1) * LEAST
-    in_flight.complete(2)
-    assert in_flight.least_work == 2 * LEAST
 
 
 def test_as_many_outcomes_may_overtake_as_there_are_lanes() -> None:

@@ -79,24 +79,6 @@ def test_each_further_call_counts_for_an_eighth(
     assert after(*calls) == cost
 
 
-def test_the_least_is_that_of_the_shortest_calls_of_late() -> None:
-    traits = JobTraits()
-    traits.note(200)
-    assert traits.least == 200.0
-    traits.note(160_200)
-    assert traits.least == 2700.0
-    traits.note(300)
-    assert traits.least == 300.0, "one is enough"
-    for _ in range(300):
-        traits.note(1000)
-    assert 990 < traits.least < 1000, "and is forgotten"
-    traits.note(0)
-    assert traits.least == LEAST
-    keyed = KeyedTraits(traits, 1)
-    keyed.least = 7.0
-    assert (traits.least, keyed.least) == (7.0, 7.0)
-
-
 @pytest.mark.parametrize("duration", [0, 1, 7, 62, 62.5])
 def test_a_call_of_no_time_counts_for_the_least(duration: float) -> None:
     assert after(duration) == FLOOR

@@ -59,7 +59,8 @@ def test_a_failure_exactly_at_the_bound_is_not_cut() -> None:
 
 
 def test_a_failure_that_a_worker_made_too_long_is_cut() -> None:
-    payload = json.dumps([letter * (MAX_TEXT + 1) for letter in "xyz"]).encode()
+    texts = [letter * (MAX_TEXT + 1) for letter in "xyz"]
+    payload = json.dumps([*texts, 1]).encode()
     failure = Failure.unpack(payload)
     assert failure == Failure("x" * MAX_TEXT, "y" * MAX_TEXT, "z" * MAX_TEXT)
 
@@ -72,7 +73,7 @@ def test_a_failure_that_a_worker_made_too_long_is_cut() -> None:
         "a number": b"17",
         "no field": b"[]",
         "two fields": b'["two", "fields"]',
-        "four fields": b'["more", "than", "three", "fields"]',
+        "five fields": b'["more", "than", "four", "fields", "here"]',
         "no text": b"\xff\xfe",
         "a pickle": pickle.dumps(("stage", "summary", "text")),
         "a very large number": b"[1, 2, " + b"9" * 5_000 + b"]",
@@ -101,7 +102,7 @@ def test_hostile_bytes_are_a_protocol_error_or_a_failure_of_strings(
 
 def test_a_failure_on_the_wire() -> None:
     assert MAX_TEXT == 16_384
-    assert Failure("thread", "é", "t").pack() == b'["thread", "\\u00e9", "t"]'
+    assert Failure("thread", "é", "t").pack() == (b'["thread", "\\u00e9", "t", false]')
 
 
 @given(pid=numbers, status=numbers, cpu=st.integers(0, 2**64 - 1), held=st.booleans())

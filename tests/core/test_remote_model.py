@@ -22,8 +22,7 @@ from hypothesis.stateful import (
 from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.remote.agent_jobs import AgentJobs
 from asyncpool._core.remote.agent_window import AgentWindow
-from asyncpool._core.remote.client_jobs import ClientJobs
-from asyncpool._core.remote.suspicion import SignsOfLife, Trust
+from asyncpool._core.remote.client_jobs import ClientJobs, SignsOfLife, Trust
 from asyncpool._core.remote_wire.reliable_link import Batch, ReliableLink
 from asyncpool.enums import Delivery
 

@@ -71,6 +71,14 @@ def test_a_process_may_be_limited_by_itself_alone(call: str) -> None:
     assert not allowed(base_rules(), call, 4711)
 
 
+def test_nobody_takes_the_mark_of_another_worker() -> None:
+    assert allowed(base_rules(), "prlimit64", 0, 7)  # RLIMIT_NOFILE
+    assert not allowed(base_rules(), "prlimit64", 4711, 7)
+    assert not allowed(base_rules(), "prlimit64", 0, 10)
+    assert allowed(base_rules(), "setrlimit", 7)
+    assert not allowed(base_rules(), "setrlimit", 10)
+
+
 def test_priorities_are_ones_own() -> None:
     assert allowed(base_rules(), "setpriority", 0, 0)
     assert not allowed(base_rules(), "setpriority", 0, 4711)

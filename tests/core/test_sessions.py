@@ -12,9 +12,7 @@ from asyncpool._core.slots.commands import (
     EndSession,
     KeepWorker,
     Offer,
-    Rebuild,
     RefuseSessions,
-    Spawn,
     Unassign,
 )
 from asyncpool._core.supervision.closing import Finish
@@ -35,15 +33,6 @@ def pool(
     core.workers.start(0.0)
     for index in range(workers):
         core.workers.ready(index, 0.0)
-    return core
-
-
-def lasting() -> Supervision:
-    """Return a pool of one worker, which belongs to session 1; that has lost another one."""
-    core = pool(1)
-    assert core.sessions.want_worker() == [Offer(0, 1)]
-    core.sessions.make_last(1)
-    core.workers.ended(0, 1.0, started=False, requeue=(), jitter=0.0)
     return core
 
 
@@ -100,41 +89,6 @@ def test_who_is_held_back_in_vain_gets_jobs_again() -> None:
     assert core.jobs.submit(4, short) is None, "held back once more"
 
 
-def test_a_call_for_every_worker_comes_before_what_rebuilds_a_session() -> None:
-    core = lasting()
-    core.sessions.call(1, SessionTraits(1))
-    core.jobs.submit_pinned(0, 2)
-    assert core.workers.ready(0, 2.0) == [Rebuild(0, 1), Assign(0, (2,))]
-    assert core.sessions.call(3, SessionTraits(1, first=True)) == [], (
-        "it waits for its turn"
-    )
-    assert finish(core, 0, 2) == [Assign(0, (3,))]
-    assert finish(core, 0, 3) == [], "not before the shell knows what has become of it"
-    assert core.sessions.rebuilt(1, 3) == [Assign(0, (1,))]
-
-
-def test_what_has_not_begun_to_rebuild_it_does_so_in_the_next_worker() -> None:
-    core = lasting()
-    core.sessions.call(1, SessionTraits(1))
-    assert core.workers.ready(0, 2.0) == [Rebuild(0, 1)]
-    assert core.sessions.call(2, SessionTraits(1, first=True)) == [Assign(0, (2,))]
-    core.workers.kill(0, 2.0)
-    core.workers.ended(0, 3.0, started=False, requeue=[2], jitter=0.0)
-    assert core.workers.ready(0, 4.0) == [Rebuild(0, 1), Assign(0, (2,))]
-
-
-def test_a_worker_that_died_after_it_was_rebuilt_is_no_news_of_the_next_one() -> None:
-    core = lasting()
-    core.sessions.call(1, SessionTraits(1))
-    core.workers.ready(0, 2.0)
-    core.sessions.call(2, SessionTraits(1, first=True))
-    finish(core, 0, 2)
-    core.workers.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
-    assert core.workers.ready(0, 4.0) == [Rebuild(0, 1)]
-    assert core.sessions.rebuilt(1, 2) == []
-    assert core.sessions.call(3, SessionTraits(1, first=True)) == [Assign(0, (3,))]
-
-
 def test_what_comes_too_late_for_its_session_ends_with_it() -> None:
     core = pool(1)
     core.sessions.want_worker()
@@ -143,7 +97,6 @@ def test_what_comes_too_late_for_its_session_ends_with_it() -> None:
     commands = core.workers.ended(0, 1.0, started=True, requeue=(), jitter=0.0)
     assert EndSession(1, (2,)) in commands
     assert core.sessions.call(3, SessionTraits(1)) == [EndSession(1, (3,))]
-    assert core.sessions.rebuilt(1, 3) == []
     assert core.sessions.end(1, 2.0, fresh=True) == []
 
 
@@ -210,13 +163,3 @@ def test_a_smaller_pool_keeps_whom_a_session_has() -> None:
         for slot in core.slots
         if not slot.draining and slot.ready_at is not None
     ].count(2) == 1
-
-
-def test_a_session_that_lasts_has_its_next_worker_in_a_smaller_pool_too() -> None:
-    core = pool(2)
-    core.sessions.want_worker()
-    core.sessions.make_last(1)
-    [own] = [slot for slot in core.slots if slot.session == 1]
-    core.replacements.resize(1, 1, 1.0)
-    commands = core.workers.ended(own.index, 2.0, started=False, requeue=(), jitter=0.0)
-    assert Spawn(own.index, 2) in commands

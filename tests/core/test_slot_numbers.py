@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.remote.slot_numbers import (
+from asyncpool._core.remote.client_jobs import (
     SLOTS,
     crash_at_client,
     first_slot,

@@ -177,7 +177,6 @@ _FLOOR = {
     "a call whose session is over": 3,
     "a session that ends": 60,
     "a session that lost its worker": 30,
-    "a session that is rebuilt": 3,
     "a worker of a pool that drains": 15,
     "held open while the pool closes": 6,
 }

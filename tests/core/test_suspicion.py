@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.remote.suspicion import SignsOfLife, Silence, Trust
+from asyncpool._core.remote.client_jobs import SignsOfLife, Silence, Trust
 
 
 def test_an_agent_is_suspected_before_it_is_lost() -> None:

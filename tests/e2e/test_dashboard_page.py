@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool._cli.page.report import report_page
-from asyncpool._core.history.history import History
 from tests.helpers.chromium import Keys, chromium
 from tests.helpers.command import start_command
 from tests.helpers.fake_program import FakeProgram
@@ -397,24 +395,3 @@ def test_nodes_are_rows_if_there_are_any(folder: Path) -> None:
         browser.open(url)
         browser.until(lambda: browser.text("#state") == "running", "the pool")
         assert not browser.find("#nodes-card").is_displayed()
-
-
-def test_a_report_is_a_file_that_shows_the_same(folder: Path) -> None:
-    history = History(whole=True)
-    for each in (a_pool(0.0), {**a_pool(1.0), "events": [crashed(0.5)]}):
-        history.add(each)
-    path = folder / "report.html"
-    path.write_text(report_page("shop.resize", history.since(0)))
-    with chromium() as browser:
-        browser.resize(1000)
-        browser.open(path.as_uri())
-        assert browser.text("#name") == "shop.resize"
-        assert "shop.mail" in browser.text("#functions")
-        assert "SIGSEGV" in browser.text("#crashes")
-        assert browser.find("#stream").is_displayed()
-        for hidden in ("#side", "#pause", "#stacks", "#spans"):
-            assert not browser.find(hidden).is_displayed()
-        browser.find("#stream").click()
-        browser.keys(Keys.HOME)
-        assert browser.find("#tip").is_displayed()
-        assert browser.complaints() == []

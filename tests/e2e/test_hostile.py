@@ -25,7 +25,6 @@ from tests.helpers.guards import open_fds
 from tests.helpers.inside import (
     begins_frame,
     block_until_answers,
-    fork_nothing_ahead,
     handle_of,
     jobs_channel_of,
     unfinished_for_long,
@@ -115,10 +114,7 @@ async def test_who_floods_is_killed_and_nobody_else_is_harmed(part: int) -> None
             assert detail in told, name
 
 
-async def test_no_descriptor_that_a_worker_sends_stays_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fork_nothing_ahead(monkeypatch)  # a spare process has two descriptors here, too
+async def test_no_descriptor_that_a_worker_sends_stays_here() -> None:
     async with neighbourhood() as there:
         await there.suffer("descriptors", kind=CrashKind.PROTOCOL)
         before = open_fds()
@@ -202,6 +198,23 @@ async def test_a_worker_in_a_sandbox_changes_no_result_that_was_delivered() -> N
         found = [await pool.submit(hostile.give, 300_000) for _ in range(2)]
         assert await pool.submit(hostile.overwrite) == 0
         assert all((each == ord("A")).all() for each in found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"sandbox": Sandbox(read=[ROOT])}, marks=needs_sandbox),
+        {"codec": "json"},
+    ],
+    ids=["sandbox", "codec"],
+)
+async def test_who_is_not_trusted_gets_no_resource_tracker(
+    options: dict[str, Any],
+) -> None:
+    async with patience(), Pool(1, **options) as pool:
+        with pytest.raises(WorkerCrashedError) as caught:
+            await pool.submit(hostile.ask_for_tracker)
+    assert "it asked for a resource tracker that it cannot have" in str(caught.value)
 
 
 async def test_without_a_sandbox_it_does() -> None:

@@ -27,10 +27,8 @@ from tests.helpers.patience import patience
 from tests.helpers.pools import (
     assert_serves,
     crash_of,
-    end_of,
     idle,
     launcher_of,
-    spare_of,
     until,
 )
 
@@ -86,48 +84,12 @@ async def test_workers_run_the_same_asyncpool_as_the_service(
         assert await pool.submit(eval, where) == asyncpool.__file__
 
 
+IMPORTED = "assert 'ap_threads' in __import__('sys').modules"
 THREADED = """
 import threading
 stop = threading.Event()
 threading.Thread(target=stop.wait, name='gremlin', daemon=True).start()
 """
-
-
-async def test_a_module_that_leaves_a_thread_behind_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ap_threads.py").write_text(THREADED)
-    monkeypatch.syspath_prepend(tmp_path)
-    crashes: list[Crash] = []
-    async with patience():
-        pool = Pool(
-            2, preload=["ap_threads"], restart_policy=HASTY, on_crash=crashes.append
-        )
-        with pytest.raises(PoolBrokenError, match="gremlin") as caught:
-            await pool.start()
-    assert 'launcher="spawn"' in str(caught.value)
-    assert {crash.kind for crash in crashes} == {"failed start"}
-
-
-IMPORTED = "assert 'ap_threads' in __import__('sys').modules"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of these threads")
-async def test_a_thread_that_threading_does_not_know_is_refused_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ap_threads.py").write_text(
-        "import _thread\n"
-        "lock = _thread.allocate_lock()\n"
-        "lock.acquire()\n"
-        "open('/proc/self/comm', 'w').write('gremlin')\n"  # the new thread inherits it
-        "_thread.start_new_thread(lock.acquire, ())\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    once = RestartPolicy(max_failed_starts=1)
-    async with patience():
-        with pytest.raises(PoolBrokenError, match="threads behind: gremlin; a process"):
-            await Pool(1, preload=["ap_threads"], restart_policy=once).start()
 
 
 async def test_a_module_may_have_threads_that_have_ended(
@@ -311,7 +273,6 @@ async def test_a_launcher_that_is_killed_while_the_pool_closes() -> None:
     assert (summary.failed, summary.killed) == (1, 1)
 
 
-@pytest.mark.usefixtures("nothing_ahead")
 async def test_a_launcher_that_hangs_is_replaced() -> None:
     crashes: list[Crash] = []
     options: dict[str, Any] = {"start_timeout": 0.5, "restart_policy": PATIENT}
@@ -327,7 +288,6 @@ async def test_a_launcher_that_hangs_is_replaced() -> None:
     assert (crashes[0].pid, crashes[0].signal) == (pid, "SIGKILL")
 
 
-@pytest.mark.usefixtures("nothing_ahead")
 async def test_a_launcher_that_hangs_is_replaced_for_the_last_jobs_too() -> None:
     async with patience():
         pool = Pool(1, start_timeout=0.5, restart_policy=PATIENT)
@@ -365,7 +325,6 @@ def descriptors_left(spare: int) -> Iterator[None]:
 
 # A dead worker leaves 5 behind, and the next one needs 9 to be started: it fails
 # at another step each time.
-@pytest.mark.usefixtures("nothing_ahead")
 @pytest.mark.parametrize("spare", [0, 1, 2, 3])
 async def test_without_descriptors_a_start_fails_and_is_tried_again(
     spare: int,
@@ -393,7 +352,6 @@ async def test_without_descriptors_a_start_fails_and_is_tried_again(
     assert {crash.pid for crash in failed} == {None}
 
 
-@pytest.mark.usefixtures("nothing_ahead")
 async def test_a_worker_without_a_pidfd_is_a_worker_too() -> None:
     async with patience(), Pool(1, restart_policy=PATIENT) as pool:
         with descriptors_left(4):
@@ -404,23 +362,6 @@ async def test_a_worker_without_a_pidfd_is_a_worker_too() -> None:
         job = pool.submit(time.sleep, 3600)
         job.cancel()
         await assert_serves(pool)
-
-
-async def test_what_was_forked_ahead_makes_room_for_a_worker() -> None:
-    crashes: list[Crash] = []
-    async with (
-        patience(),
-        Pool(1, restart_policy=PATIENT, on_crash=crashes.append) as pool,
-    ):
-        spare = await spare_of(pool)
-        pid = await pool.submit(jobs.pid)
-        with descriptors_left(3):
-            os.kill(pid, signal.SIGKILL)
-            await until(pool, lambda stats: stats.spawned == 2)
-            await assert_serves(pool)
-        await end_of(spare)
-    assert [crash.kind for crash in crashes] == ["crash", "failed start"]
-    assert "Too many open files" in crashes[1].detail
 
 
 async def test_without_descriptors_a_pool_does_not_start() -> None:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.managers import SyncManager
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -32,7 +33,8 @@ from tests.helpers.guards import open_fds
 from tests.helpers.inside import resident_pool
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
-from tests.helpers.pools import assert_serves, kill_worker, spare_of
+from tests.helpers.pools import assert_serves
+from tests.helpers.scripts import finish, start_script
 from tests.helpers.sharing import KINDS
 
 Launcher = Literal["forkserver", "spawn"]
@@ -103,20 +105,6 @@ class TestInitargs:
             assert await run(os.getpid) != first
         for end in ends:
             end.close()
-
-    @pytest.mark.parametrize("method", CONTEXTS)
-    async def test_a_process_that_was_forked_ahead_has_it_too(
-        self, method: str
-    ) -> None:
-        lock = multiprocessing.get_context(method).Lock()
-        pool = Pool(1, initializer=sharing.keep, initargs=({"Lock": lock},))
-        async with patience(), pool:
-            spare = await spare_of(pool)
-            await kill_worker(pool)
-            assert await pool.submit(os.getpid) == spare
-            with lock:
-                assert not await pool.submit(sharing.is_free)
-            assert await pool.submit(sharing.is_free)
 
     @pytest.mark.parametrize("method", CONTEXTS)
     async def test_values_cross_both_ways(self, method: str) -> None:
@@ -346,3 +334,69 @@ class TestIdentity:
                 assert await pool.submit(eval, log) == [None, False, None]
         found = [(record.msg, record.processName) for record in caplog.records]
         assert found == [("hello", "images-worker-0"), ("again", "images-worker-0")]
+
+
+SHARES = """
+    import asyncio, os, sys
+    from multiprocessing.shared_memory import SharedMemory
+    from pathlib import Path
+
+    import asyncpool
+
+    kept = []
+
+
+    def make(ends):
+        kept.append(SharedMemory(create=True, size=4096))
+        if ends == "with its worker":
+            Path("name").write_text(kept[-1].name)
+            os.kill(os.getpid(), 9)
+        if ends == "unlinked":
+            kept[-1].unlink()
+        return kept[-1].name
+
+
+    def read(name):
+        kept.append(SharedMemory(name))
+        return bytes(kept[-1].buf[:5])
+
+
+    async def main():
+        async with asyncpool.Pool(1, launcher=sys.argv[1]) as pool:
+            await pool.submit(make, "unlinked")
+            for ends in "by itself", "with its worker":
+                try:
+                    print(await pool.submit(make, ends))
+                except asyncpool.WorkerCrashedError:
+                    print(Path("name").read_text())
+            mine, theirs = SharedMemory(create=True, size=5), await pool.submit(make, "")
+            mine.buf[:] = b"hello"
+            print(await pool.submit(read, mine.name))
+            await pool.roll()  # those who had read it and made the other one are gone
+            print(await pool.submit(read, mine.name))
+        mine.unlink()
+        SharedMemory(theirs).unlink()
+
+
+    if __name__ == "__main__":
+        asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+async def test_shared_memory_that_jobs_leave_goes_with_the_program_and_no_sooner(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    # By default it is an error, which the tracker keeps to itself.
+    warn = ("-W", "default", "script.py")
+    process = start_script(tmp_path, SHARES, launcher, command=warn)
+    out, err = await asyncio.to_thread(finish, process)
+    *names, first, again = out.splitlines()
+    assert (len(names), first, again, process.returncode) == (
+        2,
+        "b'hello'",
+        "b'hello'",
+        0,
+    )
+    assert [name for name in names if Path("/dev/shm", name).exists()] == []
+    assert "There appear to be 2 leaked shared_memory objects" in err

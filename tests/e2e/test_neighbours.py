@@ -20,7 +20,7 @@ from tests.helpers.faults import by_name
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS, loop_factories
 from tests.helpers.patience import PATIENCE, patience
-from tests.helpers.pools import assert_serves, crash_of, idle, spare_of
+from tests.helpers.pools import assert_serves, crash_of, idle
 
 pytestmark = BOTH_LOOPS
 
@@ -235,7 +235,6 @@ async def test_a_worker_holds_nothing_of_its_siblings_and_its_parent() -> None:
 async def test_the_launcher_keeps_no_descriptor_of_the_dead() -> None:
     async with patience(), Pool(2) as pool:
         launcher = _parent_of(await pool.submit(jobs.pid))
-        await spare_of(pool)
         at_most = len(os.listdir(f"/proc/{launcher}/fd"))
         for _ in range(10):
             await crash_of(pool.submit(faults.commit, "SIGKILL"), KILL)

@@ -1,4 +1,4 @@
-"""What is seen of the nodes of a pool: their figures, their lanes in a trace, their clocks."""
+"""What is seen of the nodes of a pool: their figures and their clocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from asyncpool import Pool, WorkerCrashedError
-from asyncpool.errors import JobTimeoutError
 from asyncpool.events import Crashed, JobEnded, JobStarted, Ready
 from asyncpool.prometheus import register, unregister
 from tests.helpers import jobs
@@ -24,52 +23,8 @@ from tests.helpers.nodes import nodes_pool, two_nodes
 from tests.helpers.patience import patience
 from tests.helpers.pools import next_of
 from tests.helpers.scraping import Figures
-from tests.helpers.traces import PROCESS, read_trace
 
 pytestmark = BOTH_LOOPS
-
-
-async def test_a_trace_has_the_slots_of_each_node_in_a_process_of_its_own(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "trace.json"
-    async with (
-        patience(),
-        Pool(2) as one,
-        Pool(1) as two,
-        nodes_pool(one, two, trace=str(path)) as pool,
-    ):
-        before = time.monotonic()
-        pids_of = [{slot.pid for slot in each.stats().slots} for each in (one, two)]
-        pids = await asyncio.gather(*(pool.submit(jobs.pid_later) for _ in range(60)))
-        with pytest.raises(WorkerCrashedError):
-            await pool.submit(os._exit, 3)
-        with pytest.raises(JobTimeoutError):
-            await pool.options(timeout=0.1).submit(time.sleep, 60)
-        after = time.monotonic()
-    trace = read_trace(path)
-    assert trace.whole
-    first, *nodes = trace.processes
-    assert first == "pool nodes"
-    assert sorted(nodes) == ["node node-0", "node node-1"]
-    ran = [s for s in trace.slices if s.args["outcome"] == "ok"]
-    assert sorted(s.args["job"] for s in ran) == [*range(1, 61)]
-    assert {s.args["outcome"] for s in trace.slices} == {"ok", "crashed", "timeout"}
-    for each in trace.slices:
-        node = int(trace.processes[each.track // PROCESS][-1])
-        slot = each.track % PROCESS // 10_000 - 1
-        assert slot in range((2, 1)[node])
-        # By the number that commands take.
-        assert trace.names[each.track] == f"slot {10_000 * node + slot}"
-        assert each.end is not None
-        assert before <= each.begin / 1e6 <= each.end / 1e6 <= after
-        [wait] = trace.waits[each.args["job"]]
-        assert wait.end == each.begin
-    nodes_used = {int(trace.processes[each.track // PROCESS][-1]) for each in ran}
-    assert nodes_used == {n for n in range(2) if not pids_of[n].isdisjoint(pids)}
-    errors = trace.counters["node node-0: error of the clock"]
-    assert errors
-    assert all(0.0 < error < 1000.0 for error in errors)
 
 
 @pytest.mark.parametrize("ahead", [0, 7200, -1])
@@ -237,25 +192,6 @@ async def test_metrics_have_the_nodes() -> None:
         assert found.get("node_clock_error_seconds", node="node-0") > 0
         unregister(pool, registry)
         assert b"node-0" not in generate_latest(registry)
-
-
-async def test_a_trace_shows_each_attempt_where_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    async with (
-        patience(),
-        two_nodes(trace=str(path)) as (pool, _, _),
-    ):
-        again = pool.options(max_attempts=2)
-        assert await again.submit(jobs.exit_first, 3) == 2
-        assert (await pool.stats()).takeovers == 1
-    trace = read_trace(path)
-    first, second = trace.of_job(1)
-    assert (first.args["attempt"], first.args["outcome"]) == (1, "taken over")
-    assert (second.args["attempt"], second.args["outcome"]) == (2, "ok")
-    assert first.end is not None
-    assert first.end <= second.begin
-    assert [wait.args["then"] for wait in trace.waits[1]] == ["begun", "begun"]
-    assert len(trace.arrows) == 1
 
 
 async def test_no_jobs_wait_at_a_busy_node_while_another_one_has_nothing_to_do() -> (

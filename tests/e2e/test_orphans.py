@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
 
+import asyncpool
+from tests.helpers import jobs
 from tests.helpers.gate import short_folder
 from tests.helpers.guards import marked_processes
-from tests.helpers.loops import EACH_LOOP, loop_factories
-from tests.helpers.patience import PATIENCE
+from tests.helpers.loops import BOTH_LOOPS, EACH_LOOP, loop_factories
+from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.scripts import finish, start_script
+from tests.helpers.serving import until
 
 # The promise, in seconds, for when the supervising process was killed.
 LIMIT = 1.0
@@ -309,3 +314,58 @@ def test_when_the_master_of_a_cluster_is_killed_nobody_serves(
         socket.create_connection((host, int(port)), PATIENCE)
     _, err = finish(process)
     assert err == ""
+
+
+CHILD = subprocess.Popen[bytes]
+
+
+def leave_orphans(number: int) -> list[int]:
+    """Start programs in the background, and one that a later job waits for."""
+    state = vars(asyncpool.worker_state())
+    state["mine"] = subprocess.Popen(["sh", "-c", "exit 7"])
+    shell = f"for n in $(seq {number}); do sleep 0.01 & echo $!; done"
+    out = subprocess.run(["sh", "-c", shell], capture_output=True, check=True).stdout
+    return [int(pid) for pid in out.split()]
+
+
+def status_of_child() -> int:
+    child: CHILD = vars(asyncpool.worker_state())["mine"]
+    return child.wait()
+
+
+@BOTH_LOOPS
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+async def test_orphans_are_collected_and_a_jobs_own_children_are_not(
+    launcher: Literal["forkserver", "spawn"],
+) -> None:
+    async with patience(), asyncpool.Pool(1, launcher=launcher) as pool:
+        orphans = await pool.submit(leave_orphans, 100)
+        until(lambda: not any(map(psutil.pid_exists, orphans)), "no zombies")
+        assert await pool.submit(status_of_child) == 7
+
+
+@BOTH_LOOPS
+async def test_a_daemon_lives_as_long_as_the_worker_that_it_is_from(
+    door: Door,
+) -> None:
+    """Whether that ends before or after others, and though all have one parent."""
+    async with patience(), asyncpool.Pool(2) as pool:
+        slots = await pool.broadcast(begin_daemon, door.path)
+        door.welcome(*map(str, slots))
+        first, second = slots
+        pool.kill(first)
+        assert door.visitors[str(first)].recv(1) == b""
+        door.visitors[str(second)].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            door.visitors[str(second)].recv(1)
+        pool.kill(second)
+        door.gone(time.monotonic() + PATIENCE)
+
+
+def begin_daemon(gate: str) -> None:
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.setsid()
+            jobs.wait_at(gate, str(asyncpool.current_job().slot))
+        os._exit(0)
+    os.wait()

@@ -95,8 +95,6 @@ async def test_metrics_arrive() -> None:
         "asyncpool.job.outcome": "ok",
         "code.function.name": "tests.helpers.jobs.square",
     }
-    [run] = receiver.metric("asyncpool.job.duration").histogram.data_points
-    assert run.count == 20
 
 
 async def test_a_collector_that_cannot_be_reached_is_no_concern_of_the_pool(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import re
 import resource
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 from pickle import PickleBuffer
+from typing import Any
 
 import pytest
 
 from asyncpool import (
     Crash,
     Pool,
+    PoolBrokenError,
     PoolClosedError,
     RestartPolicy,
     RollInProgressError,
@@ -25,8 +29,8 @@ from asyncpool import (
     WorkerLimits,
     WorkerOutOfMemoryError,
 )
-from asyncpool._runtime.base.machine import private_memory
-from asyncpool.events import Exited, Retiring
+from asyncpool._system.processes import memory_at_most, private_memory
+from asyncpool.events import Crashed, Exited, Retiring
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -218,6 +222,75 @@ async def test_one_with_far_too_much_is_killed() -> None:
     assert crash.next_step_text == "restarting at once"
 
 
+HEAVY = """
+DATA = bytearray(b"x") * (96 << 20)
+
+def read():
+    return sum(DATA[::4096])
+
+def write():
+    DATA[::4096] = b"y" * (96 * 256)
+    return read()
+"""
+
+
+@pytest.fixture
+def heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module that has 96 MiB of data."""
+    (tmp_path / "heavy.py").write_text(HEAVY)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("heavy")
+    del sys.modules["heavy"]
+
+
+@pytest.mark.parametrize("limit", ["max_memory", "kill_memory"])
+async def test_what_is_preloaded_is_no_workers_own_until_it_is_written_to(
+    limit: str, heavy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weighed: asyncio.Queue[int] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def weigh(pid: int) -> int:
+        memory = private_memory(pid)
+        loop.call_soon_threadsafe(weighed.put_nowait, memory)
+        return memory
+
+    monkeypatch.setattr("asyncpool._runtime.pool.replacement.private_memory", weigh)
+    options: dict[str, Any] = {limit: 64 * MIB}
+    limits = WorkerLimits(**options)
+    pool = Pool(1, preload=["heavy"], worker_limits=limits)
+    async with patience(), pool:
+        events = pool.events()
+        worker = await pool.submit(jobs.pid)
+        assert await pool.submit(heavy.read) == heavy.read()
+        assert [await weighed.get() < 32 * MIB for _ in range(2)] == [True, True]
+        assert await pool.submit(jobs.pid) == worker
+        assert await pool.submit(heavy.write) == ord("y") * 96 * 256
+        kind = Retiring if limit == "max_memory" else Crashed
+        await next_of(events, kind)
+        assert await pool.submit(jobs.pid) != worker
+
+
+@pytest.mark.parametrize("limit", ["max_memory", "kill_memory"])
+async def test_a_limit_that_a_fresh_worker_exceeds_breaks_the_pool(
+    limit: str, heavy: Any
+) -> None:
+    options: dict[str, Any] = {limit: 64 * MIB, "jitter": 0.0}
+    limits = WorkerLimits(**options)
+    policy = RestartPolicy(max_failed_starts=1)
+    pool = Pool(1, initializer=heavy.write, worker_limits=limits, restart_policy=policy)
+    with pytest.raises(PoolBrokenError) as caught:
+        async with patience(), pool:
+            pass
+    [crash] = caught.value.crashes
+    assert re.fullmatch(
+        r"check of memory failed: MemoryError: it has \d+\.\d MiB of memory before its "
+        rf"first job, and {limit} is 64 MiB: raise the limit, or have workers import and "
+        r"initialize less",
+        crash.detail,
+    )
+
+
 async def test_large_arguments_are_not_a_workers_own_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -225,10 +298,10 @@ async def test_large_arguments_are_not_a_workers_own_memory(
     looks: asyncio.Queue[int] = asyncio.Queue()
 
     def look(pid: int) -> int:
-        looks.put_nowait(private_memory(pid))
-        return private_memory(pid)
+        looks.put_nowait(memory_at_most(pid))
+        return memory_at_most(pid)
 
-    monkeypatch.setattr("asyncpool._runtime.pool.replacement.private_memory", look)
+    monkeypatch.setattr("asyncpool._runtime.pool.replacement.memory_at_most", look)
     async with patience(), Gate() as gate, Pool(1, worker_limits=limits) as pool:
         baggage = bytearray(b"x" * 128 * MIB)
         job = pool.submit(jobs.wait_with, gate.path, PickleBuffer(baggage))

@@ -225,7 +225,7 @@ async def fails_on(pool: NodesPool, node: Pool) -> None:
         await come_true(lambda: len([*client_of(pool).nodes]) == 1)
 
 
-@pytest.mark.logs("node-refused")
+@pytest.mark.logs("node-lost")
 async def test_a_node_that_comes_later_and_cannot_make_the_call_gets_no_job(
     tmp_path: Path,
 ) -> None:
@@ -245,10 +245,10 @@ async def test_a_node_that_comes_later_and_cannot_make_the_call_gets_no_job(
         with handled_by(kept, "asyncpool"):
             await fails_on(pool, two)
         [record] = [r for r in kept.records if "node" in vars(r)]
-        assert record.getMessage() == (
-            "there is no agent on the node node-1: the broadcast of "
+        assert record.getMessage().endswith(
+            " has lost the agent node-1: the broadcast of "
             "tests.helpers.jobs.configure_unless has failed in 1 of 1 workers; in slot "
-            "10000: LookupError: there is 'a'"
+            "10000: LookupError: there is 'a'; it had 0 jobs, 0 of them begun"
         )
         visitor.release()
         await held

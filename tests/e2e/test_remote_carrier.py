@@ -36,7 +36,7 @@ async def client_of(
     *ways: tuple[Pool, Network], lease: float = LEASE
 ) -> AsyncGenerator[Client]:
     """Yield the client of an agent for each pool."""
-    client = Client("the client", lease * 1.5, None, None, PoolHub())
+    client = Client("the client", "client", lease * 1.5, None, None, PoolHub())
     agents = [agent_of(pool, f"node {n}", lease) for n, (pool, _) in enumerate(ways)]
     try:
         for agent, (_, network) in zip(agents, ways, strict=True):

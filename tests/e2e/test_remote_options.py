@@ -1,7 +1,6 @@
 """What becomes of each option of a job in a remote pool: no form of a call forgets one.
 
-A client tells its agent of options in three forms: for jobs, for the call that restores the state
-of a session, and for broadcasts.  :data:`TABLE` says what becomes of each option in each form.  Who
+A client tells its agent of options in two forms: for jobs and for broadcasts.  :data:`TABLE` says what becomes of each option in each form.  Who
 adds an option adds a row, and the tests hold the real ends to it.
 """
 
@@ -12,7 +11,6 @@ import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import fields, replace
 from enum import Enum, auto
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +24,7 @@ from asyncpool._runtime.state.draining import SessionHold
 from asyncpool.sharedpool import SharedPool
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate
-from tests.helpers.inside import client_of, options_in, options_of_session
+from tests.helpers.inside import client_of, options_in
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.shared_pools import pool_and_client
@@ -51,53 +49,53 @@ class Row(NamedTuple):
     Attributes:
         value: Another value than the default; ``None`` if a test makes it.
         job: What becomes of it in a job.
-        restart: What becomes of it in the call that restores the state of a session.
+        session: Whether the calls of a session can have it.
         broadcast: What becomes of it in a broadcast.
         why: Why it is not sent everywhere.
     """
 
     value: Any
     job: Fate
-    restart: Fate
+    session: bool
     broadcast: Fate
     why: str = ""
 
 
 TABLE = {
     "max_attempts": Row(
-        3, KEPT, REFUSED, KEPT, "the client counts attempts; a broadcast has one"
+        3, KEPT, False, KEPT, "the client counts attempts; a broadcast has one"
     ),
-    "retry_on": Row((LookupError,), KEPT, KEPT, KEPT, "as for max_attempts"),
-    "timeout": Row(1001.0, SENT, SENT, SENT),
-    "queue_timeout": Row(1002.0, SENT, SENT, SENT),
-    "heartbeat_timeout": Row(1003.0, SENT, SENT, SENT),
-    "deadline": Row(None, SENT, SENT, SENT),
-    "on_cancel": Row("kill", SENT, SENT, SENT),
-    "cancel_grace": Row(1005.0, SENT, SENT, SENT),
+    "retry_on": Row((LookupError,), KEPT, True, KEPT, "as for max_attempts"),
+    "timeout": Row(1001.0, SENT, True, SENT),
+    "queue_timeout": Row(1002.0, SENT, True, SENT),
+    "heartbeat_timeout": Row(1003.0, SENT, True, SENT),
+    "deadline": Row(None, SENT, True, SENT),
+    "on_cancel": Row("kill", SENT, True, SENT),
+    "cancel_grace": Row(1005.0, SENT, True, SENT),
     "priority": Row(
         -3,
         KEPT,
-        REFUSED,
+        False,
         KEPT,
         "the client and the agent order this client's jobs by it, not those of all clients; a "
         "broadcast comes before all jobs",
     ),
-    "key": Row(99, SENT, REFUSED, REFUSED),
+    "key": Row(99, SENT, False, REFUSED),
     "lease": Row(
-        None, OWN, REFUSED, REFUSED, "the client's keeper renews it, the agent watches"
+        None, OWN, False, REFUSED, "the client's keeper renews it, the agent watches"
     ),
-    "prefetch": Row(7, SENT, KEPT, KEPT, "only a stream has it"),
+    "prefetch": Row(7, SENT, True, KEPT, "only a stream has it"),
     "codec": Row(
-        None, OWN, OWN, KEPT, "the client packs by it, and the agent reads no call"
+        None, OWN, True, KEPT, "the client packs by it, and the agent reads no call"
     ),
     # What users do not choose.
-    "begun": Row(2, SENT, NONE, NONE, "only jobs have several attempts"),
-    "via": Row("stream", SENT, NONE, NONE, "they are plain calls"),
-    "hold": Row(None, KEPT, NONE, NONE, "it is the client that is held open"),
+    "begun": Row(2, SENT, True, NONE, "only jobs have several attempts"),
+    "via": Row("stream", SENT, True, NONE, "they are plain calls"),
+    "hold": Row(None, KEPT, True, NONE, "it is the client that is held open"),
     "bound": Row(
-        None, KEPT, NONE, NONE, "see the test of the calls of a session, which have it"
+        None, KEPT, True, NONE, "see the test of the calls of a session, which have it"
     ),
-    "name": Row("named", KEPT, NONE, OWN, "it travels with the function"),
+    "name": Row("named", KEPT, True, OWN, "it travels with the function"),
 }
 
 PARTS = {"attempts": AttemptPolicy, "limits": JobLimits}
@@ -161,7 +159,9 @@ def test_the_table_has_every_option() -> None:
     assert TABLE.keys() == DEFAULTS.keys()
     assert TABLE.keys() >= OPTIONS
     for name, row in TABLE.items():
-        assert row.why or {*row[1:4]} <= {SENT, REFUSED}, f"why is {name} not sent?"
+        assert row.why or {row.job, row.broadcast} <= {SENT, REFUSED}, (
+            f"why is {name} not sent?"
+        )
         assert row.value is None or row.value != DEFAULTS[name], name
 
 
@@ -217,16 +217,6 @@ async def test_of_the_calls_of_a_session(tmp_path: Path) -> None:
 
 
 @BOTH_LOOPS
-async def test_of_the_call_that_restores_a_session(tmp_path: Path) -> None:
-    async with ends(tmp_path) as (pool, _, client, gate):
-        given = values_for("restart")
-        restore = partial(jobs.wait_at, gate.path)
-        worker = await client.sessions.take(None, restore, options_with(given))
-        assert_told(options_of_session(pool), "restart", given)
-        await client.sessions.leave(worker, fresh=False, failed=False)
-
-
-@BOTH_LOOPS
 async def test_of_a_broadcast(tmp_path: Path) -> None:
     async with ends(tmp_path) as (pool, _, client, gate):
         given = values_for("broadcast")
@@ -248,7 +238,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
     async with ends(tmp_path) as (_, shared, _, _):
         for name, row in TABLE.items():
             given: Any = {name: (keeper, "mine") if name == "lease" else row.value}
-            if row.restart is REFUSED:
+            if not row.session:
                 with pytest.raises(ValueError, match=name):
                     shared.options(**given).worker()
             if row.broadcast is REFUSED:

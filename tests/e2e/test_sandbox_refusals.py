@@ -183,15 +183,18 @@ async def test_a_preload_that_keeps_a_file_open_is_named(
 
 @needs_sandbox
 @pytest.mark.asyncio
-async def test_a_preload_that_leaves_a_thread_is_named(module: Path) -> None:
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+async def test_a_preload_that_leaves_a_thread_is_named(
+    module: Path, launcher: str
+) -> None:
     module.write_text(
         "import threading\n"
         "threading.Thread(target=threading.Event().wait, name='left', daemon=True).start()"
     )
-    said = await refusal_of(Sandbox(), module.stem, launcher="spawn")
+    said = await refusal_of(Sandbox(), module.stem, launcher=launcher)
     assert (
-        "preload left threads behind, which would be outside of the sandbox: left; start them "
-        "in the initializer, or name another preload"
+        "preload left threads behind, which would be outside of the sandbox: left (of "
+        f"{module.stem}); start them in the initializer, or name another preload"
     ) in said
 
 

@@ -97,7 +97,6 @@ main()
     )
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
-    assert {item["state"] for item in found["self_test"]} == {"ok"}
     [finding] = [item for item in found["platform"] if item["state"] == "note"]
     assert finding["name"] == name
     assert finding["detail"] == (

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import operator
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +15,8 @@ from asyncpool import (
     Job,
     JobTimeoutError,
     Pool,
-    PoolBrokenError,
     PoolClosedError,
     PoolFullError,
-    RestartPolicy,
     WorkerCrashedError,
     WorkerGoneError,
     WorkerLimits,
@@ -29,22 +24,17 @@ from asyncpool import (
 )
 from asyncpool.events import (
     Crashed,
-    Event,
     Exited,
     Ready,
-    Recovered,
-    Restarting,
     Retiring,
     Spawned,
 )
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
-from tests.helpers.inside import put_restarts_off
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import (
     assert_serves,
-    broken_by,
     closing,
     collect,
     end_of,
@@ -95,8 +85,8 @@ async def gone_of(call: Callable[[], asyncio.Future[Any]]) -> WorkerGoneError:
 
 def over(what: str) -> str:
     return (
-        f"{what}; the session that had it to itself is over: begin another one, or have "
-        "on_restart rebuild its state"
+        f"{what}; the session that had it to itself is over: begin another one, and "
+        "rebuild its state there"
     )
 
 
@@ -469,129 +459,6 @@ async def test_cancelling_a_call_is_as_in_the_pool() -> None:
         assert error.pid == worker.pid
 
 
-@pytest.mark.parametrize("function", [remember, remember_async])
-async def test_on_restart_rebuilds_it(function: Callable[..., Any]) -> None:
-    rebuild = functools.partial(function, "rebuilt")
-    async with patience(), Pool(2) as pool:  # noqa: SIM117
-        async with pool.worker(on_restart=rebuild) as worker:
-            assert await worker.submit(recall) is None  # at first it is not called
-            for _ in range(3):
-                before = worker.pid, worker.slot
-                dying: Job[None] = worker.submit(os._exit, 3)
-                behind = worker.submit(recalled_and_pid)
-                with pytest.raises(WorkerCrashedError) as caught:
-                    await dying
-                assert caught.value.pid == before[0]
-                found, pid = await behind
-                assert (found, pid) == ("rebuilt", worker.pid)
-                assert (pid != before[0], worker.slot) == (True, before[1])
-                os.kill(worker.pid, signal.SIGKILL)  # between two calls
-                await end_of(worker.pid)
-                assert await worker.submit(recall) == "rebuilt"
-            others = [pool.submit(jobs.pid) for _ in range(50)]
-            assert worker.pid not in {await job for job in others}
-
-
-@pytest.mark.parametrize(
-    ("rebuild", "cause"),
-    [
-        (functools.partial(jobs.throw, KeyError("no state")), KeyError),
-        (functools.partial(os._exit, 4), WorkerCrashedError),
-        # Of another pool, which the function uses.
-        (
-            functools.partial(
-                jobs.throw,
-                PoolBrokenError(reason="starts fail", crashes=(), retry_after=1.0),
-            ),
-            PoolBrokenError,
-        ),
-    ],
-)
-async def test_if_it_cannot_be_rebuilt_the_session_is_over(
-    rebuild: Callable[[], Any], cause: type[BaseException]
-) -> None:
-    async with patience(), Pool(1) as pool:
-        async with pool.worker(on_restart=rebuild) as worker:
-            dying: Job[None] = worker.submit(os._exit, 3)
-            behind = worker.submit(jobs.pid)
-            with pytest.raises(WorkerCrashedError):
-                await dying
-            error = await gone_of(lambda: behind)
-            assert type(error.__cause__) is cause
-            later = await gone_of(lambda: worker.submit(jobs.pid))
-            assert type(later.__cause__) is cause
-        await assert_serves(pool)
-
-
-@pytest.mark.parametrize("how", ["it dies", "it raises"])
-async def test_its_error_says_how_the_worker_before_on_restart_died(how: str) -> None:
-    exits = functools.partial(os._exit, 4)
-    rebuild = exits if how == "it dies" else functools.partial(operator.truediv, 1, 0)
-    async with patience(), Pool(1) as pool:
-        async with pool.worker(on_restart=rebuild) as worker:
-            first = worker.pid
-            os.kill(first, signal.SIGKILL)
-            error = await gone_of(lambda: worker.submit(jobs.pid))
-        assert error.on_restart_failed
-        assert error.pid != first
-        assert error.crash is not None
-        assert error.crash.pid == first
-        assert f"(before that: worker {first} in slot 0 was killed by SIGKILL" in str(
-            error
-        )
-        if how == "it dies":
-            assert isinstance(error.__cause__, WorkerCrashedError)
-            assert error.__cause__.pid == error.pid
-
-
-@pytest.mark.parametrize("when", ["at once", "before it is rebuilt"])
-async def test_it_goes_on_when_a_broken_pool_has_recovered(
-    when: str, tmp_path: Path
-) -> None:
-    poison = tmp_path / "poison"
-    rebuild = functools.partial(remember, "rebuilt")
-    async with patience(), Pool(1, **broken_by(poison)) as pool:
-        events = pool.events()
-        async with pool.worker(on_restart=rebuild) as worker:
-
-            def kill(event: Event) -> None:
-                if isinstance(event, Ready):
-                    poison.touch()
-                    os.kill(event.pid, signal.SIGKILL)
-
-            if when == "at once":
-                poison.touch()
-            else:
-                pool.add_listener(kill)
-            os.kill(worker.pid, signal.SIGKILL)
-            behind = worker.submit(recall)
-            with pytest.raises(PoolBrokenError):
-                await behind
-            with pytest.raises(PoolBrokenError):
-                worker.submit(recall)
-            if when != "at once":
-                pool.remove_listener(kill)
-            poison.unlink()
-            await next_of(events, Recovered)
-            assert await worker.submit(recall) == "rebuilt"
-        await assert_serves(pool)
-
-
-async def test_it_is_over_when_the_pool_has_given_up(tmp_path: Path) -> None:
-    poison = tmp_path / "poison"
-    once = RestartPolicy.limited(max_restarts=1, period=60.0)
-    async with patience(), Pool(1, restart_policy=once, **broken_by(poison)) as pool:  # noqa: SIM117
-        async with pool.worker(on_restart=jobs.pid) as worker:
-            poison.touch()
-            os.kill(worker.pid, signal.SIGKILL)
-            behind = worker.submit(recall)
-            with pytest.raises(PoolBrokenError) as caught:
-                await behind
-            assert caught.value.retry_after is None
-            with pytest.raises(PoolBrokenError):
-                worker.submit(recall)
-
-
 # What happens to the pool meanwhile.
 
 
@@ -701,17 +568,6 @@ async def test_a_worker_that_is_to_go_by_order(how: str) -> None:
         assert pool.stats().crashes == 0
 
 
-async def test_a_session_goes_on_when_its_worker_is_killed_by_order() -> None:
-    rebuild = functools.partial(remember, "rebuilt")
-    async with patience(), Pool(1) as pool, pool.worker(on_restart=rebuild) as worker:
-        pid = worker.pid
-        pool.kill(worker.slot)
-        found = pool.broadcast(recall)  # comes before that, and before what rebuilds it
-        assert await worker.submit(recall) == "rebuilt"
-        assert worker.pid != pid
-        await asyncio.gather(found, return_exceptions=True)
-
-
 async def test_what_becomes_of_others_is_no_matter_of_a_session_that_is_over() -> None:
     async with patience(), Pool(1) as pool:
         events = pool.events()
@@ -755,22 +611,6 @@ async def test_a_smaller_pool_waits_for_it() -> None:
             assert not resize.done()
         await resize
         await assert_serves(pool)
-
-
-async def test_a_smaller_pool_waits_for_it_also_if_its_worker_comes_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    put_restarts_off(monkeypatch)
-    async with patience(), Pool(2, ready="all") as pool:
-        events = pool.events()
-        async with pool.worker(on_restart=jobs.pid) as worker:
-            os.kill(worker.pid, signal.SIGKILL)
-            assert (await next_of(events, Restarting)).delay > 0
-            resize = asyncio.create_task(pool.resize(1))
-            await until(pool, lambda stats: stats.workers == 1)
-            assert not resize.done()
-        await resize
-        assert pool.stats().idle == 1
 
 
 async def test_it_ends_with_its_loop() -> None:
@@ -843,9 +683,6 @@ async def test_it_must_be_entered() -> None:
             session.submit(3)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="stream"):
             session.stream(3)  # type: ignore[call-overload]
-        wrong: Any = {"on_restart": 3}
-        with pytest.raises(TypeError, match="on_restart must be callable"):
-            pool.worker(**wrong)
         with pytest.raises(ValueError, match="timeout must be >= 0"):
             pool.worker(timeout=-1)
     with pytest.raises(PoolClosedError):

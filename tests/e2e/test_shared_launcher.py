@@ -113,7 +113,6 @@ async def test_a_shared_launcher_that_is_killed_is_replaced_for_all() -> None:
         assert await launcher_of(first) == await launcher_of(second) != launcher
 
 
-@pytest.mark.usefixtures("nothing_ahead")
 async def test_a_pool_that_is_in_a_hurry_does_not_take_the_launcher_of_another() -> (
     None
 ):
@@ -128,7 +127,6 @@ async def test_a_pool_that_is_in_a_hurry_does_not_take_the_launcher_of_another()
         await assert_serves(other)
 
 
-@pytest.mark.usefixtures("nothing_ahead")
 async def test_a_shared_launcher_that_hangs_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

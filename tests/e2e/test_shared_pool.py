@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from asyncpool.enums import RunState
 from asyncpool.errors import (
     JobNotPicklableError,
     JobTimeoutError,
@@ -20,6 +24,7 @@ from asyncpool.errors import (
     WorkerCrashedError,
 )
 from asyncpool.pool import Pool
+from asyncpool.prometheus import register
 from asyncpool.sharedpool import PoolServer, connect
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
@@ -60,6 +65,11 @@ def big(size: int) -> bytearray:
     return bytearray(size)
 
 
+def by_its_name(member: enum.Enum, _protocol: int) -> tuple[Any, ...]:
+    """Pickle a member of an enum as Python 3.11.2 does."""
+    return getattr, (type(member), member.name)
+
+
 async def opened(path: Path) -> None:
     """Wait until a job has written to a pipe."""
     await asyncio.to_thread(path.read_bytes)
@@ -83,6 +93,21 @@ async def test_jobs_of_a_client_run_in_the_shared_workers(tmp_path: Path) -> Non
         stats = await pool.stats()
         assert stats.workers == 2
         assert stats.completed >= 3000
+
+
+async def test_jobs_run_on_when_a_python_pickles_enums_in_its_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 3.11.0 to 3.11.3 do, where figures of a pool ended the jobs that ran."""
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", by_its_name)
+    async with patience(), Gate() as gate, shared(tmp_path) as pool:
+        running = pool.submit(jobs.wait_at, gate.path, "me")
+        visitor = await gate.visitor("me")
+        assert (await pool.stats()).state is RunState.RUNNING
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(die)
+        visitor.release()
+        await running
 
 
 async def test_a_crash_costs_an_attempt_and_the_client_decides_about_the_next(
@@ -127,8 +152,9 @@ async def test_time_limits_and_cancelling_hold_through_the_agent(
             await pool.resize(1_000_000_000)
 
 
+@pytest.mark.logs("node-lost")
 async def test_a_killed_server_costs_what_had_begun_and_nothing_hangs(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, mark = tmp_path / "pool.sock", tmp_path / "began"
     os.mkfifo(mark)
@@ -144,6 +170,12 @@ async def test_a_killed_server_costs_what_had_begun_and_nothing_hangs(
             assert str(process.pid) in lost.value.node
             with pytest.raises(PoolClosedError):
                 pool.submit(double, 1)
+            name, registry = {"pool": pool.name}, CollectorRegistry()
+            register(pool, registry)
+            assert registry.get_sample_value("asyncpool_nodes_lost_total", name) == 1
+            [record] = [vars(it) for it in caplog.records if "node" in vars(it)]
+            assert record["node"] == lost.value.node
+            assert (record["jobs"], record["begun"]) == (1, 1)
     with server(path) as process:  # the old file is replaced
         async with connect(f"unix:{path}") as pool:
             assert await pool.submit(len, "abc") == 3

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from asyncpool import __version__
-from asyncpool._core.remote_wire.own_objects import load_own, pack_own
 from asyncpool._core.remote_wire.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote_wire.remote_messages import (
     PLAIN as PLAIN_CALL,
@@ -31,6 +30,7 @@ from asyncpool._core.remote_wire.remote_messages import (
 from asyncpool._core.wire.frames import HEADER_SIZE, FrameKind, header
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.remote.carrier import greeting, pack_greeting
+from asyncpool._runtime.remote.own_objects import load_own, pack_own
 from asyncpool._runtime.remote.unix_carrier import UnixCarrier
 from asyncpool.enums import Delivery
 from asyncpool.errors import (
@@ -50,13 +50,15 @@ from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.shared_pools import server
-from tests.helpers.values import nested
 
 pytestmark = BOTH_LOOPS
 
 logged = partial(pytest.param, marks=pytest.mark.logs("notes-unreadable"))
 
 NOBODY = 65534
+
+# A JSON text that ends nowhere.
+DEEP = (100_000).to_bytes(4) + b"[" * 100_000
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
 
@@ -143,7 +145,7 @@ def job(number: int, **others: int) -> Message:
 
 
 def asked(number: int) -> Message:
-    question = pack_question("session", b"", {"timeout": None, "on_restart": None})
+    question = pack_question("session", b"", {"timeout": None})
     return Message(Kind.ASK, number, payload=question)
 
 
@@ -203,7 +205,7 @@ async def test_a_client_that_breaks_the_rules_is_cut_off(
         await raw.greet()
         raw.say_messages(*messages)
         await raw.cut()
-    assert "a client of the shared pool is cut off: " in caplog.text
+    assert f"a client (process {os.getpid()}) is cut off: " in caplog.text
     assert why in caplog.text
 
 
@@ -211,24 +213,11 @@ async def test_a_client_that_breaks_the_rules_is_cut_off(
     ("what", "details"),
     [
         *[
-            ("broadcast", {"name": "f", "line": 1, "options": options})
+            ("broadcast", {"name": "f", "options": options})
             for options in FALSE_OPTIONS
         ],
-        ("broadcast", {"name": "f", "line": 1}),
-        ("session", {"timeout": LARGE, "on_restart": None}),
-        ("session", {"timeout": None, "on_restart": {"name": "f"}}),
-        (
-            "session",
-            {
-                "timeout": None,
-                "on_restart": {
-                    "name": "f",
-                    "reference": "",
-                    "call": "",
-                    "options": {"limits": {"cancel_grace": LARGE}},
-                },
-            },
-        ),
+        ("broadcast", {"name": "f"}),
+        ("session", {"timeout": LARGE}),
     ],
 )
 async def test_a_question_with_false_options_is_refused(
@@ -248,6 +237,7 @@ async def test_a_question_with_false_options_is_refused(
         assert pool.stats().submitted == 1
 
 
+@pytest.mark.logs("client-refused")
 @pytest.mark.parametrize(
     "piece", [b"", b"{}", b"[" * 5000, b"\xff" * 100, b'{"python": 5}']
 )
@@ -260,7 +250,10 @@ async def test_a_greeting_that_is_none_is_answered_by_a_refusal(
         await raw.cut()
 
 
-async def test_a_greeting_has_a_bound_and_so_have_clients(tmp_path: Path) -> None:
+@pytest.mark.logs("client-refused")
+async def test_a_greeting_has_a_bound_and_so_have_clients(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "pool.sock"
     async with (
         patience(),
@@ -274,10 +267,15 @@ async def test_a_greeting_has_a_bound_and_so_have_clients(tmp_path: Path) -> Non
             with pytest.raises(ProtocolError, match="1 clients use this pool already"):
                 await connect(f"unix:{path}").start()
             assert await one.submit(jobs.square, 2) == 4
+            assert (await one.stats()).refused_clients == 2
+    found = [vars(it) for it in caplog.records if "jobs" in vars(it)]
+    assert [(it["pid"], it["jobs"]) for it in found[:2]] == [(os.getpid(), 0)] * 2
+    assert found[1]["reason"] == "1 clients use this pool already"
 
 
+@pytest.mark.logs("client-lost")
 async def test_a_client_that_claims_a_time_to_come_is_given_up_all_the_same(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "pool.sock"
     async with (
@@ -290,6 +288,8 @@ async def test_a_client_that_claims_a_time_to_come_is_given_up_all_the_same(
         raw.link.echo = 1 << 63
         raw.say_messages()
         await raw.cut()
+        assert pool.stats().lost_clients == 1
+    assert "nothing was heard of it for 0.2 s (client_timeout)" in caplog.text
 
 
 @pytest.mark.logs("client-refused")
@@ -430,9 +430,9 @@ async def test_what_is_no_agent_is_refused(answers: tuple[bytes, ...]) -> None:
         Message(Kind.ITEM, 1, payload=bytes(4)),
         Message(Kind.FAILED, 1, payload=b"cos\nsystem\n(S'false'\ntR."),
         Message(Kind.FAILED, 1, payload=pack_own(5)),
-        Message(Kind.FAILED, 1, payload=pack_own(nested())),
-        Message(Kind.EVENT, payload=pack_own(nested())),
-        Message(Kind.WORKER, 1, payload=pack_own(nested())),
+        Message(Kind.FAILED, 1, payload=DEEP),
+        Message(Kind.EVENT, payload=DEEP),
+        Message(Kind.WORKER, 1, payload=DEEP),
         Message(Kind.VALUE, 1, payload=b"\0\0\0\x09"),
         Message(Kind.EVENT, payload=b"x"),
         Message(Kind.EVENT, payload=pack_own("no event")),
@@ -441,7 +441,10 @@ async def test_what_is_no_agent_is_refused(answers: tuple[bytes, ...]) -> None:
         Message(Kind.FOUND, 1),
     ],
 )
-async def test_an_agent_that_breaks_the_rules_is_lost(message: Message) -> None:
+@pytest.mark.logs("node-lost")
+async def test_an_agent_that_breaks_the_rules_is_lost(
+    message: Message, caplog: pytest.LogCaptureFixture
+) -> None:
     async with (
         patience(),
         false_agent(pack_greeting(GREETING)) as (address, raws),
@@ -450,8 +453,14 @@ async def test_an_agent_that_breaks_the_rules_is_lost(message: Message) -> None:
         sent = pool.submit(jobs.square, 2)
         await raws[0].hear()
         raws[0].say_messages(Message(Kind.BEGAN, payload=pack_numbers([1])), message)
-        with pytest.raises(NodeLostError):
+        with pytest.raises(NodeLostError, match="is given up: ") as lost:
             await sent
+    [record] = [vars(it) for it in caplog.records if "node" in vars(it)]
+    assert record["pool"] == address
+    assert record["node"] == lost.value.node
+    assert record["reason"] in {lost.value.reason, "the end of 1 cannot be read"}
+    assert isinstance(lost.value.__cause__, Exception)
+    assert str(lost.value.__cause__).startswith(lost.value.reason)
 
 
 @pytest.mark.parametrize(
@@ -525,7 +534,7 @@ async def test_a_bug_in_one_end_ends_the_connection_at_both() -> None:
     here, there = socket.socketpair()
     one, two = UnixCarrier(here, threads), UnixCarrier(there, threads)
     gone = asyncio.Event()
-    two.on_bytes, one.on_gone = json.loads, gone.set
+    two.on_bytes, one.on_gone = json.loads, lambda _: gone.set()
     one.send(b"no JSON")
     async with patience():
         await gone.wait()
@@ -679,7 +688,7 @@ async def test_a_data_only_pool_stays_data_only_through_its_agent(
             await client.submit(jobs.take, object())
         with pytest.raises(JobNotPicklableError, match="lambda"):
             await client.submit(lambda: 1)
-        async with client.worker(on_restart=jobs.fill_state) as mine:
+        async with client.worker() as mine:
             await mine.submit(jobs.fill_state)
             assert await mine.submit(jobs.count_state) == 1
 

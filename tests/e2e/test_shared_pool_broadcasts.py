@@ -14,7 +14,6 @@ from asyncpool import (
     JobTimeoutError,
     Pool,
     PoolFullError,
-    WorkerGoneError,
     WorkerHungError,
 )
 from asyncpool.boundpool import BoundPool
@@ -25,7 +24,7 @@ from tests.helpers.inside import only_job_of, run_out
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.nodes import two_nodes
 from tests.helpers.patience import patience
-from tests.helpers.pools import idle, kill_worker
+from tests.helpers.pools import idle
 from tests.helpers.shared_pools import pool_and_client, shared
 
 pytestmark = BOTH_LOOPS
@@ -220,24 +219,3 @@ async def test_a_full_queue_refuses_no_broadcast(tmp_path: Path) -> None:
         visitor.release()
         assert await task == {0: 9}
         await asyncio.gather(held, *many)
-
-
-@pytest.mark.parametrize("is_remote", [False, True])
-async def test_a_deadline_ends_what_restores_a_session(
-    tmp_path: Path, *, is_remote: bool
-) -> None:
-    def restore() -> None:
-        jobs.wait_at(path, "restore")
-
-    async with (
-        patience(),
-        Gate() as gate,
-        pool_and_client(tmp_path, workers=1) as (pool, client),
-    ):
-        path = gate.path
-        caller: Any = client if is_remote else pool
-        view = caller.options(deadline=asyncio.get_running_loop().time() + 0.5)
-        async with view.worker(on_restart=restore) as mine:
-            await kill_worker(pool)
-            with pytest.raises(WorkerGoneError):
-                await mine.options(deadline=None).submit(jobs.pid)

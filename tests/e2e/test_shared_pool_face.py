@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,41 +149,22 @@ async def test_a_session_has_a_worker_to_itself(tmp_path: Path) -> None:
         assert stats.workers == 2
 
 
-async def test_a_session_ends_with_its_worker_unless_its_state_can_be_rebuilt(
+async def test_a_session_ends_with_its_worker(
     tmp_path: Path,
 ) -> None:
-    async with patience(), shared(tmp_path, workers=1) as pool:
-        async with pool.worker() as mine:
-            died = mine.submit(os.kill, mine.pid, signal.SIGKILL)
-            behind = mine.submit(jobs.pid)
-            last = mine.submit(jobs.pid)
-            with pytest.raises(WorkerCrashedError):
-                await died
-            for call in (behind, last):
-                with pytest.raises(WorkerGoneError):
-                    await call
-            with pytest.raises(WorkerGoneError) as gone:
-                mine.submit(jobs.pid)
-            assert gone.value.crash is not None
-            assert gone.value.crash.signal == "SIGKILL"
-        async with pool.worker(on_restart=jobs.fill_state) as mine:
-            before = mine.pid
-            await mine.submit(jobs.fill_state)
-            with pytest.raises(WorkerCrashedError):
-                await mine.submit(os.kill, mine.pid, signal.SIGKILL)
-            assert await mine.submit(jobs.count_state) == 1
-            assert mine.pid != before
-            assert await mine.submit(jobs.pid) == mine.pid
-
-
-async def test_what_restores_a_session_may_send_heartbeats(tmp_path: Path) -> None:
-    on_restart = partial(beats.beat_value, 7)
-    async with patience(), shared(tmp_path, workers=1) as pool:
-        async with pool.worker(on_restart=on_restart) as mine:
-            with pytest.raises(WorkerCrashedError):
-                await mine.submit(os.kill, mine.pid, signal.SIGKILL)
-            assert await mine.submit(jobs.square, 3) == 9
-        assert (await pool.stats()).crashes == 1
+    async with patience(), shared(tmp_path, workers=1) as pool, pool.worker() as mine:
+        died = mine.submit(os.kill, mine.pid, signal.SIGKILL)
+        behind = mine.submit(jobs.pid)
+        last = mine.submit(jobs.pid)
+        with pytest.raises(WorkerCrashedError):
+            await died
+        for call in (behind, last):
+            with pytest.raises(WorkerGoneError):
+                await call
+        with pytest.raises(WorkerGoneError) as gone:
+            mine.submit(jobs.pid)
+        assert gone.value.crash is not None
+        assert gone.value.crash.signal == "SIGKILL"
 
 
 async def test_heartbeats_come_through_and_the_next_attempt_knows_the_last(
@@ -374,34 +354,12 @@ async def test_the_end_of_a_session_has_its_cause(
                 error = call.exception()
                 assert isinstance(error, WorkerGoneError)
                 assert error.__cause__ is died.exception()
-                assert not error.on_restart_failed
                 assert error.crash is not None
                 assert (error.crash.job_id, error.crash.attempt) == (died.id, 1)
                 assert f"during attempt 1 of job {died.id} (" in str(error)
             with pytest.raises(WorkerGoneError) as caught:
                 mine.submit(jobs.pid)
             assert caught.value.__cause__ is died.exception()
-
-
-@pytest.mark.parametrize("is_remote", [False, True])
-async def test_what_could_not_rebuild_a_session_is_the_cause(
-    tmp_path: Path, *, is_remote: bool
-) -> None:
-    async with patience(), pool_and_client(tmp_path) as (pool, client):
-        caller: Any = client if is_remote else pool
-        async with caller.worker(on_restart=partial(jobs.divide, 1, 0)) as mine:
-            with pytest.raises(WorkerCrashedError):
-                await mine.submit(os._exit, 3)
-            with pytest.raises(WorkerGoneError) as caught:
-                await mine.submit(jobs.pid)
-        error = caught.value
-        assert isinstance(error.__cause__, ZeroDivisionError)
-        assert error.on_restart_failed
-        assert error.slot in {0, 1}
-        assert str(error).startswith(
-            f"on_restart failed in worker {error.pid} in slot {error.slot}: the session "
-            "that had it to itself is over, begin another one (before that: "
-        )
 
 
 @pytest.mark.parametrize("is_remote", [False, True])

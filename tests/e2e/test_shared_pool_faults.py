@@ -238,9 +238,10 @@ async def test_an_agent_that_is_left_by_an_error_ends_what_it_has(
             await asked
 
 
+@pytest.mark.logs("client-lost")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_the_jobs_of_a_client_that_is_gone_end_and_others_go_on(
-    tmp_path: Path, how: signal.Signals
+    tmp_path: Path, how: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "pool.sock"
     async with (
@@ -263,6 +264,12 @@ async def test_the_jobs_of_a_client_that_is_gone_end_and_others_go_on(
                 told = await asyncio.to_thread(other.stdout.readline)
                 assert told == "NodeLostError\n"
         assert await mine.submit(jobs.square, 5) == 25
+        assert pool.stats().lost_clients == 1
+    [record] = [vars(it) for it in caplog.records if "jobs" in vars(it)]
+    assert (record["pool"], record["pid"]) == (pool.name, other.pid)
+    assert record["jobs"] >= 1
+    silent = "nothing was heard of it for 1 s (client_timeout)"
+    assert (record["reason"] == silent) is (how is signal.SIGSTOP)
 
 
 async def test_a_program_that_blocks_its_loop_for_long_loses_nothing(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from asyncpool import Pool
 from tests.helpers import jobs
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import launcher_of, spare_of
+from tests.helpers.pools import idle, launcher_of
 
 pytestmark = [
     BOTH_LOOPS,
@@ -32,14 +31,11 @@ def setproctitle(title):
 
 async def test_each_process_has_a_name_of_its_own() -> None:
     async with patience(), Pool(2, name="shop") as pool:
-        launcher, spare = await launcher_of(pool), await spare_of(pool)
-        # Until it has named itself, it is called as the launcher that it comes from.
-        while psutil.Process(spare).name() == "pool-launcher":  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        names = [psutil.Process(pid).name() for pid in (launcher, spare)]
+        await idle(pool)
+        names = [psutil.Process(await launcher_of(pool)).name()]
         workers = {it.slot: it.pid for it in pool.stats().slots}
         names += [psutil.Process(workers[slot]).name() for slot in (0, 1)]
-    assert names == ["pool-launcher", "pool-spare", "pool-worker-0", "pool-worker-1"]
+    assert names == ["pool-launcher", "pool-worker-0", "pool-worker-1"]
 
 
 async def test_a_spawned_worker_has_one_too() -> None:

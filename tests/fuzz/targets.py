@@ -18,7 +18,6 @@ from asyncpool._core.figures.request_figures import RequestFigures
 from asyncpool._core.map.chunks import (
     CHUNK_SIZE,
     LOG_HEAD,
-    OPEN,
     copy_log,
     note,
     read_log,
@@ -187,7 +186,7 @@ def _seed(name: str, data: bytes) -> bytes:
 
 
 def _log(entries: bytes) -> bytes:
-    return LOG_HEAD.pack(4, 0, 1, 1, 0, 0, 0) + entries
+    return LOG_HEAD.pack(4, 0, 1, 1) + entries
 
 
 _FAILURE = b'\1\0{"type": "ValueError", "text": "no", "traceback": "T", "notes": ["n"], "args": [1]}'
@@ -204,7 +203,6 @@ SEEDS = [
     _seed("log_records", b'["a",30,"WARNING","text"]'),
     _seed("samples", b'[["f","g"],[[3,0,1]],[0,0,0],""]'),
     _seed("chunk_log", _log(note(7) + note("seven") + note(b"7") + note(7.5))),
-    _seed("chunk_log", LOG_HEAD.pack(0, 0, 1, 1, OPEN, 0, 1) + bytes(8)),
     _seed(
         "stack_texts", b'Thread 0x1 (most recent call first):\n  File "a.py", line 1'
     ),

@@ -9,24 +9,17 @@ import pytest
 
 from asyncpool import Pool
 from asyncpool._core.supervision.termination import Termination
-from asyncpool._runtime.traffic import stall_watch as rounds
 from tests.helpers.inside import traits_of
 from tests.helpers.pools import idle
 
-__all__ = ["expect", "never_look", "never_revoke"]
+__all__ = ["expect", "never_revoke"]
 
 
 async def expect(pool: Pool, function: Callable[..., Any], cost: float) -> None:
     """Have the pool believe that a call of *function* takes so many microseconds."""
     await idle(pool)
     traits = traits_of(pool, function)
-    traits.cost = traits.least = cost
-
-
-def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no rounds: once a worker is left alone, nothing but the test has it read again."""
-    monkeypatch.setattr(rounds, "EVERY", 3600.0)
-    monkeypatch.setattr(rounds, "REST", 3600.0)
+    traits.cost = cost
 
 
 def never_revoke(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from asyncpool._core.remote_wire.reliable_link import Batch
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.lent_memory import LentMemory
-from asyncpool.errors import ProtocolError
 
 __all__ = ["End", "Network"]
 
@@ -27,13 +26,12 @@ class End:
     process: int | None = None
     lent: LentMemory | None = None
     borrowed: BorrowedMemory | None = None
-    why: ProtocolError | None = None
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self.other: End
         self.on_bytes: Callable[[bytes], None] = _drop
-        self.on_gone: Callable[[], None] = _nothing
+        self.on_gone: Callable[[Exception | None], object] = _nothing
 
     def allow(self, limit: int) -> None:
         del limit
@@ -101,7 +99,7 @@ def _drop(data: bytes) -> None:
     del data
 
 
-def _nothing() -> None:
+def _nothing(_: Exception | None) -> None:
     pass
 
 

@@ -30,7 +30,7 @@ from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._core.wire.page import BEGUN, NOTED, PageLayout
 from asyncpool._worker.channel.large_buffers import LargeBuffers
-from tests.helpers.faults import channels, linger
+from tests.helpers.faults import channels, linger, say_to_control
 from tests.helpers.inside import segments_mapped
 
 __all__ = [
@@ -204,7 +204,7 @@ def _on_both() -> Iterator[tuple[str, tuple[Callable[[Place], None], str]]]:
 
 # What workers do say there, so that it may be right by chance.
 _ON_JOBS = {"VALUE", "ERROR", "AREA", "WANT"}
-_ON_CONTROL = {"STACKS", "RETIRE", "HEARTBEAT", "WHERE", "SAMPLES"}
+_ON_CONTROL = {"STACKS", "RETIRE", "HEARTBEAT", "WHERE", "SAMPLES", "TRACKER"}
 
 
 def _kinds() -> Iterator[tuple[str, tuple[Callable[[Place], None], str]]]:
@@ -411,6 +411,11 @@ FLOODS: dict[str, tuple[Callable[[Place], None], str]] = {
 }
 
 
+def ask_for_tracker() -> None:
+    """Ask for what can unlink the shared memory of the whole program."""
+    say_to_control(header(FrameKind.TRACKER, 0))
+
+
 # Frames that are begun and never finished.
 CUT_SHORT: dict[str, Callable[[Place], bytes]] = {
     "half a header": lambda _: header(FrameKind.VALUE, 9)[:11],
@@ -425,7 +430,7 @@ CUT_SHORT: dict[str, Callable[[Place], bytes]] = {
 def _in_log(it: Place, evil: bytes) -> None:
     page, layout = it.page(), PageLayout(1)
     at = layout.log(0)
-    data = LOG_HEAD.pack(1, 0, it.job, it.attempt, 0, 0, 0)
+    data = LOG_HEAD.pack(1, 0, it.job, it.attempt)
     data += ENTRY.pack(1, len(evil), crc32(evil, 1)) + evil
     page[at : at + len(data)] = data
     os._exit(3)

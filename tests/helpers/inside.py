@@ -216,7 +216,7 @@ def watching(pool: Pool) -> bool:
 
 def check_for_stalls(pool: Pool) -> None:
     """Look for workers that have stalled, as the timer of that does."""
-    supervisor_of(pool).traffic._stall_watch._go_round(0.0)
+    supervisor_of(pool).traffic._stall_watch._check_for_stalls()
 
 
 # The channels.
@@ -578,13 +578,6 @@ def sync_every(seconds: float) -> None:
 # How long things wait, which a test makes so long that they never happen, or short.
 
 
-def fork_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no launcher fork a process before a worker is asked of it."""
-    from asyncpool._runtime.launcher import launcher_process
-
-    monkeypatch.setattr(launcher_process, "_QUIET", 3600.0)
-
-
 def silent_launcher_hangs_after(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
@@ -732,12 +725,6 @@ def only_job_of(pool: Pool) -> Job[Any]:
 def options_in(pool: Pool) -> JobOptions:
     """Return the options of the only job that is open in *pool*."""
     return only_job_of(pool)._options
-
-
-def options_of_session(pool: Pool) -> JobOptions:
-    """Return the options with which the only session of *pool* has its state restored."""
-    [worker] = supervisor_of(pool).sessions._session_workers.values()
-    return worker.options
 
 
 def figures_of(pool: RemotePool) -> NodeFigures:

@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any
 
 from asyncpool import Pool, __version__
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._observe.opening import Beside
 from asyncpool._runtime.agent.agent import Agent
 from asyncpool._runtime.client.client import Client
 from asyncpool._runtime.remote.carrier import (
@@ -52,14 +50,7 @@ class NodesPool(NodeOrders, RemotePool):
         networks: The network of each agent.
     """
 
-    def __init__(self, agents: list[Agent], ahead: int, **beside: Any) -> None:
-        about: dict[str, Any] = {
-            "name": "nodes",
-            "concurrency": 1,
-            "control": None,
-            "trace": None,
-            "max_traced": None,
-        }
+    def __init__(self, agents: list[Agent], ahead: int, control: str | None) -> None:
         self.name = "nodes"
         super().__init__(
             "the pool of nodes",
@@ -67,7 +58,7 @@ class NodesPool(NodeOrders, RemotePool):
             max_queued=None,
             options=JobOptions(),
             data=None,
-            beside=Beside(**(about | beside)),
+            control=control,
         )
         self.networks = [Network(number, 0.0) for number in range(len(agents))]
         for network in self.networks:
@@ -98,14 +89,14 @@ class NodesPool(NodeOrders, RemotePool):
 
 @asynccontextmanager
 async def nodes_pool(
-    *pools: Pool, ahead: int = 0, **beside: Any
+    *pools: Pool, ahead: int = 0, control: str | None = None
 ) -> AsyncGenerator[NodesPool]:
     """Yield a pool whose nodes have these pools.
 
     Args:
         *pools: The pools.
         ahead: Seconds that the clocks of the nodes are ahead.
-        **beside: What the pool has beside it.
+        control: Where its control socket is, if it has one.
     """
     async with AsyncExitStack() as stack:
         agents = [
@@ -113,17 +104,17 @@ async def nodes_pool(
         ]
         for agent in agents:
             stack.callback(agent.close)
-        yield await stack.enter_async_context(NodesPool(agents, ahead, **beside))
+        yield await stack.enter_async_context(NodesPool(agents, ahead, control))
 
 
 @asynccontextmanager
 async def two_nodes(
-    ahead: int = 0, **beside: Any
+    ahead: int = 0, control: str | None = None
 ) -> AsyncGenerator[tuple[NodesPool, Pool, Pool]]:
     """Yield such a pool, and the pools of its two nodes, which have a worker each."""
     async with (
         Pool(1) as one,
         Pool(1) as two,
-        nodes_pool(one, two, ahead=ahead, **beside) as pool,
+        nodes_pool(one, two, ahead=ahead, control=control) as pool,
     ):
         yield pool, one, two

@@ -41,7 +41,6 @@ __all__ = [
     "kill_worker",
     "launcher_of",
     "next_of",
-    "spare_of",
     "timeout_of",
     "until",
 ]
@@ -77,19 +76,6 @@ async def collect(items: AsyncIterable[Any], found: list[Any]) -> None:
 async def launcher_of(pool: Pool) -> int:
     """Return the pid of the launcher that an idle worker of *pool* has come from."""
     return await pool.submit(os.getppid)
-
-
-async def spare_of(pool: Pool) -> int:
-    """Wait until the launcher of an idle pool has forked a process ahead; return its pid."""
-    await idle(pool)
-    launcher = psutil.Process(await launcher_of(pool))
-    workers = {slot.pid for slot in pool.stats().slots}
-    while True:
-        ahead = {child.pid for child in launcher.children()} - workers
-        if ahead:
-            [pid] = ahead
-            return pid
-        await asyncio.sleep(0)
 
 
 async def closing(pool: Pool, **options: Any) -> asyncio.Task[CloseSummary]:

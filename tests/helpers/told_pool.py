@@ -74,6 +74,9 @@ STATS = PoolStats(
     exited_cpu=10.0,
     loop_lag=Histogram(bounds=(0.002048,), counts=(2,), total=0.003),
     dropped_events=8,
+    lost_nodes=1,
+    lost_clients=2,
+    refused_clients=3,
     shared_memory=4096,
     functions=(
         FunctionStats(

@@ -34,9 +34,12 @@ sys.stdin.readline()
 cluster.shutdown()
 """
 
-# As a client of its own: Ray keeps what it knows of a cluster for good.
+# As clients of their own: Ray keeps what it knows of a cluster for good, and ends what is connected
+# a minute after it has lost the head: without the pool's doing if "ray" was imported before it.
 CLIENT = """
 import asyncio, os, sys, time
+if sys.argv[2] == "early":
+    import ray
 import asyncpool.ray
 from asyncpool.errors import AsyncPoolError
 
@@ -47,7 +50,7 @@ async def told(submit, *call):
         print(type(error).__name__, flush=True)
 
 async def main():
-    pool = asyncpool.ray.Pool(sys.argv[1], resources={}, node_timeout=6)
+    pool = asyncpool.ray.Pool(sys.argv[1], workers_per_node=1, resources={})
     async with pool:
         print("worker", await pool.submit(os.getpid), flush=True)
         jobs = [pool.submit(time.sleep, 600), pool.submit(len, "ab")]
@@ -69,7 +72,6 @@ def lonely(tmp_path: Path) -> Generator[subprocess.Popen[str]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "3"},
     )
     try:
         yield process
@@ -95,18 +97,23 @@ def word(process: subprocess.Popen[str], name: str) -> str:
 async def test_nothing_hangs_and_nothing_is_left_when_the_head_dies(
     lonely: subprocess.Popen[str], tmp_path: Path
 ) -> None:
+    """With the default limits of both, and before Ray ends the program."""
     (tmp_path / "client.py").write_text(CLIENT)
-    client = start(tmp_path / "client.py", word(lonely, "address"))
-    worker = psutil.Process(int(word(client, "worker")))
-    family = [worker, *worker.parents()[:1]]
+    address = word(lonely, "address")
+    clients = [
+        start(tmp_path / "client.py", address, when) for when in ("early", "late")
+    ]
+    workers = [psutil.Process(int(word(client, "worker"))) for client in clients]
+    family = [process for one in workers for process in (one, *one.parents()[:1])]
     assert lonely.stdin is not None
     lonely.stdin.write("\n")
     lonely.stdin.flush()
-    out, _ = client.communicate(timeout=4 * PATIENCE)
-    said = [line for line in out.splitlines() if not line.startswith("(")]
     lost = NodeLostError.__name__
-    assert said == [lost, lost, PoolClosedError.__name__, "closed"]
-    assert client.returncode == 0
+    for client in clients:
+        out, _ = client.communicate(timeout=4 * PATIENCE)
+        said = [line for line in out.splitlines() if not line.startswith("(")]
+        assert said == [lost, lost, PoolClosedError.__name__, "closed"]
+        assert client.returncode == 0
     await until(family)
 
 
@@ -123,3 +130,30 @@ async def test_a_full_store_spills_and_the_pool_goes_on(pool: Pool) -> None:
         assert await pool.submit(len, bytes(120_000_000)) == 120_000_000
         assert await pool.submit(bytes, 120_000_000) == bytes(120_000_000)
         assert await pool.submit(abs, -2) == 2
+
+
+# In a process that is not connected to Ray.
+STRANGER = """
+import asyncio, socket
+import asyncpool.ray
+
+async def main(address):
+    try:
+        await asyncpool.ray.Pool(address, start_timeout=1).start()
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+
+with socket.create_server(("127.0.0.1", 0)) as silent:
+    asyncio.run(main(f"127.0.0.1:{silent.getsockname()[1]}"))
+"""
+
+
+async def test_a_cluster_that_does_not_answer_is_waited_for_until_start_timeout(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "stranger.py").write_text(STRANGER)
+    out, _ = start(tmp_path / "stranger.py").communicate(timeout=2 * PATIENCE)
+    assert out == (
+        "TimeoutError no agent of the Ray pool is ready after start_timeout (1 s): the Ray "
+        "cluster does not answer\n"
+    )

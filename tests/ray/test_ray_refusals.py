@@ -103,6 +103,7 @@ async def test_a_pool_for_some_nodes_takes_another_one_than_that_which_refuses(
     async with patience(2), Pool(cluster.address, nodes=1) as pool:
         assert await pool.submit(square, 3) == 9
         assert len(await pool.nodes()) == 1
+        assert (await pool.stats()).lost_nodes == 1
 
 
 @pytest.mark.logs("node-refused")

@@ -48,7 +48,7 @@ def parts_of(**options: Any) -> tuple[Parts, Notebook]:
 
 def queue_jobs(state: PoolState, count: int) -> list[int]:
     """Have so many more jobs wait, since there is no worker, and return them."""
-    first = 1_000_000 + state.core.balance.waiting
+    first = 1_000_000 + state.core.waiting
     jobs = list(range(first, first + count))
     assert all(state.core.jobs.submit(job, JobTraits()) is None for job in jobs)
     return jobs

@@ -91,7 +91,7 @@ async def test_for_whom_a_worker_is_idle_does_not_wait() -> None:
     assert keys.keys() == {0, 1}
     for job in range(6):  # the first one runs
         door.core.jobs.submit_keyed(job, KeyedTraits(JobTraits(), keys[0]), 0)
-    assert door.core.balance.waiting == 5
+    assert door.core.waiting == 5
     door.admission.check(JobOptions(key=keys[1]))
     with pytest.raises(PoolFullError):
         door.admission.check(JobOptions(key=keys[0]))

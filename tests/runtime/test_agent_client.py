@@ -7,8 +7,7 @@ from typing import Any
 from asyncpool._core.remote.agent_jobs import AgentJobs
 from asyncpool._core.remote_wire.reliable_link import ReliableLink
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
-from asyncpool._runtime.agent.agent_client import AgentClient
-from asyncpool._runtime.agent.client_keeper import ClientKeeper
+from asyncpool._runtime.agent.agent_client import AgentClient, ClientKeeper
 from tests.helpers.carriers import Network
 from tests.helpers.loops import BOTH_LOOPS
 
@@ -48,7 +47,7 @@ async def test_nothing_is_kept_of_a_lease_whose_job_is_not_here() -> None:
         relay=relay,
         answers=nothing,
         turns=turns,
-        end=lambda _: None,
+        end=lambda *_: None,
         page=None,
     )
     client.keeper = Keeper(nothing)

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, LOST
+from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, LOST, note
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._core.wire.heartbeat_records import Beat, offset_of
 from asyncpool._core.wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
@@ -99,9 +99,9 @@ def test_chunks_are_told_to_stop_each_in_its_lane(desk: Desk) -> None:
 
 def test_a_log_is_found_where_its_chunk_has_begun(desk: Desk) -> None:
     desk.begin(2, 11)
-    LOG_HEAD.pack_into(desk.memory, desk.layout.log(2), 1, 0, 11, 1, 1, 0, 0)
-    start = desk.layout.log(2) + LOG_HEAD.size
-    desk.memory[start : start + 8] = (42).to_bytes(8, "little")
+    LOG_HEAD.pack_into(desk.memory, desk.layout.log(2), 1, 0, 11, 1)
+    start, entry = desk.layout.log(2) + LOG_HEAD.size, note(42)
+    desk.memory[start : start + len(entry)] = entry
     assert desk.page.log(11, 1) == [42]
     assert desk.page.log(12, 1) is None
 

@@ -119,9 +119,10 @@ class Ends:
     def __init__(self, threads: Threads) -> None:
         self.there = AgentEnd()
         self.ray = FakeRay(self.there)
-        self.here = ClientEnd(self.ray, threads, self.ray, stored=1)
+        engine: Any = self.ray
+        self.here = ClientEnd(self.ray, threads, engine, stored=1)
         self.gone = asyncio.Event()
-        self.here.on_gone = self.gone.set
+        self.here.on_gone = lambda _: self.gone.set()
         self.heard_here, self.heard_there = list[bytes](), list[bytes]()
         self._news = asyncio.Event()
         self.here.on_bytes = self._noted(self.heard_here)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
-from asyncpool._runtime.agent.coming_calls import ComingCalls
+from asyncpool._runtime.agent.agent_client import ComingCalls
 from asyncpool._runtime.agent.relay import Call
 from asyncpool._runtime.remote.stored_calls import STORED, StoredPayloads
 from asyncpool.errors import ProtocolError

@@ -14,7 +14,7 @@ def numbers(count: int) -> list[int]:
 
 async def accepted(pool: Pool) -> None:
     assert_type(pool.worker(), WorkerSession)
-    session = pool.options(timeout=5).worker(timeout=1, fresh=False, on_restart=list)
+    session = pool.options(timeout=5).worker(timeout=1, fresh=False)
     async with session as worker:
         assert_type(worker, WorkerSession)
         assert_type(worker.submit(len, "a"), Job[int])

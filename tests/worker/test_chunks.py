@@ -70,12 +70,6 @@ def kinds(found: list[Any] | None) -> list[tuple[type, str]]:
     return [(type(one), repr(one)) for one in found]
 
 
-def test_an_item_that_cannot_be_noted_has_that_for_its_outcome(page: mmap.mmap) -> None:
-    *numbers, last = run(page, echo, list(range(CHUNK_SIZE + 2))).load()
-    assert numbers == list(range(CHUNK_SIZE)), "nobody must take them for not begun"
-    assert repr(last.error) == "IndexError('index out of bounds on dimension 1')"
-
-
 @given(values)
 def test_whatever_comes_is_noted_and_returned_as_it_is(
     page: mmap.mmap, items: list[Any]
@@ -83,29 +77,6 @@ def test_whatever_comes_is_noted_and_returned_as_it_is(
     result = run(page, echo, items)
     assert kinds(result.load()) == kinds(items)
     assert kinds(noted(page)) == kinds(items)
-
-
-@pytest.mark.parametrize(
-    ("items", "numbers"),
-    [
-        ([1, 2, 3], 3),
-        ([1.0, 2.0, -0.0], 3),
-        ([1, 2, 3.0, 4], 2),
-        ([1.0, 2, 3.0], 1),
-        ([1, True, 2], 1),
-        ([True, 1, 2], 0),
-        ([2**63 - 1, 2**63, 1], 1),
-        ([-(2**63), -(2**63) - 1], 1),
-        (["a", 1], 0),
-    ],
-)
-def test_the_first_numbers_of_one_type_are_noted_as_such(
-    page: mmap.mmap, items: list[Any], numbers: int
-) -> None:
-    result = run(page, echo, items)
-    assert len(result.numbers) == 8 * numbers
-    assert result.plain is (numbers == len(items))
-    assert kinds(result.load()) == kinds(items)
 
 
 def refuse_threes(number: int) -> int:
@@ -206,16 +177,3 @@ def test_the_next_chunk_knows_nothing_of_the_last_one(page: mmap.mmap) -> None:
     assert noted(page) == [1, 2]
     assert run(page, echo, []).load() == []
     assert noted(page) == []
-
-
-def test_numbers_are_returned_though_nobody_has_said_how_many(page: mmap.mmap) -> None:
-    """So it is if the chunk is interrupted between two items, or behind the last."""
-    run(page, echo, [9.0] * 5)
-    log = ChunkLog(page)
-    for count in (2, 4):
-        log.begin(7, 1, count)
-        column = log.begin_column(float)
-        column[0], column[1] = 0.5, 1.5
-        numbers, code = log.column()
-        assert (list(memoryview(numbers).cast("d")), code) == ([0.5, 1.5], "d")
-        assert noted(page) == [0.5, 1.5]

@@ -30,12 +30,10 @@ def wait():
 
 def fork(body):
     "Run body in a worker, and return its pid."
-    if (pid := os.fork()) == 0:
+    if (pid := reaper.fork()) == 0:
         os.setsid()
-        adopt_orphans()
         body()
         os._exit(0)
-    reaper.add(pid)
     return pid
 
 
@@ -97,6 +95,11 @@ def open_others(path, *args):
 
 os_setup.open = open_others
 """
+# As in gVisor, which shows no such limit.
+NO_MARKS = """
+from asyncpool._worker.launcher import reaper
+reaper._can_mark = lambda mark: False
+"""
 NO_PROC = """
 from asyncpool._worker.process import os_setup
 os_setup._PROC = "/nowhere"
@@ -139,7 +142,9 @@ assert children() == set()
     )
 
 
-@pytest.mark.parametrize("before", ["", NO_LIST], ids=["listed", "searched for"])
+@pytest.mark.parametrize(
+    "before", ["", NO_LIST, NO_MARKS], ids=["listed", "searched for", "unmarked"]
+)
 @pytest.mark.parametrize("body", ["nap", "program"])
 def test_a_session_that_a_dead_worker_began_is_killed(
     body: str, before: str, tmp_path: Path
@@ -161,10 +166,14 @@ assert life.over() == [(worker, 0)]
     )
 
 
-def test_what_a_living_worker_has_sent_away_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["", NO_MARKS], ids=["marked", "unmarked"])
+def test_what_a_living_worker_has_sent_away_is_left_alone(
+    before: str, tmp_path: Path
+) -> None:
     check(
         tmp_path,
-        """
+        before=before,
+        source="""
 ready_out, ready_in = os.pipe()
 daemons = Life()
 os.set_inheritable(daemons.held, True)
@@ -186,6 +195,38 @@ assert look() == []
 assert not select.select([daemons.out], [], [], 0)[0]
 os.kill(worker, signal.SIGKILL)
 assert daemons.over() == [(worker, -9)]
+""",
+    )
+
+
+def test_what_has_taken_off_its_mark_goes_with_the_next_worker(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        """
+import resource
+ready_out, ready_in = os.pipe()
+stranger = Life()
+def shed():
+    resource.setrlimit(10, (resource.RLIM_INFINITY,) * 2)
+    if os.fork() == 0:
+        os.setsid()
+        os.write(ready_in, b".")
+        nap()
+    os._exit(0)
+def leave_a_stranger():
+    if (child := os.fork()) == 0:
+        shed()
+    os.close(stranger.held)
+    os.waitpid(child, 0)
+    nap()
+worker = fork(leave_a_stranger)
+stranger.let_go()
+os.read(ready_out, 1)
+assert look() == []
+assert not select.select([stranger.out], [], [], 0)[0]
+other = fork(lambda: None)
+assert stranger.over() == [(other, 0)]
+reaper.end_all()
 """,
     )
 

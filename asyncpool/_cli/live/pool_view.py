@@ -44,8 +44,15 @@ def pool_view(status: dict[str, Any], cpu: dict[int, float]) -> RenderableType:
         (f"{status['crashes']:,} crashes", "yellow" if status["crashes"] else ""),
         f"   {size_text(sum(slot['memory'] for slot in slots))}",
     )
+    losses = [
+        f"{name.replace('_', ' ')}: {status[name]:,}"
+        for name in ("lost_nodes", "lost_clients", "refused_clients")
+        if status.get(name)
+    ]
     nodes = status.get("nodes")
-    tables = [_node_table(nodes)] if nodes else []
+    tables: list[RenderableType] = [_node_table(nodes)] if nodes else []
+    if losses:
+        tables.insert(0, Text("   ".join(losses), "yellow"))
     return Group(head, figures, *tables, _table(slots, cpu))
 
 

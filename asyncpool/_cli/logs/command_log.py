@@ -154,7 +154,7 @@ def _record(
 
 def cannot_be_loaded(crash: Crash) -> bool:
     """Tell whether a worker ended before it served, since its code raised."""
-    raised = crash.exit_code == 1 or "cannot be preloaded" in crash.detail
+    raised = crash.exit_code == 1 or crash.final
     return crash.kind is CrashKind.FAILED_START and raised and bool(crash.detail)
 
 

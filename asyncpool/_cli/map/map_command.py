@@ -23,7 +23,6 @@ from asyncpool._cli.map.plan import Loop, Plan, make_pool
 from asyncpool._cli.map.progress import Progress
 from asyncpool._cli.map.run import Files, Interrupted, Run
 from asyncpool._cli.map.summary import Ended
-from asyncpool._cli.page.report import BEGIN
 from asyncpool._cli.parameters import (
     CommandError,
     Exit,
@@ -76,7 +75,6 @@ class Asked:
     journal: str | None
     retry_failed: bool
     trace: str | None
-    report: str | None
     as_json: bool
 
     @property
@@ -178,13 +176,6 @@ def _tell(problem: str, code: int) -> None:
     "An older trace is replaced.",
 )
 @click.option(
-    "--report",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="Write to this file, when the run has ended, a page with its figures, some of its "
-    "jobs, and its crashes, for a browser.  An older report is replaced.",
-)
-@click.option(
     "--json",
     "as_json",
     is_flag=True,
@@ -227,12 +218,6 @@ def _run(asked: Asked) -> int:
             return _say_end(asked, Ended(Exit.INTERRUPTED, _INTERRUPTED))
         began = time.monotonic()
         code, problem = _carry_out(asked, run, source)
-        if asked.report is not None and run.recorded is not None:
-            from asyncpool._cli.map.recording import write_report  # noqa: PLC0415 - most have none
-
-            unwritten = write_report(asked.report, asked.target, run.recorded)
-            if unwritten and not problem:
-                code, problem = Exit.UNFINISHED, unwritten
         ended = Ended(
             code,
             problem,
@@ -265,7 +250,6 @@ def _check_paths(asked: Asked) -> None:
         "--failed": asked.failures,
         "--journal": asked.journal,
         "--trace": asked.trace,
-        "--report": asked.report,
     }
     seen: dict[Path, str] = {}
     for role, path in roles.items():
@@ -287,7 +271,6 @@ def _check_paths(asked: Asked) -> None:
     for role, path, begin, what in (
         ("--failed", asked.failures, FAILURE, "file of failures"),
         ("--trace", asked.trace, HEAD.encode(), "trace"),
-        ("--report", asked.report, BEGIN.encode(), "report of a run"),
     ):
         if path is not None and is_foreign(path, begin):
             raise click.UsageError(
@@ -318,7 +301,6 @@ def _prepare(asked: Asked, stack: ExitStack) -> tuple[Run, Input]:
         loop=asked.loop,
         concurrency=asked.concurrency,
         trace=asked.trace,
-        report=asked.report,
     )
     return Run(plan, Files(source, journal, outputs), make_pool(plan)), source
 

@@ -29,7 +29,6 @@ class Plan:
     loop: Loop = "asyncio"
     concurrency: int = 1
     trace: str | None = None
-    report: str | None = None
 
 
 def make_pool(plan: Plan) -> Pool:

@@ -16,7 +16,7 @@ from rich.text import Text
 from asyncpool._cli.map.inputs import Input
 from asyncpool._cli.map.run import Run
 from asyncpool._cli.units import duration, size_text
-from asyncpool._runtime.base.machine import private_memory
+from asyncpool._system.processes import memory_at_most
 from asyncpool.stats import PoolStats
 
 _EVERY = 0.2  # s
@@ -115,4 +115,4 @@ class Progress:
 def memory_of(stats: PoolStats) -> int:
     """Return the bytes that this process and the workers have to themselves."""
     pids = [os.getpid(), *(slot.pid for slot in stats.slots if slot.pid is not None)]
-    return sum(map(private_memory, pids))
+    return sum(map(memory_at_most, pids))

@@ -85,13 +85,11 @@ class Run:
 
     Attributes:
         on_interrupt: Called with the seconds that running items have, at a first signal.
-        recorded: What a report shows, once the run has ended, if one was asked for.
     """
 
     def __init__(self, plan: Plan, files: Files, pool: Pool) -> None:
         self.on_interrupt: Callable[[float], object] = lambda _: None
         self.tally = Tally()
-        self.recorded: dict[str, Any] | None = None
         self._plan = plan
         self._files = files
         self._pool = pool
@@ -127,18 +125,11 @@ class Run:
             loop.add_signal_handler(number, self._interrupt, number)
         try:
             await self._unless_stopped(self._pool.start())
-            recording = None
-            if self._plan.report is not None:
-                from asyncpool._cli.map.recording import Recording  # noqa: PLC0415 - most have none
-
-                recording = Recording(self._pool, self._plan.concurrency)
             try:
                 await self._unless_stopped(self._check_target())
                 await self._go_through()
             finally:
                 await self._end_pool()
-                if recording is not None:
-                    self.recorded = await recording.end()
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)

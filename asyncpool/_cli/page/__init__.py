@@ -1,1 +1,1 @@
-"""The page with the figures: its files, which a browser shows, and the report of a run."""
+"""The page of the dashboard: its files, which a browser shows."""

@@ -21,9 +21,8 @@ __all__ = [
     "KeyedTraits",
 ]
 
-# How much work a worker may have in flight at once.  Half of it bridges a rest, see
-# ``Balance.may_rest``.  If a job waits there for a slow one, the pool revokes it after
-# some milliseconds.
+# How much work a worker may have in flight at once.  If a job waits there for a slow one,
+# the pool revokes it after some milliseconds.
 BUDGET = 16000.0
 
 # A worker gets more jobs when it has this much left, so that it gets several at a time.
@@ -40,23 +39,18 @@ UNKNOWN = 1e9
 
 _WEIGHT = 1 / 8
 
-# How fast the least run time is forgotten, if no call is that short any more.
-_FADING = 1 / 64
-
 
 class JobTraits:
     """What the jobs of one function have in common: their run times.
 
     Attributes:
         cost: How long the next call is expected to take.
-        least: The least that a call takes, by the shortest calls of late.
     """
 
-    __slots__ = ("cost", "least")
+    __slots__ = ("cost",)
 
     def __init__(self) -> None:
         self.cost: float = UNKNOWN
-        self.least: float = LEAST
 
     @property
     def exclusive(self) -> bool:
@@ -80,13 +74,9 @@ class JobTraits:
                 return
             duration = LEAST
         if self.cost == UNKNOWN:
-            self.cost = self.least = duration
+            self.cost = duration
             return
         self.cost += (duration - self.cost) * _WEIGHT
-        if duration < self.least:
-            self.least = duration
-        else:
-            self.least += (duration - self.least) * _FADING
 
 
 class _Exclusive(JobTraits):
@@ -113,16 +103,13 @@ class SessionTraits(_Exclusive):
 
     Args:
         session: The session.
-        first: Whether the call rebuilds the session in a new worker, before all
-            other calls.
     """
 
-    __slots__ = ("first", "session")
+    __slots__ = ("session",)
 
-    def __init__(self, session: int, *, first: bool = False) -> None:
+    def __init__(self, session: int) -> None:
         super().__init__()
         self.session: int = session
-        self.first: bool = first
 
 
 class KeyedTraits(JobTraits):
@@ -163,12 +150,3 @@ class KeyedTraits(JobTraits):
     @cost.setter
     def cost(self, cost: float) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._function.cost = cost
-
-    @property
-    def least(self) -> float:
-        """The least that a call takes."""
-        return self._function.least
-
-    @least.setter
-    def least(self, least: float) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._function.least = least

@@ -80,13 +80,6 @@ class Dispatcher:
         jobs = self.waiting - len(self._affinity_queues) if room else self.waiting
         return jobs + self.wanted
 
-    def waiting_for(self, slot: int) -> int:
-        """How many jobs have no worker yet, and may go to the worker of *slot*."""
-        own = self._affinity_queues.queue_of(slot)
-        return (
-            self.waiting - len(self._affinity_queues) + (0 if own is None else len(own))
-        )
-
     @property
     def idle(self) -> int:
         """How many workers are idle."""

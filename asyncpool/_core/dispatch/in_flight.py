@@ -125,17 +125,6 @@ class InFlight:
         return self.backlog + self._cost(traits) <= BUDGET
 
     @property
-    def least_work(self) -> float:
-        """The least time that the jobs take, even if those that are running end now.
-
-        It is computed from the shortest calls and not from the mean: one long call
-        raises the mean for dozens of calls.
-        """
-        behind = islice(self.jobs.values(), self.concurrency, None)
-        shares = (traits.least / self.concurrency for _, _, traits in behind)
-        return sum(share - LEAST for share in shares if share > LEAST)
-
-    @property
     def revoking(self) -> bool:
         """Whether the worker has been asked for jobs, and has not answered."""
         return bool(self._asked)

@@ -1,8 +1,7 @@
 """What is known of one program: its figures over time, a sample of its jobs, its crashes.
 
 A history is made of the lines that a control socket sends to who watches the program.  It has
-bounds for all of it.  A live one forgets what is old; one of a whole run keeps less of each
-part as the run grows.
+bounds for all of it, and forgets what is old.
 
 Whoever shows it remembers a *cursor*, and asks for what is newer.  So a slow reader costs
 nothing: it gets more at once the next time.
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 from asyncpool._core.history.crash_rows import clip, crash_row
 from asyncpool._core.history.function_rows import function_rows
 from asyncpool._core.history.snapshots import Snapshot, point_between, snapshot_of
-from asyncpool._core.history.thinning import Thinned
 
 T = TypeVar("T")
 
@@ -52,24 +50,14 @@ class _Earlier(NamedTuple):
 
 
 class History:
-    """The figures of one program, and a sample of its jobs.
+    """The figures of one program of the last minutes, and a sample of its jobs."""
 
-    Args:
-        whole: Whether it is about all of a run, and not about the last minutes.
-    """
-
-    def __init__(self, *, whole: bool = False) -> None:
-        self._whole = whole
+    def __init__(self) -> None:
         self._cursor = 0
         self._status: Mapping[str, Any] = {}
         self._at = 0.0
-        self._snapshots: deque[tuple[int, Snapshot]] | Thinned[tuple[int, Snapshot]]
-        self._jobs: deque[tuple[int, list[Any]]] | Thinned[tuple[int, list[Any]]]
-        if whole:
-            self._snapshots, self._jobs = Thinned(_MOST_SNAPSHOTS), Thinned(_MOST_JOBS)
-        else:
-            self._snapshots = deque(maxlen=_MOST_SNAPSHOTS)
-            self._jobs = deque(maxlen=_MOST_JOBS)
+        self._snapshots: deque[tuple[int, Snapshot]] = deque(maxlen=_MOST_SNAPSHOTS)
+        self._jobs: deque[tuple[int, list[Any]]] = deque(maxlen=_MOST_JOBS)
         self._earlier: deque[_Earlier] = deque()
         self._crashes: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_CRASHES)
         self._names: dict[str, int] = {}
@@ -100,9 +88,8 @@ class History:
         # Nothing of a line that cannot be read is kept.
         self._cursor += 1
         self._at, self._status = at, status
-        _put(self._snapshots, (self._cursor, snapshot))
-        for job in jobs:
-            _put(self._jobs, (self._cursor, job))
+        self._snapshots.append((self._cursor, snapshot))
+        self._jobs.extend((self._cursor, job) for job in jobs)
         self._crashes.extend((self._cursor, crash) for crash in crashes)
         self._shown += len(jobs)
         self._ended += line.get("ended", 0)
@@ -111,7 +98,7 @@ class History:
 
     def summary(self) -> dict[str, Any]:
         """Return what a list of programs says of this one; empty if nothing is known."""
-        status, kept = self._status, _items(self._snapshots)
+        status, kept = self._status, self._snapshots
         if not kept:
             return {}
         rate = 0.0
@@ -135,7 +122,6 @@ class History:
             "cursor": self._cursor,
             "fresh": cursor == 0,
             "at": self._at,
-            "whole": self._whole,
             "program": {
                 name: value for name, value in status.items() if name not in _LEFT_OUT
             },
@@ -154,7 +140,7 @@ class History:
         }
 
     def _points(self, cursor: int) -> list[dict[str, Any]]:
-        kept = _items(self._snapshots)
+        kept = list(self._snapshots)
         pairs: list[tuple[Snapshot, Snapshot]] = []
         for (_, before), (number, after) in zip(
             reversed(kept[:-1]), reversed(kept[1:]), strict=True
@@ -166,20 +152,14 @@ class History:
 
     def _functions(self) -> list[dict[str, Any]]:
         now = self._status.get("functions", [])
-        if self._whole or not self._earlier:
-            began = self._first_at()
-            rows = function_rows(now, (), self._at - began)
-        else:
-            earlier = self._earlier[0]
-            rows = function_rows(now, earlier.functions, self._at - earlier.at)
+        if not self._earlier:
+            return []
+        earlier = self._earlier[0]
+        rows = function_rows(now, earlier.functions, self._at - earlier.at)
         for row in rows:
             row["index"] = self._index(row["name"])
             row["name"] = clip(row["name"])
         return rows
-
-    def _first_at(self) -> float:
-        kept = _items(self._snapshots)
-        return kept[0][1].at if kept else self._at
 
     def _remember(self, at: float, pid: int, functions: list[dict[str, Any]]) -> None:
         earlier = self._earlier
@@ -219,21 +199,10 @@ class History:
         return self._names.setdefault(name, len(self._names))
 
 
-def _items(kept: deque[T] | Thinned[T]) -> list[T]:
-    return list(kept) if isinstance(kept, deque) else kept.items
-
-
-def _put(kept: deque[T] | Thinned[T], item: T) -> None:
-    if isinstance(kept, deque):
-        kept.append(item)
-    else:
-        kept.add(item)
-
-
-def _newer(kept: deque[tuple[int, T]] | Thinned[tuple[int, T]], cursor: int) -> list[T]:
+def _newer(kept: deque[tuple[int, T]], cursor: int) -> list[T]:
     """Return what came after *cursor*, in order."""
     found: list[T] = []
-    for number, item in reversed(_items(kept)):
+    for number, item in reversed(kept):
         if number <= cursor:
             break
         found.append(item)

@@ -147,6 +147,7 @@ LAUNCHER_LOST = LogMessage(
     "starts the next ones",
     "pid reason",
 )
+NOT_SHARED = LogMessage("not-shared", WARNING, "%(text)s", "modules threads")
 SIGNAL_NOT_SENT = LogMessage(
     "signal-not-sent",
     ERROR,
@@ -275,6 +276,13 @@ CONTROL_REFUSED = LogMessage(
     "the control socket has refused user %(uid)d",
     "uid",
 )
+NODE_LOST = LogMessage(
+    "node-lost",
+    WARNING,
+    "%(title)s has lost the agent %(node)s: %(reason)s; it had %(jobs)d jobs, %(begun)d of them "
+    "begun",
+    "pool node reason jobs begun",
+)
 NODE_REFUSED = LogMessage(
     "node-refused",
     WARNING,
@@ -284,7 +292,14 @@ NODE_REFUSED = LogMessage(
 CLIENT_REFUSED = LogMessage(
     "client-refused",
     WARNING,
-    "a client of the shared pool is cut off: %(why)s",
+    "%(title)s: a client (process %(pid)s) is cut off: %(reason)s; it had %(jobs)d jobs here",
+    "pool pid reason jobs",
+)
+CLIENT_LOST = LogMessage(
+    "client-lost",
+    WARNING,
+    "%(title)s: a client (process %(pid)s) is gone: %(reason)s; its %(jobs)d jobs are given up",
+    "pool pid reason jobs",
 )
 CLIENT_NOT_ACCEPTED = LogMessage(
     "client-not-accepted",

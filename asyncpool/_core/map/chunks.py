@@ -31,15 +31,9 @@ if TYPE_CHECKING:
 CHUNK_SIZE = 4096
 
 # The head of a log: how many items are done; whether no other item may begin; which job
-# and attempt it is; how many of the first outcomes are numbers of one type; which type
-# that is; and which number stands for a blank.
-LOG_HEAD = struct.Struct("=QQQQQQQ")
+# and attempt it is.  The outcomes follow as entries, which takes 0.4 us each.
+LOG_HEAD = struct.Struct("=QQQQ")
 _STOP = struct.Struct("=Q")
-
-# The outcomes follow.  First come numbers, as the machine writes them, which takes 15
-# ns each.  The first outcome that is no number of this type, or has more than 64 bits,
-# ends them.  From there on the outcomes are entries, one after the other, which takes
-# 0.4 us each.
 
 # The head of an entry: its kind, how many bytes follow, and their checksum.  A worker
 # that dies may have written anywhere before.  So the pool only accepts what is exactly
@@ -47,16 +41,6 @@ _STOP = struct.Struct("=Q")
 # memory.
 ENTRY = struct.Struct("=BQI")
 _VALUE, _ERROR = 1, 2  # both pickled
-
-# The count of numbers as long as all outcomes are numbers; the number of items is added
-# to it.  Until then the worker writes nothing else, not even how many items are done,
-# since that would take as long again.  An item is done if its number is not blank.  The
-# blank is drawn at random, so that it equals no result.
-OPEN = CHUNK_SIZE + 1
-
-NUMBERS: dict[type, str] = {int: "q", float: "d"}
-NUMBER_SIZE = 8
-
 
 _run: Callable[..., Any] | None = None
 
@@ -90,39 +74,29 @@ class ChunkResult(Record):
     """The outcomes of the first items of a chunk, in their order.
 
     Attributes:
-        outcomes: The outcomes that follow the numbers.  Plain immutable values are
-            there as they are.  Other values are pickled one by one, each as the only
+        outcomes: All outcomes but the tail.  Plain immutable values are there as they are.  Other values are pickled one by one, each as the only
             element of a tuple, since objects that are pickled together would share
             parts.  An exception is pickled as the first of two elements.
         tail: One more outcome: a value that was too large for the log.
-        numbers: The first outcomes, as long as they are numbers of one type.
-        code: The name that :mod:`struct` has for that type.
         microseconds: How long the chunk took.
     """
 
     outcomes: list[Any]
     tail: list[Any]
-    numbers: bytes = b""
-    code: str = "q"
     microseconds: float = 0.0
-
-    @property
-    def plain(self) -> bool:
-        """Whether all outcomes are numbers."""
-        return not self.outcomes and not self.tail
 
     def load(self) -> list[Any]:
         """Return the results, with a :class:`Failure` for each item that has none."""
         found = self.outcomes
         if not set(map(type, found)) <= FLAT:
             found = list(map(_load, found))
-        return _column(self.numbers, self.code) + found + self.tail
+        return found + self.tail
 
 
 def copy_log(memory: Readable, start: int, job: int, attempt: int) -> bytes | None:
     """Return a copy of the log that begins at *start*, if it is of that attempt."""
     log = memory[start : start + LOG_SIZE]
-    _, _, *whose, _, _, _ = LOG_HEAD.unpack_from(log)
+    _, _, *whose = LOG_HEAD.unpack_from(log)
     # It has no more bytes than it needs, since an agent sends it to its client.
     return log.rstrip(b"\0") if whose == [job, attempt] else None
 
@@ -136,31 +110,9 @@ def read_log(log: bytes) -> list[Any]:
     if not log:
         return [LOST] * CHUNK_SIZE
     log = log.ljust(LOG_SIZE, b"\0")
-    done, _, _, _, numbers, number, blank = LOG_HEAD.unpack_from(log)
-    done = min(done, CHUNK_SIZE)
-    log = log[LOG_HEAD.size :]
-    if numbers >= OPEN:
-        # A number has no checksum.  But the place after the last one must be blank.
-        size = min(numbers - OPEN + 1, CHUNK_SIZE) * NUMBER_SIZE
-        numbers = done = count_numbers(log[:size], blank)
-        rest = _column(log[done * NUMBER_SIZE : size], "Q")
-        if done < CHUNK_SIZE and set(rest) != {blank}:
-            return [LOST] * CHUNK_SIZE  # nobody knows which items are done
-    end = min(done, numbers) * NUMBER_SIZE
-    found = _column(log[:end], code_of(number))
-    found += _entries(log[end:], done - len(found))
+    done = min(LOG_HEAD.unpack_from(log)[0], CHUNK_SIZE)
+    found = [*_entries(log[LOG_HEAD.size :], done)]
     return found + [LOST] * (done - len(found))
-
-
-def count_numbers(column: bytes | memoryview, blank: int) -> int:
-    """Return how many numbers there are before the first blank."""
-    words = memoryview(column).cast("Q").tolist()
-    return words.index(blank) if blank in words else len(words)
-
-
-def code_of(number: int) -> str:
-    """Return the name that :mod:`struct` has for the type with this *number*."""
-    return NUMBERS[float if number else int]
 
 
 def note(outcome: Any) -> bytes:
@@ -212,11 +164,6 @@ def _entries(log: bytes, count: int) -> Iterator[Any]:
         except (struct.error, UnicodeError):  # its checksum is right all the same
             return
         yield outcome
-
-
-def _column(numbers: bytes, code: str) -> list[Any]:
-    found: list[Any] = memoryview(numbers).cast(code).tolist()  # type: ignore[call-overload]
-    return found
 
 
 def _load(outcome: Any) -> Any:

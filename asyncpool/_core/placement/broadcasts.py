@@ -2,17 +2,14 @@
 
 Only the last broadcast of a function counts.  Otherwise a service that broadcasts its
 configuration every minute would have workers that take longer and longer to start.  Two
-functions are the same if they were defined at the same place.  So this also holds for
-closures and partials, which are new objects each time.
+functions are the same if they have the same name.  So this also holds for closures and
+partials, which are new objects each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, NamedTuple
-
-from asyncpool._core.base.names import function_name
+from collections.abc import Iterable
+from typing import NamedTuple
 
 
 class Broadcast(NamedTuple):
@@ -21,29 +18,16 @@ class Broadcast(NamedTuple):
     Attributes:
         number: Which broadcast it is; an earlier one has a lower number.
         name: The name of its function in errors and reports.
-        line: The line where its function is defined, if it has one.
         payload: The pickled call.
     """
 
     number: int
     name: str
-    line: int
     payload: bytes
-
-    @classmethod
-    def of(cls, number: int, function: Callable[..., Any], payload: bytes) -> Broadcast:
-        """Return the broadcast of *function*."""
-        name = function_name(function)
-        while isinstance(function, partial):
-            function = function.func
-        code = getattr(function, "__code__", None)
-        line = 0 if code is None else code.co_firstlineno
-        return cls(number, name, line, payload)
 
     def replaces(self, other: Broadcast) -> bool:
         """Tell whether new workers no longer need *other* when they run this one."""
-        same = (self.name, self.line) == (other.name, other.line)
-        return same and other.number < self.number
+        return self.name == other.name and other.number < self.number
 
 
 class StartBroadcasts:

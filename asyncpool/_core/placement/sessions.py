@@ -7,10 +7,7 @@ caller.  From then on until the session ends, the worker runs only the session's
 *calls*, one after the other, and pinned jobs.
 
 A worker that is to be replaced stays until its session is over.  If the worker dies, or
-a call retires it, that ends the session, unless the session *lasts*.  A session that
-lasts goes on in the next worker of the same slot.  The first call there rebuilds the
-state that the old worker had.  If the pool breaks meanwhile, the calls fail, as the jobs
-in the queue do, and the session waits until the pool has recovered.
+a call retires it, that ends the session.
 """
 
 from __future__ import annotations
@@ -26,10 +23,8 @@ from asyncpool._core.slots.commands import (
     Command,
     EndSession,
     Offer,
-    Rebuild,
     RefuseSessions,
 )
-from asyncpool._core.slots.lifecycle import EMPTY, fail_jobs
 from asyncpool._core.slots.slots import UP, Slot
 
 
@@ -52,10 +47,6 @@ class Sessions:
         self._slot_of: dict[int, Slot] = {}
         # Slots that are held back, and still have jobs in flight.
         self._held: set[int] = set()
-        self._lasting: set[int] = set()
-        # The sessions whose state is being rebuilt, each with the call that rebuilds
-        # it, once the caller has made it.
-        self._rebuilding: dict[int, int | None] = {}
 
     # Sessions begin.
 
@@ -132,42 +123,13 @@ class Sessions:
 
     # Sessions go on.
 
-    def lasts(self, slot: Slot) -> bool:
-        """Tell whether the session in *slot*, if there is one, survives its worker."""
-        return slot.session in self._lasting
-
-    def last(self, session: int) -> None:
-        """Let *session* go on in another worker if it loses its own."""
-        self._lasting.add(session)
-
     def call(self, job: int, traits: SessionTraits) -> list[Command]:
-        """Run *job* in the worker of its session, after the session's other calls.
-
-        The call that rebuilds the session goes before the others.
-        """
+        """Run *job* in the worker of its session, after the session's other calls."""
         slot = self._slot_of.get(traits.session)
         if slot is None:
             return [EndSession(traits.session, (job,))]
-        if traits.first:
-            self._rebuilding[traits.session] = job
-            slot.calls.appendleft(job)
-        else:
-            slot.calls.append(job)
+        slot.calls.append(job)
         return self.go_on(slot)
-
-    def rebuilds(self, session: int, job: int) -> bool:
-        """Tell whether *job* is the call that rebuilds the state of *session*."""
-        return self._rebuilding.get(session) == job
-
-    def rebuilt(self, session: int, job: int) -> list[Command]:
-        """Let the calls of *session* begin, now that *job* has rebuilt its state.
-
-        Nothing happens if the session has lost that worker, too, since *job* has ended.
-        """
-        if not self.rebuilds(session, job):
-            return []
-        del self._rebuilding[session]
-        return self.go_on(self._slot_of[session])
 
     def go_on(self, slot: Slot) -> list[Command]:
         """Begin the next call in the worker of *slot*, if it has nothing in flight."""
@@ -178,8 +140,6 @@ class Sessions:
         assert slot.session is not None
         if not slot.calls:
             return []
-        if self._rebuilding.get(slot.session, slot.calls[0]) != slot.calls[0]:
-            return []  # the other calls wait for the one that rebuilds the state
         job = slot.calls.popleft()
         slot.in_flight.add(job, SessionTraits(slot.session))
         slot.assign()
@@ -198,62 +158,24 @@ class Sessions:
 
     # Sessions lose their worker, and end.
 
-    def gone(self, slot: Slot, *, followed: bool, broken: bool) -> list[Command]:
-        """Record that the worker of *slot* is gone.
-
-        Args:
-            slot: The slot.
-            followed: Whether another worker comes there.
-            broken: Whether the pool is broken, so that nobody knows when it comes.
-        """
+    def gone(self, slot: Slot) -> list[Command]:
+        """Record that the worker of *slot* is gone."""
         self._held.discard(slot.index)
         session = slot.session
         if session is None:
-            return []
-        if followed and session in self._lasting:
-            if broken:
-                return self._fail_calls(slot, session)
-            job = self._rebuilding.get(session)
-            self._rebuilding[session] = job if job in slot.calls else None
             return []
         calls = tuple(slot.calls)
         self.end(session)
         return [EndSession(session, calls)]
 
-    def renew(self, slot: Slot) -> list[Command]:
-        """Record that *slot*, which belongs to a session, has its next worker.
-
-        If the call that rebuilds the state has not begun in the last worker, it begins
-        in this one.
-        """
-        assert slot.session is not None
-        return [Rebuild(slot.index, slot.session), *self.go_on(slot)]
-
-    def break_off(self, *, for_good: bool) -> list[Command]:
-        """Record that the pool is broken: refuse all callers that wait, and fail calls that wait.
-
-        A session that lasts goes on when the pool has recovered, unless it has broken *for
-        good*.
-        """
-        commands = self.refuse()
+    def break_off(self) -> list[Command]:
+        """Record that the pool is broken: refuse all callers that wait."""
         self._held.clear()  # the workers get jobs again when the pool has recovered
-        for slot in [*self._slot_of.values()]:
-            if slot.state in EMPTY:
-                commands += self.gone(slot, followed=not for_good, broken=True)
-        return commands
-
-    def _fail_calls(self, slot: Slot, session: int) -> list[Command]:
-        """Fail the calls of a session that goes on in the next worker of *slot*."""
-        self._rebuilding[session] = None
-        calls = [*slot.calls]
-        slot.calls.clear()
-        return fail_jobs(calls, "broken")
+        return self.refuse()
 
     def end(self, session: int) -> Slot | None:
         """End *session*; return the slot of its worker, unless it is over already."""
         slot = self._slot_of.pop(session, None)
-        self._lasting.discard(session)
-        self._rebuilding.pop(session, None)
         if slot is not None:
             slot.session = None
             slot.calls.clear()

@@ -12,7 +12,8 @@ A worker may die at three moments.  Each says something else about the environme
 * *Before it was ready*: a failed start.  Only this speaks against the environment.  The
   delay before the next start doubles with each failed start in a row, counted for the
   whole pool.  Only one slot tries at a time, for all of them.  The first worker that
-  becomes ready ends this.
+  becomes ready ends this.  A failure that cannot come out otherwise (an import, a
+  check) counts as ``max_failed_starts``.
 
 After ``max_failed_starts``, a pool that has no worker left is *broken*.  A broken pool
 refuses jobs, and goes on trying to start a worker in the same way.
@@ -66,7 +67,8 @@ class RestartPolicy:
             half of its value and all of it.
         max_delay: The most seconds between two starts.
         max_failed_starts: After how many failed starts in a row a pool without any
-            worker is broken.  Its queued jobs then fail with
+            worker is broken.  One is enough if the next ones would fail in the same
+            way, as an import that raises does.  Its queued jobs then fail with
             :exc:`asyncpool.PoolBrokenError`, and it refuses new ones.  It works again
             as soon as a start succeeds.  ``None``: jobs wait instead.
         max_restarts: How many workers may die within *period*, whatever the cause,
@@ -198,11 +200,13 @@ class RestartLedger:
 
     Attributes:
         failures: How many starts have failed in a row.
+        hopeless: Whether the next start would fail as the last one has.
     """
 
     policy: RestartPolicy
     workers: int
     failures: int = 0
+    hopeless: bool = False
     _failed_at: float = float("-inf")
     _interval: float = _INTERVALS[0]
     _free: float = field(default=float("inf"))  # restarts that need not wait
@@ -221,11 +225,21 @@ class RestartLedger:
         A policy that never breaks the pool does not say how many that are.
         """
         limit = self.policy.max_failed_starts
-        return self.failures >= (MAX_FAILED_STARTS if limit is None else limit)
+        least = MAX_FAILED_STARTS if limit is None else limit
+        return self.hopeless or self.failures >= least
+
+    @property
+    def reason(self) -> str:
+        """How starts have failed, as a clause."""
+        if self.hopeless:
+            return "the start failed, and would fail again"
+        if self.failures == 1:
+            return "the start failed"
+        return f"{self.failures} starts failed in a row"
 
     def ready(self, took: float, now: float) -> None:
         """Record that a worker is ready, *took* seconds after it was forked."""
-        self.failures, self._failed_at = 0, float("-inf")
+        self.failures, self._failed_at, self.hopeless = 0, float("-inf"), False
         self._fill(now)
         before, (shortest, longest) = self._interval, _INTERVALS
         self._interval = min(max(took / _SHARE, shortest), longest)
@@ -235,7 +249,7 @@ class RestartLedger:
             self._free *= before / self._interval
 
     def start_failed(
-        self, began: float, now: float, *, jitter: float
+        self, began: float, now: float, *, jitter: float, final: bool = False
     ) -> RestartDecision:
         """Record the end of a worker that was never ready, and return what to do about it.
 
@@ -243,18 +257,20 @@ class RestartLedger:
             began: When it was forked.
             now: The time, on a clock that never goes backwards.
             jitter: A random number in ``[0, 1)``.
+            final: Whether the next start would fail in the same way.
         """
         # Starts that overlap fail for the same reason, so they count as one.
         if began >= self._failed_at:
             self.failures += 1
             self._failed_at = now
+        self.hopeless = final
         if self._is_one_too_many(now):
             return self._give_up()
         return RetryStart(
-            self.policy.delay(self.failures, jitter=jitter),
-            "the start failed"
-            if self.failures == 1
-            else f"{self.failures} starts failed in a row",
+            self.policy.delay(
+                self.failures + (MAX_FAILED_STARTS - 1 if final else 0), jitter=jitter
+            ),
+            self.reason,
             breaks_pool=self.breaks_pool,
         )
 

@@ -74,9 +74,10 @@ class WorkerLimits:
     :exc:`asyncpool.WorkerOutOfMemoryError`.
 
     The memory of a worker is what it has to itself.  What it shares with other
-    processes, such as libraries and the large arrays of its arguments, does not count.
-    So the figure is less than the RSS that ``ps`` shows, despite the names.  The pool
-    reads it four times a second, on Linux only.
+    processes, such as libraries, the large arrays of its arguments, and what ``preload``
+    or the script has left for all workers, does not count.  So the figure is less than
+    the RSS that ``ps`` shows.  The pool looks four times a second, on Linux only.  A
+    worker that has reached a limit before its first job does not start.
 
     Args:
         max_jobs: After how many jobs a worker is retired.
@@ -144,6 +145,18 @@ class WorkerLimits:
     def cpus(self) -> tuple[int, ...] | None:
         """The CPUs that workers may run on; ``None`` for all."""
         return None if self.cpu_affinity is None else tuple(self.cpu_affinity)
+
+    @property
+    def memory_at_start(self) -> tuple[int, str] | None:
+        """The least memory that is too much for some worker, and which limit that is."""
+        if self.max_memory is None:
+            most = self.kill_memory
+            return None if most is None else (most, f"kill_memory is {in_units(most)}")
+        least = round(self.max_memory * (1.0 - self.jitter))
+        text = f"max_memory is {in_units(self.max_memory)}"
+        if least < self.max_memory:
+            text += f" (for some workers {in_units(least)}, by jitter)"
+        return least, text
 
     def recycle_limits(self, slot: int, generation: int) -> RecycleLimits:
         """Return the limits of worker *generation* of *slot*."""

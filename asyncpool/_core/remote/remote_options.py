@@ -84,13 +84,12 @@ def read_options(told: Any, keeper: Keeper, codec: Any = None) -> JobOptions:
     )
 
 
-def read_call(told: Any, now: float, codec: Any = None) -> JobOptions:
+def read_call(told: Any, now: float) -> JobOptions:
     """Return the options of a call that its client does not watch.
 
     Args:
         told: What :func:`write_options` has returned.
         now: The agent's time.
-        codec: What serializes the call there.
 
     Raises:
         ProtocolError: If :func:`write_options` has returned no such thing for such a call.
@@ -98,7 +97,7 @@ def read_call(told: Any, now: float, codec: Any = None) -> JobOptions:
         TypeError: If a value has the wrong type.
     """
     limits = _limits(_checked(told, _NAMES - _OF_JOBS), now)
-    return JobOptions(limits=limits, codec=codec)
+    return JobOptions(limits=limits)
 
 
 def _checked(told: Any, names: frozenset[str]) -> dict[str, Any]:

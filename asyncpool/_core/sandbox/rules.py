@@ -55,14 +55,15 @@ OWNER = (
 )
 
 # These take the number of a process, 0 for the caller; the kernel asks only for the same user.
-OF_ONE_PROCESS = (
-    "prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr"
-)
+OF_ONE_PROCESS = "sched_setaffinity sched_setscheduler sched_setparam sched_setattr"
 
 LISTEN = "listen accept accept4"
 
 # Before its third version Landlock did not know of this.
 TRUNCATE = "truncate"
+
+# By it the launcher knows whose descendant a process is, see _worker/launcher/reaper.py.
+_RLIMIT_LOCKS = 10
 
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _QUERY = 0xFFFFFFFF  # of personality()
@@ -107,6 +108,8 @@ def base_rules() -> list[Rule]:
         *(Rule(call, (), ENOTSUP) for call in ATTRIBUTES.split()),
         # Of this process, not of another one of the same user.
         *(Rule(call, (only(0, 0),)) for call in OF_ONE_PROCESS.split()),
+        Rule("prlimit64", (only(0, 0), never(1, _RLIMIT_LOCKS))),
+        Rule("setrlimit", (never(0, _RLIMIT_LOCKS),)),
         Rule("setpriority", (only(0, _PRIO_PROCESS), only(1, 0))),
         Rule("ioprio_set", (only(0, _IOPRIO_WHO_PROCESS), only(1, 0))),
         Rule("ioctl", (never(1, *_OF_TERMINALS, *_OF_OWNERS),)),

@@ -130,6 +130,7 @@ _NUMBERS = {
     "sethostname": (170, 161),
     "setns": (308, 268),
     "setpriority": (141, 140),
+    "setrlimit": (160, 164),
     "settimeofday": (164, 170),
     "setxattr": (188, 5),
     "setxattrat": (463, 463),

@@ -24,7 +24,6 @@ __all__ = [
     "LeaveEmpty",
     "Offer",
     "ParkSlot",
-    "Rebuild",
     "Recover",
     "RefuseSessions",
     "Resized",
@@ -79,14 +78,6 @@ class Offer:
 
     From now on the worker belongs to *session*.
     """
-
-    slot: int
-    session: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rebuild:
-    """Have the new worker in *slot* rebuild the state of *session*, unless it already does."""
 
     slot: int
     session: int
@@ -260,7 +251,6 @@ Command = (
     | Unassign
     | DropPinnedJobs
     | Offer
-    | Rebuild
     | EndSession
     | RefuseSessions
     | Revoke

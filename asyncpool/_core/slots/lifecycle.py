@@ -286,7 +286,8 @@ class SlotLifecycle:
             return announced
         if slot.ready_at is not None:
             return self.ledger.died(now, blamed=blamed)
-        decision = self.ledger.start_failed(slot.began_at, now, jitter=jitter)
+        began, final = slot.began_at, slot.hopeless
+        decision = self.ledger.start_failed(began, now, jitter=jitter, final=final)
         self._tried_at = now
         coming = self._retry_at is not None or self._is_trying()
         if isinstance(decision, RetryStart) and not coming:

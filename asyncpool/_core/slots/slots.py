@@ -143,6 +143,7 @@ class Slot:
         exit_planned: The supervisor itself ends the worker, so its end is no crash.
         faulty: The worker must not get another job, since something in it is
             broken.
+        hopeless: Its start has failed, and another one would fail in the same way.
         is_probe: The worker was started to find out whether starts succeed again.
         stop_stage: How far the pool has got in ending the process.
         is_overdue: The pool has asked the worker for its stacks, since its time to end
@@ -176,6 +177,7 @@ class Slot:
     due: float | None = None
     exit_planned: bool = False
     faulty: bool = False
+    hopeless: bool = False
     is_probe: bool = False
     stop_stage: StopStage = StopStage.NO
     is_overdue: bool = False
@@ -201,7 +203,7 @@ class Slot:
         self.ready_at = self.due = None
         self.seen = ()
         self.outcomes = 0
-        self.exit_planned = self.faulty = self.hung = False
+        self.exit_planned = self.faulty = self.hung = self.hopeless = False
         self.replace_reason = self.replaces = self.drain_deadline = None
         self.draining = self.oversized = self.is_overdue = False
         self.exit_reason = ""

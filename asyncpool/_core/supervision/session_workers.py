@@ -36,21 +36,9 @@ class SessionWorkers:
         self._sessions.leave()
         return self._jobs.feed_released(now)
 
-    def make_last(self, session: int) -> None:
-        """Let *session* go on in another worker when it loses its own."""
-        self._sessions.last(session)
-
     def call(self, job: int, traits: SessionTraits) -> list[Command]:
         """Let the worker of a session run *job*, after the session's other calls."""
         return self._sessions.call(job, traits)
-
-    def rebuilds(self, session: int, job: int) -> bool:
-        """Tell whether *job* is the call that rebuilds the state of *session*."""
-        return self._sessions.rebuilds(session, job)
-
-    def rebuilt(self, session: int, job: int) -> list[Command]:
-        """Let the calls of *session* begin, now that *job* has rebuilt its state."""
-        return self._sessions.rebuilt(session, job)
 
     def end(self, session: int, now: float, *, fresh: bool) -> list[Command]:
         """Return the worker of *session* to the pool, or replace it by a *fresh* one.

@@ -15,7 +15,6 @@ from __future__ import annotations
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.affinity_slots import AffinitySlots
-from asyncpool._core.placement.balance import Balance
 from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.placement.sessions import Sessions
 from asyncpool._core.policies.restart import RestartPolicy
@@ -69,7 +68,6 @@ class Supervision:
         replacements: Planned exits.
         closing: The end of the pool.
         dispatcher: The jobs that have no worker, and which workers may have them.
-        balance: Where jobs wait.
         overdue_workers: Which workers the pool asks for their stacks.
     """
 
@@ -116,7 +114,6 @@ class Supervision:
             max_unavailable=max_unavailable,
             serving=serving,
         )
-        self.balance = Balance(self.slots, self.dispatcher, sizing)
         affinity_slots = AffinitySlots(self.slots, self.dispatcher)
         self.replacements = self._replacements_of(
             affinity_slots, sizing, budget, policy, limits.drain_timeout
@@ -172,16 +169,37 @@ class Supervision:
         return self._lifecycle.broken
 
     @property
+    def waiting(self) -> int:
+        """How many jobs have not begun: in the queue, or in a worker behind other jobs."""
+        ahead = sum(
+            max(0, len(slot.in_flight.jobs) - slot.concurrency) for slot in self.slots
+        )
+        return self.dispatcher.waiting + ahead
+
+    @property
+    def pipelining(self) -> bool:
+        """Whether a job waits inside a worker for its turn."""
+        return any(len(slot.in_flight.jobs) > slot.concurrency for slot in self.slots)
+
+    @property
+    def unbalanced(self) -> bool:
+        """Whether a worker is idle while jobs wait in other workers, and were not asked back."""
+        return self.dispatcher.idle > 0 and any(
+            len(slot.in_flight.jobs) > slot.concurrency and not slot.in_flight.revoking
+            for slot in self.slots
+        )
+
+    @property
     def minimum_ready(self) -> bool:
         """Whether as many workers are ready as there must be at the least."""
         ready = sum(slot.state in UP and not slot.draining for slot in self.slots)
         return ready >= self.replacements.sizing.least
 
     @property
-    def failures(self) -> int | None:
-        """How many starts have failed in a row, if so many that the pool may be broken."""
+    def failure(self) -> str | None:
+        """How starts have failed, if so that the pool may be broken."""
         ledger = self._lifecycle.ledger
-        return ledger.failures if ledger.breaks_pool else None
+        return ledger.reason if ledger.breaks_pool else None
 
     @property
     def starts_fail(self) -> bool:

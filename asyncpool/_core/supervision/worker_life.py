@@ -67,12 +67,9 @@ class WorkerLife:
                 if 0 < len(other.in_flight.jobs) < other.concurrency:
                     # It has free lanes, and may get jobs again.
                     commands += self._jobs.refill(other.index, now)
-        if slot.session is None:
-            self._affinity_slots.assign(slot)
+        self._affinity_slots.assign(slot)
         commands += self._replacements.ready(slot, now)
-        if slot.session is not None:
-            commands += self._sessions.renew(slot)
-        elif not slot.draining:
+        if not slot.draining:
             commands += self._jobs.feed(slot, now)
         commands += self._replacements.step(now)
         self._replacements.resizing.count(now)
@@ -105,9 +102,7 @@ class WorkerLife:
         slot.apply(SlotEvent.EXITED)
         old = None if slot.replaces is None else self._slots[slot.replaces]
         self._replacements.gone(slot)
-        # A session that survives its worker goes on in this slot.
-        followed = self._sessions.lasts(slot) and not self._closing.needs_nobody
-        needed = self._replacements.budget.needs(slot) or followed
+        needed = self._replacements.budget.needs(slot)
         commands = self._pinned.drop(slot)
         commands += self._jobs.put_back(
             {job: in_flight.traits_of(job) for job in requeue}
@@ -115,11 +110,7 @@ class WorkerLife:
         commands += self._follow(
             slot, old, now, needed=needed, started=started, jitter=jitter
         )
-        commands += self._sessions.gone(
-            slot,
-            followed=followed and not self._lifecycle.gave_up,
-            broken=self._lifecycle.broken is not None,
-        )
+        commands += self._sessions.gone(slot)
         commands += self._sessions.hand_out()
         commands += self._replacements.step(now)
         self._replacements.resizing.count(now)
@@ -215,7 +206,7 @@ class WorkerLife:
         if self._lifecycle.broken != before:
             commands += self._replacements.suspend("the pool broke")
             commands += fail_jobs(list(self._pinned.take_all()), "broken")
-            commands += self._sessions.break_off(for_good=self._lifecycle.gave_up)
+            commands += self._sessions.break_off()
         return commands
 
     def _let_finish(self, slot: Slot, now: float) -> list[Command]:

@@ -88,6 +88,8 @@ class FrameKind(enum.IntEnum):
     CLOSING = 50  # pool: while the worker drains: now the whole cluster ends
     # worker: I begin no other job; with a *number*: as soon as I am replaced
     RETIRE = 27
+    # worker: lend me the program's resource tracker; pool: here, with its descriptor, or none
+    TRACKER = 55
     RECORD = 26  # worker: a logger has recorded this
     HEARTBEAT = 30  # worker: there is a new heartbeat on my page
     # CREDIT = 36, pool: the running stream may send *number* items in all
@@ -96,9 +98,6 @@ class FrameKind(enum.IntEnum):
     # The launcher's channel again.
     SWEEP = 13  # pool: tell me when nothing is left of dead workers
     SWEPT = 14  # launcher: nothing is left of them
-    # launcher: here is a spare process, and the socket that takes the descriptors which make
-    # it a worker; pool: it is a worker now, have another one ready
-    SPARE = 45
     # Large objects.  On control channels of workers:
     SEGMENT = 15  # pool: segment *number*, of *job* bytes, with its descriptor
     GRANT = 16  # pool: put the next outcome into segment *number*; into frames if 0

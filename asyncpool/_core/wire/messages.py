@@ -45,15 +45,28 @@ _MOMENT = struct.Struct("!d")
 
 
 class Failure(Record):
-    """Something went wrong in a worker outside any job; *text* is a traceback."""
+    """Something went wrong in a worker outside any job.
+
+    Attributes:
+        stage: Where.
+        summary: What.
+        text: The traceback.
+        final: Whether another worker would fail there in the same way.
+    """
 
     stage: str
     summary: str
     text: str = ""
+    final: bool = False
 
     def pack(self) -> bytes:
         """Return the payload of a ``FAILED`` frame."""
-        fields = (self.stage, self.summary[:MAX_TEXT], self.text[-MAX_TEXT:])
+        fields = (
+            self.stage,
+            self.summary[:MAX_TEXT],
+            self.text[-MAX_TEXT:],
+            self.final,
+        )
         return json.dumps(fields).encode()
 
     @classmethod
@@ -64,10 +77,11 @@ class Failure(Record):
             ProtocolError: If it is no such payload.
         """
         try:
-            stage, summary, text = json.loads(payload)
+            stage, summary, text, final = json.loads(payload)
         except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError("a report of a failure cannot be read") from error
-        return cls(str(stage)[:MAX_TEXT], str(summary)[:MAX_TEXT], str(text)[:MAX_TEXT])
+        stage, summary, text = (str(it)[:MAX_TEXT] for it in (stage, summary, text))
+        return cls(stage, summary, text, final is True)
 
 
 class WorkerConfig(Record):
@@ -88,8 +102,8 @@ class WorkerConfig(Record):
         concurrency: How many jobs the worker runs at once.
         main: What a worker that serves does instead of jobs: the module whose
             ``serve()`` it calls, and the pickled data for it.
-        preload: Modules to import before the initializer is called, if the launcher
-            has not imported them for all workers.
+        preload: Modules to import before the initializer is called.  Most are there
+            already, since the launcher has imported them.
         script: What is ``__main__`` in the worker: the name of the module, if it
             has one, its file, and its arguments.
         script_first: Whether the worker imports that at once, and not only when it
@@ -101,6 +115,8 @@ class WorkerConfig(Record):
         sandbox: How it shuts itself in, if it does.
         options: The names of the options of jobs, which a caller may take for arguments of
             the function.
+        memory: How many bytes of memory are too many before the first job, and the text of
+            that limit.
     """
 
     sys_path: tuple[str, ...]
@@ -122,6 +138,7 @@ class WorkerConfig(Record):
     codec: bytes = b""
     sandbox: SandboxPlan | None = None
     options: tuple[str, ...] = ()
+    memory: tuple[int, str] | None = None
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""
@@ -219,7 +236,7 @@ def unpack_environment(payload: bytes) -> dict[str, str]:
 
 
 def pack_pid(pid: int, *, held: bool) -> bytes:
-    """Return the payload of a ``LAUNCHED`` or ``SPARE`` frame; if *held*, with a pidfd."""
+    """Return the payload of a ``LAUNCHED`` frame; if *held*, with a pidfd."""
     return _PID.pack(pid, held)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Any
 
+from asyncpool._core.logs import pool_messages as say
+from asyncpool._core.logs.log_message import LogMessage
 from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._core.remote_wire.reliable_link import MAX_PIECE
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
-from asyncpool._runtime.agent.agent_answers import Answers, SharedByAgent
+from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.agent_client import AgentClient
 from asyncpool._runtime.agent.relay import Relay
 from asyncpool._runtime.base.alarm import Alarm
@@ -24,18 +28,20 @@ from asyncpool._runtime.remote.carrier import (
 )
 from asyncpool._runtime.remote.packed_calls import PackedFunctions
 from asyncpool._runtime.remote.stored_calls import StoredPayloads
+from asyncpool.errors import ProtocolError
 
 # How many clients an agent has.
 MOST_CLIENTS = 64
 
 _MICRO = 1e6
+_LOGGER = logging.getLogger("asyncpool")
 
 
 class Agent:
     """Lets clients use a pool; carriers bring them.
 
     Args:
-        pool: The pool, for what is asked about it.
+        pool: The :class:`asyncpool.Pool`, for what is asked about it.
         supervisor: What runs it.
         name: What clients call this node.
         version: That of asyncpool.
@@ -46,7 +52,7 @@ class Agent:
 
     def __init__(
         self,
-        pool: SharedByAgent,
+        pool: Any,
         supervisor: Supervisor,
         name: str,
         version: str,
@@ -58,12 +64,12 @@ class Agent:
         self._pool = pool
         self._supervisor = supervisor
         self._loop = asyncio.get_running_loop()
-        self._most_clients = most_clients
+        self._most_clients, self._lease = most_clients, lease
         self._jobs = AgentJobs(credits=CREDITS, most_clients=most_clients, lease=lease)
         self._clients: dict[int, AgentClient] = {}
         self._functions = supervisor.traffic.functions.packed(PackedFunctions)
         self._relay = Relay(supervisor, self._functions, stored)
-        self._answers = Answers(pool, supervisor, self._functions)
+        self._answers = Answers(pool, supervisor)
         codec = supervisor.traffic.functions.codec_name
         self._greeting = greeting(version, codec) | {
             "node": name,
@@ -92,6 +98,7 @@ class Agent:
         number = None if refused else self._jobs.open(self._loop.time())
         if number is None:
             refused = refused or f"{self._most_clients} clients use this pool already"
+            self.refuse(refused, carrier.process)
             carrier.send(pack_greeting({"refused": refused}))
             carrier.close()
             return
@@ -139,12 +146,34 @@ class Agent:
         self._beat.cancel()
         self._supervisor.traffic.heartbeats.listeners.remove(self._relay.on_heartbeat)
         for client in [*self._clients.values()]:
-            self._end(client)
+            del self._clients[client.number]
+            self._jobs.close(client.number)
+            client.close()
 
-    def _end(self, client: AgentClient) -> None:
-        """Give up the jobs of a client that is gone, or whose lease is over."""
+    def refuse(self, why: str, process: int | None, jobs: int = 0) -> None:
+        """Count and log that a client does not come in, or is cut off."""
+        self._supervisor.figures.refused_clients += 1
+        self._tell(say.CLIENT_REFUSED, why, process, jobs)
+
+    def _tell(
+        self, record: LogMessage, why: str, process: int | None, jobs: int
+    ) -> None:
+        about = {"pool": self._pool.name, "pid": process, "reason": why, "jobs": jobs}
+        record.log(_LOGGER, about, title=f"pool {self._pool.name}")
+
+    def _end(
+        self, client: AgentClient, why: Exception | str, *, is_silent: bool = False
+    ) -> None:
+        """Give up the jobs of a client that is gone, has broken the rules, or is not heard."""
         if self._clients.pop(client.number, None) is None:
             return
+        jobs = client.open_jobs
+        if isinstance(why, Exception):
+            kind = "" if isinstance(why, ProtocolError) else f"{type(why).__name__}: "
+            self.refuse(f"{kind}{why}", client.process, jobs)
+        elif jobs or is_silent:
+            self._supervisor.figures.lost_clients += 1
+            self._tell(say.CLIENT_LOST, why, client.process, jobs)
         self._jobs.close(client.number)
         client.close()
         self.turn_soon()
@@ -153,7 +182,8 @@ class Agent:
         if now - self._beat.due > self._beat_every:
             self._jobs.held_up(now)
         for number in self._jobs.lapsed(now):
-            self._end(self._clients[number])
+            why = f"nothing was heard of it for {self._lease:g} s (client_timeout)"
+            self._end(self._clients[number], why, is_silent=True)
         self._tell_lanes()
         for client in self._clients.values():
             client.beat(now)

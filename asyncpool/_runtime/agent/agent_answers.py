@@ -3,104 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.remote_options import read_call
 from asyncpool._core.remote_wire.remote_messages import Message, unpack_question
 from asyncpool._runtime.agent.client_numbers import numbers_of, stats_for_client
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.broadcast_answers import pack_failure, pack_results
-from asyncpool._runtime.remote.packed_calls import PACKED, PackedCall, PackedFunctions
+from asyncpool._runtime.remote.packed_calls import PACKED
 from asyncpool.errors import AsyncPoolError, BroadcastError
-from asyncpool.events import Event
 from asyncpool.stats import PoolStats
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.agent.client_questions import ClientQuestions
 
 # What false questions lead to; JSON has ints that are too large for a clock.
 _MISTAKES = (ValueError, TypeError, TimeoutError, LookupError, OverflowError)
-
-
-class SharedByAgent(Protocol):
-    """What an agent needs of its pool, for what it is asked."""
-
-    def stats(self) -> Any:
-        """Return its figures."""
-        ...
-
-    async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
-        """Return what its workers run."""
-        ...
-
-    async def profile(
-        self, seconds: float, *, slot: int | None, function: str | None, rate: float
-    ) -> Any:
-        """Sample its workers."""
-        ...
-
-    async def resize(self, workers: Any) -> None:
-        """Change the number of workers."""
-        ...
-
-    async def roll(self) -> Any:
-        """Replace every worker."""
-        ...
-
-    def retire(self, slot: int) -> None:
-        """Replace a worker."""
-        ...
-
-    def kill(self, slot: int) -> None:
-        """Kill a worker."""
-        ...
-
-    def add_listener(self, listener: Callable[[Event], object]) -> None:
-        """Have *listener* called with each event."""
-        ...
-
-    def remove_listener(self, listener: Callable[..., object]) -> int:
-        """Call it no more."""
-        ...
-
-
-class AskingClient(Protocol):
-    """What answers need of the client that asks."""
-
-    jobs: dict[int, Job[Any]]
-
-    def lend(self, number: int, worker: SessionWorker) -> None:
-        """Note that a worker belongs to the client."""
-        ...
-
-    def tell(self, event: Event) -> None:
-        """Tell of an event."""
-        ...
-
-    def listen(self, stop: Callable[[], object]) -> None:
-        """Note that the client hears of events until *stop* is called."""
-        ...
 
 
 class Answers:
     """Answers the questions of all clients of an agent.
 
     Args:
-        pool: The pool.
+        pool: The :class:`asyncpool.Pool`, which this layer may not import.
         supervisor: What runs it.
-        functions: The functions of the clients.
     """
 
-    def __init__(
-        self, pool: SharedByAgent, supervisor: Supervisor, functions: PackedFunctions
-    ) -> None:
+    def __init__(self, pool: Any, supervisor: Supervisor) -> None:
         self._pool = pool
         self._supervisor = supervisor
-        self._functions = functions
-        self._plain: dict[str, Callable[[AskingClient, dict[str, Any]], Any]] = {
+        self._plain: dict[str, Callable[[ClientQuestions, dict[str, Any]], Any]] = {
             "stats": self._stats,
             "retire": lambda _, about: pool.retire(about["slot"]),
             "kill": lambda _, about: pool.kill(about["slot"]),
@@ -117,7 +52,9 @@ class Answers:
             ),
         }
 
-    async def answer(self, client: AskingClient, message: Message) -> tuple[bool, Any]:
+    async def answer(
+        self, client: ClientQuestions, message: Message
+    ) -> tuple[bool, Any]:
         """Return whether the pool has done what it was asked, and what came of it.
 
         Cancellation:
@@ -132,7 +69,11 @@ class Answers:
             return False, (type(error).__name__, str(error))
 
     async def _find(
-        self, client: AskingClient, number: int, about: dict[str, Any], payload: bytes
+        self,
+        client: ClientQuestions,
+        number: int,
+        about: dict[str, Any],
+        payload: bytes,
     ) -> object:
         what = about["what"]
         if what in self._plain:
@@ -154,21 +95,14 @@ class Answers:
                 raise ValueError(f"there is no {unknown!r} to ask for")
         return None
 
-    def _stats(self, client: AskingClient, _: dict[str, Any]) -> PoolStats:
+    def _stats(self, client: ClientQuestions, _: dict[str, Any]) -> PoolStats:
         return stats_for_client(self._pool.stats(), numbers_of(client.jobs))
 
     async def _lend(
-        self, client: AskingClient, number: int, about: dict[str, Any]
+        self, client: ClientQuestions, number: int, about: dict[str, Any]
     ) -> tuple[int, int]:
         """Give a worker to the client; return its slot and its pid."""
-        options, on_restart, told = JobOptions(), None, about["on_restart"]
-        if told is not None:
-            function = self._functions.named(told["name"], b64decode(told["reference"]))
-            on_restart = PackedCall(function, b64decode(told["call"]))
-            options = _read_call(told, self._functions)
-        worker = await self._supervisor.sessions.take(
-            about["timeout"], on_restart, options
-        )
+        worker = await self._supervisor.sessions.take(about["timeout"])
         client.lend(number, worker)
         return worker.slot, worker.pid
 
@@ -176,15 +110,15 @@ class Answers:
         broadcasts, options = self._supervisor.broadcasts, _read_call(about)
         try:
             results = await broadcasts.broadcast_packed(
-                str(about["name"]), int(about["line"]), payload, options, PACKED
+                str(about["name"]), payload, options, PACKED
             )
         except BroadcastError as error:
             return pack_failure(error)
         return pack_results(results), {}
 
 
-def _read_call(about: dict[str, Any], codec: Any = None) -> JobOptions:
-    return read_call(about["options"], asyncio.get_running_loop().time(), codec)
+def _read_call(about: dict[str, Any]) -> JobOptions:
+    return read_call(about["options"], asyncio.get_running_loop().time())
 
 
 def _size(workers: list[int]) -> int | tuple[int, int]:

@@ -3,35 +3,211 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import json
 import math
 import os
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.logs import pool_messages as say
+from asyncpool._core.pickling.functions import Function, FunctionCache
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
+from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._core.remote.lent_parts import LENT
+from asyncpool._core.remote.remote_options import read_options
 from asyncpool._core.remote_wire.reliable_link import Batch, ReliableLink
 from asyncpool._core.remote_wire.remote_messages import Kind, Message, pack_numbers
+from asyncpool._core.remote_wire.trace_headers import unpack_headers
 from asyncpool._core.wire.frames import MAX_ATTEMPTS
 from asyncpool._runtime.agent.agent_answers import Answers
-from asyncpool._runtime.agent.client_calls import ClientCalls
-from asyncpool._runtime.agent.client_keeper import ClientKeeper
 from asyncpool._runtime.agent.client_questions import ClientQuestions
-from asyncpool._runtime.agent.coming_calls import ComingCalls
-from asyncpool._runtime.agent.relay import Call, Relay, traits_of
-from asyncpool._runtime.agent.turns import Turns
+from asyncpool._runtime.agent.relay import JOB_TYPES, Call, Payload, Relay, traits_of
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.lease_holder import Holder
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.remote.begun_page import BegunPage
 from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new
-from asyncpool._runtime.remote.stored_calls import STORED
+from asyncpool._runtime.remote.stored_calls import STORED, StoredPayloads
 from asyncpool.errors import ProtocolError
 
-_LOGGER = logging.getLogger("asyncpool")
+if TYPE_CHECKING:
+    from asyncpool._runtime.agent.agent import Agent
+
+
+class ClientKeeper:
+    """A lease keeper for the pool of an agent; a lease is the client's number of the job.
+
+    Args:
+        on_free: Called with the number of each job that no worker has any more.
+    """
+
+    def __init__(self, on_free: Callable[[int], object]) -> None:
+        self._on_free = on_free
+        self._until: dict[int, float] = {}
+        self._holders: dict[int, Holder] = {}
+
+    def keep(self, lease: Hashable, holder: Holder, /) -> None:
+        """Keep a lease until *holder* is done."""
+        assert isinstance(lease, int)
+        self._holders[lease] = holder
+        holder.add_done_callback(partial(self._done, lease))
+        if lease in self._until:
+            holder.until = self._until[lease]
+
+    def keeps(self, number: int) -> bool:
+        """Tell whether a worker has, or may get, the job with that number."""
+        return number in self._holders
+
+    def extend(self, number: int, until: float) -> None:
+        """Hear until when the lease of a job lasts, on this loop's clock."""
+        holder = self._holders.get(number)
+        if holder is None:
+            self._until[number] = until
+        else:
+            holder.extended(until)
+
+    def forget(self, number: int) -> None:
+        """Forget a job that the pool never got."""
+        self._until.pop(number, None)
+
+    def _done(self, number: int, _: asyncio.Future[None]) -> None:
+        del self._holders[number]
+        self._until.pop(number, None)
+        self._on_free(number)
+
+
+class ComingCalls:
+    """Waits for calls.
+
+    Args:
+        stored: The calls that the engine brings, if it has a store.
+        accept: Called with a call that has come.
+    """
+
+    def __init__(
+        self, stored: StoredPayloads | None, accept: Callable[[Call], object]
+    ) -> None:
+        self._stored = stored
+        self._accept = accept
+        self._loop = asyncio.get_running_loop()
+        self._coming: dict[int, tuple[Call, asyncio.Task[None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._coming)
+
+    def wait_for(self, call: Call) -> None:
+        """Wait for the call of a job.
+
+        Raises:
+            ProtocolError: If nobody brings it, or the job is here already.
+        """
+        number = call.message.job
+        if self._stored is None or number in self._coming:
+            raise ProtocolError(
+                f"the client sent job {number}, whose call nobody brings"
+            )
+        self._coming[number] = (
+            call,
+            self._loop.create_task(
+                self._bring(call, self._stored), name="asyncpool stored call"
+            ),
+        )
+
+    async def _bring(self, call: Call, stored: StoredPayloads) -> None:
+        message, since = call.message, self._loop.time()
+        payload = await stored.get(message.job)
+        del self._coming[message.job]
+        waited = self._loop.time() - since
+        deadline, wait = message.deadline - waited, message.wait - waited
+        message = message._replace(deadline=max(0.0, deadline), wait=max(0.0, wait))
+        self._accept(call._replace(message=message, payload=payload))
+
+    def get(self, number: int) -> Call | None:
+        """Return what is known of a job whose call has not come."""
+        found = self._coming.get(number)
+        return None if found is None else found[0]
+
+    def cancel(self, number: int) -> Call | None:
+        """Wait no more for the call of a job; return what is known of it, if it was awaited."""
+        call, task = self._coming.pop(number, (None, None))
+        if task is not None:
+            task.cancel()
+        return call
+
+    def forget(self, number: int) -> None:
+        """Note that nobody wants the call of a job any more."""
+        if self._stored is not None:
+            self._stored.forget(number)
+
+    def close(self) -> None:
+        """Wait for nothing more."""
+        for _, task in self._coming.values():
+            task.cancel()
+        self._coming.clear()
+
+
+class ClientCalls:
+    """Reads the calls of one client.
+
+    The client knows by the same rules what is forgotten here.
+
+    Args:
+        relay: Knows the functions of all clients.
+        keeper: Keeps the leases of the client's jobs.
+    """
+
+    def __init__(self, relay: Relay, keeper: ClientKeeper) -> None:
+        self._relay = relay
+        self._keeper = keeper
+        self._functions = FunctionCache()
+        self._options = FunctionCache()
+        self._details: tuple[int, bytes] = (0, b"")
+        self._trace = b""
+
+    def on_function(self, message: Message) -> None:
+        """Remember a function."""
+        name, _, reference = message.payload.partition(b"\0")
+        function = self._relay.functions.named(name.decode(), reference)
+        self._functions.add(message.function, function)
+
+    def on_options(self, message: Message) -> None:
+        """Remember options.
+
+        Raises:
+            ProtocolError: If they are none.
+            ValueError: If a value is out of range.
+            TypeError: If a value has the wrong type.
+        """
+        told, codec = json.loads(message.payload), self._relay.functions
+        options = read_options(told, self._keeper, codec)
+        if options.via not in JOB_TYPES:
+            raise ProtocolError(f"the client sent a job for {options.via!r}")
+        self._options.add(message.options, options)
+
+    def on_details(self, message: Message) -> None:
+        """Remember the last heartbeat of an earlier attempt of the next job."""
+        self._details = message.job, message.payload
+
+    def on_trace(self, message: Message) -> None:
+        """Remember the trace context of the next jobs."""
+        self._trace = unpack_headers(message.payload)
+
+    def read(self, message: Message, payload: Payload) -> Call:
+        """Return the call that *message* names.
+
+        Raises:
+            LookupError: If its function or its options are not known.
+        """
+        function: Function = self._functions[message.function]
+        options: JobOptions = self._options[message.options]
+        details = b""
+        if self._details[0] == message.job:
+            details, self._details = self._details[1], (0, b"")
+        return Call(function, options, message, details, payload, self._trace)
+
+
 _MICRO = 1e6
 
 # What a client's false message leads to; RecursionError is that of JSON in very many brackets.
@@ -55,7 +231,7 @@ class AgentClient:
         relay: Brings jobs to the pool, and outcomes back.
         answers: Answers questions.
         turns: Hears when there is something to do.
-        end: Called when the client is gone.
+        end: Called when the client is gone, or is to go, with the reason.
         page: Where it may see which jobs begin.
 
     Attributes:
@@ -64,6 +240,7 @@ class AgentClient:
         workers: The workers that belong to the client, by the number that it has given them.
         keeper: Keeps the leases of its jobs.
         lent: Memory that the client sees, if there is such.
+        process: The process of the client, if that is known.
     """
 
     def __init__(
@@ -74,12 +251,12 @@ class AgentClient:
         jobs: AgentJobs,
         relay: Relay,
         answers: Answers,
-        turns: Turns,
-        end: Callable[[AgentClient], None],
+        turns: Agent,
+        end: Callable[[AgentClient, Exception | str], None],
         page: BegunPage | None,
     ) -> None:
         self.number = number
-        self.lent = carrier.lent
+        self.lent, self.process = carrier.lent, carrier.process
         self._carrier = carrier
         self._jobs = jobs
         self._relay = relay
@@ -130,7 +307,12 @@ class AgentClient:
     @property
     def busy(self) -> bool:
         """Whether jobs of the client are here."""
-        return bool(self.jobs or self._calls or self._coming)
+        return bool(self.open_jobs)
+
+    @property
+    def open_jobs(self) -> int:
+        """How many jobs of the client are here."""
+        return len(self.jobs) + len(self._calls) + len(self._coming)
 
     # What goes to the client.
 
@@ -190,19 +372,12 @@ class AgentClient:
                 self._on_message(Message.unpack(packed))
             self._begin_pending()
         except _MISTAKES as error:
-            self._refuse(error)
+            self._end(self, error)
             return
         self._turns.turn()
 
-    def _on_gone(self) -> None:
-        if self._carrier.why is None:
-            self._end(self)
-        else:
-            self._refuse(self._carrier.why)
-
-    def _refuse(self, why: Exception) -> None:
-        say.CLIENT_REFUSED.log(_LOGGER, {}, why=why)
-        self._end(self)
+    def _on_gone(self, error: Exception | None) -> None:
+        self._end(self, error or "its process has ended, or it has left")
 
     def _on_message(self, message: Message) -> None:
         handler = self._handlers.get(message.kind)
@@ -243,7 +418,7 @@ class AgentClient:
         try:
             self._accept(call)
         except _MISTAKES as error:
-            self._refuse(error)
+            self._end(self, error)
         else:
             self._turns.turn()
 
@@ -378,5 +553,5 @@ class AgentClient:
             self.keeper.extend(number, message.priority / _MICRO + message.deadline)
 
 
-def _nothing() -> None:
+def _nothing(_: Exception | None) -> None:
     """Do nothing."""

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from asyncpool._core.remote_wire.own_objects import pack_own
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.client_numbers import event_for_client, numbers_of
 from asyncpool._runtime.agent.relay import Relay
-from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
-from asyncpool._runtime.remote.agent_errors import pack_error
+from asyncpool._runtime.remote.own_objects import pack_own
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Event
 
+if TYPE_CHECKING:
+    from asyncpool._runtime.agent.agent_client import AgentClient
+
 # How many questions may be open at once: some last as long as a broadcast does.
 _MOST_QUESTIONS = 256
-
-
-class Asking(Protocol):
-    """What the questions need of their client."""
-
-    jobs: dict[int, Job[Any]]
-
-    def put(self, message: Message) -> None:
-        """Have a message sent."""
-        ...
-
-    def put_news(self, message: Message) -> None:
-        """Have a message sent that the client can do without."""
-        ...
-
-    def send_soon(self) -> None:
-        """Have what was put sent soon."""
-        ...
 
 
 class ClientQuestions:
@@ -52,7 +35,7 @@ class ClientQuestions:
         workers: The workers that belong to the client, by the number that it has given them.
     """
 
-    def __init__(self, client: Asking, answers: Answers, relay: Relay) -> None:
+    def __init__(self, client: AgentClient, answers: Answers, relay: Relay) -> None:
         self._client, self._answers, self._relay = client, answers, relay
         self._loop = asyncio.get_running_loop()
         self.jobs = client.jobs
@@ -131,8 +114,7 @@ class ClientQuestions:
         for number, worker in self.workers.items():
             state = (worker.pid, worker.gone)
             if self._told[number] != state:
-                cause = None if worker.cause is None else pack_error(worker.cause)
-                told = (worker.slot, worker.pid, worker.gone, worker.named_crash, cause)
+                told = (worker.slot, worker.pid, worker.gone, worker.crash)
                 self._client.put(Message(Kind.WORKER, number, payload=pack_own(told)))
             self._told[number] = state
 

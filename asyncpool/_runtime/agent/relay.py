@@ -7,33 +7,131 @@ import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from asyncpool._core.base.job_traits import STREAM_TRAITS, JobTraits
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.remote_wire.own_objects import pack_own
 from asyncpool._core.remote_wire.remote_messages import (
     PLAIN,
     Kind,
     Message,
+    pack_end,
+    pack_followed_end,
     pack_parts,
     split_parts,
 )
+from asyncpool._core.wire.context import with_trace
 from asyncpool._core.wire.heartbeat_records import Beat
-from asyncpool._runtime.agent.client_keeper import ClientKeeper
-from asyncpool._runtime.agent.followed_jobs import FollowedJobs
 from asyncpool._runtime.agent.relayed_job import RelayedChunk, RelayedJob
+from asyncpool._runtime.base.job_tracer import Attempt
+from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool._runtime.remote.lent_memory import LentMemory
+from asyncpool._runtime.remote.own_objects import pack_own
 from asyncpool._runtime.remote.packed_calls import PackedError, PackedFunctions
 from asyncpool._runtime.remote.stored_calls import StoredPayloads
+from asyncpool.enums import JobOutcome
 from asyncpool.errors import AsyncPoolError, JobNotPicklableError
 from asyncpool.events import Via
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.agent.agent_client import AgentClient
+
+
+class FollowedJobs:
+    """Follows jobs from the moment when the pool has taken them; a :class:`JobTracer`.
+
+    Args:
+        hub: That of the pool.
+
+    Attributes:
+        trace: The trace context of the job that the pool is about to take, or nothing.
+    """
+
+    def __init__(self, hub: PoolHub) -> None:
+        self._hub = hub
+        self._traces = False
+        self.trace = b""
+        # The last packed context that got a trace, that trace, and both together: many are equal.
+        self._traced = (b"", b"", b"")
+        self._attempts: dict[int, Attempt] = {}  # of jobs that end in this very step
+
+    def follow(self, job: Job[Any]) -> None:
+        """Follow a job that has just come."""
+        if job.done():
+            return
+        self._begin()
+        self._hub.follow(job.id)
+
+    def hand_on(self, trace: bytes) -> None:
+        """Have the job that the pool takes next get a trace context."""
+        self._begin()
+        self.trace = trace
+
+    def _begin(self) -> None:
+        if not self._traces:
+            # For good: to look at every job costs 60 ns, and only agents that are followed do.
+            self._hub.add_tracer(self)
+            self._traces = True
+
+    def pack_end(self, kind: Kind, number: int, payload: bytes, job: int = 0) -> bytes:
+        """Return what tells a client of the end of its job.
+
+        Args:
+            kind: How it ended.
+            number: The client's number of it.
+            payload: What comes of it.
+            job: The pool's number of it.
+        """
+        if not self._attempts:
+            return pack_end(kind, number, payload)
+        attempt = self._attempts.pop(job, None)
+        if attempt is None:
+            return pack_end(kind, number, payload)
+        slot, _, began, known = attempt
+        run = monotonic() - began if known is None else known
+        return pack_followed_end(
+            kind, number, payload, slot=slot, began=began, run=max(0.0, run)
+        )
+
+    # What the pool tells.
+
+    def queued(self, job: Any, /) -> None:
+        """Give a job the trace context that has come with it."""
+        trace, context = self.trace, job._context
+        if not trace:
+            return
+        if self._traced[:2] != (context, trace):
+            self._traced = context, trace, with_trace(context, trace)
+        job._context = self._traced[2]
+
+    def sending(self, job: Any, slot: int, /) -> None:
+        """Do nothing: the end tells it."""
+
+    def given_back(self, job: Any, /) -> None:
+        """Do nothing: the job waits again."""
+
+    def again(self, job: Any, error: BaseException, attempt: Any, /) -> None:
+        """Do nothing: the client decides about attempts."""
+
+    def ended(
+        self,
+        job: Any,
+        _outcome: JobOutcome,
+        _error: BaseException | None,
+        attempt: Attempt | None,
+        /,
+    ) -> None:
+        """Note the last attempt of a job, whose end is told next."""
+        # Of one that its client has cancelled the end is told already.
+        if attempt is not None and job.id in self._hub.traced and not job.done():
+            self._attempts[job.id] = attempt
+
 
 _PLAIN_SIZE = len(PLAIN)
 _NO_KWARGS: dict[str, Any] = {}
@@ -71,31 +169,6 @@ class Call(NamedTuple):
     trace: bytes = b""
 
 
-class RelayClient(Protocol):
-    """What the relay needs of a client of the agent."""
-
-    jobs: dict[int, Job[Any]]
-    workers: dict[int, SessionWorker]
-    keeper: ClientKeeper
-    lent: LentMemory | None
-
-    def put(self, message: Message) -> None:
-        """Have a message sent."""
-        ...
-
-    def put_news(self, message: Message) -> None:
-        """Have a message sent that the client can do without."""
-        ...
-
-    def push(self) -> None:
-        """Send what was put, now."""
-        ...
-
-    def ended(self, number: int, message: bytes) -> None:
-        """Tell how a job has ended, by a message that is packed."""
-        ...
-
-
 class Relay:
     """Brings the jobs of all clients of an agent to its pool.
 
@@ -123,9 +196,9 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._followed = FollowedJobs(supervisor.hub)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._streams: dict[Job[Any], tuple[RelayClient, int]] = {}
+        self._streams: dict[Job[Any], tuple[AgentClient, int]] = {}
 
-    def submit(self, client: RelayClient, call: Call) -> None:
+    def submit(self, client: AgentClient, call: Call) -> None:
         """Give a job to the pool."""
         message = call.message
         number = message.job
@@ -151,7 +224,7 @@ class Relay:
             self._streams[job] = client, number
             self._spawn(self._pass_items(client, number, job), "asyncpool stream")
 
-    def _submit(self, client: RelayClient, call: Call) -> Job[Any]:
+    def _submit(self, client: AgentClient, call: Call) -> Job[Any]:
         function: Any = call.function
         options, message, payload = call.options, call.message, _call_of(call)
         if message.begun or call.details or min(message.deadline, message.wait) < _EVER:
@@ -172,7 +245,7 @@ class Relay:
 
     def on_end(self, job: RelayedJob) -> None:
         """Tell the client of a job how that has ended."""
-        client: RelayClient = job.client
+        client: AgentClient = job.client
         number = job.number
         value = None if job.cancelled() or job.exception() else job.result()
         if type(value) is bytes:
@@ -186,7 +259,7 @@ class Relay:
             client.ended(number, self._end_of(number, job))
 
     def _on_large(
-        self, client: RelayClient, job: RelayedJob, value: ReceivedPickle
+        self, client: AgentClient, job: RelayedJob, value: ReceivedPickle
     ) -> None:
         number = job.number
         assert client.lent is not None
@@ -199,7 +272,7 @@ class Relay:
             client.ended(number, end)
 
     async def _lend(
-        self, client: RelayClient, job: RelayedJob, packed: OutOfBandPickle
+        self, client: AgentClient, job: RelayedJob, packed: OutOfBandPickle
     ) -> None:
         number = job.number
         payload = await _lent(client, number, packed)
@@ -212,7 +285,7 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
 
     async def _pass_items(
-        self, client: RelayClient, number: int, job: StreamJob
+        self, client: AgentClient, number: int, job: StreamJob
     ) -> None:
         """Send the items of a stream, and then its end."""
         while items := await job.pass_on():
@@ -294,7 +367,7 @@ def _call_of(call: Call) -> bytes | OutOfBandPickle:
     return packed.payload if packed.is_light else packed
 
 
-async def _lent(client: RelayClient, number: int, packed: OutOfBandPickle) -> bytes:
+async def _lent(client: AgentClient, number: int, packed: OutOfBandPickle) -> bytes:
     """Return what the client gets as a large value."""
     lent = client.lent
     if lent is not None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._runtime.job.chunk_job import Chunk, NotedPage
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.found_items import pack_log, pack_result
 
-
-class Relaying(Protocol):
-    """What hears of the ends of such jobs."""
-
-    def on_end(self, job: RelayedJob) -> None:
-        """Hear of the end of *job*."""
-        ...
+if TYPE_CHECKING:
+    from asyncpool._runtime.agent.relay import Relay
 
 
 class RelayedJob(Job[Any]):
@@ -34,7 +29,7 @@ class RelayedJob(Job[Any]):
 
     client: Any
     number: int
-    relay: Relaying
+    relay: Relay
 
     @property
     def has_client(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-import mmap
 import os
 import resource
 import socket
@@ -247,14 +246,6 @@ def memory_limit() -> int | None:
             limits.append(int(_read(file)))
     # Version 1 shows "no limit" as a number of bytes that no machine has.
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
-
-
-def private_memory(pid: int) -> int:
-    """Return how many bytes of memory a process has to itself; 0 if it is gone."""
-    fields = _read(Path(f"/proc/{pid}/statm")).split()
-    if len(fields) < 3:  # noqa: PLR2004 - its size, what is resident, what is shared
-        return 0
-    return (int(fields[1]) - int(fields[2])) * mmap.PAGESIZE
 
 
 def cpu_time(pid: int) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote.remote_functions import RemoteFunctionTable
 from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD
@@ -18,10 +19,8 @@ from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.client_broadcasts import ClientBroadcasts
-from asyncpool._runtime.client.client_holds import ClientHolds
-from asyncpool._runtime.client.client_sessions import ClientSessions, packed_call
+from asyncpool._runtime.client.client_sessions import ClientSessions
 from asyncpool._runtime.client.job_ends import JobEnds
-from asyncpool._runtime.client.job_waits import JobWaits
 from asyncpool._runtime.client.node_figures import NodeFigures
 from asyncpool._runtime.client.nodes import Nodes, no_agent
 from asyncpool._runtime.client.submissions import Submissions
@@ -30,8 +29,8 @@ from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
-from asyncpool._runtime.remote.agent_errors import AgentErrors
-from asyncpool._runtime.state.job_errors import crash_error
+from asyncpool._runtime.state.draining import Hold
+from asyncpool._runtime.state.job_errors import crash_error, expire
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import load_item
@@ -39,11 +38,116 @@ from asyncpool.enums import Delivery
 from asyncpool.errors import PoolClosedError
 
 
+class JobWaits:
+    """Fails jobs whose time is over before they have begun.
+
+    Args:
+        client: The client.
+        look: Called when a job has failed.
+    """
+
+    def __init__(self, client: Client, look: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._client = client
+        self._look = look
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def begin(self, job: Job[Any]) -> None:
+        """Watch a job that waits from now on."""
+        end = job._limits.queue_end(self._loop.time())
+        if end is not None:
+            self._timers[job.id] = self._loop.call_at(end, self._on_late, job)
+
+    def forget(self, number: int) -> None:
+        """Watch a job no longer: it has begun, or ended."""
+        if self._timers:
+            timer = self._timers.pop(number, None)
+            if timer is not None:
+                timer.cancel()
+
+    def left(self, job: Job[Any]) -> float:
+        """Return for how many more seconds *job* may wait for its first attempt."""
+        limit = job._limits.queue_timeout
+        if limit is None or job.attempt:
+            return math.inf
+        return max(1e-3, limit - (monotonic() - job._queued_at))
+
+    def stop(self) -> None:
+        """Watch no jobs any more."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _on_late(self, job: Job[Any]) -> None:
+        self._timers.pop(job.id, None)
+        if job.done() or self._client.is_running(job):
+            return
+        self._client.drop(job)
+        if job._slot is not None:  # an agent has it, and has not begun it
+            self._client.registry.unassign(job)
+        self._client.registry.fail(job, expire(job, self._loop.time()))
+        self._look()
+
+
+class ClientHolds:
+    """Knows when a client is done.
+
+    Args:
+        registry: The open jobs.
+
+    Attributes:
+        closed: Whether the client takes no more jobs but those of maps and sessions.
+    """
+
+    def __init__(self, registry: JobRegistry) -> None:
+        self.closed = False
+        self._registry = registry
+        self._holds: set[Hold] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def hold(self, hold: Hold) -> None:
+        """Let *hold* keep the client open, unless it closes already."""
+        if not self.closed:
+            self._holds.add(hold)
+            hold.take(self._let_go)
+            self._idle.clear()
+
+    def busy(self) -> None:
+        """Note that there is an open job."""
+        self._idle.clear()
+
+    def look(self) -> None:
+        """Note it if nothing is left to do."""
+        if not self._registry.jobs and not self._holds:
+            self._idle.set()
+
+    async def drain(self) -> None:
+        """Take no more jobs, and wait for those that there are.
+
+        Cancellation:
+            Safe.
+        """
+        self.closed = True
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """Take no more jobs, and let nothing keep the client open."""
+        self.closed = True
+        for hold in [*self._holds]:
+            hold.release()
+
+    def _let_go(self, hold: Hold) -> None:
+        self._holds.discard(hold)
+        self.look()
+
+
 class Client:
     """Submits jobs to agents, and settles them; callers, maps and streams use it as a supervisor.
 
     Args:
         title: What errors call it.
+        name: What logs and metrics call it.
         node_timeout: Seconds after which an agent is lost that is not heard; ``None`` for half as
             many again as the agent works for a client that it does not hear.
         data: What calls may be, if the pool is data only.
@@ -60,6 +164,8 @@ class Client:
         draining: What keeps it open.
         leases: The holders of leases; submits jobs that have one.
         title: As above.
+        name: As above.
+        agent_closes: Whether the only agent has said that it ends.
         hub: As above.
         figures: What the agents tell of their pools.
         left: Whether it has left the agents.
@@ -71,12 +177,13 @@ class Client:
     def __init__(
         self,
         title: str,
+        name: str,
         node_timeout: float | None,
         data: DataOnly | None,
         max_queued: int | None,
         hub: PoolHub,
     ) -> None:
-        self.title, self._data = title, data
+        self.title, self.name, self._data = title, name, data
         self._listens = False
         self._loop = asyncio.get_running_loop()
         self.hub = hub
@@ -86,7 +193,7 @@ class Client:
         self._functions = FunctionTables(totals, data, RemoteFunctionTable)
         self.threads = Threads(self._loop)
         self.jobs = ClientJobs()
-        self._agent_closes = False
+        self.agent_closes = False
         self.draining = ClientHolds(self.registry)
         self._questions = Questions(self._flush_soon)
         self.sessions = ClientSessions(self, self._questions)
@@ -149,7 +256,7 @@ class Client:
         return await load_item(self.threads, job, frame)
 
     def _again(self, job: Job[Any]) -> None:
-        if self._agent_closes:
+        if self.agent_closes:
             self._fail_closed(job)
         else:
             self.nodes.send_again(job)
@@ -168,21 +275,6 @@ class Client:
         self.jobs.bind(node.number, job.id)
         self.nodes.send(node.number, [job.id])
         return not self.nodes.is_loading(job.id)
-
-    def pack_call(
-        self, function: Callable[[], Any], options: JobOptions
-    ) -> tuple[str, bytes, bytes]:
-        """Return the name of a function, its reference, and a call of it without arguments."""
-        known = self._functions.of(options).find(function)
-        call = packed_call(known.serializer, function, known.number)
-        return known.name, known.payload, call
-
-    def agent_errors(
-        self, function: Callable[[], Any], options: JobOptions
-    ) -> AgentErrors:
-        """Return what reads the errors of a call that rebuilds the state of a session."""
-        known = self._functions.of(options).find(function)
-        return AgentErrors(known.name, options.limits, known.serializer, self.next_id)
 
     def usual_nodes(self) -> list[Node]:
         """Return the agents.
@@ -269,9 +361,9 @@ class Client:
         """Hear that an agent that has joined may have jobs."""
         self.nodes.ready(node)
 
-    def on_unfit(self, node: Node) -> None:
+    def on_unfit(self, node: Node, why: Exception) -> None:
         """Hear that an agent that has joined may have none."""
-        self.nodes.lose(node)
+        self.nodes.lose(node, why)
 
     def next_id(self) -> int:
         """Return the number of the next job."""
@@ -281,7 +373,7 @@ class Client:
 
     def on_closing(self) -> None:
         """Hear that the only agent ends: it gets no more jobs, and finishes those that it has."""
-        self._agent_closes = self.draining.closed = True
+        self.agent_closes = self.draining.closed = True
         for job in [*self.registry.jobs.values()]:
             if self.jobs.agent_of(job.id) is None:
                 self.drop(job)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncpool._core.base.names import function_name
 from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
@@ -29,31 +28,8 @@ from asyncpool._runtime.traffic.broadcast_calls import (
 )
 from asyncpool.errors import AsyncPoolError, PoolClosedError
 
-_LOGGER = logging.getLogger("asyncpool")
-
-
-class BroadcastOwner(Protocol):
-    """What broadcasts need of their client."""
-
-    def usual_nodes(self) -> list[Node]:
-        """Return the agents, or refuse the call."""
-        ...
-
-    def hold(self, hold: Hold, /) -> None:
-        """Let a broadcast keep the client open."""
-        ...
-
-    def next_id(self) -> int:
-        """Return the number of the next job."""
-        ...
-
-    def on_ready(self, node: Node) -> None:
-        """Hear that an agent that has joined may have jobs."""
-        ...
-
-    def on_unfit(self, node: Node) -> None:
-        """Hear that an agent that has joined may have none."""
-        ...
+if TYPE_CHECKING:
+    from asyncpool._runtime.client.client import Client
 
 
 class _Hold(Hold):
@@ -128,7 +104,7 @@ class ClientBroadcasts:
 
     def __init__(
         self,
-        owner: BroadcastOwner,
+        owner: Client,
         questions: Questions,
         threads: Threads,
         data: DataOnly | None,
@@ -165,7 +141,8 @@ class ClientBroadcasts:
                 options,
                 abroad=True,
             )
-            called = Broadcast.of(next(self._numbers), function, payload)
+            name = function_name(function)
+            called = Broadcast(next(self._numbers), name, payload)
             run = self._begin(_Call(called, options, serializer))
         hold = _Hold(called.name)
         self._owner.hold(hold)
@@ -194,7 +171,6 @@ class ClientBroadcasts:
             "broadcast",
             call.broadcast.payload,
             name=call.broadcast.name,
-            line=call.broadcast.line,
             options=write_options(call.options, self._loop.time()),
         )
         task = self._loop.create_task(question, name="asyncpool broadcast")
@@ -255,8 +231,7 @@ class ClientBroadcasts:
         except PoolClosedError:
             return  # the agent is lost, or the client is closed
         except AsyncPoolError as error:
-            say.NODE_REFUSED.log(_LOGGER, {"node": node.name}, why=error)
-            self._owner.on_unfit(node)
+            self._owner.on_unfit(node, error)
         else:
             self._owner.on_ready(node)
 

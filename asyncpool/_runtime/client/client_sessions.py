@@ -3,82 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.remote.remote_options import write_options
-from asyncpool._core.remote.slot_numbers import crash_at_client
-from asyncpool._core.remote_wire.own_objects import kind_of, load_own
+from asyncpool._core.remote.client_jobs import crash_at_client
 from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.pool.sessions import SessionWorker
-from asyncpool._runtime.remote.agent_errors import AgentErrors
+from asyncpool._runtime.remote.own_objects import kind_of, load_own
 from asyncpool._runtime.state.draining import SessionHold
 from asyncpool.errors import (
-    JobNotPicklableError,
     ProtocolError,
     WorkerCrashedError,
     WorkerGoneError,
 )
 from asyncpool.events import Crash
 
+if TYPE_CHECKING:
+    from asyncpool._runtime.client.client import Client
+
 # How many calls of a session are with the agent: one that runs, and the next one.
 _AHEAD = 2
-
-
-class Submitting(Protocol):
-    """What queues the calls of a session."""
-
-    def submit(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: JobOptions,
-    ) -> Job[Any]:
-        """Queue a call."""
-        ...
-
-
-class SessionOwner(Protocol):
-    """What the sessions need of their client."""
-
-    @property
-    def traffic(self) -> Submitting:
-        """What queues calls."""
-        ...
-
-    def send_call(self, node: Node, job: Job[Any]) -> bool:
-        """Send a call to the agent that has its worker; false if it goes later."""
-        ...
-
-    def pack_call(
-        self, function: Callable[[], Any], options: JobOptions
-    ) -> tuple[str, bytes, bytes]:
-        """Return the name of a function, its reference, and a call of it without arguments."""
-        ...
-
-    def agent_errors(
-        self, function: Callable[[], Any], options: JobOptions
-    ) -> AgentErrors:
-        """Return what reads the errors of a call that rebuilds the state of a session."""
-        ...
-
-    def fail(self, job: Job[Any], error: BaseException, /) -> None:
-        """End a call without an outcome."""
-        ...
-
-    def usual_nodes(self) -> list[Node]:
-        """Return the agents that lend workers."""
-        ...
-
-    def hold(self, hold: Any, /) -> None:
-        """Let a session keep the client open."""
 
 
 class _Lent:
@@ -95,7 +44,7 @@ class _Lent:
         """Return the error of a call that has no worker any more."""
         worker, cause = self.worker, self.worker.cause
         last = cause.crashes[-1] if isinstance(cause, WorkerCrashedError) else None
-        if last is not None and worker.on_restart is None:
+        if last is not None:
             worker.crash = last  # which knows the call
         return worker.error()
 
@@ -108,7 +57,7 @@ class ClientSessions:
         questions: Asks for workers.
     """
 
-    def __init__(self, owner: SessionOwner, questions: Questions) -> None:
+    def __init__(self, owner: Client, questions: Questions) -> None:
         self._owner = owner
         self._questions = questions
         self._lent: dict[int, _Lent] = {}
@@ -117,19 +66,15 @@ class ClientSessions:
     async def take(
         self,
         timeout: float | None,  # noqa: ASYNC109 - it is only for the wait
-        on_restart: Callable[[], Any] | None,
-        options: JobOptions,
     ) -> SessionWorker:
         """Wait for a worker; see :meth:`asyncpool.Pool.worker`."""
         node, number = self._node_to_ask(), self._questions.next_number()
-        hold, rebuild = SessionHold(), None
-        if on_restart is not None:
-            rebuild = self._rebuild(on_restart, options)
+        hold = SessionHold()
         self._owner.hold(hold)
         self._asked.append(node)
         try:
             slot, pid = await self._questions.ask(
-                node, "session", number=number, timeout=timeout, on_restart=rebuild
+                node, "session", number=number, timeout=timeout
             )
         except BaseException:
             hold.release()
@@ -137,7 +82,7 @@ class ClientSessions:
         finally:
             self._asked.remove(node)
         worker = SessionWorker(number, node.first_slot + slot, pid)
-        worker.hold, worker.on_restart, worker.options = hold, on_restart, options
+        worker.hold = hold
         self._lent[number] = _Lent(node, worker)
         return worker
 
@@ -149,17 +94,6 @@ class ClientSessions:
             return (lent + self._asked.count(node)) / max(1, node.lanes)
 
         return min(self._owner.usual_nodes(), key=taken)
-
-    def _rebuild(
-        self, on_restart: Callable[[], Any], options: JobOptions
-    ) -> dict[str, Any]:
-        name, reference, call = self._owner.pack_call(on_restart, options)
-        return {
-            "name": name,
-            "reference": b64encode(reference).decode(),
-            "call": b64encode(call).decode(),
-            "options": write_options(options, asyncio.get_running_loop().time()),
-        }
 
     def call(
         self,
@@ -218,7 +152,7 @@ class ClientSessions:
         """
         lent = self._lent.get(message.job)
         match load_own(message.payload):
-            case (int(slot), int(pid), bool(gone), crash, cause):
+            case (int(slot), int(pid), bool(gone), crash):
                 pass
             case other:
                 raise ProtocolError(f"an agent told of a worker by {kind_of(other)}")
@@ -226,12 +160,7 @@ class ClientSessions:
             return
         worker, slot = lent.worker, lent.node.first_slot + slot
         worker.slot, worker.pid, worker.gone = slot, pid, gone
-        # The agent has chosen which of them the error names.
-        named = None if crash is None else _crash_of(crash, lent.node)
-        worker.crash = worker.earlier_crash = named
-        if cause is not None and worker.on_restart is not None:
-            errors = self._owner.agent_errors(worker.on_restart, worker.options)
-            worker.cause = errors.read(cause, lent.node.first_slot)
+        worker.crash = None if crash is None else _crash_of(crash, lent.node)
         if gone:
             dropped = [job for job in lent.waiting if not job.done()]
             lent.waiting.clear()
@@ -285,19 +214,3 @@ def _crash_of(crash: object, node: Node) -> Crash:
     if not isinstance(crash, Crash):
         raise ProtocolError(f"an agent sent {kind_of(crash)} as a crash")
     return crash_at_client(crash, node.first_slot, {})
-
-
-def packed_call(serializer: Any, function: Callable[[], Any], number: int) -> bytes:
-    """Return a call of *function* without arguments, in one piece.
-
-    Raises:
-        JobNotPicklableError: If it cannot be pickled, or has large buffers.
-    """
-    packed = serializer.pack_job(function, (), {}, number=number)
-    if not isinstance(packed, bytes):
-        raise JobNotPicklableError(
-            "on_restart is too large: have it load what is large, from a file for example",
-            direction="arguments",
-            name="on_restart",
-        )
-    return packed

@@ -7,9 +7,7 @@ from time import monotonic
 from typing import Any
 
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
-from asyncpool._core.remote.slot_numbers import crash_at_client
-from asyncpool._core.remote.suspicion import Silence
-from asyncpool._core.remote_wire.own_objects import kind_of, load_own
+from asyncpool._core.remote.client_jobs import Silence, crash_at_client
 from asyncpool._core.remote_wire.remote_messages import (
     PLAIN,
     Kind,
@@ -23,6 +21,7 @@ from asyncpool._runtime.job.chunk_job import ChunkJob
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.outcomes import load_outcome
 from asyncpool._runtime.node.node import Node
+from asyncpool._runtime.remote.own_objects import kind_of, load_own
 from asyncpool._runtime.state.crash_report import with_job
 from asyncpool._runtime.state.job_errors import crash_error, timeout_error
 from asyncpool._runtime.state.registry import JobRegistry
@@ -195,7 +194,10 @@ class JobEnds:
             node=node.name,
             silence=silence.agent,
             own_silence=silence.own,
+            reason="" if silence.why is None else str(silence),
         )
+        if isinstance(silence.why, Exception):
+            error.__cause__ = silence.why
         self._registry.fail(job, error)
 
     @staticmethod
@@ -222,10 +224,6 @@ def frame_of(job: Job[Any], message: Message) -> Frame:
 
 
 def _crash(job: Job[Any], node: Node, silence: Silence) -> Crash:
-    if silence.own:
-        why = f"is gone, or has given this client up, which was silent for {silence.own:.1f} s"
-    else:
-        why = f"is gone, heard last {silence.agent:.1f} s before"
     crash = Crash(
         slot=0,
         generation=node.number,
@@ -236,7 +234,7 @@ def _crash(job: Job[Any], node: Node, silence: Silence) -> Crash:
         uptime=0.0,
         job_id=None,
         attempt=0,
-        detail=f"its agent {node.name} {why}",
+        detail=f"its agent {node.name} is lost: {silence}",
         stderr_tail=(),
         next_step=NextStep.CLOSE,
     )

@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.client.nodes import Nodes
 from asyncpool._runtime.node.merged_figures import merged_stats
 from asyncpool._runtime.node.node import Node
-from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.state.stats import read_beside_loop
 from asyncpool.enums import RunState
 from asyncpool.errors import AsyncPoolError
 from asyncpool.stats import NodeStats, PoolStats, SlotStats
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.client.client import Client
 
 # Seconds between two questions to each agent, and at least so many for each agent there is: an
 # answer takes the client a millisecond.
@@ -30,28 +29,6 @@ _FOR_EACH = 0.01
 
 # For how many seconds a look has the agents asked: metrics are collected once a minute.
 _WANTED = 90.0
-
-
-class FiguresOwner(Protocol):
-    """What the figures need of their client."""
-
-    jobs: ClientJobs
-    registry: JobRegistry
-    hub: PoolHub
-
-    @property
-    def nodes(self) -> Nodes:
-        """The agents."""
-        ...
-
-    @property
-    def left(self) -> bool:
-        """Whether the client has left its agents."""
-        ...
-
-    async def ask(self, what: str, payload: bytes = b"", *, at: Node) -> Any:
-        """Ask an agent."""
-        ...
 
 
 class _Told(NamedTuple):
@@ -66,7 +43,7 @@ class NodeFigures:
         client: The client.
     """
 
-    def __init__(self, client: FiguresOwner) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._told: dict[Node, _Told] = {}
@@ -180,6 +157,7 @@ class NodeFigures:
             retries=registry.figures.retries,
             takeovers=registry.figures.takeovers,
             dropped_events=client.hub.dropped,
+            lost_nodes=client.nodes.lost,
             nodes=tuple(self._node_stats(node, told.get(node), now) for node in nodes),
         )
 

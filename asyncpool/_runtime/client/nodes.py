@@ -3,25 +3,254 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from asyncpool._core.remote.slot_numbers import SLOTS
-from asyncpool._core.remote.suspicion import SignsOfLife, Silence, Trust
+from asyncpool._core.logs import pool_messages as say
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
+from asyncpool._core.remote.client_jobs import SLOTS, SignsOfLife, Silence, Trust
+from asyncpool._core.remote.lent_parts import LENT
 from asyncpool._core.remote_wire.reliable_link import MAX_PIECE, Batch
-from asyncpool._core.remote_wire.remote_messages import PLAIN, Kind, Message
+from asyncpool._core.remote_wire.remote_messages import (
+    PLAIN,
+    Kind,
+    Message,
+    pack_parts,
+    unpack_numbers,
+)
+from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.client.node_news import NodeNews, NodeOwner
+from asyncpool._runtime.client.job_ends import frame_of
+from asyncpool._runtime.job.chunk_job import ChunkJob
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.node.loads import Loads
+from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
+from asyncpool._runtime.remote import found_items
 from asyncpool._runtime.remote.carrier import Carrier, beat_every, node_timeout
+from asyncpool._runtime.remote.lent_memory import LentMemory
+from asyncpool._runtime.remote.own_objects import kind_of, load_own
 from asyncpool._runtime.remote.stored_calls import STORED, StoredCall, StoringCarrier
 from asyncpool.enums import Delivery
-from asyncpool.errors import AsyncPoolError, PoolClosedError, ProtocolError
+from asyncpool.errors import PoolClosedError, ProtocolError
+from asyncpool.events import Broken, Crash, Crashed, Event
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.client.client import Client
+
+
+_ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
+_MAY_BE_LENT = frozenset((Kind.VALUE, Kind.ITEM))
+_RAN = frozenset((Kind.VALUE, Kind.ERROR))  # they have begun, heard of or not
+
+
+class NodeNews:
+    """Hears what the agents of one client tell.
+
+    Args:
+        client: The client.
+        questions: Hear of answers.
+    """
+
+    def __init__(self, client: Client, questions: Questions) -> None:
+        self._client = client
+        self._jobs, self._registry = client.jobs, client.registry
+        self._questions = questions
+        self._loop = asyncio.get_running_loop()
+        self._handlers: dict[Kind, Callable[[Node, Message], object]] = {
+            Kind.BEGAN: self._on_began,
+            Kind.ITEM: self._on_item,
+            Kind.HEARTBEAT: self._on_heartbeat,
+            Kind.FREE: self._on_free,
+            Kind.WORKER: self._on_worker,
+            Kind.ANSWER: self._on_answer,
+            Kind.EVENT: self._on_event,
+            Kind.CLOSING: self._on_closing,
+            Kind.LANES: self._on_lanes,
+            Kind.FOUND: self._on_found,
+        }
+
+    def on_message(self, node: Node, message: Message) -> None:
+        kind = message.kind
+        if message.payload.startswith(LENT) and kind in _MAY_BE_LENT:
+            # At once: whoever drops what was lent gives it back by that.
+            message = message._replace(payload=node.borrow(message.payload))
+        if kind in _ENDS:
+            self._on_end(node, message)
+            return
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise ProtocolError(f"an agent sent a {kind.name}")
+        handler(node, message)
+
+    def _on_end(self, node: Node, message: Message) -> None:
+        if not self._jobs.ended(node.number, message.job):
+            return
+        node.ended(message.job)
+        self._client.waits.forget(message.job)
+        self._client.sessions.ended(message.job)
+        job = self._registry.jobs.get(message.job)
+        if job is None:
+            return  # its caller has given it up
+        try:
+            if self._client.hub.watched:
+                self._note_attempt(node, job, message)
+            self._client.ends.on_end(job, message, node.first_slot)
+        except BaseException as error:
+            # The agent is lost for that, and its jobs with it, of which this is none any more.
+            if not job.done():
+                heard = Silence(
+                    0.0, 0.0, error if isinstance(error, Exception) else None
+                )
+                self._client.ends.fail_lost(job, node, heard, Delivery.STARTED)
+            if isinstance(error, ProtocolError) or not isinstance(error, Exception):
+                raise
+            # An error of asyncpool's own may have attributes that no agent gives it.
+            raise ProtocolError(f"the end of {job!r} cannot be read") from error
+
+    def _note_attempt(self, node: Node, job: Job[Any], message: Message) -> None:
+        watch, now = self._registry.watch, self._loop.time()
+        if message.place:
+            watch.attempted(job, node.attempt_of(job, message, now))
+        elif self._client.hub.listened and message.kind in _RAN:
+            # It was on its way before anybody listened.
+            watch.running([job], node.first_slot, now)
+
+    def _on_began(self, node: Node, message: Message) -> None:
+        now = self._loop.time()
+        node.acknowledge_begins()
+        for number in self._jobs.began(node.number, unpack_numbers(message.payload)):
+            self._client.waits.forget(number)
+            job = self._registry.jobs.get(number)
+            if job is not None and self._client.hub.listened:
+                # Its end tells which slot of the node it is in.
+                self._registry.watch.running([job], node.first_slot, now)
+
+    def _on_item(self, node: Node, message: Message) -> None:
+        job = self._own(node, message)
+        if job is None:
+            return
+        if not isinstance(job, StreamJob):
+            raise ProtocolError(f"an agent sent an item of {job!r}")
+        job.receive(frame_of(job, message))
+
+    def _on_heartbeat(self, node: Node, message: Message) -> None:
+        job = self._own(node, message)
+        if job is not None and not job.done():
+            log, now = job._listen(), self._loop.time()
+            beat = Beat(log.heard + 1, job.id, job.attempt, now, message.payload)
+            log.add(beat, now)
+
+    def _own(self, node: Node, message: Message) -> Job[Any] | None:
+        """Return the job of a message, if it is open and that agent has it."""
+        if self._jobs.agent_of(message.job) != node.number:
+            return None
+        return self._registry.jobs.get(message.job)
+
+    def _on_free(self, node: Node, message: Message) -> None:
+        del node
+        self._registry.leases.give_back(message.job)
+
+    def _on_worker(self, node: Node, message: Message) -> None:
+        del node
+        self._client.sessions.told(message)
+
+    def _on_answer(self, node: Node, message: Message) -> None:
+        del node
+        self._questions.answered(message)
+
+    def _on_closing(self, node: Node, message: Message) -> None:
+        del message
+        self._jobs.leave(node.number)
+        self._client.on_closing()
+
+    def _on_lanes(self, node: Node, message: Message) -> None:
+        if message.priority < 1:
+            raise ProtocolError(f"an agent said that it has {message.priority} lanes")
+        node.window.lanes = message.priority
+
+    def _on_found(self, node: Node, message: Message) -> None:
+        job = self._own(node, message)
+        if job is None:
+            return
+        if not isinstance(job, ChunkJob):
+            raise ProtocolError(f"an agent told which items of {job!r} are done")
+        found_items.find(job, message.payload)
+
+    def _on_event(self, node: Node, message: Message) -> None:
+        event: Any = load_own(message.payload)
+        if not isinstance(event, Event):
+            raise ProtocolError(f"an agent told of {kind_of(event)} as an event")
+        self._client.hub.publish(_at_client(event, node.first_slot))
+
+
+def _at_client(event: Event, first_slot: int) -> Event:
+    """Return what an agent's pool has told of itself, with the client's numbers of slots."""
+    told: Any = event
+    changes: dict[str, Any] = {}
+    if getattr(told, "slot", None) is not None:
+        changes["slot"] = first_slot + told.slot
+    if isinstance(event, Crashed):
+        changes["crash"] = _moved(event.crash, first_slot)
+    if isinstance(event, Broken):
+        changes["crashes"] = tuple(_moved(one, first_slot) for one in event.crashes)
+    return replace(told, **changes) if first_slot and changes else event
+
+
+def _moved(crash: Crash, first_slot: int) -> Crash:
+    return replace(crash, slot=first_slot + crash.slot)
+
+
+class Loads:
+    """The loads of one client that take more than a moment.
+
+    Args:
+        loaded: Called with an agent, a job, and what the agent gets as its call.
+    """
+
+    def __init__(self, loaded: Callable[[Node, Job[Any], bytes], object]) -> None:
+        self._loaded = loaded
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def __contains__(self, job: int) -> bool:
+        return job in self._tasks
+
+    def begin(self, node: Node, job: Job[Any]) -> bytes | None:
+        """Return what the agent gets as the call of *job*; ``None`` if that comes later."""
+        payload, lent = job._payload, node.carrier.lent
+        assert isinstance(payload, OutOfBandPickle)
+        if lent is None:
+            return pack_parts(payload)
+        at_once = lent.lend_at_once(payload)
+        if at_once is None:
+            self._tasks[job.id] = asyncio.get_running_loop().create_task(
+                self._load(lent, node, job, payload), name="asyncpool large call"
+            )
+        return at_once
+
+    async def _load(
+        self, lent: LentMemory, node: Node, job: Job[Any], payload: OutOfBandPickle
+    ) -> None:
+        task = asyncio.current_task()
+        packed = await lent.lend(payload, lambda: self._tasks.get(job.id) is task)
+        if self._tasks.get(job.id) is task:
+            del self._tasks[job.id]
+            self._loaded(node, job, packed or pack_parts(payload))
+
+    def give_up(self, job: int) -> bool:
+        """Forget a job that is on its way, and tell whether it was."""
+        return self._tasks.pop(job, None) is not None
+
+    def close(self) -> None:
+        """Forget all."""
+        self._tasks.clear()
+
+
+_LOGGER = logging.getLogger("asyncpool")
 
 # So many jobs go out in the middle of a turn of the loop: whoever submits thousands in one turn
 # has the agent begin meanwhile.
@@ -43,10 +272,11 @@ class Nodes:
 
     Attributes:
         expected: Whether jobs wait for another agent if there is none.
+        lost: How many agents were lost, or could not be used.
     """
 
     def __init__(
-        self, client: NodeOwner, questions: Questions, patience: float | None
+        self, client: Client, questions: Questions, patience: float | None
     ) -> None:
         self.expected = False
         self._is_limited = False
@@ -57,7 +287,7 @@ class Nodes:
         self._beat_every = math.inf
         self._loop = asyncio.get_running_loop()
         self._nodes: dict[int, Node] = {}
-        self._numbers = 0
+        self._numbers = self.lost = 0
         self._flush_is_due = False
         self._unsent = 0  # how many jobs were put since the last flush
         self._beat = Alarm(self._loop, self._on_beat)
@@ -160,15 +390,16 @@ class Nodes:
         for node in [*self._nodes.values()]:
             self._refill(node, now)
 
-    def give_up(self, error: AsyncPoolError) -> None:
-        """Expect no other agent; if there is none, all jobs fail with *error*."""
+    def give_up(self, why: str) -> None:
+        """Lose all agents, and expect no other one: what has not begun fails for that, too."""
         self.expected = False
-        if not self._nodes:
-            for job in [*self._registry.jobs.values()]:
-                self._client.drop(job)
-                self._registry.fail(job, error)
-            self._client.draining.look()
-            self._turned.set()
+        for node in [*self._nodes.values()]:
+            self.lose(node, why)
+        for job in [*self._registry.jobs.values()]:
+            self._client.drop(job)
+            self._registry.fail(job, PoolClosedError(why))
+        self._client.draining.look()
+        self._turned.set()
 
     def close(self) -> None:
         """Leave the agents."""
@@ -184,13 +415,18 @@ class Nodes:
         node.carrier.on_gone = _nothing
         node.carrier.abort()  # what is not sent by now is about jobs that are over
 
-    def lose(self, node: Node) -> None:
-        """Leave an agent that is gone, or of no use, and find what becomes of its jobs."""
+    def lose(self, node: Node, why: Exception | str | None = None) -> None:
+        """Leave an agent that is gone, or of no use, and find what becomes of its jobs.
+
+        Args:
+            node: The agent.
+            why: What is known of the reason, if it is not only silent, or its process gone.
+        """
         if node.number not in self._nodes:
             return
         self._leave(node)
         now = self._loop.time()
-        silence = node.signs.silence(now, now - self._beat.due)
+        silence = node.signs.silence(now, now - self._beat.due)._replace(why=why)
         self._jobs.began(node.number, node.begun())
         losses, pairs = self._jobs.lose(node.number)
         self._client.sessions.lost(node)
@@ -209,6 +445,20 @@ class Nodes:
         self._questions.lost(node)
         self._client.draining.look()
         self._turned.set()
+        if losses or not self._client.agent_closes:
+            self.lost += 1
+            begun = [one.delivery for one in losses].count(Delivery.STARTED)
+            say.NODE_LOST.log(
+                _LOGGER,
+                {
+                    "pool": self._client.name,
+                    "node": node.name,
+                    "reason": str(silence),
+                    "jobs": len(losses),
+                    "begun": begun,
+                },
+                title=self._client.title,
+            )
 
     def _on_loss(
         self, job: Job[Any], node: Node, silence: Silence, delivery: Delivery
@@ -350,8 +600,8 @@ class Nodes:
             self.send(node.number, self._jobs.trust(node.number))
             for packed in node.link.receive(batch):
                 self._news.on_message(node, Message.unpack(packed))
-        except ProtocolError:
-            self.lose(node)
+        except ProtocolError as error:
+            self.lose(node, error)
             return
         if node.number in self._nodes:
             self._refill(node, now)
@@ -361,5 +611,5 @@ class Nodes:
         self._client.draining.look()
 
 
-def _nothing() -> None:
+def _nothing(_: Exception | None) -> None:
     """Do nothing."""

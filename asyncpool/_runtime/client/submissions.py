@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base.names import function_name
 from asyncpool._core.pickling.out_of_band import (
@@ -14,44 +14,20 @@ from asyncpool._core.pickling.out_of_band import (
     StreamTooLongError,
 )
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.remote.client_jobs import ClientJobs
 from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD
-from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.client.client_holds import ClientHolds
-from asyncpool._runtime.client.client_sessions import ClientSessions
-from asyncpool._runtime.client.job_waits import JobWaits
-from asyncpool._runtime.client.nodes import Nodes, no_agent
-from asyncpool._runtime.job.job import Job, JobOwner
+from asyncpool._runtime.client.nodes import no_agent
+from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.job_types import JOB_TYPES
 from asyncpool._runtime.remote.stored_calls import StoredArguments
-from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import Packer, too_large, unpicklable
 from asyncpool.errors import JobNotPicklableError, PoolFullError
 
+if TYPE_CHECKING:
+    from asyncpool._runtime.client.client import Client
+
 # How many large calls are pickled ahead of those that an agent has.
 _PACKED_AHEAD = 3
-
-
-class Submitter(JobOwner, Protocol):
-    """What submissions need of their client."""
-
-    registry: JobRegistry
-    jobs: ClientJobs
-    sessions: ClientSessions
-    draining: ClientHolds
-    waits: JobWaits
-    nodes: Nodes
-    threads: Threads
-    title: str
-
-    def check_home(self) -> None:
-        """Check that this is the client's event loop."""
-        ...
-
-    def drop(self, job: Job[Any]) -> None:
-        """Take a job out of the queue, or off its agent."""
-        ...
 
 
 class Submissions:
@@ -68,7 +44,7 @@ class Submissions:
 
     def __init__(
         self,
-        client: Submitter,
+        client: Client,
         functions: FunctionTables,
         max_queued: int | None,
     ) -> None:

@@ -12,12 +12,13 @@ import asyncio
 import contextlib
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from asyncpool._core.main import main_module
+from asyncpool._core.policies.starting import BEFORE_IMPORTS, SCRIPT
 from asyncpool._core.wire.messages import LauncherConfig, Variables
 from asyncpool._runtime.base.machine import (
     folder_at,
@@ -30,7 +31,6 @@ from asyncpool._runtime.launcher.interpreter import worker_command
 from asyncpool._runtime.launcher.launcher_process import (
     LauncherProcess,
     LaunchError,
-    ScriptError,
 )
 from asyncpool._runtime.launcher.process import Process
 from asyncpool._runtime.preparation.script import main_script
@@ -43,6 +43,10 @@ _processes: WeakValueDictionary[tuple[object, ...], LauncherProcess] = (
     WeakValueDictionary()
 )
 
+# Modules with threads that a fork loses, for launchers that inherit the same: the next one need
+# not find that out.
+_known: dict[tuple[object, ...], set[str]] = {}
+_MOST_KNOWN = 64
 
 # Seconds in which a script may be over, so that the pool need not prepare for later workers.
 _SHORT_LIFE = 1.0
@@ -126,12 +130,12 @@ class Launcher:
                 self._process = None
         if self._process is None or self._process.lost:
             self._process = self._find(self._config)
+            self._config = self._process.config
         try:
             return await self._process.launch(fds, variables)
-        except ScriptError:
-            # The launcher cannot import the script, or cannot fork after that.  So the
-            # workers import it.
-            self._config = self._config._replace(script=None)
+        except LaunchError as error:
+            if not error.again:
+                raise
             return await self.launch(fds, variables)
 
     async def on_start_timeout(self, error: LaunchError) -> LaunchError:
@@ -148,11 +152,6 @@ class Launcher:
         asked_at, now = process.asked_at, self._loop.time()
         hangs = asked_at is not None and now - asked_at >= _SILENCE
         return await process.abort_late() if process.users == 1 or hangs else error
-
-    def drop_spare(self) -> None:
-        """Drop the spare process, which frees two descriptors."""
-        if self._process is not None:
-            self._process.drop_spare()
 
     def abort(self) -> None:
         """Kill a launcher that does not answer; workers that run go on."""
@@ -180,10 +179,17 @@ class Launcher:
                 await process.close()
 
     def _find(self, config: LauncherConfig) -> LauncherProcess:
-        key = (id(self._loop), config, _inheritance())
+        inherited = _inheritance()
+        sandboxed = config.namespaces is not None
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        known = _known.setdefault((sandboxed, config.env, inherited), set())
+        if not sandboxed:
+            config = _without(config, known)
+        key = (id(self._loop), config, inherited)
         process = _processes.get(key)
         if process is None or process.lost or not process.users:
-            process = _processes[key] = LauncherProcess(self._loop, config)
+            process = _processes[key] = LauncherProcess(self._loop, config, known)
         process.users += 1
         return process
 
@@ -205,6 +211,8 @@ class Launcher:
         The present launcher has workers to look after.  And if the script left threads
         running there, the launcher could not fork any more.
         """
+        if not self._config.fork:  # what would be imported first has threads
+            return
         config = self._config._replace(script=main_script())
         try:
             coming = self._find(config)
@@ -227,10 +235,19 @@ class Launcher:
         if ready.exception() is not None:
             coming.abort()
         elif before is not None and not before.lost:
-            before.drop_spare()
             self._others.remove(coming)
             self._others.append(before)
             self._process, self._config = coming, config
+
+
+def _without(config: LauncherConfig, left: Collection[str]) -> LauncherConfig:
+    """Return *config* for workers that import these modules themselves."""
+    if BEFORE_IMPORTS in left:
+        return config._replace(fork=False, preload=(), script=None)
+    return config._replace(
+        preload=tuple(name for name in config.preload if name not in left),
+        script=None if SCRIPT in left else config.script,
+    )
 
 
 def _inheritance() -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ import socket
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.logs import pool_messages as say
+from asyncpool._core.policies.starting import SCRIPT, Thread, cannot_succeed, share
 from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import (
     Failure,
@@ -31,7 +33,6 @@ from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.launcher.interpreter import NewLauncher
 from asyncpool._runtime.launcher.process import Process
-from asyncpool._runtime.launcher.spare import SpareProcess
 from asyncpool._system.descriptors import receive_fds
 from asyncpool._system.signals import STACKS
 from asyncpool._system.sockets import socket_pair
@@ -44,11 +45,6 @@ _MAX_CONFIG = 1 << 20
 
 # Seconds that the launcher has to kill what is left of its workers, and to end.
 _END_GRACE = 2.0
-
-# Seconds after the last request until the pool asks for a spare process.  With 20 ms, a worker
-# that died soon after another one found the launcher busy with that fork: its successor then
-# took 6 to 8 ms, and not 5.
-_QUIET = 0.005
 
 # Seconds until the first look whether a lost launcher has ended; each wait is twice the last one.
 _FIRST_LOOK = 0.0005
@@ -65,22 +61,28 @@ _MOST_REQUESTS = 16
 _LOGGER = logging.getLogger("asyncpool")
 
 
+# What workers do not share is said once.
+_told: set[tuple[bool, str, str]] = set()
+
+
 class LaunchError(Exception):
     """No worker could be started; the text says why.
 
     Attributes:
         trace: The traceback of the exception in the launcher, if there was one.
+        final: Whether another try would fail in the same way.
+        again: Whether another launcher can start workers, with which they share less.
     """
 
     trace = ""
+    final = False
+    again = False
 
 
 class InterpreterError(LaunchError):
     """What was to be the launcher is none: not this Python, or a frozen program by itself."""
 
-
-class ScriptError(LaunchError):
-    """The launcher cannot import the script, or cannot fork after that."""
+    final = True
 
 
 class LauncherProcess:
@@ -89,8 +91,10 @@ class LauncherProcess:
     Args:
         loop: The loop that watches the channel.
         config: What the process is to import and to inherit.
+        known: The modules that are known to have threads which a fork loses; it adds to them.
 
     Attributes:
+        config: As above.
         ready: Done when the process can start workers; failed if it never will.
         gone: Done when the process has ended.  Also done if a lost process has not ended for
             seconds: it sleeps in the kernel, and the pool stops waiting for it.
@@ -99,21 +103,22 @@ class LauncherProcess:
         users: How many pools get their workers from it; it ends with the last one.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, config: LauncherConfig) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, config: LauncherConfig, known: set[str]
+    ) -> None:
         self._loop = loop
         self.users = 0
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.lost = self._useless = self._spare_asked = self._ends = False
+        self.lost = self._useless = self._ends = False
         self._room = asyncio.Semaphore(_MOST_REQUESTS)
         self._swept: list[asyncio.Future[None]] = []
         self.asked_at: float | None = loop.time()
         self._requests: dict[int, asyncio.Future[Process]] = {}
         self._next_request = 0
         self._processes: dict[int, Process] = {}
-        self._ahead = config.fork
-        self._spare: SpareProcess | None = None
-        self._quiet = Alarm(loop, lambda _: self._ask_for_spare())
+        self.config = config
+        self._known = known
         self._unwanted: set[int] = set()
         self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
         self._socket, theirs = socket_pair()
@@ -124,7 +129,9 @@ class LauncherProcess:
             raise InterpreterError(str(error)) from error
         except OSError as error:
             self._socket.close()
-            raise LaunchError(f"the launcher cannot be started: {error}") from error
+            failure = LaunchError(f"the launcher cannot be started: {error}")
+            failure.final = cannot_succeed(error, fixed=True)
+            raise failure from error
         finally:
             theirs.close()
         self._popen = self._new.popen
@@ -140,7 +147,9 @@ class LauncherProcess:
         data = header(FrameKind.CONFIG, len(payload)) + payload
         if len(payload) > _MAX_CONFIG:
             self.abort()
-            raise LaunchError(f"sys.path and preload have {len(payload)} bytes")
+            failure = LaunchError(f"sys.path and preload have {len(payload)} bytes")
+            failure.final = True
+            raise failure
         # Linux takes about a thousand directories at once, macOS 8 KB.
         self._unsent = memoryview(data)
         loop.add_writer(self._socket.fileno(), self._send_config)
@@ -163,13 +172,11 @@ class LauncherProcess:
         async with self._room:
             try:
                 await shielded(self.ready)
-                process = self._take_spare(fds) or await self._request(fds, variables)
+                return await self._request(fds, variables)
             except LaunchError:
                 if self._useless:
                     self.abort()
                 raise
-        self._have_spare()
-        return process
 
     async def sweep(self) -> None:
         """Wait until nothing is left of dead or unwanted workers."""
@@ -186,30 +193,6 @@ class LauncherProcess:
         self._socket.send(header(FrameKind.SWEEP, 0))
         self._swept.append(swept)
         await asyncio.shield(swept)
-
-    def _take_spare(self, fds: list[int]) -> Process | None:
-        """Make a worker of the spare process, if there is one."""
-        spare, self._spare = self._spare, None
-        if spare is None:
-            return None
-        if spare.hand_over(fds):
-            return spare.process
-        spare.close()
-        return None
-
-    def _have_spare(self) -> None:
-        """Ask for a new spare process, once there have been no requests for a moment."""
-        self._quiet.cancel()
-        if self._ahead and not self.lost:
-            self._quiet.set_in(_QUIET)
-
-    def _ask_for_spare(self) -> None:
-        # On a busy machine the spare process of the last request may still be on its way.
-        if self._spare is None and not self._spare_asked:
-            # If this fails, the next start takes a little longer.
-            with contextlib.suppress(OSError):
-                self._socket.send(header(FrameKind.SPARE, 0))
-                self._spare_asked = True
 
     async def _request(self, fds: list[int], variables: Variables) -> Process:
         self._next_request += 1
@@ -249,6 +232,7 @@ class LauncherProcess:
             if self._new is not None:
                 what = "it does not answer within start_timeout"
                 error = InterpreterError(self._new.fault(what))
+                error.final = False  # the machine may have been busy
             elif not (self.ready.done() or self.lost):
                 self._stacks = self._stacks or b""
                 self._popen.send_signal(STACKS)
@@ -328,26 +312,24 @@ class LauncherProcess:
 
     def _hear(self, frame: Frame, fds: list[int]) -> None:
         match frame.kind:
+            case FrameKind.HELLO if frame.payload:
+                self._share([Thread(*row) for row in json.loads(frame.payload)])
             case FrameKind.HELLO:
                 _settle(self.ready)
             case FrameKind.SWEPT if self._swept:
                 _settle(self._swept.pop(0))
             case FrameKind.LAUNCHED:
                 self._launched(frame, fds)
-            case FrameKind.SPARE:
-                self._spare_asked = False
-                # Without a descriptor the fork has failed, or the spare process has lost
-                # its socket, and ends.
-                if fds and self._spare is None:
-                    door = fds.pop(0)
-                    self._spare = SpareProcess(self._started(frame, fds), door)
             case FrameKind.EXITED:
                 self._exited(*unpack_exit(frame.payload))
             case FrameKind.FAILED:
                 failure = Failure.unpack(frame.payload)
-                kind = ScriptError if failure.stage == "script" else LaunchError
-                error = kind(printable_lines(failure.summary))
+                error = LaunchError(printable_lines(failure.summary))
                 error.trace = printable_lines(failure.text)
+                error.final = failure.final
+                if failure.stage == "script":  # workers import it, and say why it fails
+                    self._known.add(SCRIPT)
+                    error.again = True
                 if failure.stage in {"preload", "script"}:
                     self._useless = True
                     _fail(self.ready, error)
@@ -356,33 +338,40 @@ class LauncherProcess:
             case _:
                 raise ProtocolError(f"the launcher sent {frame.kind.name}")
 
-    def _started(self, frame: Frame, fds: list[int]) -> Process:
+    def _share(self, lost: list[Thread]) -> None:
+        """Decide what becomes of a launcher in which a fork would lose threads."""
+        sandboxed = self.config.namespaces is not None
+        sharing = share(lost, sandboxed=sandboxed)
+        modules = ", ".join(dict.fromkeys(thread.origin for thread in lost))
+        threads = ", ".join(thread.name for thread in lost)
+        if sharing.text and (sandboxed, modules, threads) not in _told:
+            _told.add((sandboxed, modules, threads))
+            extra = {"modules": modules, "threads": threads}
+            say.NOT_SHARED.log(_LOGGER, extra, text=sharing.text)
+        self._known.update(sharing.left)
+        if not (sharing.refused or sharing.left):
+            _settle(self.ready)
+            return
+        error = LaunchError(sharing.refused)
+        error.final, error.again = True, not sharing.refused
+        self._useless = True
+        _fail(self.ready, error)
+
+    def _exited(self, pid: int, status: int, cpu: int) -> None:
+        process = self._processes.pop(pid, None)
+        if process is None:
+            return
+        process.ended(status, cpu=cpu / 1e6)
+        if pid in self._unwanted:
+            self._unwanted.remove(pid)
+            process.close()
+
+    def _launched(self, frame: Frame, fds: list[int]) -> None:
         pid, held = unpack_pid(frame.payload)
         # A read ends behind the bytes that a descriptor came with.  So if this frame brings a
         # descriptor, it is the only one here.
         process = Process(self._loop, pid, fds.pop() if held and fds else None)
         self._processes[pid] = process
-        return process
-
-    def _exited(self, pid: int, status: int, cpu: int) -> None:
-        process = self._processes.pop(pid, None)
-        if process is None:
-            return  # a spare process that never got here
-        process.ended(status, cpu=cpu / 1e6)
-        if pid in self._unwanted:
-            self._unwanted.remove(pid)
-            process.close()
-        elif self._spare is not None and self._spare.process is process:
-            self.drop_spare()
-
-    def drop_spare(self) -> None:
-        """Drop the spare process; the pool asks for another one after its next request."""
-        if self._spare is not None:
-            self._spare.close()
-            self._spare = None
-
-    def _launched(self, frame: Frame, fds: list[int]) -> None:
-        process = self._started(frame, fds)
         answer = self._requests.get(frame.job)
         if answer is not None and not answer.done():
             answer.set_result(process)
@@ -407,7 +396,9 @@ class LauncherProcess:
             self._loop.call_later(wait, self._never_begun, what, 2 * wait)
             return
         self._popen.kill()
-        self._lose(InterpreterError(new.fault(ended or what)))
+        error = InterpreterError(new.fault(ended or what))
+        error.final = bool(ended)  # else the machine may have been busy
+        self._lose(error)
 
     def _lose(self, reason: str | LaunchError) -> None:
         if self.lost:
@@ -421,8 +412,6 @@ class LauncherProcess:
         _fail(self.ready, error)
         for answer in list(self._requests.values()):
             _fail(answer, error)
-        self.drop_spare()
-        self._quiet.cancel()
         for pid, process in self._processes.items():
             process.launcher_gone()
             if pid in self._unwanted:

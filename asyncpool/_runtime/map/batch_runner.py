@@ -258,10 +258,7 @@ class BatchRunner:
             outcomes = result.load()
             figures.items += len(outcomes)
             self.pace.note(len(outcomes), result.microseconds)
-            if result.plain:
-                self._settle(part.batch, part.offset, outcomes, failed=False)
-            else:
-                self._take_in(part, outcomes)
+            self._take_in(part, outcomes)
             self._send_rest(part, len(outcomes))
         elif job.found is not None:
             # The item that ran last has ended the chunk, so it gets the chunk's error.

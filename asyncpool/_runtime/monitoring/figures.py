@@ -27,12 +27,15 @@ class PoolFigures:
         starts: How long they took until they were ready.
         crash_kinds: The crashes, by kind.
         exits: The ends of workers, by cause; see ``exit_reasons.py``.
+        lost_clients: Clients of a shared pool that were gone, or not heard, with jobs open.
+        refused_clients: Clients of a shared pool that did not come in, or were cut off.
         exited_cpu: Seconds of CPU time of the processes that are gone.
     """
 
     def __init__(self) -> None:
         self.functions = FunctionTotals()
         self.refused = self.timeouts = self.retries = self.takeovers = self.spawned = 0
+        self.lost_clients = self.refused_clients = 0
         self.starts = Durations()
         self.crash_kinds: Counter[CrashKind] = Counter()
         self.exits: Counter[str] = Counter()

@@ -10,10 +10,13 @@ from asyncpool._core.pickling.functions import MEMORY, Function, FunctionCache
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.agent_window import AgentWindow
-from asyncpool._core.remote.client_jobs import MAX_CREDITS
+from asyncpool._core.remote.client_jobs import (
+    MAX_CREDITS,
+    SLOTS,
+    SignsOfLife,
+    first_slot,
+)
 from asyncpool._core.remote.remote_options import write_options
-from asyncpool._core.remote.slot_numbers import SLOTS, first_slot
-from asyncpool._core.remote.suspicion import SignsOfLife
 from asyncpool._core.remote_wire.clock_bounds import ClockBounds
 from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD, Batch, ReliableLink
 from asyncpool._core.remote_wire.remote_messages import Kind, Message, pack_head

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from asyncpool._core.remote_wire.own_objects import kind_of, load_own
 from asyncpool._core.remote_wire.remote_messages import Kind, Message, pack_question
 from asyncpool._runtime.node.node import Node
+from asyncpool._runtime.remote.own_objects import kind_of, load_own
 from asyncpool.errors import AsyncPoolError, PoolClosedError, ProtocolError
 
 _MISTAKES: dict[str, type[Exception]] = {

@@ -80,7 +80,7 @@ def assemble(config: SupervisorConfig, hub: PoolHub) -> Parts:
         admission=admission,
         draining=draining,
         traffic=traffic,
-        replacement=WorkerReplacement(state),
+        replacement=WorkerReplacement(state, threads),
         sessions=Sessions(state, admission, draining, traffic),
         broadcasts=Broadcaster(state, admission, traffic, threads, worker),
         stacks=Stacks(),
@@ -92,9 +92,9 @@ def assemble(config: SupervisorConfig, hub: PoolHub) -> Parts:
 def _first_config(config: SupervisorConfig) -> WorkerConfig:
     """Return the configuration of workers that are started before any broadcast."""
     levels, disabled = explicit_levels()
-    # The others find what the launcher has imported.
-    later = () if config.launcher_imports else config.preload
-    return config.worker._replace(levels=levels, disabled=disabled, preload=later)
+    return config.worker._replace(
+        levels=levels, disabled=disabled, preload=config.preload
+    )
 
 
 def _core_of(config: SupervisorConfig) -> Supervision:

@@ -85,8 +85,6 @@ class CommandPerformer(Performer):
                 self._parts.broadcasts.on_dropped(jobs)
             case cmd.Offer(slot, session):
                 self._parts.sessions.offer(slot, session)
-            case cmd.Rebuild(slot, session):
-                self._parts.sessions.rebuild(slot, session)
             case cmd.EndSession(session, jobs):
                 self._parts.sessions.end(session, jobs)
             case cmd.RefuseSessions():

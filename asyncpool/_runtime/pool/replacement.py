@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from weakref import WeakKeyDictionary
 
 from asyncpool import events
 from asyncpool._core.base.text import in_units
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import UP, Slot
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.base.machine import private_memory
+from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.pool.resize_waits import ResizeWaits
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool._system.processes import memory_at_most, private_memory
 from asyncpool.enums import SlotState
 from asyncpool.errors import NoWorkerError, RollInProgressError
 
-# Seconds between two looks at the workers' memory.  A look takes 10 us for each worker.
+# Seconds between two looks at the workers' memory.  A look takes 5 us for each worker.
 _LOOK_EVERY = 0.25
+
+# A worker is weighed at most this part of the time, unless it has become larger since: it may
+# only have begun to write to what it shares.
+_WEIGHING = 0.02
 
 # The states of a slot whose process is a worker that has been ready.
 _THERE = UP | {SlotState.STOPPING}
@@ -28,13 +35,20 @@ class WorkerReplacement:
 
     Args:
         state: The pool's state.
+        threads: Weigh workers, which may take some ten ms.
 
     Attributes:
         resize_waits: Who waits until the pool has its new size.
     """
 
-    def __init__(self, state: PoolState) -> None:
+    def __init__(self, state: PoolState, threads: Threads) -> None:
         self._state = state
+        self._threads = threads
+        self._weighing: set[WorkerHandle] = set()
+        # How much of a worker's memory is shared, and when to weigh that worker again.
+        self._weighed: WeakKeyDictionary[WorkerHandle, tuple[int, float]] = (
+            WeakKeyDictionary()
+        )
         self._replacements = state.core.replacements
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._roll_began = 0.0
@@ -176,18 +190,45 @@ class WorkerReplacement:
 
     # Memory.
 
-    @decision
-    def _look_at_memory(self, _: float) -> None:
-        for slot in list(self._state.core.slots):
+    def _look_at_memory(self, now: float) -> None:
+        for slot in self._state.core.slots:
             if slot.state in UP:
-                self._weigh(slot)
+                self._look_at(slot, self._state.handles[slot.index], now)
         self._watch.set_in(_LOOK_EVERY)
 
-    def _weigh(self, slot: Slot) -> None:
-        handle, now = self._state.handles[slot.index], self._state.loop.time()
-        if handle.pid is None:
+    def _look_at(self, slot: Slot, handle: WorkerHandle, now: float) -> None:
+        """Have a worker weighed that may have reached a limit."""
+        limits = (self._hard, slot.recycle_limits.memory)
+        least = min(limit for limit in limits if limit is not None)
+        pid = handle.pid
+        if pid is None or handle in self._weighing:
             return
-        memory = private_memory(handle.pid)
+        most = memory_at_most(pid)
+        shared, again_at = self._weighed.get(handle, (0, now))
+        if most < least or (most - shared < least and now < again_at):
+            return
+
+        def weigh() -> tuple[int, float]:
+            began = time.monotonic()
+            return private_memory(pid), time.monotonic() - began
+
+        def note(weight: asyncio.Future[tuple[int, float]]) -> None:
+            self._weighing.discard(handle)
+            if not weight.cancelled():  # the pool does not close
+                memory, took = weight.result()
+                again_at = self._state.loop.time() + took / _WEIGHING
+                self._weighed[handle] = max(0, most - memory), again_at
+                self._judge(handle, memory)
+
+        self._weighing.add(handle)
+        self._threads.copy(weigh).add_done_callback(note)
+
+    @decision
+    def _judge(self, handle: WorkerHandle, memory: int) -> None:
+        """Kill or replace a worker that has so much memory to itself, if that is too much."""
+        slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
+        if self._state.handles.get(handle.slot) is not handle or slot.state not in UP:
+            return
         if self._hard is not None and memory >= self._hard:
             had, most = in_units(memory), in_units(self._hard)
             reason = f"it had {had} of memory, and kill_memory is {most}"
@@ -201,6 +242,7 @@ class WorkerReplacement:
             self._state.performer.perform(
                 self._replacements.replace(slot, "max_memory", now)
             )
+        self._state.performer.rearm()
 
 
 def _why(call: str, reason: str) -> str:

@@ -7,7 +7,6 @@ knows how many callers wait.  This module knows which callers, and in which orde
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,7 +23,6 @@ from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool.errors import (
     AsyncPoolError,
     JobError,
-    PoolBrokenError,
     PoolClosedError,
     WorkerGoneError,
 )
@@ -39,14 +37,10 @@ class SessionWorker:
         slot: The worker's slot.
         pid: The worker's pid.
         gone: Whether the worker is gone, and the session is over.
-        crash: How a worker of the session died last, if the pool did not end it.
-        earlier_crash: How the worker before this one died, likewise.
+        crash: How the worker died, if the pool did not end it.
         cause: The cause of the error that later calls get.
         jobs: The calls that are open.
         hold: Keeps the pool open.
-        on_restart: What rebuilds the state in another worker; ``None`` if nothing does.
-        options: The options of the session's calls.
-        rebuild: The last call of *on_restart*.
     """
 
     def __init__(self, session: int, slot: int, pid: int) -> None:
@@ -55,33 +49,15 @@ class SessionWorker:
         self.pid = pid
         self.gone = False
         self.crash: Crash | None = None
-        self.earlier_crash: Crash | None = None
         self.cause: BaseException | None = None
         self.jobs: dict[Job[Any], None] = {}
         self.hold = SessionHold()
-        self.on_restart: Callable[[], Any] | None = None
-        self.options = JobOptions()
-        self.rebuild: Job[Any] | None = None
 
     def error(self) -> WorkerGoneError:
         """Return the error of a call that has no worker any more."""
-        error = WorkerGoneError(
-            slot=self.slot,
-            pid=self.pid,
-            crash=self.named_crash,
-            on_restart_failed=self._on_restart_failed,
-        )
+        error = WorkerGoneError(slot=self.slot, pid=self.pid, crash=self.crash)
         error.__cause__ = self.cause
         return error
-
-    @property
-    def named_crash(self) -> Crash | None:
-        """The crash that the error names; its cause says what on_restart itself died of."""
-        return self.earlier_crash if self._on_restart_failed else self.crash
-
-    @property
-    def _on_restart_failed(self) -> bool:
-        return self.on_restart is not None and self.cause is not None
 
     def options_of_call(self, options: JobOptions) -> JobOptions:
         """Return *options* as those of a call for this worker."""
@@ -159,8 +135,6 @@ class Sessions:
     async def take(
         self,
         timeout: float | None,  # noqa: ASYNC109 - it is only for the wait
-        on_restart: Callable[[], Any] | None,
-        options: JobOptions,
     ) -> SessionWorker:
         """Wait for a worker; see :meth:`asyncpool.Pool.worker`."""
         self._admission.check_session()
@@ -174,13 +148,7 @@ class Sessions:
         hold.what = (
             f"a session with worker {session_worker.pid} in slot {session_worker.slot}"
         )
-        session_worker.hold, session_worker.on_restart, session_worker.options = (
-            hold,
-            on_restart,
-            options,
-        )
-        if on_restart is not None:
-            self._state.core.sessions.make_last(session_worker.session)
+        session_worker.hold = hold
         return session_worker
 
     async def _wait(self, timeout: float | None) -> SessionWorker:  # noqa: ASYNC109
@@ -274,76 +242,6 @@ class Sessions:
         job = self._traffic.submit(function, args, kwargs, options)
         session_worker.add(job)
         return job
-
-    def rebuild(self, slot: int, session: int) -> None:
-        """Rebuild a session's state in its new worker.
-
-        If the call that rebuilds it is still queued, it simply runs in the new worker.
-        """
-        session_worker = self._session_workers[session]
-        pid = self._state.handles[slot].pid
-        assert pid is not None
-        assert session_worker.on_restart is not None
-        crash = session_worker.crash
-        died = crash is not None and crash.pid == session_worker.pid
-        session_worker.earlier_crash = crash if died else None
-        session_worker.pid = pid
-        if session_worker.rebuild is not None and not session_worker.rebuild.done():
-            return
-        bound = SessionTraits(session, first=True)
-        options = replace(session_worker.options, bound=bound, hold=session_worker.hold)
-        try:
-            job = self._traffic.submit(session_worker.on_restart, (), {}, options)
-        except AsyncPoolError as error:  # the pool is closed
-            self._state.loop.call_soon(self._give_up, session_worker, error)
-        else:
-            session_worker.rebuild = job
-            session_worker.add(job)
-            job.add_done_callback(functools.partial(self._on_rebuilt, session_worker))
-
-    def _on_rebuilt(self, session_worker: SessionWorker, job: Job[Any]) -> None:
-        error = None if job.cancelled() else job.exception()
-        if self._is_put_off(session_worker, job, error):
-            return
-        if error is not None or job.cancelled():
-            self._give_up(session_worker, error)
-        else:
-            self._go_on(session_worker, job)
-
-    def _is_put_off(
-        self, session_worker: SessionWorker, job: Job[Any], error: BaseException | None
-    ) -> bool:
-        """Return whether the pool broke before *job* began: the next worker gets another one."""
-        sessions = self._state.core.sessions
-        # A function may raise that error too, since another pool is broken.
-        return isinstance(error, PoolBrokenError) and not sessions.rebuilds(
-            session_worker.session, job.id
-        )
-
-    @decision
-    def _go_on(self, session_worker: SessionWorker, job: Job[Any]) -> None:
-        self._state.performer.perform(
-            self._state.core.sessions.rebuilt(session_worker.session, job.id)
-        )
-
-    def _give_up(
-        self, session_worker: SessionWorker, error: BaseException | None
-    ) -> None:
-        """End a session whose state cannot be rebuilt, and fail its calls."""
-        session_worker.gone = True
-        if not isinstance(error, WorkerGoneError):
-            session_worker.cause = error
-        for job in [*session_worker.jobs]:
-            if not job.done():
-                self._state.registry.fail(job, session_worker.error())
-                self._take_out(job)
-        self._end(session_worker, fresh=True)
-
-    @decision
-    def _take_out(self, job: Job[Any]) -> None:
-        self._state.performer.perform(
-            self._state.core.jobs.drop(job.id, self._state.loop.time())
-        )
 
     # How sessions end.
 

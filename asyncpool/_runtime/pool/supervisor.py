@@ -51,6 +51,7 @@ class Supervisor:
         draining: Keeps the pool open while it drains.
         traffic: Brings jobs to workers and back.
         leases: The holders of leases; submits jobs that have one.
+        figures: What it counts.
         replacement: Retires, replaces and kills workers.
         sessions: Gives workers to sessions.
         broadcasts: Has every worker make a call.
@@ -68,7 +69,7 @@ class Supervisor:
         self.admission = parts.admission
         self.draining = parts.draining
         self.traffic = parts.traffic
-        self.leases = state.registry.leases
+        self.leases, self.figures = state.registry.leases, state.registry.figures
         self.replacement = parts.replacement
         self.sessions = parts.sessions
         self.broadcasts = parts.broadcasts

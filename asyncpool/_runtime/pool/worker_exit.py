@@ -58,6 +58,7 @@ class WorkerExit:
             self._crash_reporter.kind_of(handle, slot, now),
         )
         was_ready = slot.ready_at is not None
+        slot.hopeless = handle.final and not was_ready
         losses = registry.losses(handle, slot, kind)
         begun = [loss.job for loss in losses if loss.begun]
         if slot.is_overdue:

@@ -79,6 +79,7 @@ class Workers:
             places=self._places,
             worker_env=env,
             forked=config.fork,
+            lends_tracker=config.confinement is None and config.data is None,
         )
 
     def start(self, slot: int, generation: int) -> None:
@@ -98,12 +99,12 @@ class Workers:
             await handle.run()
         except OSError as error:
             handle.detail = str(error)
-            self._launcher.drop_spare()  # perhaps there are too few descriptors
         except LaunchError as error:
             why = error
             if handle.killed and not self._state.core.slots[handle.slot].exit_planned:
                 why = await self._launcher.on_start_timeout(error)
             handle.detail, handle.traceback = str(why), why.trace
+            handle.final = why.final
         self._worker_exit.handle_exit(handle)
         self._status.check_all_ready()
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.policies.job_options import JobLimits
-from asyncpool._core.remote.slot_numbers import crash_at_client
-from asyncpool._core.remote_wire.own_objects import kind_of
+from asyncpool._core.remote.client_jobs import crash_at_client
 from asyncpool._runtime.job.job import claim_as
+from asyncpool._runtime.remote.own_objects import kind_of
 from asyncpool._runtime.remote.packed_calls import PackedError
 from asyncpool.enums import TimeLimit
 from asyncpool.errors import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from asyncpool._core.pickling.serializers import Serializer
-from asyncpool._core.remote_wire.own_objects import kind_of
 from asyncpool._core.remote_wire.remote_messages import load_parts, pack_parts
 from asyncpool._runtime.remote.agent_errors import AgentErrors, pack_error
+from asyncpool._runtime.remote.own_objects import kind_of
 from asyncpool.errors import BroadcastError, ProtocolError
 
 # The first slot of an agent, and what it has answered.

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from asyncpool._core.remote_wire.reliable_link import ReliableLink
 from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
 from asyncpool._runtime.remote.lent_memory import LentMemory
-from asyncpool.errors import ProtocolError
 
 # For how many seconds an agent works for a client that it does not hear, by default.  A program
 # that computes in its event loop is silent for that long, and is not gone.
@@ -48,21 +47,20 @@ class Carrier(Protocol):
 
     Attributes:
         on_bytes: Called with what has come.
-        on_gone: Called once when the other process is surely dead, or has ended the session.
+        on_gone: Called once when the other process is surely dead, or has ended the session; with
+            what it has done wrong, or what the system says of it, if that is why.
         loses: Whether batches may be lost, so that they must be repeated.
         process: The other process, if it is on this machine and the system says which it is.
         lent: Memory for large buffers that go to the other end, if the carrier has such.
         borrowed: Likewise for those that come.
-        why: What the other end has done wrong, if that has ended the connection.
     """
 
     on_bytes: Callable[[bytes], None]
-    on_gone: Callable[[], None]
+    on_gone: Callable[[Exception | None], object]
     loses: bool
     process: int | None
     lent: LentMemory | None
     borrowed: BorrowedMemory | None
-    why: ProtocolError | None
 
     def allow(self, limit: int) -> None:
         """Let a piece that comes have *limit* bytes from now on, and not only a greeting's."""

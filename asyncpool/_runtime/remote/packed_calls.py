@@ -23,29 +23,10 @@ class PackedError(Exception):
         self.payload = payload
 
 
-class PackedCall:
-    """A call without arguments that a client has packed: what rebuilds the state of a session.
-
-    Attributes:
-        function: Its function.
-        call: The call, packed.
-    """
-
-    def __init__(self, function: Function, call: bytes) -> None:
-        self.function = function
-        self.call = call
-
-    def __call__(self) -> Any:
-        """Refuse: only a worker can call it."""
-        raise TypeError("a packed call is for workers")
-
-
 def _pack(
     function: object, args: tuple[Any, ...], kwargs: object, **_: Any
 ) -> bytes | OutOfBandPickle:
-    del kwargs
-    if isinstance(function, PackedCall):
-        return function.call
+    del function, kwargs
     packed: bytes | OutOfBandPickle = args[0]
     return packed
 
@@ -103,11 +84,9 @@ class PackedFunctions(FunctionTable):
     def find(
         self, function: Callable[..., Any], name: str = "", via: Via = "submit"
     ) -> Function:
-        """Return *function*, which is one of :meth:`named`, or the call of one."""
+        """Return *function*, which is one of :meth:`named`."""
         del name
         known: Any = function
-        if isinstance(known, PackedCall):
-            return known.function
         assert isinstance(known, Function)
         if via == "submit":
             return known

@@ -35,7 +35,6 @@ class UnixCarrier:
 
     Attributes:
         ended: Done when the socket is closed.
-        why: What the other end has done wrong, if that has ended the connection.
     """
 
     loses = False
@@ -44,11 +43,10 @@ class UnixCarrier:
         self, sock: socket.socket, threads: Threads, buffer: memoryview | None = None
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
-        self.why: ProtocolError | None = None
         self.process: int | None = peer_pid(sock)
         # Whoever uses the carrier sets these.
         self.on_bytes: Callable[[bytes], None] = _drop
-        self.on_gone: Callable[[], None] = _nothing
+        self.on_gone: Callable[[Exception | None], object] = _nothing
         self._socket = DescriptorSocket(sock)
         self._open = True
         self._late = Alarm(loop, lambda _: self._cut())
@@ -121,9 +119,9 @@ class UnixCarrier:
     def _pass_on(self, data: bytes) -> None:
         try:
             self.on_bytes(data)
-        except BaseException:
+        except BaseException as error:
             # What was lost by that would be waited for: each end says everything once.
-            self._on_end(None)
+            self._on_end(error if isinstance(error, Exception) else None)
             raise
 
     def _on_memory(self, frame: Frame) -> None:
@@ -147,14 +145,14 @@ class UnixCarrier:
             self._channel.put(header(kind, 0, tag=number))
             self._channel.flush_soon()
 
-    def _on_end(self, error: ProtocolError | None) -> None:
+    def _on_end(self, error: Exception | None) -> None:
         """Say that the other end is gone."""
         if not self._open:
             self._cut()
             return
-        self.why, gone = error, self.on_gone
+        gone = self.on_gone
         self.abort()
-        gone()
+        gone(error)
 
 
 def is_same_user(sock: socket.socket) -> bool:
@@ -170,5 +168,5 @@ def _drop(data: bytes) -> None:
     del data
 
 
-def _nothing() -> None:
+def _nothing(_: Exception | None) -> None:
     """Do nothing."""

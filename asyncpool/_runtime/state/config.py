@@ -191,4 +191,5 @@ def worker_config(options: WorkerOptions, *, max_payload: int) -> WorkerConfig:
         rlimits=tuple(limits.rlimits.items()),
         loop=options.worker_loop,
         script=main_script(),
+        memory=limits.memory_at_start,
     )

@@ -113,6 +113,7 @@ class CrashReporter:
             detail=detail,
             stack=stack,
             stderr_tail=handle.stderr_tail,
+            final=handle.final and kind is CrashKind.FAILED_START,
             **after._asdict(),
         )
         if job is None:

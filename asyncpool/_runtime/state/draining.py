@@ -157,7 +157,7 @@ class Draining:
         assert self._began is not None
         state, jobs = self._state, self._state.registry.jobs
         names = (job._title for job in itertools.islice(jobs.values(), _LOOKED_AT))
-        queued = state.core.balance.waiting
+        queued = state.core.waiting
         what = describe_waiting(
             jobs=len(jobs),
             queued=queued,

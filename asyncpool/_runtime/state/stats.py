@@ -8,9 +8,10 @@ from time import monotonic
 from typing import TypeVar
 
 from asyncpool._core.slots.slots import Slot
-from asyncpool._runtime.base.machine import cpu_time, private_memory
+from asyncpool._runtime.base.machine import cpu_time
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool._system.processes import memory_at_most
 from asyncpool.enums import RunState, SlotState
 from asyncpool.stats import PoolStats, RunningJob, SlotStats
 
@@ -58,7 +59,7 @@ def _read(state: PoolState, shared_memory: int) -> PoolStats:
         workers=core.replacements.sizing.size,
         idle=states.count(SlotState.IDLE),
         busy=states.count(SlotState.BUSY),
-        queued=core.balance.waiting,
+        queued=core.waiting,
         oldest_queued=_oldest_queued(state, now),
         submitted=registry.submitted,
         completed=registry.completed,
@@ -78,6 +79,8 @@ def _read(state: PoolState, shared_memory: int) -> PoolStats:
         loop_lag=state.loop_lag.durations.histogram(),
         dropped_events=state.hub.dropped,
         shared_memory=shared_memory,
+        lost_clients=totals.lost_clients,
+        refused_clients=totals.refused_clients,
         functions=functions,
         slots=tuple(
             _slot_stats(state, slot, state.handles.get(slot.index), now)
@@ -99,7 +102,7 @@ def _run_state(state: PoolState) -> RunState:
 
 def _oldest_queued(state: PoolState, now: float) -> float:
     """Return for how long the oldest queued job has waited, in seconds."""
-    if not state.core.balance.waiting:
+    if not state.core.waiting:
         return 0.0
     # The registry has them in the order in which they came.  So this loop ends early: only the
     # few jobs before the oldest queued one are with a worker, or have their outcome unpickled.
@@ -127,7 +130,7 @@ def _slot_stats(
         jobs=slot.outcomes,
         uptime=now - handle.started_at if handle is not None and has_process else 0.0,
         cpu=0.0 if pid is None else cpu_time(pid),
-        memory=0 if pid is None else private_memory(pid),
+        memory=0 if pid is None else memory_at_most(pid),
     )
 
 

@@ -40,7 +40,7 @@ class PoolStatus:
         if self.ready.done():
             return False
         core = self._state.core
-        breaks_pool = self._state.config.wait_for_all and core.failures is not None
+        breaks_pool = self._state.config.wait_for_all and core.failure is not None
         return breaks_pool or core.broken is not None
 
     def worker_ready(self) -> None:
@@ -57,10 +57,8 @@ class PoolStatus:
             return
         if core.minimum_ready:
             self.ready.set_result(None)
-        elif core.failures is not None:
-            reason = (
-                f"{core.failures} starts failed in a row, and not all workers are ready"
-            )
+        elif core.failure is not None:
+            reason = f"{core.failure}, and not all workers are ready"
             crashes = tuple(self._state.crashes)
             self._fail_waiters(
                 PoolBrokenError(reason=reason, crashes=crashes, retry_after=None)

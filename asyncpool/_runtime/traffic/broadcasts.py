@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from asyncpool._core.base.names import function_name
 from asyncpool._core.main.main_module import is_in_use
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
@@ -126,21 +127,20 @@ class Broadcaster:
                 self._threads, data, (function, args, kwargs), options
             )
             number = next(self._numbers)
-            broadcast = Broadcast.of(number, function, payload)
+            broadcast = Broadcast(number, function_name(function), payload)
             run = self._begin(broadcast, options, serializer)
         return await self._result(run)
 
     async def broadcast_packed(
         self,
         name: str,
-        line: int,
         payload: bytes,
         options: JobOptions,
         serializer: Serializer,
     ) -> dict[int, Any]:
-        """Do the same with a call that is pickled already; *line* is where *name* is defined."""
+        """Do the same with a call that is pickled already."""
         async with self._order:
-            broadcast = Broadcast(next(self._numbers), name, line, payload)
+            broadcast = Broadcast(next(self._numbers), name, payload)
             run = self._begin(broadcast, options, serializer)
         return await self._result(run)
 

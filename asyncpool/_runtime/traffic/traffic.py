@@ -304,9 +304,7 @@ class Traffic:
         # Others may have waited for this worker, if it is idle now.
         if commands or self._admission.saturated:
             self._state.performer.perform(commands)
-        if self._stall_watch.active or core.dispatcher.waiting:
-            self._stall_watch.leave_alone(handle)
-            self._stall_watch.look_soon()
+        self._stall_watch.look_soon()
         if registry.timed:
             self.timers.begin_first(handle.slot)
         if self._state.hub.listened:

@@ -24,6 +24,7 @@ from asyncpool._runtime.worker.identity import confined, identity_of
 from asyncpool._runtime.worker.serving import ServingLink
 from asyncpool._runtime.worker.setup import WorkerSetup
 from asyncpool._system.sockets import socket_pair
+from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
     from asyncpool._runtime.sandbox.places import Place
@@ -74,6 +75,7 @@ class WorkerConnections:
         self.stderr: Output | None = None
         self.lacked_memory = False
         self._place: Place | None = None
+        self._lent = False
 
     def open(self, worker: WorkerHandle, theirs: contextlib.ExitStack) -> list[int]:
         """Open everything, and send the worker its configuration.
@@ -135,6 +137,34 @@ class WorkerConnections:
         config = setup.listener.config_for(worker)
         control.put(header(FrameKind.CONFIG, len(config)), config)
         control.flush()
+
+    def lend_tracker(self) -> None:
+        """Send the worker the resource tracker of this program, which starts if need be.
+
+        What its jobs share is unlinked at the end of the program if nobody has unlinked it.
+
+        Raises:
+            ProtocolError: If it may not have that.  With it, it could unlink what is others'.
+        """
+        control, setup = self.control, self._setup
+        if self._lent or not setup.lends_tracker:
+            raise ProtocolError("it asked for a resource tracker that it cannot have")
+        assert control is not None
+        self._lent = True
+
+        def lend(tracker: asyncio.Future[int | None]) -> None:
+            failed = tracker.cancelled() or tracker.exception() is not None
+            fd, frame = (
+                None if failed else tracker.result(),
+                header(FrameKind.TRACKER, 0),
+            )
+            if fd is None:
+                control.put(frame)
+            else:
+                control.put_descriptor(frame, fd, keep=True)
+            control.flush()
+
+        setup.threads.copy(_descriptor_of_tracker).add_done_callback(lend)
 
     def _channel(
         self,
@@ -206,6 +236,12 @@ def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, int]:
     ours, other = socket_pair()
     theirs.callback(other.close)
     return ours, other.fileno()
+
+
+def _descriptor_of_tracker() -> int | None:
+    from multiprocessing.resource_tracker import getfd  # noqa: PLC0415 - few programs need it
+
+    return getfd()
 
 
 def _pipe(theirs: contextlib.ExitStack) -> tuple[int, int]:

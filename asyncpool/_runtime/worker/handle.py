@@ -61,6 +61,7 @@ class WorkerHandle:
         status: Its exit status, once it has ended and if it is known.
         detail: Why it has ended, as far as that is known.
         traceback: The traceback of the exception that has ended it, if there is one.
+        final: Whether another start would fail in the same way.
         silence: What has been missing for how long, if it counts as hung.
         late_stacks: Its stacks, if it was killed since it had not ended in time.
         broke_protocol: Whether it has sent something that the protocol does not allow.
@@ -88,7 +89,7 @@ class WorkerHandle:
         self.process: Process | None = None
         self.status: int | None = None
         self.detail = self.traceback = self.silence = self.late_stacks = ""
-        self.broke_protocol = False
+        self.broke_protocol = self.final = False
         self.taken_in_trust = -1
         self.began_at = loop.time()
         self.started_at = self.since = monotonic()
@@ -166,22 +167,10 @@ class WorkerHandle:
         channel.read()
 
     def read_now(self) -> None:
-        """Read now what it has sent on its job channel, even if reading is paused."""
+        """Read now what it has sent on its job channel."""
         channel = self.connections.jobs
         assert channel is not None
         channel.read()
-
-    def pause_reading(self) -> None:
-        """Read none of its outcomes until :meth:`resume_reading`."""
-        channel = self.connections.jobs
-        assert channel is not None
-        channel.pause()
-
-    def resume_reading(self) -> None:
-        """Read its outcomes as they come."""
-        channel = self.connections.jobs
-        assert channel is not None
-        channel.resume()
 
     def demand_stacks(self) -> None:
         """Have a signal handler write its stacks, since no thread of Python's may run there."""

@@ -152,6 +152,8 @@ class IncomingFrames:
                 self._listener.on_ready(worker)
         elif frame.kind is FrameKind.FAILED:
             self._on_failure(frame)
+        elif frame.kind is FrameKind.TRACKER:
+            self._connections.lend_tracker()
         else:
             raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
 
@@ -162,6 +164,7 @@ class IncomingFrames:
         failure = Failure.unpack(frame.payload)
         worker.detail = printable_lines(f"{failure.stage} failed: {failure.summary}")
         worker.traceback = printable_lines(failure.text)
+        worker.final = failure.final
         if failure.stage == "thread" or (failure.stage == "serve" and self.said_hello):
             self._listener.on_fault(worker)
 

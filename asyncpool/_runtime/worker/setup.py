@@ -41,3 +41,4 @@ class WorkerSetup:
     places: Places | None
     worker_env: WorkerEnv | None
     forked: bool
+    lends_tracker: bool

@@ -104,8 +104,8 @@ class ServerWorker:
 
     def ready(self) -> None:
         if not self.is_ready:
+            self._control.greet()
             self.is_ready = True
-            self._control.send(FrameKind.HELLO)
 
     def retire(self, reason: str) -> None:
         if get_ident() != self._thread:

@@ -5,9 +5,7 @@ See ``_core/map/chunks.py`` for the log.
 
 from __future__ import annotations
 
-import os
 import pickle
-import sys
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -17,15 +15,9 @@ from types import CoroutineType
 
 from asyncpool._core.base.names import function_name
 from asyncpool._core.map.chunks import (
-    CHUNK_SIZE,
     FLAT,
     LOG_HEAD,
-    NUMBER_SIZE,
-    NUMBERS,
-    OPEN,
     ChunkResult,
-    code_of,
-    count_numbers,
     note,
 )
 from asyncpool._core.pickling.calls import pack_value
@@ -66,7 +58,6 @@ class ChunkLog:
 
     Attributes:
         words: The head of the log, see ``_core/map/chunks.py``.
-        columns: Where numbers of each type are noted.
         write: Writes behind what was written before.
         count: How many items there are.
     """
@@ -74,49 +65,18 @@ class ChunkLog:
     def __init__(
         self, page: mmap, start: int = LOG_START, pen: Pen | None = None
     ) -> None:
-        begin, size = start + LOG_HEAD.size, CHUNK_SIZE * NUMBER_SIZE
-        numbers = memoryview(page)[begin : begin + size]
-        self.words = memoryview(page)[start:begin].cast("Q")
-        self.columns: dict[type, Any] = {
-            number: numbers.cast(code)  # type: ignore[call-overload]
-            for number, code in NUMBERS.items()
-        }
+        self._first = start + LOG_HEAD.size
+        self.words = memoryview(page)[start : self._first].cast("Q")
         self.write: Callable[[bytes], object] = (pen or page).write
         self.count = 0
-        self._numbers = numbers
-        self._start = start
         self._seek: Callable[[int], object] = (pen or page).seek
-        self._blank = os.urandom(NUMBER_SIZE)
-        self.words[6] = int.from_bytes(self._blank, sys.byteorder)
 
     def begin(self, job: int, attempt: int, count: int) -> None:
         """Begin a new log for *count* items."""
         words, self.count = self.words, count
-        words[0] = words[1] = words[4] = 0
+        words[0] = words[1] = 0
         words[2], words[3] = job, attempt
-
-    def begin_column(self, number: type) -> Any:
-        """Return where results of this type are noted; ``None`` if it is no type of numbers."""
-        column = self.columns.get(number)
-        if column is not None:
-            # One more than needed, so that no number of an earlier chunk follows.
-            blanks = self._blank * min(self.count + 1, CHUNK_SIZE)
-            self._numbers[: len(blanks)] = blanks
-            self.words[5], self.words[4] = number is float, OPEN + self.count
-        return column
-
-    def end_column(self, done: int) -> None:
-        """Have later outcomes written behind the first *done* ones, which are numbers."""
-        self.words[0] = done
-        self.words[4] = done
-        self._seek(self._start + LOG_HEAD.size + done * NUMBER_SIZE)
-
-    def column(self) -> tuple[bytes, str]:
-        """Return the numbers that were noted, and the code of their type."""
-        numbers, number, blank = self.words[4:]
-        if numbers >= OPEN:  # the chunk was cancelled between two of them
-            numbers = count_numbers(self._numbers, blank)
-        return bytes(self._numbers[: numbers * NUMBER_SIZE]), code_of(number)
+        self._seek(self._first)
 
 
 def run_chunk(
@@ -213,68 +173,18 @@ class Chunk:
     def result(self) -> ChunkResult:
         """The outcomes of the chunk."""
         microseconds = (perf_counter_ns() - self._began) / 1000
-        numbers, code = self._log.column()
-        return self._result._replace(
-            numbers=numbers, code=code, microseconds=microseconds
-        )
+        return self._result._replace(microseconds=microseconds)
 
 
 def _run(
     calls: Iterator[Any], log: ChunkLog, result: ChunkResult, pack: Callable[[Any], Any]
 ) -> Generator[Coroutine[Any, Any, Any], Any, None]:
-    rest = _run_numbers(calls, log)
-    if rest is not None:
-        yield from _run_others(calls, log, result, pack, rest)
-
-
-def _run_numbers(calls: Iterator[Any], log: ChunkLog) -> tuple[int, Any, Any] | None:
-    """Note results as long as they are numbers of one type.
-
-    Returns:
-        How many numbers there are; and the next result and its outcome, if there is one.
-    """
-    # This runs for each item, so it does as little as possible.
-    words = log.words
-    number: type | None = None
-    column: Any = None
+    """Note the outcomes of items; yield the coroutines of those that are async."""
+    # A call of a function for each item would take a fifth more time.
+    write, words, add = log.write, log.words, result.outcomes.append
     for done in range(log.count):
         try:
-            value = copy_context().run(next, calls)
-        except BaseException as error:
-            words[1] |= isinstance(error, JobCancelled)
-            return done, None, (pack_error(error, skip=ours(error)), True)
-        if type(value) is not number:
-            number = type(value)
-            column = None if done else log.begin_column(number)
-            if column is None:
-                return done, value, value
-        try:
-            column[done] = value  # the item counts as done from here on
-        except ValueError:  # the number has more than 64 bits
-            return done, value, value
-        if words[1]:
-            log.end_column(done + 1)
-            return None
-    log.end_column(log.count)
-    return None
-
-
-def _run_others(
-    calls: Iterator[Any],
-    log: ChunkLog,
-    result: ChunkResult,
-    pack: Callable[[Any], Any],
-    rest: tuple[int, Any, Any],
-) -> Generator[Coroutine[Any, Any, Any], Any, None]:
-    """Note the outcomes after the numbers; *rest* is the first one, if there is one."""
-    # As above: a call of a function for each item would take a fifth more time.
-    write, words, add = log.write, log.words, result.outcomes.append
-    known, value, outcome = rest
-    log.end_column(known)
-    for done in range(known, log.count):
-        try:
-            if done > known:
-                outcome = value = copy_context().run(next, calls)
+            outcome = value = copy_context().run(next, calls)
             if type(value) is CoroutineType:
                 outcome = value = yield value
             if type(value) not in FLAT:

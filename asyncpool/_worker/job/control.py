@@ -21,6 +21,7 @@ from types import TracebackType
 # Nothing is imported later, when it is needed: beside a job that computes, each of the hundred
 # system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late
 # by two seconds then.
+from asyncpool._core.base.text import in_units
 from asyncpool._core.profile.profile_messages import ProfileRequest
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import (
@@ -32,6 +33,7 @@ from asyncpool._core.wire.messages import (
     unpack_numbers,
 )
 from asyncpool._system.descriptors import HANDED, receive_fds
+from asyncpool._system.processes import memory_at_most, private_memory
 from asyncpool._worker.channel.frames_io import decoder, receive
 from asyncpool._worker.channel.segments import Segments
 from asyncpool._worker.job.coroutines import waiting_frames
@@ -81,6 +83,7 @@ class Control:
         call_soon: Makes the event loop call a function, in a worker of a cluster.
         identity: The name and the parent of this worker, if the pool has sent them.
         announced: Whether the worker has told the pool which error ends it.
+        memory: How much memory is too much before the first job, and the text of that limit.
         interrupts: As above.
         credit: As above.
     """
@@ -106,7 +109,12 @@ class Control:
         self.call_soon: Callable[..., object] | None = None
         self.identity: Identity | None = None
         self.announced = False
+        self.memory: tuple[int, str] | None = None
         self._sampler: Sampler | None = None
+        self._tracker: int | None = None
+        self._tracker_asked = False
+        self._tracker_came = _thread.allocate_lock()
+        self._thread = 0
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
         self._decoder = decoder(MAX_CONFIG)
 
@@ -146,6 +154,36 @@ class Control:
         if "threading" in sys.modules:
             vars(sys.modules["threading"])["excepthook"] = self._report_thread
         start_thread(self._watch)
+
+    def greet(self) -> None:
+        """Tell the pool that the worker is ready.
+
+        Raises:
+            MemoryError: If it has more memory now than it may have.
+        """
+        if self.memory is not None:
+            bound, text = self.memory
+            most = memory_at_most(os.getpid())
+            if most >= bound and (had := private_memory(os.getpid())) >= bound:
+                raise MemoryError(
+                    f"it has {in_units(had)} of memory before its first job, and {text}: "
+                    "raise the limit, or have workers import and initialize less"
+                )
+        self.send(FrameKind.HELLO)
+
+    def borrow_tracker(self) -> int | None:
+        """Return the descriptor of the service's resource tracker; wait until it comes.
+
+        It is ``None`` if the service has none, and in the thread that would have to receive it.
+        """
+        if _thread.get_ident() == self._thread:
+            return None
+        if not self._tracker_asked:
+            self._tracker_asked = True
+            self._tracker_came.acquire()
+            self.send(FrameKind.TRACKER)
+        with self._tracker_came:
+            return self._tracker
 
     def send(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
         """Send a frame; if the pool is gone, the watching thread acts on that."""
@@ -197,6 +235,7 @@ class Control:
             end_group()
 
     def _listen(self) -> None:
+        self._thread = _thread.get_ident()
         while True:
             self._insist()
             # Of several frames in one read, only the last can bring a descriptor.
@@ -237,6 +276,9 @@ class Control:
             self._look(frame)
         elif frame.kind is FrameKind.CLOSING:
             self._hear_of_end()
+        elif frame.kind is FrameKind.TRACKER:
+            self._tracker = fds.pop() if fds else None
+            self._tracker_came.release()
         else:
             self._take_segment(frame, fds)
 

@@ -6,6 +6,7 @@ import sys
 
 from asyncpool._core.pickling.calls import text_of
 from asyncpool._core.pickling.errors import format_error
+from asyncpool._core.policies.starting import cannot_succeed
 from asyncpool._core.wire.frames import FrameKind
 from asyncpool._core.wire.messages import Failure
 
@@ -19,9 +20,13 @@ if TYPE_CHECKING:
 _CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
 
 
-def announce(control: Control, stage: str, error: BaseException) -> None:
-    """Tell the pool of *error*, which ends the worker."""
-    control.send(FrameKind.FAILED, failure_of(stage, error).pack())
+def announce(
+    control: Control, stage: str, error: BaseException, *, fixed: bool = False
+) -> None:
+    """Tell the pool of *error*, which ends the worker; see :func:`cannot_succeed`."""
+    failure = failure_of(stage, error)
+    final = cannot_succeed(error, fixed=fixed)
+    control.send(FrameKind.FAILED, failure._replace(final=final).pack())
     control.announced = True
 
 

@@ -1,8 +1,9 @@
 """The launcher's process: it starts workers, reports their ends, cleans up.
 
-Pools of one event loop share a launcher if they preload the same modules.  It has one thread,
-so it can fork.  It imports once what all workers need, so a worker costs a millisecond.  It
-never runs user code, except preloaded modules and a script that it imports.  With
+Pools of one event loop share a launcher if they preload the same modules.  It imports once what
+all workers need, so a worker costs a millisecond.  It never runs user code, except preloaded
+modules and a script that it imports.  It has one thread, so it can fork, or only threads that a
+fork does not lose (``_core/policies/starting.py``).  With
 ``launcher="spawn"`` a fresh interpreter replaces each fork, and everything else is the same.
 
 When its channel or its parent ends, it kills all workers and all of their descendants, even
@@ -15,14 +16,15 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import json
 import os
 import select
 import signal
 import socket
 import sys
 import traceback
-from functools import partial
 
+from asyncpool._core.policies.starting import SCRIPT, cannot_succeed
 from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import (
     Failure,
@@ -36,8 +38,6 @@ from asyncpool._system.interpreter import MARK, command_line
 from asyncpool._system.signals import STACKS
 from asyncpool._system.sockets import socket_of
 from asyncpool._worker.launcher.reaper import Reaper
-from asyncpool._worker.launcher.rehearsal import rehearse
-from asyncpool._worker.launcher.spare import fork_spare
 from asyncpool._worker.loop import work
 from asyncpool._worker.process import script, titles
 from asyncpool._worker.process.os_setup import (
@@ -46,12 +46,12 @@ from asyncpool._worker.process.os_setup import (
     reset_signals,
     take_stdio,
 )
-from asyncpool._worker.process.preloading import threads_left
+from asyncpool._worker.process.preloading import Preloading, forking
 from asyncpool._worker.process.warm_up import warm_up
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Generator, Mapping
     from typing import NoReturn
 
 # Job channel, control channel, page, stdout, stderr.
@@ -69,7 +69,7 @@ def main(channel_fd: int) -> NoReturn:
     try:
         LauncherProcess(channel, reaper).run()
     except _Forked as forked:
-        become_worker = forked.become_worker
+        config, fds, variables = forked.config, forked.fds, forked.variables
     except (OSError, SystemExit):  # the pool's process is gone, or this one must go
         reaper.end_all()
         os._exit(0)
@@ -81,15 +81,22 @@ def main(channel_fd: int) -> NoReturn:
         reaper.end_all()
         os._exit(0)
     # After everything of the launcher is freed, which takes up to 0.9 ms.
-    work(*become_worker())
+    work(*_become_worker(config, fds, variables))
 
 
 class _Forked(BaseException):
     """Raised in a forked process, to leave the launcher's loop and its objects."""
 
-    def __init__(self, become_worker: Callable[[], list[int]]) -> None:
+    def __init__(
+        self,
+        config: LauncherConfig | None,
+        fds: list[int],
+        variables: Mapping[str, str],
+    ) -> None:
         super().__init__()
-        self.become_worker = become_worker
+        self.config = config
+        self.fds = fds
+        self.variables = variables
 
 
 class LauncherProcess:
@@ -103,8 +110,6 @@ class LauncherProcess:
         self._wake_out, self._wake_in = os.pipe()
         self._serving = True
         self._parent = os.getppid()
-        # Descriptors for a worker that is not yet started.
-        self._held: list[int] = []
 
     def run(self) -> None:
         """Answer requests and report ends; return when the pool is gone."""
@@ -159,20 +164,17 @@ class LauncherProcess:
         data, fds, truncated = receive_fds(self._channel, 65536, FDS_PER_WORKER)
         if not data:
             return False
-        self._held = fds
         for frame in self._decoder.feed(data):
             if frame.kind is FrameKind.CONFIG:
                 self._configure(LauncherConfig.unpack(frame.payload))
             elif frame.kind is FrameKind.SWEEP:
                 self._reaper.sweep(self._report_end)
                 self._send(FrameKind.SWEPT)
-            elif frame.kind is FrameKind.SPARE:
-                self._fork_spare()
             else:
                 # The kernel ends a read after bytes that came with descriptors, so
                 # these descriptors belong to this request.
                 self._launch(frame, fds, truncated=truncated)
-                self._held = fds = []
+                fds = []
         return True
 
     def _configure(self, config: LauncherConfig) -> None:
@@ -185,111 +187,76 @@ class LauncherProcess:
             faulthandler.enable()
         # If this takes too long, the pool asks where it is, and reads nothing else any more.
         faulthandler.register(STACKS, self._channel)
+        preloading = Preloading()
         for name in config.preload:
             try:
-                importlib.import_module(name)
+                with preloading.step(name):
+                    importlib.import_module(name)
             except BaseException as error:
                 summary = f"{name!r} cannot be preloaded: {error!r}"
-                text = traceback.format_exc()
-                self._send(FrameKind.FAILED, Failure("preload", summary, text).pack())
+                final = cannot_succeed(error, fixed=True)
+                failure = Failure("preload", summary, traceback.format_exc(), final)
+                self._send(FrameKind.FAILED, failure.pack())
                 return
         if config.namespaces is not None:
             importlib.import_module("asyncpool._worker.sandbox.entering")
             warm_up()
-        failure = ""
         if config.script is not None:
             script.install(config.script)
-            failure = script.load()
+            with preloading.step(SCRIPT):
+                failed = script.load()
+            if failed:  # the next launcher leaves it to the workers
+                self._send(FrameKind.FAILED, Failure("script", failed).pack())
+                return
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # it may be anything by now
                 stream.flush()  # else every worker would print what is left in it
-        if not failure and config.script is not None and (names := threads_left()):
-            failure = f"the script left threads behind: {', '.join(names)}"
-        if failure:  # the next launcher leaves it to the workers
-            self._send(FrameKind.FAILED, Failure("script", failure).pack())
-            return
-        if config.fork and (names := threads_left()):
-            summary = (
-                f"preload left threads behind: {', '.join(names)}; a "
-                'process with threads cannot be forked safely, use launcher="spawn"'
-            )
-            self._send(FrameKind.FAILED, Failure("preload", summary).pack())
-            return
         if "logging" in sys.modules:  # workers will need it, and can share it
             importlib.import_module("asyncpool._worker.logs.log_handler")
         faulthandler.unregister(STACKS)
         signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
-        self._send(FrameKind.HELLO)
+        lost = preloading.lost() if config.fork else []
+        self._send(FrameKind.HELLO, json.dumps(lost).encode() if lost else b"")
 
     def _launch(self, frame: Frame, fds: list[int], *, truncated: bool) -> None:
         if truncated or len(fds) != FDS_PER_WORKER:
             self._refuse(frame, "the launcher may open no more descriptors")
         else:
             try:
-                pid = self._fork(lambda: fds, unpack_environment(frame.payload))
-                self._report_start(FrameKind.LAUNCHED, pid, frame.job)
+                self._report_start(
+                    self._fork(fds, unpack_environment(frame.payload)), frame.job
+                )
             except OSError as error:
                 self._refuse(frame, str(error))
         for fd in fds:
             os.close(fd)
 
-    def _fork_spare(self) -> None:
-        with _undisturbed():
-            try:
-                pid, door = fork_spare(self._fork, self._prepare)
-                with door:
-                    self._report_start(FrameKind.SPARE, pid, 0, door.fileno())
-            except OSError:
-                self._send(
-                    FrameKind.SPARE
-                )  # there is none, and another one may be asked for
-
-    def _prepare(self) -> None:
-        """Do in a spare process what each worker does first."""
-        # Of a request that came in the same read.  Another worker's descriptors would let this one
-        # pose as it, and would hide its end.
-        for fd in self._held:
-            os.close(fd)
-        rehearse()
-        config = self._config
-        if config is not None and config.namespaces is not None:
-            from asyncpool._worker.sandbox import preparation  # noqa: PLC0415 - most are in none
-
-            preparation.rehearse(config.namespaces)
-
-    def _fork(
-        self,
-        await_fds: Callable[[], list[int]],
-        variables: Mapping[str, str] | None = None,
-    ) -> int:
-        """Fork a process that is a worker when it has its descriptors.
+    def _fork(self, fds: list[int], variables: Mapping[str, str]) -> int:
+        """Fork a worker that gets *fds*.
 
         With *variables* in its environment, if it becomes a fresh interpreter.
         """
         # A SIGTERM meant for the new worker must not run the launcher's handler in it;
         # it waits until the worker has let go of that.
-        with _undisturbed():
-            pid = os.fork()
+        with _undisturbed(), forking():
+            pid = self._reaper.fork()
             if pid == 0:
                 self._let_go()
-                raise _Forked(
-                    partial(_become_worker, self._config, await_fds, variables or {})
-                )
-            self._reaper.add(pid)
+                raise _Forked(self._config, fds, variables)
         return pid
 
     def _refuse(self, frame: Frame, reason: str) -> None:
         self._send(FrameKind.FAILED, Failure("fork", reason).pack(), frame.job)
 
-    def _report_start(self, kind: FrameKind, pid: int, request: int, *fds: int) -> None:
+    def _report_start(self, pid: int, request: int) -> None:
         # Open the pidfd here: this process is the parent, so the pid cannot be reused yet.
         handles: list[int] = []
         with contextlib.suppress(AttributeError, OSError):
             handles.append(os.pidfd_open(pid))
         payload = pack_pid(pid, held=bool(handles))
-        self._send(kind, payload, request, [*fds, *handles])
+        self._send(FrameKind.LAUNCHED, payload, request, handles)
         for handle in handles:
             os.close(handle)
 
@@ -321,20 +288,18 @@ class LauncherProcess:
 
 
 def _become_worker(
-    config: LauncherConfig | None,
-    await_fds: Callable[[], list[int]],
-    variables: Mapping[str, str],
+    config: LauncherConfig | None, fds: list[int], variables: Mapping[str, str]
 ) -> list[int]:
-    """Return a worker's descriptors when they are there, in a process that is one then."""
+    """Return the descriptors that a worker works with."""
     try:
-        job, control, page, out, err = await_fds()
+        job, control, page, out, err = fds
         take_stdio(out, err)
         if config is not None and not config.fork:
             _exec(config, variables, job, control, page)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
-            numpy_random.seed()  # the others reseed themselves after a fork
+            numpy_random.seed()  # random does so itself; see docs/inside-a-job.md for others
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 
+from asyncpool._core.policies.starting import outside
 from asyncpool._core.sandbox.landlock import CONNECT_TCP, OF_A_FILE, WRITE
 from asyncpool._system.confinement import (
     drop_capabilities,
@@ -18,7 +19,6 @@ from asyncpool._system.confinement import (
     restrict,
 )
 from asyncpool._worker.process.os_setup import apply_bounds
-from asyncpool._worker.process.preloading import threads_left
 from asyncpool._worker.sandbox.descriptors import open_descriptors, unknown_descriptors
 from asyncpool._worker.sandbox.imports import ReachableModules
 from asyncpool._worker.sandbox.preparation import enter_namespaces
@@ -29,10 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from asyncpool._core.sandbox.plan import SandboxPlan
+    from asyncpool._worker.process.preloading import Preloading
 
 
 def enter(
-    plan: SandboxPlan, folder: str, cgroup: str, descriptors: Iterable[int]
+    plan: SandboxPlan,
+    folder: str,
+    cgroup: str,
+    descriptors: Iterable[int],
+    preloading: Preloading,
 ) -> None:
     """Shut this process in.
 
@@ -41,12 +46,15 @@ def enter(
         folder: The private folder of this worker.
         cgroup: The folder of its cgroup; empty if it has none.
         descriptors: What this worker needs, beside its standard streams.
+        preloading: Knows what has started threads here.
 
     Raises:
         OSError: If the kernel refuses a step.
         RuntimeError: If *preload* has left something that would be outside of the sandbox.
     """
     separate = enter_namespaces(plan.namespaces)
+    if threads := preloading.left():
+        raise RuntimeError(outside(threads))
     _check_what_is_left(unshare_trampolines(open_descriptors()), descriptors)
     _join(cgroup)
     _settle(plan, folder)
@@ -65,11 +73,6 @@ def enter(
 def _check_what_is_left(
     found: Iterable[tuple[int, str]], descriptors: Iterable[int]
 ) -> None:
-    if names := threads_left():
-        raise RuntimeError(
-            f"preload left threads behind, which would be outside of the sandbox: "
-            f"{', '.join(names)}; start them in the initializer, or name another preload"
-        )
     if left := unknown_descriptors(found, descriptors):
         raise RuntimeError(
             f"preload left descriptors open, which jobs would have: {', '.join(left)}; "

@@ -1,7 +1,4 @@
-"""What a worker can do towards its sandbox before it has its plan, and so in a spare process.
-
-It takes half of the time, and nobody waits for it there.
-"""
+"""The namespaces of a worker in a sandbox."""
 
 from __future__ import annotations
 
@@ -9,40 +6,16 @@ import contextlib
 import os
 
 from asyncpool._core.sandbox.plan import NEW_NETWORK, NEW_USER
-from asyncpool._system.confinement import (
-    forbid_capabilities,
-    landlock_version,
-    new_namespaces,
-)
-from asyncpool._worker.process.preloading import threads_left
+from asyncpool._system.confinement import forbid_capabilities, new_namespaces
 from asyncpool._worker.process.warm_up import warm_up
-from asyncpool._worker.sandbox.descriptors import open_descriptors, unknown_descriptors
-
-
-class _Entered:
-    """What this process has done."""
-
-    pid = 0
-    separate = False
-
-
-def rehearse(namespaces: int) -> None:
-    """Do in a spare process what need not wait; see ``_worker/launcher/rehearsal.py``."""
-    threads_left()
-    unknown_descriptors(open_descriptors(), ())  # what they find counts later
-    landlock_version()
-    enter_namespaces(namespaces)
 
 
 def enter_namespaces(namespaces: int) -> bool:
-    """Make the namespaces of a worker, once; return whether the kernel allows them."""
-    if _Entered.pid != os.getpid():  # and not only the process that it was forked from
-        _Entered.pid = os.getpid()
-        warm_up()
-        if os.geteuid() == 0:
-            forbid_capabilities()
-        _Entered.separate = bool(namespaces) and _separate(namespaces)
-    return _Entered.separate
+    """Make the namespaces of a worker; return whether the kernel allows them."""
+    warm_up()
+    if os.geteuid() == 0:
+        forbid_capabilities()
+    return bool(namespaces) and _separate(namespaces)
 
 
 def _separate(flags: int) -> bool:

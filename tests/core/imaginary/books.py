@@ -76,12 +76,8 @@ class Books:
         self.session_holds = 0  # of them, and of those who have one, or had
         self.departing = 0  # how many of those are about to leave
         self.owners: dict[int, int] = {}  # of slots: the sessions
-        self.lasting: set[int] = set()
         self.calls: dict[int, int] = {}  # open jobs of sessions, and whose they are
         self.waiting_calls: list[int] = []  # those that have not begun, in their order
-        self.rebuilt: set[int] = set()
-        # Sessions, each with the call that does it, if that has come.
-        self.rebuilding: dict[int, int | None] = {}
         self.given_back: set[int] = set()  # which of them have left a worker's hands
         self.prepared: set[int] = set()  # those that were prepared apart
         self.preparing: list[int] = []  # open, but they cannot be sent yet

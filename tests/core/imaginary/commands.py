@@ -67,7 +67,7 @@ class Commands(Ends):
                         process = self.processes.get(self.errands[job])
                         assert process is None or process.leaving or process.told
                     self._end(job, "an errand that nobody runs")
-            case cmd.Offer() | cmd.Rebuild() | cmd.EndSession() | cmd.RefuseSessions():
+            case cmd.Offer() | cmd.EndSession() | cmd.RefuseSessions():
                 self._carry_out_for_sessions(command)
             case cmd.Revoke(slot, places):
                 assert places
@@ -142,7 +142,7 @@ class Commands(Ends):
         assert len(alive) >= self.workers, "those that are empty may stay so"
 
     def _carry_out_for_sessions(
-        self, command: cmd.Offer | cmd.Rebuild | cmd.EndSession | cmd.RefuseSessions
+        self, command: cmd.Offer | cmd.EndSession | cmd.RefuseSessions
     ) -> None:
         match command:
             case cmd.Offer(slot, session):
@@ -154,22 +154,12 @@ class Commands(Ends):
                 assert slot not in self.owners, "it is somebody else's"
                 self.wanted -= 1
                 self.owners[slot] = session
-            case cmd.Rebuild(slot, session):
-                assert self.owners[slot] == session
-                assert session in self.lasting
-                self._rebuild(session)
             case cmd.EndSession(session, calls):
                 for job in calls:
                     assert self.calls[job] == session
                     self.waiting_calls.remove(job)
                     self._end(job, "a call whose session is over")
-                slots = [n for n, own in self.owners.items() if own == session]
-                for slot in slots:
-                    if self.core.slots[slot].session == session:
-                        continue  # it could not be rebuilt, which its owner ends
-                    assert session not in self.lasting or (
-                        self.gave_up or self.nobody_needs_sessions
-                    ), "it lasts"
+                if session in self.owners.values():
                     self._forget(session)
                     self.departing += 1
             case cmd.RefuseSessions():
@@ -178,29 +168,8 @@ class Commands(Ends):
                 self.departing += self.wanted
                 self.wanted = 0
 
-    def _rebuild(self, session: int) -> None:
-        waits = self.rebuilding[session]
-        if waits in self.waiting_calls:
-            self.seen["a rebuild that had not begun"] += 1
-            return
-        # Nobody was asked yet, or the call has ended before there was a worker for it.
-        assert waits not in self.open
-        self.seen["a rebuild that was given up before it began"] += waits is not None
-        job = self._come_as_call(session)
-        self.rebuilding[session] = job
-        self.waiting_calls.insert(0, job)
-        # There may be more commands to carry out before all have their places.
-        call = self.core.sessions.call(job, SessionTraits(session, first=True))
-        self._carry_out_all(call)
-
-    @property
-    def nobody_needs_sessions(self) -> bool:
-        return self.closing is not None and self.core.closing.needs_nobody
-
     def _forget(self, session: int) -> None:
         self.owners = {n: own for n, own in self.owners.items() if own != session}
-        self.lasting.discard(session)
-        self.rebuilding.pop(session, None)
         left = [job for job in self.waiting_calls if self.calls[job] == session]
         assert not left, "a call is forgotten"
 
@@ -215,8 +184,6 @@ class Commands(Ends):
         session = self.calls[job]
         own = [other for other in self.waiting_calls if self.calls[other] == session]
         assert own[0] == job, "calls begin in their order"
-        if session in self.rebuilding:
-            assert self.rebuilding[session] == job, "before the state is rebuilt"
         self.waiting_calls.remove(job)
         self.seen["a call of a session"] += 1
         self._begin(slot, job)
@@ -240,10 +207,8 @@ class Commands(Ends):
             self.seen["a probe of a broken pool"] += 1
         staying = sum(not p.leaving for p in self.processes.values())
         # Somebody must find out about a broken pool, too, while its last ones are busy.
-        # One that follows upon a session's comes, whether there are too many or not.
         budget = self.workers + self.surge + self.broken
-        lasts = self.owners.get(slot) in self.lasting
-        assert lasts or staying < budget, "over the budget"
+        assert staying < budget, "over the budget"
         self.generations[slot] = generation
         process = Process(slot, self.now, width=self.width)
         if self.limits.exact:

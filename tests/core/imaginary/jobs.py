@@ -105,10 +105,6 @@ class Jobs(Commands):
         self.session_holds -= 1
         self.feed(self.core.release(self.now))
 
-    def last(self, session: int) -> None:
-        self.lasting.add(session)
-        self.core.sessions.make_last(session)
-
     def call(self, session: int) -> None:
         job = self._come_as_call(session)
         self.waiting_calls.append(job)
@@ -125,18 +121,6 @@ class Jobs(Commands):
         self.feed(self.core.sessions.end(session, self.now, fresh=fresh))
         self._let_go()
 
-    def rebuild_further(self) -> None:
-        """Let sessions go on that are rebuilt, and end those that could not be."""
-        for session, job in [*self.rebuilding.items()]:
-            if job is None or job in self.open:
-                continue
-            if job in self.rebuilt:
-                del self.rebuilding[session]
-                self.seen["a session that is rebuilt"] += 1
-                self.feed(self.core.sessions.rebuilt(session, job))
-            else:
-                self.end_session(session, fresh=True)
-
     def _come(self, cost: float, key: int | None) -> int:
         job = self.jobs + 1
         traits: JobTraits = LOADING_TRAITS
@@ -144,7 +128,7 @@ class Jobs(Commands):
             self.large.add(job)
         if cost < math.inf:
             traits = JobTraits()
-            traits.cost = traits.least = cost
+            traits.cost = cost
         if key is not None:
             traits = KeyedTraits(traits, key)
             self.keys[job] = key
@@ -179,8 +163,6 @@ class Jobs(Commands):
             self.core.jobs.outcome(slot, job)
             del process.hand[job]
             self.errands.pop(job, None)
-            if job in self.open and job in self.rebuilding.values():
-                self.rebuilt.add(job)
             self._forgive(process, job, "an outcome")
         if self._cost(process) <= REFILL:
             process.line = False

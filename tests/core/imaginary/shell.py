@@ -120,13 +120,7 @@ class ImaginaryShell(Jobs):
                 self.seen["requeued" if touched else "untouched by a death"] += 1
                 back.append(job)
         self._put_back(back)
-        session = self.owners.get(slot)
-        lasting = self.lasting.copy()
-        if session in self.lasting:
-            call = self.rebuilding.get(session)
-            # Until the next worker is there, unless it is to begin there.
-            self.rebuilding[session] = call if call in self.waiting_calls else None
-            self.seen["a session that lost its worker"] += 1
+        self.seen["a session that lost its worker"] += slot in self.owners
         self.seen[f"died {process.state}, told {process.told.name.lower()}"] += 1
         ledger = copy.deepcopy(self.core._lifecycle.ledger)
         broken = self.broken
@@ -154,7 +148,7 @@ class ImaginaryShell(Jobs):
             assert verdicts[0].slot == slot
             smaller = any(isinstance(it, cmd.Resized) for it in commands)
             self._check_what_follows_elsewhere(
-                verdicts[1:], spare=smaller or session in lasting, broken=broken
+                verdicts[1:], spare=smaller, broken=broken
             )
             if process.ready and not self.broken:
                 assert isinstance(verdicts[0], cmd.TellRestart | cmd.LeaveEmpty)
@@ -187,8 +181,7 @@ class ImaginaryShell(Jobs):
                 assert self.broken
                 assert not broken
             else:
-                # A session whose worker was about to be followed in another slot, where
-                # starts had failed, goes on in its own; or the pool has got smaller.
+                # The pool has got smaller.
                 assert isinstance(verdict, cmd.LeaveEmpty)
                 assert spare
 
@@ -201,8 +194,6 @@ class ImaginaryShell(Jobs):
             self.ready(slot)
         if then > 1 and slot in self.slots("busy"):
             self.outcome(slot)
-        if then > 2:
-            self.rebuild_further()
 
     def wear_out(self, slot: int) -> None:
         self.feed(

@@ -72,8 +72,8 @@ class SafetyInvariants(SupervisionRules):
         assert len(slots_held(core)) <= len(core.slots)
         assert core.dispatcher.waiting == len(shell.waiting)
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
-        assert core.balance.waiting == len(shell.waiting) + ahead
-        assert core.balance.pipelining == (ahead > 0)
+        assert core.waiting == len(shell.waiting) + ahead
+        assert core.pipelining == (ahead > 0)
         assert core.dispatcher.idle == len(shell.free())
         if not shell.broken:  # then nobody is given anything
             assert core.dispatcher.free == shell.lanes()
@@ -98,7 +98,7 @@ class SafetyInvariants(SupervisionRules):
             if slot not in shell.slots("idle") or shell.processes[slot].hung:
                 continue
             calls = shell.calls_of(session)
-            assert not calls or shell.rebuilding.get(session, calls[0]) != calls[0]
+            assert not calls
             assert not shell.errands_before(slot)
 
     @invariant()

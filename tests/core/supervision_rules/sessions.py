@@ -26,8 +26,7 @@ class SessionRules(SupervisionRules):
             shell.want()
         for session in [*shell.owners.values()] if then != "nothing" else ():
             shell.call(session)
-            if then == "lose" and session not in shell.rebuilding:
-                shell.last(session)
+            if then == "lose":
                 shell.lose(session, much)
             elif then == "end" and not shell.broken:
                 shell.call(session)  # it waits behind the first one
@@ -36,14 +35,10 @@ class SessionRules(SupervisionRules):
                 break  # and refuses further calls
 
     @precondition(lambda self: self.shell.owners and not self.shell.finished)
-    @rule(
-        data=anything, what=st.sampled_from(["call", "call", "last", "lose", "cancel"])
-    )
+    @rule(data=anything, what=st.sampled_from(["call", "call", "lose", "cancel"]))
     def a_session_goes_on(self, data: st.DataObject, what: str) -> None:
         shell = self.shell
         session = data.draw(st.sampled_from([*shell.owners.values()]))
-        if what in {"last", "lose"} and session not in shell.rebuilding:
-            shell.last(session)
         if what == "lose":
             shell.lose(session, data.draw(st.integers(0, 3)))
         elif what == "cancel" and shell.waiting_calls:
@@ -58,15 +53,13 @@ class SessionRules(SupervisionRules):
     )
     @rule(
         data=anything,
-        what=st.sampled_from(["fresh", "as it is", "in vain", "rebuilt"]),
+        what=st.sampled_from(["fresh", "as it is", "in vain"]),
     )
     def a_session_ends(self, data: st.DataObject, what: str) -> None:
         shell = self.shell
         shell.depart()
         if what == "in vain" and shell.wanted:
             shell.want_no_more()
-        elif what == "rebuilt":
-            shell.rebuild_further()
         elif shell.owners:
             session = data.draw(st.sampled_from([*shell.owners.values()]))
             shell.end_session(session, fresh=what == "fresh")

@@ -80,13 +80,13 @@ class WorkerRules(SupervisionRules):
         slot = data.draw(st.sampled_from(self.shell.slots("busy")))
         self.shell.processes[slot].begin()
 
-    @precondition(lambda self: self.shell.core.balance.pipelining)
+    @precondition(lambda self: self.shell.core.pipelining)
     @rule(times=st.integers(1, 3))
     def check_for_stalls(self, times: int) -> None:
         for _ in range(times):
             self.shell.check_for_stalls()
 
-    @precondition(lambda self: self.shell.core.balance.pipelining)
+    @precondition(lambda self: self.shell.core.pipelining)
     @rule(late=coins)
     def cancel_a_job_before_others(self, *, late: bool) -> None:
         for slot in self.shell.slots("busy"):

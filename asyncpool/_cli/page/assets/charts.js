@@ -28,7 +28,7 @@ function pathOf(points, x, y) {
   for (const point of points) {
     const value = y(point);
     if (value === null) continue;
-    const joined = before !== null && (point.at - before < GAP || x.whole);
+    const joined = before !== null && point.at - before < GAP;
     path += `${joined ? "L" : "M"}${x(point.at).toFixed(1)} ${value.toFixed(1)}`;
     before = point.at;
   }
@@ -64,25 +64,25 @@ class Chart {
       this.svg);
   }
 
-  draw(points, whole) {
+  draw(points) {
     this.points = points;
     const width = this.svg.clientWidth, height = this.svg.clientHeight;
     if (!width || points.length < 2) return;
-    const last = points.at(-1), from = whole ? points[0].at : Math.max(points[0].at, last.at - 300);
+    const last = points.at(-1), from = Math.max(points[0].at, last.at - 300);
     const shown = points.filter((point) => point.at >= from);
     const values = shown.flatMap((point) => this.lines.map((line) => line.value(point) ?? 0));
     const top = roundTop(Math.max(...values), this.format);
     const labels = [top, top / 2].map((value) => this.format(value));
     const left = 8 + 6.4 * Math.max(...labels.map((label) => label.length)), bottom = height - 18;
-    const x = Object.assign((at) => left + ((at - from) / (last.at - from || 1)) * (width - left - 6), { whole });
+    const x = (at) => left + ((at - from) / (last.at - from || 1)) * (width - left - 6);
     const y = (value) => bottom - (value / top) * (bottom - 8);
     Object.assign(this, { x, y, left, bottom, shown });
     const parts = [0, 0.5, 1].map((share) => svg("line", {
       class: share ? "grid" : "axis", x1: left, x2: width - 6, y1: y(top * share), y2: y(top * share) }));
     labels.forEach((label, index) => parts.push(svg("text", {
       x: left - 6, y: y(top / (index + 1)) + 4, "text-anchor": "end" }, label)));
-    parts.push(svg("text", { x: left, y: height - 3 }, whole ? clock(from) : `${duration(last.at - from)} ago`),
-      svg("text", { x: width - 6, y: height - 3, "text-anchor": "end" }, whole ? clock(last.at) : "now"));
+    parts.push(svg("text", { x: left, y: height - 3 }, `${duration(last.at - from)} ago`),
+      svg("text", { x: width - 6, y: height - 3, "text-anchor": "end" }, "now"));
     for (const line of this.lines) {
       const path = pathOf(shown, x, (point) => y(line.value(point) ?? 0));
       if (this.lines.length === 1 && !path.slice(1).includes("M"))

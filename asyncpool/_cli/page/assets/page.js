@@ -1,12 +1,11 @@
 "use strict";
-// The page: takes what the dashboard sends, or what a report has, and draws all of it.
+// The page: takes what the dashboard sends, and draws all of it.
 
 const MOST_POINTS = 600;
 const MOST_JOBS = 12000;
 
 class Page {
-  constructor(live) {
-    this.live = live;
+  constructor() {
     this.programs = [];
     this.selected = null;
     this.names = [];
@@ -95,7 +94,7 @@ class Page {
     if (isServer !== this.isServer) this.build(isServer);
     this.head(shown.program);
     this.tiles(shown);
-    for (const chart of this.charts) chart.draw(this.points, shown.whole);
+    for (const chart of this.charts) chart.draw(this.points);
     this.workers.draw(shown.slots.filter((slot) => slot.pid !== null || slot.state === "parked"));
     const nodes = shown.program.nodes ?? [];
     byId("nodes-card").hidden = !nodes.length;
@@ -134,10 +133,9 @@ class Page {
     byId("state").className = `badge ${state}`;
     setText(byId("state"), state);
     setText(byId("about"), [this.isServer ? "server" : "pool", `process ${program.pid}`, ...(program.addresses ?? [])].join(" · "));
-    for (const id of ["stacks", "profile"]) byId(id).hidden = !this.live || (id === "profile" && this.isServer);
+    for (const id of ["stacks", "profile"]) byId(id).hidden = id === "profile" && this.isServer;
     for (const id of ["recycle", "resize"]) byId(id).hidden = !this.actions;
-    byId("pause").hidden = !this.live;
-    byId("spans").hidden = this.shown.whole;
+    byId("pause").hidden = false;
   }
 
   tiles(shown) {
@@ -149,11 +147,10 @@ class Page {
       tiles = [["Connections", rate(point.handed ?? 0), `${count(program.handed)} in all`], ["Open", count(point.connections ?? 0), "connections"],
         ["Ready", `${point.ready ?? 0} of ${program.workers}`, "workers"], restarts, ["Memory", memory, `${short(sum(point.cpu ?? {}))} processors`]];
     } else {
-      const whole = shown.whole && this.points.length ? shown.at - this.points[0].at : 0;
       const failed = sum(shown.functions.map((row) => row.failed));
       const done = sum(shown.functions.map((row) => row.jobs));
       tiles = [
-        ["Throughput", rate(whole ? done / whole : (point.ok ?? 0) + (point.failed ?? 0) + (point.other ?? 0)), `${count(done)} jobs done`],
+        ["Throughput", rate((point.ok ?? 0) + (point.failed ?? 0) + (point.other ?? 0)), `${count(done)} jobs done`],
         ["Queue", count(program.queued), program.queued ? `oldest ${duration(program.oldest_queued)}` : "nothing waits"],
         ["Busy", `${program.busy} of ${program.workers}`, "workers"],
         ["Failed", count(failed), done ? `${((100 * failed) / done).toPrecision(2)} % of all jobs` : "no job yet", failed > 0],
@@ -172,14 +169,13 @@ class Page {
   }
 
   drawJobs(shown) {
-    this.stream.draw({ jobs: this.jobs, slots: shown.slots, crashes: this.crashes, at: shown.at, whole: shown.whole });
+    this.stream.draw({ jobs: this.jobs, slots: shown.slots, crashes: this.crashes, at: shown.at });
     scaleRange(byId("functions").tHead.rows[0].cells[7], shown.functions);
     this.functions.draw(shown.functions);
-    setText(byId("functions-about"), shown.whole ? "of the whole run" : "of the last minute; those that were idle are grey, with all their jobs");
+    setText(byId("functions-about"), "of the last minute; those that were idle are grey, with all their jobs");
     const { shown: told, ended, lost } = shown.sample;
-    const all = shown.whole ? this.jobs.length : told;
-    setText(byId("sample"), ended > all
-      ? `A sample: ${count(all)} of ${count(ended)} jobs are drawn, ${shown.whole ? "spread over the run" : "since the dashboard began to watch"}.${lost ? ` ${count(lost)} updates were lost.` : ""}`
+    setText(byId("sample"), ended > told
+      ? `A sample: ${count(told)} of ${count(ended)} jobs are drawn, since the dashboard began to watch.${lost ? ` ${count(lost)} updates were lost.` : ""}`
       : "Every job is drawn.");
     const seen = new Set(this.jobs.map((job) => job[1]));
     for (const slot of shown.slots) for (const job of slot.running) seen.add(job[1]);
@@ -196,7 +192,7 @@ class Page {
 
 class Live {
   constructor() {
-    this.page = new Page(true);
+    this.page = new Page();
     this.source = null;
     this.items = new Map();
     window.addEventListener("hashchange", () => this.select(this.asked()));
@@ -276,15 +272,4 @@ class Live {
   }
 }
 
-const report = byId("report");
-if (report) {
-  const { title, shown } = JSON.parse(report.textContent);
-  document.title = `${title} – asyncpool`;
-  byId("side").hidden = true;
-  const page = new Page(false);
-  page.selected = title;
-  page.take(shown);
-  page.redraw();
-} else {
-  new Live();
-}
+new Live();

@@ -22,8 +22,8 @@ class TaskStream {
 
   draw(data) {
     this.data = data;
-    const { slots, jobs, at, whole } = data;
-    const from = whole ? jobs[0]?.[4] ?? at - 1 : at - this.seconds;
+    const { slots, jobs, at } = data;
+    const from = at - this.seconds;
     const lanes = new Map();
     const laneOf = (slot, lane) => lanes.get(slot)?.rows.get(lane);
     const add = (slot, lane) => {
@@ -72,7 +72,7 @@ class TaskStream {
     for (const slot of slots) {
       slot.running.forEach(([id, name, attempt, seconds], index) => {
         const rows = [...this.lanes.get(slot.slot)?.rows.values() ?? []];
-        if (!rows.length || this.data.whole) return;
+        if (!rows.length) return;
         boxes.push({ slot: slot.slot, y: rows[Math.min(index, rows.length - 1)], x: this.x(at - seconds),
           width: this.width - 4 - this.x(at - seconds), colour: colourOf(name), runs: true,
           lines: () => [this.names[name], `job ${id} runs for ${duration(seconds)}`, `slot ${slot.slot}, attempt ${attempt}`] });
@@ -130,11 +130,11 @@ class TaskStream {
       context.fillText(slot, this.left - 8, middle);
       free = middle + 6;
     }
-    const { at, whole } = this.data, ticks = this.width < 500 ? 2 : 4;
+    const { at } = this.data, ticks = this.width < 500 ? 2 : 4;
     for (let tick = 0; tick <= ticks; tick += 1) {
       const time = this.from + ((at - this.from) * tick) / ticks;
       context.textAlign = tick === 0 ? "left" : tick === ticks ? "right" : "center";
-      const text = whole ? clock(time) : tick === ticks ? "now" : `${duration(at - time)} ago`;
+      const text = tick === ticks ? "now" : `${duration(at - time)} ago`;
       context.fillText(text, this.x(time), this.bottom + 10);
     }
   }

@@ -1,1 +1,0 @@
-"""``asyncpool doctor``: what this machine offers to pools, and what it lacks."""
