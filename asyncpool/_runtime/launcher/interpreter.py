@@ -39,7 +39,7 @@ _GREET = (
 _ROOT = str(Path(__file__).parents[3])
 
 # Seconds in which an executable that may be anything has to show that it is a Python.
-_PATIENCE = 10.0
+_PATIENCE = 10
 
 _LONGEST = 1000
 

@@ -249,9 +249,11 @@ class LauncherProcess:
             theirs.close()
         self._popen = self._new.popen
         self._stacks: bytes | None = None  # what it has written of them
-        self._patience = Alarm(loop, lambda _: self._never_begun("it does not answer"))
-        if self._new.patience is not None:
-            self._patience.set_in(self._new.patience)
+        patience = self._new.patience
+        what = f"it has said nothing for {patience} s"
+        self._patience = Alarm(loop, lambda _: self._never_begun(what))
+        if patience is not None:
+            self._patience.set_in(patience)
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read_some)
         payload = config.pack()
@@ -405,7 +407,7 @@ class LauncherProcess:
                 self._loop.remove_reader(self._socket.fileno())
                 self._never_begun("it has closed its channel", _FIRST_LOOK)
                 return
-            if not self._ends:
+            if not self._ends and self._stacks is None:
                 extra = {"pid": self._popen.pid, "reason": "its process has ended"}
                 say.LAUNCHER_LOST.log(_LOGGER, extra)
             self._lose("the launcher's process ended")

@@ -292,7 +292,7 @@ def _become_worker(
 def _exec(config: LauncherConfig, variables: Mapping[str, str], *fds: int) -> NoReturn:
     for fd in fds:
         os.set_inheritable(fd, True)
-    os.execve(  # noqa: S606 - no shell is wanted
+    os.execvpe(  # noqa: S606 - no shell is wanted
         config.command[0],
         command_line(config.command, "worker", fds),
         {**os.environ, **variables, MARK: str(fds[0])},
