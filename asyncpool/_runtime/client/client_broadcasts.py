@@ -18,8 +18,7 @@ from asyncpool._core.wire.messages import MAX_BROADCASTS
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
-from asyncpool._runtime.remote.agent_errors import AgentErrors
-from asyncpool._runtime.remote.broadcast_answers import Answer, read_broadcast
+from asyncpool._runtime.remote.agent_errors import AgentErrors, Answer, read_broadcast
 from asyncpool._runtime.state.draining import Hold
 from asyncpool._runtime.traffic.broadcast_calls import (
     check_broadcast,

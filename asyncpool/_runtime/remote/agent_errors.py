@@ -6,22 +6,71 @@ The agent does not read what a function has raised.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.policies.job_options import JobLimits
 from asyncpool._core.remote.client_jobs import crash_at_client
+from asyncpool._core.remote_wire.remote_messages import load_parts, pack_parts
 from asyncpool._runtime.job.job import claim_as
 from asyncpool._runtime.remote.own_objects import kind_of
 from asyncpool._runtime.remote.packed_calls import PackedError
 from asyncpool.enums import TimeLimit
 from asyncpool.errors import (
     AsyncPoolError,
+    BroadcastError,
     JobError,
     JobTimeoutError,
     ProtocolError,
     WorkerCrashedError,
 )
+
+# The first slot of an agent, and what it has answered.
+Answer = tuple[int, object]
+
+
+def pack_results(results: dict[int, Any]) -> dict[int, bytes]:
+    """Return the results of workers, by slot, as an answer has them."""
+    return {slot: pack_parts(value) for slot, value in results.items()}
+
+
+def pack_failure(error: BroadcastError) -> tuple[Any, Any]:
+    """Return the results and the errors of a broadcast that has failed in some workers."""
+    errors = {slot: pack_error(one) for slot, one in error.errors.items()}
+    return pack_results(error.results), errors
+
+
+def read_broadcast(answers: list[Answer], errors: AgentErrors) -> dict[int, Any]:
+    """Return the result of each worker, by slot.
+
+    Args:
+        answers: Those of the agents.
+        errors: Reads the errors of the calls.
+
+    Raises:
+        BroadcastError: If some of the calls have failed.
+        ProtocolError: If an answer is none.
+    """
+    values: dict[int, Any] = {}
+    failed: dict[int, BaseException] = {}
+    for first, answer in answers:
+        match answer:
+            case (dict() as results, dict() as found):
+                for slot, it in results.items():
+                    values[first + slot] = _value(errors.serializer, it)
+                for slot, it in found.items():
+                    failed[first + slot] = errors.read(it, first)
+            case _:
+                raise ProtocolError(
+                    f"an agent answered a broadcast by {kind_of(answer)}"
+                )
+    if not failed:
+        return values
+    raise BroadcastError(errors.name, results=values, errors=failed)
+
+
+def _value(serializer: Serializer, packed: bytes) -> Any:
+    return serializer.load_value(load_parts(packed))
 
 
 def pack_error(error: BaseException) -> bytes | BaseException:
