@@ -173,10 +173,11 @@ def make_executor(
     """Return what runs the jobs of a worker, one at a time, with *hook* around each."""
     interrupts, coroutines = parts.interrupts, parts.coroutines
     streams = Streams(parts.jobs, large_buffers, interrupts, coroutines, parts.credit)
-    if hook is None:
-        return JobRunner(large_buffers, interrupts, coroutines, streams)
-    chunks.install(partial(run_chunk, parts.log, coroutines.run, hook=hook))
-    return hook.runner(large_buffers, interrupts, coroutines, streams)
+    runner = JobRunner(large_buffers, interrupts, coroutines, streams)
+    if hook is not None:
+        runner.hook = hook
+        chunks.install(partial(run_chunk, parts.log, coroutines.run, hook=hook))
+    return runner
 
 
 def _serializer(config: WorkerConfig, beats: HeartbeatWriter) -> WorkerSerializer:

@@ -159,13 +159,13 @@ class Control:
         """Tell the pool that the worker is ready.
 
         Raises:
-            MemoryError: If it has more memory now than it may have.
+            RuntimeError: If it has more memory now than it may have.
         """
         if self.memory is not None:
             bound, text = self.memory
             most = memory_at_most(os.getpid())
             if most >= bound and (had := private_memory(os.getpid())) >= bound:
-                raise MemoryError(
+                raise RuntimeError(
                     f"it has {in_units(had)} of memory before its first job, and {text}: "
                     "raise the limit, or have workers import and initialize less"
                 )

@@ -120,18 +120,23 @@ class JobRunner:
 
     def _run(self, frame: Frame, sequence: int) -> bytes | OutOfBandPickle:
         # A function of its own, so that arguments and result are gone when it returns.
-        value = self.call(frame, sequence)
-        if type(value) is CoroutineType or frame.kind is FrameKind.STREAM:
-            value = self.go_on(frame, value)
+        try:
+            value = self.call(frame, sequence)
+            if type(value) is CoroutineType:
+                value = self._coroutines.run(value)
+            if frame.kind is FrameKind.STREAM:
+                value = self.streams.run(frame, value)
+        except BaseException as error:
+            self._leave_hook(error)
+            raise
+        if self.entered is not None:
+            self._leave_hook(None)
         return self.serializer.pack_value(value, self.max_payload)
 
-    def go_on(self, frame: Frame, value: Any) -> Any:
-        """Return what the job in *frame* comes to, whose function has returned *value*."""
-        if type(value) is CoroutineType:
-            value = self._coroutines.run(value)
-        if frame.kind is FrameKind.STREAM:
-            value = self.streams.run(frame, value)
-        return value
+    def _leave_hook(self, error: BaseException | None) -> None:
+        entered, self.entered = self.entered, None
+        if entered is not None:
+            entered.leave(error)
 
     def call(self, frame: Frame, sequence: int) -> Any:
         """Call what the job in *frame* is to call, and return what that returns.
