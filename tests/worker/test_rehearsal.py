@@ -12,14 +12,14 @@ import _thread, json, os, resource, sys
 from asyncpool._worker.launcher import rehearsal
 
 jobs, threads = [], []
-equip = rehearsal.equip
+equip = rehearsal.WorkerParts
 
 def watched(*fds):
     parts = equip(*fds)
     jobs.append(parts.jobs)
     return parts
 
-rehearsal.equip = watched
+rehearsal.WorkerParts = watched
 _thread.start_new_thread = lambda *call: threads.append(call)
 before = os.listdir("/proc/self/fd")
 if sys.argv[1]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+from contextlib import suppress
 from contextvars import copy_context
+from importlib import import_module
 from time import monotonic, perf_counter_ns
 from types import CoroutineType
 
@@ -16,7 +20,6 @@ from asyncpool._core.wire.context import PLAIN, JobContext
 from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._worker.api.context import running, set_variables
-from asyncpool._worker.api.trace_context import attach
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.streams import Streams
@@ -153,7 +156,7 @@ class JobRunner:
         if began and context.variables:
             set_variables(context.variables)
         if began and context.trace:
-            attach(context.trace)
+            _attach(context.trace)
         new = type(known) is bytes
         if new:
             # What this raises belongs to the job that made the call.
@@ -178,6 +181,23 @@ class JobRunner:
             ):
                 error.add_note(note)
             raise
+
+
+def _attach(packed: bytes) -> None:
+    """Make the span that *packed* names the parent of what the running code traces, by OpenTelemetry.
+
+    The code runs in a context of its own, which ends with the job; so nothing is detached.
+    """
+    # Who makes spans has imported this, for example to make a TracerProvider in the
+    # initializer.  All others need not wait for an import.
+    if "opentelemetry.context" not in sys.modules:
+        return
+    with suppress(
+        Exception
+    ):  # a propagator's; a job does not fail because of its trace
+        headers = pickle.loads(packed)
+        context = import_module("opentelemetry.propagate").extract(headers)
+        import_module("opentelemetry.context").attach(context)
 
 
 def pack_failure(
@@ -216,8 +236,6 @@ _MODULES = frozenset(
         "job.coroutines",
         "job.execute",
         "job.streams",
-        "lanes.lane_chunks",
-        "lanes.lane_streams",
         "lanes.lanes",
         "lanes.concurrent_jobs",
     )

@@ -17,7 +17,7 @@ from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.page import STACKS_SIZE, STACKS_START
 from asyncpool._system.sockets import socket_pair
 from asyncpool._worker.channel.large_buffers import LargeBuffers
-from asyncpool._worker.loop import equip, make_executor
+from asyncpool._worker.loop import WorkerParts, make_executor
 
 
 def rehearse() -> None:
@@ -44,7 +44,7 @@ def _new_page() -> FileIO:
 def _take_steps(
     jobs: socket.socket, theirs: socket.socket, page: int, control: socket.socket
 ) -> None:
-    parts = equip(jobs.detach(), theirs.detach(), page)
+    parts = WorkerParts(jobs.detach(), theirs.detach(), page)
     with contextlib.closing(parts.jobs), contextlib.closing(parts.control):
         make_executor(parts, LargeBuffers(parts.jobs, parts.segments))
         control.sendall(header(FrameKind.PING, 0))
