@@ -311,10 +311,8 @@ def _serve(
             # Noted before any code of the job's own can run, even that of its arguments.
             BEGUN.pack_into(page, 0, frame.job, frame.attempt)
             kind, payload, duration = executor.run(frame, claims.taken)
-            if os.getpid() != worker:
-                os._exit(
-                    0
-                )  # this is a fork that the job made, and it has returned from the job
+            if os.getpid() != worker:  # a fork that the job made, back from the job
+                os._exit(0)
             ahead = b"" if beats.latest is None else beats.last_heartbeat(frame)
             if large_buffers.in_use or type(payload) is not bytes:
                 news, payload = large_buffers.put(payload)

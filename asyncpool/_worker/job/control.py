@@ -326,9 +326,8 @@ class Control:
             sampler = Sampler(request, self.interrupts.main, waiting_frames, send)
             sampler.start()
             self._sampler = sampler
-        except (
-            Exception
-        ) as error:  # a job may have taken away what it takes, such as threads
+        except Exception as error:
+            # A job may have taken away what it takes, such as threads.
             send(json.dumps([[], [], [0, 0, 0], repr(error)[:500]]).encode(), last=True)
 
     def _answer_ping(self) -> None:

@@ -192,9 +192,7 @@ def _attach(packed: bytes) -> None:
     # initializer.  All others need not wait for an import.
     if "opentelemetry.context" not in sys.modules:
         return
-    with suppress(
-        Exception
-    ):  # a propagator's; a job does not fail because of its trace
+    with suppress(Exception):  # a propagator's; no job fails because of its trace
         headers = pickle.loads(packed)
         context = import_module("opentelemetry.propagate").extract(headers)
         import_module("opentelemetry.context").attach(context)

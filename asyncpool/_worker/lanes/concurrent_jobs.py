@@ -227,10 +227,8 @@ class ConcurrentJobs:
         payload: bytes | OutOfBandPickle,
         duration: int,
     ) -> None:
-        if os.getpid() != self._worker:
-            os._exit(
-                0
-            )  # this is a fork that a job made, and it has returned from the job
+        if os.getpid() != self._worker:  # a fork that a job made, back from the job
+            os._exit(0)
         frame = lane.frame
         try:
             ahead = self.beats.last_heartbeat(frame)

@@ -39,17 +39,16 @@ def assume(identity: Identity, borrow_tracker: Callable[[], int | None]) -> None
     """
     sys.argv[:] = identity.argv
     ImportWatch(_CONTEXT, partial(_become, identity))
-    ImportWatch(_TRACKER, partial(_share_tracker, borrow_tracker))
+    ImportWatch(_TRACKER, partial(_share_tracker, borrow_tracker, os.getpid()))
 
 
-def _share_tracker(borrow: Callable[[], int | None]) -> None:
+def _share_tracker(borrow: Callable[[], int | None], worker: int) -> None:
     """Have what this worker shares be unlinked at the end of the service, if nobody does before.
 
     A tracker of its own would die with it, or unlink what others still use.  Few jobs need one,
     and it is a process: so it is asked for when somebody looks for its descriptor.
     """
     module: Any = sys.modules[_TRACKER]
-    worker = os.getpid()
 
     class Tracker(module.ResourceTracker):  # type: ignore[misc]
         @property
