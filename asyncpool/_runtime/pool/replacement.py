@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from weakref import WeakKeyDictionary
 
@@ -44,7 +45,6 @@ class WorkerReplacement:
     def __init__(self, state: PoolState, threads: Threads) -> None:
         self._state = state
         self._threads = threads
-        self._weighing: set[WorkerHandle] = set()
         # How much of a worker's memory is shared, and when to weigh that worker again.
         self._weighed: WeakKeyDictionary[WorkerHandle, tuple[int, float]] = (
             WeakKeyDictionary()
@@ -201,7 +201,7 @@ class WorkerReplacement:
         limits = (self._hard, slot.recycle_limits.memory)
         least = min(limit for limit in limits if limit is not None)
         pid = handle.pid
-        if pid is None or handle in self._weighing:
+        if pid is None:
             return
         most = memory_at_most(pid)
         shared, again_at = self._weighed.get(handle, (0, now))
@@ -213,14 +213,13 @@ class WorkerReplacement:
             return private_memory(pid), time.monotonic() - began
 
         def note(weight: asyncio.Future[tuple[int, float]]) -> None:
-            self._weighing.discard(handle)
             if not weight.cancelled():  # the pool does not close
                 memory, took = weight.result()
                 again_at = self._state.loop.time() + took / _WEIGHING
                 self._weighed[handle] = max(0, most - memory), again_at
                 self._judge(handle, memory)
 
-        self._weighing.add(handle)
+        self._weighed[handle] = most, math.inf  # until there is an answer
         self._threads.copy(weigh).add_done_callback(note)
 
     @decision
