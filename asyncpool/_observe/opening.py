@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from asyncpool._observe.control.local_orders import LocalOrders
-from asyncpool._observe.control.orders import PoolOrders
+from asyncpool._observe.control.local_orders import LocalOrders, PoolOrders
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 

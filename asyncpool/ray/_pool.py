@@ -15,8 +15,8 @@ from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._observe.opening import Beside
 from asyncpool._runtime.base.arguments import check_int, check_seconds
 from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.options.checks import check_codec
 from asyncpool._runtime.options.pool_options import PoolOptions, pool_options
+from asyncpool._runtime.options.worker_options import check_codec
 from asyncpool.pool import Pool as LocalPool
 from asyncpool.ray._engine import Engine
 from asyncpool.ray._node_orders import NodeOrders

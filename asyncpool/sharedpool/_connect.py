@@ -11,7 +11,7 @@ from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.formats import format_of
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.base.arguments import check_int, check_seconds
-from asyncpool._runtime.options.checks import check_codec
+from asyncpool._runtime.options.worker_options import check_codec
 from asyncpool.sharedpool._client import SharedPool
 
 _UNIX = "unix:"

@@ -16,8 +16,7 @@ from asyncpool._core.control.control_protocol import MAX_REPLY, Request
 from asyncpool._runtime.control import server as control_server
 from asyncpool._runtime.control.client import ControlClient
 from asyncpool._runtime.control.paths import path_of
-from asyncpool._runtime.control.server import ControlSocket
-from asyncpool._runtime.control.watching import send_lines
+from asyncpool._runtime.control.server import ControlSocket, send_lines
 from asyncpool.errors import ProtocolError
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from asyncpool._core.slots.exit_reasons import detail_for_client
+from asyncpool._core.slots.lifecycle import detail_for_client
 from asyncpool.events import Crash
 
 # The slots of the first agent have the numbers of its pool, and those of each further one so

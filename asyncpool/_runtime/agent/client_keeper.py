@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from asyncpool._runtime.job.lease_holder import Holder
+from asyncpool._runtime.job.lease_renewals import Holder
 
 
 class ClientKeeper:

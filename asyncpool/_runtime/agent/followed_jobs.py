@@ -14,8 +14,7 @@ from asyncpool._core.remote_wire.remote_messages import (
     pack_followed_end,
 )
 from asyncpool._core.wire.context import with_trace
-from asyncpool._runtime.base.job_tracer import Attempt
-from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._runtime.base.pool_hub import Attempt, PoolHub
 from asyncpool._runtime.job.job import Job
 from asyncpool.enums import JobOutcome
 

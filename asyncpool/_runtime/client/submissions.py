@@ -22,7 +22,7 @@ from asyncpool._runtime.client.client_sessions import ClientSessions
 from asyncpool._runtime.client.job_waits import JobWaits
 from asyncpool._runtime.client.nodes import Nodes, no_agent
 from asyncpool._runtime.job.job import Job, JobOwner
-from asyncpool._runtime.job.job_types import JOB_TYPES
+from asyncpool._runtime.job.stream_job import JOB_TYPES
 from asyncpool._runtime.remote.stored_calls import StoredArguments
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.traffic.function_tables import FunctionTables

@@ -10,7 +10,7 @@ import select
 import socket
 import weakref
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from asyncpool._core.control.control_protocol import (
     MAX_REQUEST,
@@ -21,14 +21,28 @@ from asyncpool._core.control.control_protocol import (
 from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.control.paths import peer_uid
-from asyncpool._runtime.control.replies import write_reply
 from asyncpool._runtime.control.socket_files import (
     SocketFile,
     closed_on_error,
     listen_at,
 )
-from asyncpool._runtime.control.watching import Watch, send_lines
 from asyncpool.errors import ProtocolError
+
+# Write the replies of a control socket.
+
+
+def write_reply(writer: asyncio.StreamWriter, reply: dict[str, Any]) -> None:
+    """Write a reply, which goes out soon.
+
+    Raises:
+        ConnectionResetError: If the client is gone.
+    """
+    # A transport of asyncio drops what is written to it then, and one of uvloop raises a
+    # RuntimeError, which could as well be a bug.
+    if writer.is_closing():
+        raise ConnectionResetError("the client is gone")
+    writer.write(pack_reply(reply))
+
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -301,3 +315,61 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+# Send a client that watches one line after the other, as long as it reads them.
+#
+# A line that the client has not taken yet stays in the connection, and no other one is written
+# until it has.  So a client that hangs costs the memory of one line, and no time.
+
+
+class Watcher(Protocol):
+    """What tells one client how it goes."""
+
+    def look(self) -> dict[str, Any]:
+        """Return how it stands, and what has happened since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Take note that the client is gone."""
+        ...
+
+
+Watch: TypeAlias = Callable[[Request], Watcher]
+
+
+async def send_lines(
+    watcher: Watcher,
+    every: float,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Write a line now and each *every* seconds, until the client goes or says something.
+
+    Raises:
+        ConnectionResetError: If the client has gone just now.
+
+    Cancellation:
+        Safe: no line is written in part, as far as this process is concerned.
+    """
+    loop = asyncio.get_running_loop()
+    lost, due = 0, loop.time()
+    while True:
+        if writer.transport.get_write_buffer_size():
+            lost += 1
+        else:
+            reply = watcher.look()
+            if lost:
+                reply["lost"] = lost
+            lost = 0
+            write_reply(writer, reply)
+        # A loop that was blocked does not make up for it.
+        due = max(due + every, loop.time())
+        try:
+            async with asyncio.timeout_at(due):
+                said = await reader.read(1)
+        except TimeoutError:
+            continue
+        if said:
+            write_reply(writer, {"error": "a client that watches asks no more"})
+        return

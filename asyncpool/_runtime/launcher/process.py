@@ -15,8 +15,8 @@ import signal
 
 from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.alarm import Alarm
+from asyncpool._runtime.base.arguments import is_refusal, tell_once
 from asyncpool._runtime.base.machine import status_of_zombie
-from asyncpool._runtime.base.refusals import is_refusal, tell_once
 
 _LOGGER = logging.getLogger("asyncpool")
 
