@@ -10,8 +10,7 @@ from time import monotonic
 from typing import Any
 
 from asyncpool._core.trace.cluster_trace_book import ClusterTraceBook, Counted
-from asyncpool._observe.live_trace import LiveTrace, next_number
-from asyncpool._observe.trace_file import TraceFile
+from asyncpool._observe.trace import LiveTrace, TraceFile, next_number
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool.events import RollResult
 

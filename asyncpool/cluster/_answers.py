@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._observe.control.plain import plain
-from asyncpool._observe.control.watch import Watching
+from asyncpool._observe.control.watch import Watching, plain
 from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
 from asyncpool._runtime.state.life_log import describe_roll, roll_trouble
 from asyncpool.cluster._stats import ClusterStats

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from asyncpool._api.supervised import Supervised
+from asyncpool._api.caller import Supervised
 from asyncpool._core.base.validation import TEXT, check_type, or_none
 from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.policies.restart import RestartPolicy

@@ -14,8 +14,10 @@ from asyncpool._runtime.base.arguments import check_int
 from asyncpool._runtime.base.machine import usable_cpus
 from asyncpool._runtime.cluster.link import MAX_MESSAGE
 from asyncpool._runtime.cluster.service import Spread
-from asyncpool._runtime.options.checks import (
+from asyncpool._runtime.options.worker_options import (
+    WORKER_CHECKS,
     Check,
+    WorkerOptions,
     anything,
     at_least,
     checked,
@@ -23,7 +25,6 @@ from asyncpool._runtime.options.checks import (
     one_of,
     seconds,
 )
-from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
 from asyncpool._runtime.state.config import SupervisorConfig, worker_config
 from asyncpool.errors import UnsupportedPlatformError
 

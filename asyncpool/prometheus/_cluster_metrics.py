@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import (
 )
 
 from asyncpool._core.figures.request_figures import CLASSES
-from asyncpool._core.slots.exit_reasons import CAUSES
+from asyncpool._core.slots.lifecycle import CAUSES
 from asyncpool._observe.readings import Reading
 from asyncpool.cluster import ClusterStats
 from asyncpool.enums import CrashKind, RunState, SlotState
@@ -61,7 +61,7 @@ def _seconds(reading: Reading[ClusterStats]) -> Figures:
         yield (name,), responses.get(name, NO_DURATIONS)
 
 
-METRICS = (
+CLUSTER_METRICS = (
     _MAKE.labelled(
         GaugeMetricFamily,
         "state",

@@ -17,8 +17,8 @@ from asyncpool._runtime.base.arguments import check_int, check_seconds, least_an
 from asyncpool._runtime.client.client import Client
 from asyncpool._runtime.client.node_figures import merged_profiles, merged_rolls
 from asyncpool._runtime.node.node import Node
-from asyncpool._runtime.options.checks import check_codec
 from asyncpool._runtime.options.pool_options import PoolOptions, pool_options
+from asyncpool._runtime.options.worker_options import check_codec
 from asyncpool.errors import NoWorkerError, PoolClosedError
 from asyncpool.events import RollResult
 from asyncpool.pool import Pool as LocalPool

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from asyncpool._runtime.base import refusals
+from asyncpool._runtime.base import arguments as refusals
 from asyncpool._runtime.launcher.launcher_process import Process
 
 pytestmark = pytest.mark.asyncio

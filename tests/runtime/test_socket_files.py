@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from asyncpool import UnsupportedPlatformError
-from asyncpool._runtime.control import folder_locks, socket_files
-from asyncpool._runtime.control.folder_locks import folders_locked
+from asyncpool._runtime.control import socket_files
 from asyncpool._runtime.control.paths import peer_pid, peer_uid
-from asyncpool._runtime.control.socket_files import listen_at
+from asyncpool._runtime.control.socket_files import folders_locked, listen_at
 from asyncpool.cluster import Cluster, _options
 from tests.helpers.gate import short_folder
 from tests.helpers.locked_folder import assert_waits, locked
@@ -115,14 +114,14 @@ async def test_a_folder_that_stays_locked_stops_no_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tries: list[bool] = []
-    is_locked = folder_locks._is_locked
+    is_locked = socket_files._is_locked
 
     def tried(fd: int) -> bool:
         tries.append(is_locked(fd))
         return tries[-1]
 
-    monkeypatch.setattr(folder_locks, "_LOCK_PATIENCE", 0.1)
-    monkeypatch.setattr(folder_locks, "_is_locked", tried)
+    monkeypatch.setattr(socket_files, "_LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(socket_files, "_is_locked", tried)
     with short_folder() as folder, locked(folder):
         async with patience(), folders_locked(sockets_in(folder)):
             assert len(tries) > 1
@@ -136,7 +135,7 @@ async def test_each_folder_is_locked_once_and_in_one_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody waits for itself, nor do two wait for each other."""
-    monkeypatch.setattr(folder_locks, "_LOCK_PATIENCE", 2 * PATIENCE)
+    monkeypatch.setattr(socket_files, "_LOCK_PATIENCE", 2 * PATIENCE)
     with short_folder() as one, short_folder() as other:
         (other / "again").symlink_to(one)
         orders = (

@@ -19,8 +19,8 @@ from asyncpool._cli.serve.life_options import life_options
 from asyncpool._cli.serve.server_options import read_options, server_options
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._cli.shared_pools import named_pools
+from asyncpool._core.base.names import NAMES, is_name
 from asyncpool._core.base.validation import MAX_WORKERS
-from asyncpool._core.control.program_names import NAMES, is_name
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._runtime.base.machine import raise_descriptor_limit

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from asyncpool._core.trace.told_events import told_of
+from asyncpool._core.trace.trace_book import told_of
 from asyncpool._core.trace.trace_lines import POOL_TRACK, LineMaker, track_of
 from asyncpool.events import Crashed, Event, Exited, Ready, Retiring, Spawned
 

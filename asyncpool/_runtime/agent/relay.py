@@ -25,8 +25,7 @@ from asyncpool._core.remote_wire.remote_messages import (
 )
 from asyncpool._core.wire.context import with_trace
 from asyncpool._core.wire.heartbeat_records import Beat
-from asyncpool._runtime.base.job_tracer import Attempt
-from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._runtime.base.pool_hub import Attempt, PoolHub
 from asyncpool._runtime.job.chunk_job import Chunk, NotedPage
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob

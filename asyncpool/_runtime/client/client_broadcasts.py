@@ -20,7 +20,7 @@ from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.remote.agent_errors import AgentErrors, Answer, read_broadcast
 from asyncpool._runtime.state.draining import Hold
-from asyncpool._runtime.traffic.broadcast_calls import (
+from asyncpool._runtime.traffic.broadcasts import (
     check_broadcast,
     pack_broadcast,
     serializer_of,

@@ -18,10 +18,10 @@ from asyncpool._core.cluster.addresses import (
     parse_all,
     passed,
 )
-from asyncpool._runtime.control.folder_locks import folders_locked
 from asyncpool._runtime.control.socket_files import (
     SocketFile,
     closed_on_error,
+    folders_locked,
     listen_at,
 )
 

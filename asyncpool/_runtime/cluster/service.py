@@ -19,6 +19,7 @@ from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.cluster.drain_limits import DrainLimit, drain_limit
 from asyncpool._core.figures.request_figures import RequestFigures
 from asyncpool._core.slots.slots import UP
+from asyncpool._core.wire.frames import FrameKind
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
@@ -330,7 +331,7 @@ class Service:
             self._cut = sum(map(spread.still_open, self.links))
             for slot, link in self.links.items():
                 if link.is_shut:  # the others hear soon that nobody goes on serving
-                    self._state.handles[slot].requests.tell_of_close()
+                    self._state.handles[slot].ask(FrameKind.CLOSING)
 
     def close(self) -> None:
         """Close everything, and log what the end has cost; there are no workers any more."""

@@ -34,9 +34,9 @@ from asyncpool._core.wire.messages import (
 )
 from asyncpool._core.wire.stacks import are_whole, tidy
 from asyncpool._runtime.base.alarm import Alarm
+from asyncpool._runtime.base.arguments import is_refusal, tell_once
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.machine import status_of_zombie
-from asyncpool._runtime.base.refusals import is_refusal, tell_once
 from asyncpool._runtime.launcher.interpreter import NewLauncher
 from asyncpool._system.descriptors import receive_fds
 from asyncpool._system.signals import STACKS

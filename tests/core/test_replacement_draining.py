@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/supervision/draining.py; why somebody leaves is told elsewhere."""
+"""Tests of asyncpool/_core/supervision/replacement.py; why somebody leaves is told elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.placement.pinned_jobs import PinnedJobs
+from asyncpool._core.placement.sessions import PinnedJobs
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
@@ -20,7 +20,7 @@ from asyncpool._core.slots.commands import (
 )
 from asyncpool._core.slots.lifecycle import STOP_GRACE, SlotLifecycle
 from asyncpool._core.slots.slots import Slot, SlotEvent
-from asyncpool._core.supervision.draining import DrainingWorkers
+from asyncpool._core.supervision.replacement import DrainingWorkers
 from asyncpool.enums import SlotState
 
 
