@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 from asyncpool._core.slots.lifecycle import CAUSES
 from asyncpool._observe.readings import Reading
@@ -22,7 +23,8 @@ _FUNCTION = {"function": "code.function.name"}
 _CALL = {**_FUNCTION, "via": "asyncpool.job.via"}
 
 
-class PoolMetric(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PoolMetric:
     """One metric.
 
     Attributes:
