@@ -276,4 +276,25 @@ POOL_METRICS = (
         "Events that slow listeners of the pool have missed.",
         lambda at: at.dropped_events,
     ),
+    _one(
+        "counter",
+        ("nodes_lost", "asyncpool.node.lost"),
+        "{node}",
+        "Agents of the pool that were lost, or could not be used.",
+        lambda at: at.lost_nodes,
+    ),
+    _one(
+        "counter",
+        ("clients_lost", "asyncpool.client.lost"),
+        "{client}",
+        "Clients of a shared pool that were gone, or not heard, while they had jobs.",
+        lambda at: at.lost_clients,
+    ),
+    _one(
+        "counter",
+        ("clients_refused", "asyncpool.client.refused"),
+        "{client}",
+        "Clients of a shared pool that did not come in, or were cut off.",
+        lambda at: at.refused_clients,
+    ),
 )
