@@ -40,12 +40,15 @@ def pack_failure(error: BroadcastError) -> tuple[Any, Any]:
     return pack_results(error.results), errors
 
 
-def read_broadcast(answers: list[Answer], errors: AgentErrors) -> dict[int, Any]:
+def read_broadcast(
+    answers: list[Answer], errors: AgentErrors, pause: Callable[[], None] | None = None
+) -> dict[int, Any]:
     """Return the result of each worker, by slot.
 
     Args:
         answers: Those of the agents.
         errors: Reads the errors of the calls.
+        pause: Called now and then.
 
     Raises:
         BroadcastError: If some of the calls have failed.
@@ -57,9 +60,10 @@ def read_broadcast(answers: list[Answer], errors: AgentErrors) -> dict[int, Any]
         match answer:
             case (dict() as results, dict() as found):
                 for slot, it in results.items():
-                    values[first + slot] = _value(errors.serializer, it)
+                    value = errors.serializer.load_value(load_parts(it), pause)
+                    values[first + slot] = value
                 for slot, it in found.items():
-                    failed[first + slot] = errors.read(it, first)
+                    failed[first + slot] = errors.read(it, first, pause)
             case _:
                 raise ProtocolError(
                     f"an agent answered a broadcast by {kind_of(answer)}"
@@ -67,10 +71,6 @@ def read_broadcast(answers: list[Answer], errors: AgentErrors) -> dict[int, Any]
     if not failed:
         return values
     raise BroadcastError(errors.name, results=values, errors=failed)
-
-
-def _value(serializer: Serializer, packed: bytes) -> Any:
-    return serializer.load_value(load_parts(packed))
 
 
 def pack_error(error: BaseException) -> bytes | BaseException:
@@ -93,18 +93,24 @@ class AgentErrors(NamedTuple):
     serializer: Serializer
     next_id: Callable[[], int]
 
-    def read(self, found: object, first_slot: int) -> BaseException:
+    def read(
+        self,
+        found: object,
+        first_slot: int,
+        pause: Callable[[], None] | None = None,
+    ) -> BaseException:
         """Return an error as the client knows it.
 
         Args:
             found: What :func:`pack_error` has returned.
             first_slot: What is added to the slots of the agent's workers.
+            pause: Called now and then, in a thread.
 
         Raises:
             ProtocolError: If it is something else.
         """
         if isinstance(found, bytes):
-            error = self.serializer.load_error(found)
+            error = self.serializer.load_error(found, pause)
             if isinstance(error, JobError):
                 claim_as(error, self.next_id(), 1, self.name)
             return error
