@@ -69,7 +69,7 @@ async def test_more_objects_than_a_service_can_look_at_in_a_step_are_not_sent(
             "which would hold up the service: send an array or bytes, or yield it in parts"
         )
         # A worker is trusted with what its service sends.
-        many = [[]] * 250_000
+        many: list[list[int]] = [[]] * 250_000
         assert await pool.submit(len, many) == 250_000
         assert pool.stats().restarts == 0
 

@@ -206,7 +206,6 @@ WORKER_CHECKS: dict[str, Check] = {
     "start_timeout": seconds(),
     "ping_timeout": seconds(optional=True),
     "ready": one_of(get_args(ReadyWhen)),
-    "trace": path,
 }
 
 
@@ -230,7 +229,6 @@ class WorkerOptions:
     ping_timeout: float | None
     ready: ReadyWhen
     max_surge: int
-    trace: str | None
 
     def shared(self) -> dict[str, Any]:
         """Return the options of this class, by name, without those of a subclass."""
