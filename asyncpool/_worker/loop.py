@@ -290,7 +290,9 @@ def _shut_in(config: WorkerConfig, parts: WorkerParts) -> None:
     handed = [fd for fd in HANDED if fd is not None]
     channels = (parts.jobs.fileno(), parts.control.fileno())
     plan = config.sandbox._replace(env=(*config.sandbox.env, *identity.environment))
-    enter(plan, identity.folder, identity.cgroup, (*channels, page, *handed))
+    open_loop = parts.coroutines.loop if config.loop == "uvloop" else None
+    known = (*channels, page, *handed)
+    enter(plan, identity.folder, identity.cgroup, known, open_loop)
 
 
 def _serve(

@@ -249,9 +249,9 @@ class LauncherProcess:
         rehearse()
         config = self._config
         if config is not None and config.namespaces is not None:
-            from asyncpool._worker.sandbox import preparation  # noqa: PLC0415 - most are in none
+            from asyncpool._worker.sandbox import entering  # noqa: PLC0415 - most are in none
 
-            preparation.rehearse(config.namespaces)
+            entering.rehearse(config.namespaces)
 
     def _fork(
         self,
