@@ -95,6 +95,7 @@ def _enter_namespaces(namespaces: int) -> bool:
     if _Entered.pid != os.getpid():  # and not only the process that it was forked from
         _Entered.pid = os.getpid()
         warm_up()
+        _do_without()
         if os.geteuid() == 0:
             forbid_capabilities()
         _Entered.separate = bool(namespaces) and _separate(namespaces)
@@ -195,7 +196,6 @@ def _close_doors(
         if open_loop is not None:
             filter_calls(NO_RINGS)  # uvloop has one if it can
             open_loop()
-        _do_without()
         filter_calls(plan.filter)
 
 

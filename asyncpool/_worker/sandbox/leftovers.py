@@ -45,13 +45,20 @@ _SHARED = re.compile(
 )
 
 
-def look_around() -> tuple[
-    list[str], list[tuple[int, str, _File]], list[tuple[bytes, ...]]
-]:
-    """Return the threads of this process, its descriptors and its shared memory."""
-    with open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
-        memory = maps.read()
-    return threads_left(), list(_descriptors()), _SHARED.findall(memory)
+class _Seen:
+    """The shared memory that this process was forked with; only that is common to workers."""
+
+    pid = 0
+    memory: list[tuple[bytes, ...]]
+
+
+def look_around() -> tuple[list[str], list[tuple[int, str, _File]]]:
+    """Return the threads of this process and its descriptors, and see its shared memory."""
+    if _Seen.pid != os.getpid():
+        with open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
+            _Seen.memory = _SHARED.findall(maps.read())
+        _Seen.pid = os.getpid()
+    return threads_left(), list(_descriptors())
 
 
 def check_leftovers(known: Iterable[int]) -> None:
@@ -64,13 +71,13 @@ def check_leftovers(known: Iterable[int]) -> None:
         RuntimeError: If something would be outside of the sandbox, or common to workers.
     """
     files = {_identity(fd) for fd in known}
-    threads, descriptors, memory = look_around()
+    threads, descriptors = look_around()
     if threads:
         raise RuntimeError(
             f"preload left threads behind, which would be outside of the sandbox: "
             f"{', '.join(threads)}; start them in the initializer, or name another preload"
         )
-    if shared := [told for each in memory if (told := _told(files, *each))]:
+    if shared := [told for each in _Seen.memory if (told := _told(files, *each))]:
         raise RuntimeError(
             "preload left memory that all workers share, by which a job could reach the others: "
             f"{', '.join(shared)}; make it in the initializer, or name another preload"
