@@ -251,9 +251,9 @@ def create_folder(target: Target) -> None:
     os.mkdir(f"{target.folder}/folder")
 
 
-@_way("files", "create a named pipe beside it", "Landlock")
+@_way("files", "create a named pipe", "seccomp, Landlock")
 def create_pipe(target: Target) -> None:
-    os.mkfifo(f"{target.folder}/pipe")
+    os.mkfifo(f"pipe-{os.getpid()}")  # its memory is counted for the user
 
 
 @_way("files", "create a file in /dev/shm", "Landlock")
@@ -263,7 +263,7 @@ def shared_file(target: Target) -> None:
     path.unlink()
 
 
-@_way("files", "make a device in the own folder", "Landlock", root=True)
+@_way("files", "make a device in the own folder", "seccomp, Landlock", root=True)
 def device(target: Target) -> None:
     os.mknod(f"null-{os.getpid()}", 0o20666, os.makedev(1, 3))
 

@@ -47,7 +47,7 @@ fstat:5:80 lstat:6: newfstatat:262:79 statx:332:291 statfs:137:43 fstatfs:138:44
 faccessat:269:48 faccessat2:439 getdents:78: getdents64:217:61 getcwd:79:17 chdir:80:49
 fchdir:81:50 mkdir:83: mkdirat:258:34 rmdir:84: rename:82: renameat:264:38 renameat2:316:276
 link:86: linkat:265:37 unlink:87: unlinkat:263:35 symlink:88: symlinkat:266:36 readlink:89:
-readlinkat:267:78 mknod:133: mknodat:259:33 umask:95:166 fgetxattr:193:10 flistxattr:196:13
+readlinkat:267:78 umask:95:166 fgetxattr:193:10 flistxattr:196:13
 """
 _WAITING = """
 poll:7: ppoll:271:73 select:23: pselect6:270:72 epoll_ctl:233:21 epoll_wait:232: epoll_pwait:281:22
