@@ -130,7 +130,7 @@ def compute_arrays(data: bytes) -> list[Any]:
         (
             parse_texts,
             [1000, "it", {"a": [1, 2]}, {"a": 1}, {"a": 1}],
-            ["email.parser"],
+            ["email.message", "email.parser"],
         ),
         (unpack_archives, [len(XML), len(XML)], []),
         (use_files, [499500, len(XML)], []),
