@@ -182,8 +182,9 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         worker_limits: When the pool replaces workers by fresh ones, and what the kernel allows
             them.
         fresh: Whether each job has a new worker, which ends after it, so that nothing that a job
-            leaves behind in its process is there for the next one.  New workers are forked ahead
-            of need; see ``docs/state.md``.
+            leaves behind in its process is there for the next one, but for what it has written
+            into memory that a module of *preload* shares.  New workers are forked ahead of need;
+            see ``docs/state.md``.
         max_surge: How many workers there may be beyond their number while some are replaced.
         max_unavailable: How many workers may be missing meanwhile.  With ``max_surge=0,
             max_unavailable=1`` a worker ends before its replacement is started, which helps

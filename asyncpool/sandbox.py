@@ -65,8 +65,9 @@ class Sandbox:
 
     Args: Limits
         processes: How many processes a worker may have beside itself.  With 0 it can start
-            none, and run no program; ``None`` for any number.  The kernel counts threads too, so
-            with a number above 0 it is that many and 256, processes and threads together.
+            none, and run no program, and has up to 256 threads; ``None`` for any number.  The
+            kernel counts threads too, so with a number above 0 it is that many and 256, processes
+            and threads together.
         memory: How many bytes of address space a worker may add to what it has when the sandbox
             begins; ``None`` for any amount.  Beyond that it gets a :exc:`MemoryError`.
         cpu_seconds: How many seconds of CPU time a worker may use in its life, rounded up to

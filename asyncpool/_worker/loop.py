@@ -290,8 +290,9 @@ def _shut_in(config: WorkerConfig, parts: WorkerParts, preloading: Preloading) -
     handed = [fd for fd in HANDED if fd is not None]
     channels = (parts.jobs.fileno(), parts.control.fileno())
     plan = config.sandbox._replace(env=(*config.sandbox.env, *identity.environment))
+    open_loop = parts.coroutines.loop if config.loop == "uvloop" else None
     needed = (*channels, page, *handed)
-    enter(plan, identity.folder, identity.cgroup, needed, preloading)
+    enter(plan, identity.folder, identity.cgroup, needed, preloading, open_loop)
 
 
 def _serve(

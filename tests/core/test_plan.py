@@ -43,7 +43,13 @@ def test_a_sandbox_without_settings_reaches_what_is_installed_and_nothing_else()
     assert plan.network == 0, "there are no sockets to look at"
     assert plan.filter
     assert plan.namespaces == NEW_USER | NEW_NETWORK
-    assert dict(plan.rlimits) == {"RLIMIT_CORE": (0, 0)}
+    assert dict(plan.rlimits) == {
+        "RLIMIT_CORE": (0, 0),
+        "RLIMIT_NOFILE": (256, 256),
+        "RLIMIT_SIGPENDING": (128, 128),
+        "RLIMIT_MSGQUEUE": (0, 0),
+        "RLIMIT_MEMLOCK": (0, 0),
+    }
     assert plan.tasks == 256
 
 
@@ -74,9 +80,8 @@ def test_settings_become_rights_and_limits() -> None:
 
 
 def test_descriptors_are_bounded_unless_somebody_else_bounds_them() -> None:
-    settings = settings_of(Sandbox(), None)
-    assert make_plan(settings, HERE, LIBRARY).descriptors == 1024
-    assert make_plan(settings, HERE, LIBRARY, {"RLIMIT_NOFILE": 9}).descriptors is None
+    plan = make_plan(settings_of(Sandbox(), None), HERE, LIBRARY, {"RLIMIT_NOFILE": 9})
+    assert "RLIMIT_NOFILE" not in dict(plan.rlimits)
 
 
 def test_an_open_network_is_not_looked_at() -> None:
@@ -91,8 +96,20 @@ def test_root_gives_up_what_makes_it_root() -> None:
     plan = plan_of(Sandbox(), machine)
     assert plan.drop
     assert plan.namespaces == NEW_NETWORK
-    assert plan.tasks is None
+    assert not plan.apart
     assert not plan_of(Sandbox()).drop
+
+
+def test_root_gives_each_worker_a_user_for_whom_the_kernel_counts() -> None:
+    machine = HERE._replace(root=True, gives_users=True, most_tasks=32768)
+    plan = plan_of(Sandbox(), machine)
+    assert plan.apart
+    assert (plan.tasks, plan.share) == (256, 24576)
+    assert plan.filter != plan_of(Sandbox()).filter, "it may have an epoll"
+    # A program that it runs would find that two of its users differ.
+    assert not plan_of(Sandbox(processes=None), machine).apart
+    other = make_plan(settings_of(Sandbox(), (65534, 65534)), machine, ())
+    assert not other.apart
 
 
 def test_the_filter_is_the_same_for_another_user_who_owns_files_of_siblings() -> None:

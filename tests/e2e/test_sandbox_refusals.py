@@ -184,6 +184,40 @@ async def test_a_preload_that_keeps_a_file_open_is_named(
 @needs_sandbox
 @pytest.mark.asyncio
 @pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (
+            "mmap.mmap(-1, 8192)",
+            r"8192 bytes of /dev/zero \(deleted\) \(module leaves_something_behind\)",
+        ),
+        # Protected against mistakes, and not against mprotect().
+        (
+            "mmap.mmap(-1, 8192, prot=mmap.PROT_READ)",
+            r"8192 bytes of /dev/zero \(deleted\)",
+        ),
+        (
+            "multiprocessing.RawArray('b', 8000)",
+            r"\d+ bytes of /dev/shm/pym-\S+ \(deleted\) \(module leaves_something_behind\)",
+        ),
+    ],
+    ids=["mapping", "read only", "multiprocessing"],
+)
+async def test_memory_that_a_preload_has_all_workers_share_is_named(
+    module: Path, launcher: str, made: str, told: str
+) -> None:
+    module.write_text(f"import mmap, multiprocessing.sharedctypes\nTABLE = {made}")
+    said = await refusal_of(Sandbox(), module.stem, launcher=launcher)
+    text = (
+        "preload left memory that all workers share, by which a job could reach the others: "
+        f"{told}; make it in the initializer, or name another preload"
+    )
+    assert re.search(text, said)
+
+
+@needs_sandbox
+@pytest.mark.asyncio
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
 async def test_a_preload_that_leaves_a_thread_is_named(
     module: Path, launcher: str
 ) -> None:

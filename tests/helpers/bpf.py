@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-_LOAD, _EQUAL, _GREATER, _AND, _RETURN = 0x20, 0x15, 0x25, 0x54, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _SKIP, _AND, _RETURN = 0x20, 0x15, 0x35, 0x05, 0x54, 0x06
 
 
 def answer(
@@ -29,7 +29,9 @@ def answer(
             value &= operand
         elif code == _EQUAL:
             at += if_true if value == operand else if_false
-        elif code == _GREATER:
-            at += if_true if value > operand else if_false
+        elif code == _AT_LEAST:
+            at += if_true if value >= operand else if_false
+        elif code == _SKIP:
+            at += operand
         else:
             raise AssertionError(f"no such instruction: {code:#x}")

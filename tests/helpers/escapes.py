@@ -23,9 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncpool._core.sandbox.system_calls import MACHINES, numbers
-
-__all__ = ["ATTEMPTS", "Attempt", "Target", "attempt_by"]
+__all__ = ["ATTEMPTS", "Attempt", "Target", "attempt_by", "system_call"]
 
 SECRET = "a secret of the service"
 VARIABLE = "A_SECRET_OF_THE_SERVICE"
@@ -101,16 +99,54 @@ def _way(
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_NUMBERS = numbers(os.uname().machine) if os.uname().machine in MACHINES else {}
+
+# Calls without a function in the libraries of C, by their numbers on x86-64 and on other machines.
+_NUMBERS = {
+    "add_key": (248, 217),
+    "bpf": (321, 280),
+    "chroot": (161, 51),
+    "fanotify_init": (300, 262),
+    "inotify_add_watch": (254, 27),
+    "inotify_init1": (294, 26),
+    "io_setup": (206, 0),
+    "io_uring_setup": (425, 425),
+    "listmount": (458, 458),
+    "mount": (165, 40),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    "msgctl": (71, 187),
+    "msgget": (68, 186),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "perf_event_open": (298, 241),
+    "personality": (135, 92),
+    "pidfd_getfd": (438, 438),
+    "process_vm_readv": (310, 270),
+    "ptrace": (101, 117),
+    "rt_sigqueueinfo": (129, 138),
+    "semctl": (66, 191),
+    "semget": (64, 190),
+    "sethostname": (170, 161),
+    "setns": (308, 268),
+    "shmctl": (31, 195),
+    "shmget": (29, 194),
+    "statmount": (457, 457),
+    "syslog": (103, 116),
+    "timer_create": (222, 107),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "userfaultfd": (323, 282),
+}
 
 
-def _call(name: str, *arguments: object) -> int:
+def system_call(name: str, *arguments: object) -> int:
     """Make a system call."""
     words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    answer = int(_libc.syscall(ctypes.c_long(_NUMBERS[name]), *words))
+    number = _NUMBERS[name][os.uname().machine != "x86_64"]
+    answer = int(_libc.syscall(ctypes.c_long(number), *words))
     if answer < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
+        error = ctypes.get_errno()
+        raise OSError(error, f"{name}: {os.strerror(error)}")
     return answer
 
 
@@ -215,9 +251,9 @@ def create_folder(target: Target) -> None:
     os.mkdir(f"{target.folder}/folder")
 
 
-@_way("files", "create a named pipe beside it", "Landlock")
+@_way("files", "create a named pipe", "seccomp, Landlock")
 def create_pipe(target: Target) -> None:
-    os.mkfifo(f"{target.folder}/pipe")
+    os.mkfifo(f"pipe-{os.getpid()}")  # its memory is counted for the user
 
 
 @_way("files", "create a file in /dev/shm", "Landlock")
@@ -227,7 +263,7 @@ def shared_file(target: Target) -> None:
     path.unlink()
 
 
-@_way("files", "make a device in the own folder", "Landlock", root=True)
+@_way("files", "make a device in the own folder", "seccomp, Landlock", root=True)
 def device(target: Target) -> None:
     os.mknod(f"null-{os.getpid()}", 0o20666, os.makedev(1, 3))
 
@@ -259,8 +295,8 @@ def list_attributes(target: Target) -> list[str]:
 
 @_way("files", "watch its folder (inotify)", "seccomp")
 def watch(target: Target) -> None:
-    with _closing(int(_libc.inotify_init1(os.O_CLOEXEC))) as fd:
-        _call("inotify_add_watch", fd, target.folder.encode(), 0x100)  # IN_CREATE
+    with _closing(system_call("inotify_init1", os.O_CLOEXEC)) as fd:
+        system_call("inotify_add_watch", fd, target.folder.encode(), 0x100)  # IN_CREATE
 
 
 @_way("files", "be told of changes in a folder (F_NOTIFY)", "seccomp")
@@ -291,9 +327,9 @@ def handle(target: Target) -> None:
     place = ctypes.create_string_buffer(struct.pack("=Ii", 128, 0) + bytes(128))
     mount = ctypes.c_int()
     path = _file(target).encode()
-    _call("name_to_handle_at", -100, path, place, ctypes.byref(mount), 0)
+    system_call("name_to_handle_at", -100, path, place, ctypes.byref(mount), 0)
     with _closing(os.open("/", os.O_RDONLY)) as root:
-        os.close(_call("open_by_handle_at", root, place, os.O_PATH))
+        os.close(system_call("open_by_handle_at", root, place, os.O_PATH))
 
 
 @_way("files", "read what only root may read, as root", "no capabilities", root=True)
@@ -401,7 +437,7 @@ def signal_sibling(target: Target) -> None:
     os.kill(target.sibling, signal.SIGCONT)
 
 
-@_way("processes", "signal a process by its pidfd", "Landlock")
+@_way("processes", "signal a process by its pidfd", "seccomp, Landlock")
 def signal_by_pidfd(target: Target) -> None:
     with _closing(os.pidfd_open(target.victim)) as fd:
         signal.pidfd_send_signal(fd, signal.SIGCONT)
@@ -409,7 +445,7 @@ def signal_by_pidfd(target: Target) -> None:
 
 @_way("processes", "trace a process", "seccomp, Landlock", root=True)
 def trace(target: Target) -> None:
-    _call("ptrace", 0x4206, target.victim, 0, 0)  # PTRACE_SEIZE
+    system_call("ptrace", 0x4206, target.victim, 0, 0)  # PTRACE_SEIZE
 
 
 @_way("processes", "read the memory of a process", "seccomp, Landlock", root=True)
@@ -419,7 +455,7 @@ def read_memory(target: Target) -> None:
     start = int(line.read_text().split("-")[0], 16) if _can_read(line) else 1 << 22
     local = struct.pack("=QQ", ctypes.addressof(here), 8)
     remote = struct.pack("=QQ", start, 8)
-    _call("process_vm_readv", target.victim, local, 1, remote, 1, 0)
+    system_call("process_vm_readv", target.victim, local, 1, remote, 1, 0)
 
 
 def _can_read(path: Path) -> bool:
@@ -433,7 +469,31 @@ def _can_read(path: Path) -> bool:
 @_way("processes", "take a descriptor of a process", "seccomp, Landlock", root=True)
 def take_descriptor(target: Target) -> None:
     with _closing(os.pidfd_open(target.victim)) as fd:
-        os.close(_call("pidfd_getfd", fd, 0, 0))
+        os.close(system_call("pidfd_getfd", fd, 0, 0))
+
+
+@_way("processes", "ask who is at the other end of a socket (SO_PEERPIDFD)", "seccomp")
+def peer(target: Target) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        os.close(one.getsockopt(socket.SOL_SOCKET, 77))
+
+
+@_way("processes", "ask a pidfd about its process (PIDFD_GET_INFO)", "seccomp")
+def process_info(target: Target) -> None:
+    # The filter looks at the request before the kernel looks at the descriptor.
+    with _pidfd(target.victim) as fd:
+        fcntl.ioctl(fd, 0xC040FF0B, struct.pack("=Q", 1).ljust(64, b"\0"))
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[int]:
+    try:
+        fd = os.pidfd_open(pid)
+    except PermissionError:
+        fd = os.open("/dev/null", os.O_RDONLY)
+    with _closing(fd):
+        yield fd
 
 
 @_way("processes", "limit another process", "seccomp")
@@ -551,42 +611,44 @@ def vsock(target: Target) -> None:
 
 @_way("kernel", "set up io_uring", "seccomp")
 def uring(target: Target) -> None:
-    os.close(_call("io_uring_setup", 1, ctypes.create_string_buffer(120)))
+    os.close(system_call("io_uring_setup", 1, ctypes.create_string_buffer(120)))
 
 
 @_way("kernel", "handle page faults (userfaultfd)", "seccomp", root=True)
 def page_faults(target: Target) -> None:
-    os.close(_call("userfaultfd", os.O_CLOEXEC))
+    os.close(system_call("userfaultfd", os.O_CLOEXEC))
 
 
 @_way("kernel", "load a program (bpf)", "seccomp", root=True)
 def load_program(target: Target) -> None:
     # BPF_MAP_CREATE of an array: four numbers.
-    os.close(_call("bpf", 0, struct.pack("=IIII", 2, 4, 4, 1) + bytes(112), 128))
+    os.close(system_call("bpf", 0, struct.pack("=IIII", 2, 4, 4, 1) + bytes(112), 128))
 
 
 @_way("kernel", "count events of the processor (perf)", "seccomp", root=True)
 def count_events(target: Target) -> None:
     attributes = struct.pack("=IIQQQQQ", 1, 128, 0, 0, 0, 0, 1).ljust(128, b"\0")
-    os.close(_call("perf_event_open", attributes, 0, -1, -1, 0))
+    os.close(system_call("perf_event_open", attributes, 0, -1, -1, 0))
 
 
 @_way("kernel", "keep a key in the kernel", "seccomp")
 def keep_key(target: Target) -> int:
-    return _call("add_key", b"user", b"asyncpool", b"x", 1, -2)  # the process's own
+    return system_call(
+        "add_key", b"user", b"asyncpool", b"x", 1, -2
+    )  # the process's own
 
 
 @_way("kernel", "share memory beside all folders (shmget)", "seccomp")
 def share_memory(target: Target) -> None:
-    number = _call("shmget", 0, 4096, 0o1600)
-    _call("shmctl", number, 0, 0)  # IPC_RMID
+    number = system_call("shmget", 0, 4096, 0o1600)
+    system_call("shmctl", number, 0, 0)  # IPC_RMID
 
 
 @_way("kernel", "leave messages beside all folders (mq_open)", "seccomp")
 def message_queue(target: Target) -> None:
     name = f"asyncpool-{os.getpid()}".encode()
-    os.close(_call("mq_open", name, os.O_CREAT | os.O_RDWR, 0o600, 0))
-    _call("mq_unlink", name)
+    os.close(system_call("mq_open", name, os.O_CREAT | os.O_RDWR, 0o600, 0))
+    system_call("mq_unlink", name)
 
 
 @_way("kernel", "keep memory without a file (memfd_create)", "seccomp")
@@ -596,44 +658,62 @@ def memory_file(target: Target) -> None:
 
 @_way("kernel", "run without random addresses (personality)", "seccomp")
 def personality(target: Target) -> None:
-    before = _call("personality", 0xFFFFFFFF)
-    _call("personality", before | 0x0040000)
-    _call("personality", before)
+    before = system_call("personality", 0xFFFFFFFF)
+    system_call("personality", before | 0x0040000)
+    system_call("personality", before)
 
 
 @_way("kernel", "become root of a user namespace", "seccomp")
 def user_namespace(target: Target) -> None:
     # In a process of its own: no worker could leave the namespace again.
-    _in_child(lambda: _call("unshare", 0x10000000))
+    _in_child(lambda: system_call("unshare", 0x10000000))
 
 
 @_way("kernel", "enter the namespaces of the service", "seccomp", root=True)
 def enter_namespace(target: Target) -> None:
     with _closing(os.pidfd_open(target.service)) as fd:
-        _call("setns", fd, 0x04000000)  # CLONE_NEWUTS
+        system_call("setns", fd, 0x04000000)  # CLONE_NEWUTS
 
 
 @_way("kernel", "mount a file system", "seccomp, Landlock", root=True)
 def mount(target: Target) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _call("mount", b"none", folder.encode(), b"tmpfs", 0, 0)
-        _call("umount2", folder.encode(), 0)
+        system_call("mount", b"none", folder.encode(), b"tmpfs", 0, 0)
+        system_call("umount2", folder.encode(), 0)
+
+
+@_way("kernel", "list what is mounted (listmount)", "seccomp")
+def list_mounts(target: Target) -> int:
+    # struct mnt_id_req; the root of all that this process sees.
+    return system_call(
+        "listmount", struct.pack("=IIQQ", 24, 0, (1 << 64) - 1, 0), bytes(80), 10, 0
+    )
+
+
+@_way("kernel", "ask about what is mounted (statmount)", "seccomp")
+def ask_mount(target: Target) -> None:
+    found = bytes(8)
+    system_call("listmount", struct.pack("=IIQQ", 24, 0, (1 << 64) - 1, 0), found, 1, 0)
+    mount = struct.unpack("=Q", found)[0]
+    system_call(
+        "statmount", struct.pack("=IIQQ", 24, 0, mount, 1), bytes(4096), 4096, 0
+    )
 
 
 @_way("kernel", "change the root folder", "seccomp", root=True)
 def change_root(target: Target) -> None:
-    _call("chroot", b"/")
+    system_call("chroot", b"/")
 
 
 @_way("kernel", "name the machine", "seccomp, no capabilities", root=True)
 def name_machine(target: Target) -> None:
     name = os.uname().nodename.encode()
-    _call("sethostname", name, len(name))
+    system_call("sethostname", name, len(name))
 
 
 @_way("kernel", "read the log of the kernel", "seccomp", root=True)
 def kernel_log(target: Target) -> int:
-    return _call("syslog", 10, 0, 0)  # its size
+    return system_call("syslog", 10, 0, 0)  # its size
 
 
 @_way("kernel", "ask for dumps of memory", "RLIMIT_CORE")

@@ -43,7 +43,6 @@ WRITE = (
     | REMOVE_FILE
     | MAKE_DIR
     | MAKE_REG
-    | MAKE_FIFO
     | MAKE_SYM
     | REFER
     | TRUNCATE

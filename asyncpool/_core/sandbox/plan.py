@@ -6,13 +6,7 @@ import math
 
 from asyncpool._core.base.records import Record
 from asyncpool._core.sandbox import landlock
-from asyncpool._core.sandbox.filters import Rule, packed, program
-from asyncpool._core.sandbox.rules import (
-    base_rules,
-    network_rules,
-    owner_rules,
-    process_rules,
-)
+from asyncpool._core.sandbox.filters import packed, program
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -21,14 +15,26 @@ if TYPE_CHECKING:
 # The soft and the hard limit of a resource, by its name.
 Rlimit = tuple[str, tuple[int, int]]
 
+# From here on no user has a number: some of the kernel takes them for negative.  A worker gets one.
+UNUSED_USERS = 1 << 31
+
 # A new network namespace has no way out, and takes abstract sockets along.
 NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000
 
 # The kernel counts threads, not processes: libraries have these, and a bomb is stopped by them.
 _THREADS = 256
 
-# Each pair of sockets holds some 400 KiB of the kernel's memory, which RLIMIT_AS does not count.
-_DESCRIPTORS = 1024
+# What the kernel counts beside memory: for each process, or for its user, of whom a worker gets no
+# more if he has so many.  A dump would hold the memory of the launcher too, and is written by the
+# kernel.  Each pair of sockets holds some 400 KiB of the kernel's memory, which RLIMIT_AS does not
+# count.  Threads are cancelled by signals that wait, so there must be some.
+_BOUNDS = {
+    "RLIMIT_CORE": 0,
+    "RLIMIT_NOFILE": 256,
+    "RLIMIT_SIGPENDING": 128,
+    "RLIMIT_MSGQUEUE": 0,
+    "RLIMIT_MEMLOCK": 0,
+}
 
 # What any program may need, and that tells nothing.
 _DEVICES = (
@@ -52,7 +58,9 @@ class Machine(Record):
         namespaces: The namespaces that a worker can have.
         limits: The limits that a delegated cgroup offers, such as ``"pids"``.
         root: Whether the service runs as root.
+        gives_users: Whether it may then give each worker a real user of its own.
         counts_processes: Whether the kernel counts the processes of each worker apart.
+        most_tasks: How many threads there can be on it, in all its processes.
     """
 
     system: str
@@ -63,7 +71,9 @@ class Machine(Record):
     namespaces: int = 0
     limits: tuple[str, ...] = ()
     root: bool = False
+    gives_users: bool = False
     counts_processes: bool = False
+    most_tasks: int = 32768
 
 
 class Settings(Record):
@@ -98,10 +108,10 @@ class SandboxPlan(Record):
         ports: The TCP ports that may be connected to.
         filter: The packed program that filters system calls; empty for none.
         rlimits: The kernel's limits, by name.
-        tasks: How many threads it may have in all its processes, if the kernel counts those of a
-            user namespace apart.
+        tasks: How many threads it may have in all its processes.
+        share: How many threads its user may have, if the kernel cannot count its own apart.
+        apart: Whether it has a real user of its own, for whom the kernel counts.
         memory: How many bytes of memory the worker may add to what it has.
-        descriptors: How many descriptors it may have at most; ``None`` leaves the limit as it is.
         namespaces: The namespaces that it makes.
         user: The numbers of the user and the group that it becomes.
         drop: Whether it drops the capabilities of root.
@@ -118,8 +128,9 @@ class SandboxPlan(Record):
     filter: bytes = b""
     rlimits: tuple[Rlimit, ...] = ()
     tasks: int | None = None
+    share: int = 0
+    apart: bool = False
     memory: int | None = None
-    descriptors: int | None = None
     namespaces: int = 0
     user: tuple[int, int] | None = None
     drop: bool = False
@@ -145,9 +156,12 @@ def make_plan(
     if machine.system != "Linux":
         return SandboxPlan(env=settings.env, workdir=settings.workdir)
     version, ports = machine.landlock, settings.ports
-    code = b""
+    code, forks = b"", settings.processes != 0
+    # A program that it runs would take another real user for a reason to trust nothing.
+    apart = machine.gives_users and settings.user is None and not forks
     if machine.seccomp:
-        code = packed(program(_rules(settings), machine.machine))
+        kind = machine.machine
+        code = packed(program(kind, settings.ports, forks=forks, apart=apart))
     return SandboxPlan(
         files=landlock.files_handled(version),
         # Without any port there are no sockets, and nothing is left to check.
@@ -156,24 +170,18 @@ def make_plan(
         paths=_paths(settings, library),
         ports=ports or (),
         filter=code,
-        rlimits=_rlimits(settings),
-        tasks=most_tasks(settings) if machine.counts_processes else None,
+        rlimits=_rlimits(settings, rlimits),
+        tasks=most_tasks(settings),
+        share=machine.most_tasks // 4 * 3,
+        apart=apart,
         memory=settings.memory,
-        descriptors=None if "RLIMIT_NOFILE" in rlimits else _DESCRIPTORS,
         namespaces=_namespaces(settings, machine),
         user=settings.user,
         drop=machine.root,
-        forks=settings.processes != 0,
+        forks=forks,
         env=settings.env,
         workdir=settings.workdir,
     )
-
-
-def _rules(settings: Settings) -> list[Rule]:
-    ports = settings.ports
-    reach = "all" if ports is None else "ports" if ports else "none"
-    forks = process_rules(forks=settings.processes != 0)
-    return base_rules() + owner_rules() + forks + network_rules(reach=reach)
 
 
 def _paths(settings: Settings, library: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
@@ -186,13 +194,12 @@ def _paths(settings: Settings, library: tuple[str, ...]) -> tuple[tuple[str, int
     )
 
 
-def _rlimits(settings: Settings) -> tuple[Rlimit, ...]:
-    # A dump would hold the memory of the service's launcher too, and is written by the kernel.
-    limits: list[Rlimit] = [("RLIMIT_CORE", (0, 0))]
+def _rlimits(settings: Settings, others: Container[str]) -> tuple[Rlimit, ...]:
+    limits = {n: (most, most) for n, most in _BOUNDS.items() if n not in others}
     if settings.cpu_seconds is not None:
         soft = max(1, math.ceil(settings.cpu_seconds))
-        limits.append(("RLIMIT_CPU", (soft, soft + 1)))
-    return tuple(limits)
+        limits["RLIMIT_CPU"] = (soft, soft + 1)
+    return tuple(limits.items())
 
 
 def most_tasks(settings: Settings) -> int | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from asyncpool._core.base.records import Record
+from asyncpool._core.sandbox.filters import MACHINES
 from asyncpool._core.sandbox.landlock import KERNELS, SCOPES_SINCE, TCP_SINCE
-from asyncpool._core.sandbox.system_calls import MACHINES
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from threading import Lock
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -16,11 +17,14 @@ class PrivateFolders:
 
     Args:
         user: The numbers of the user and the group that workers are, if not this process's.
+        apart: Whether they have real users of their own, but the group of this process.
     """
 
-    def __init__(self, user: tuple[int, int] | None) -> None:
+    def __init__(self, user: tuple[int, int] | None, *, apart: bool = False) -> None:
         self._user = user
+        self._apart = apart
         self._base: str | None = None
+        self._removing = Lock()  # two threads would take each other's folders away
 
     def make(self, name: str) -> str:
         """Return a new folder.
@@ -31,10 +35,12 @@ class PrivateFolders:
         if self._base is None:
             # Workers of another user pass through here; nobody can list it.
             self._base = tempfile.mkdtemp(prefix="asyncpool-")
-            if self._user is not None:
+            if self._user is not None or self._apart:
                 Path(self._base).chmod(0o711)
         folder = f"{self._base}/{name}"
         Path(folder).mkdir(0o700)
+        if self._apart:
+            Path(folder).chmod(0o770)
         if self._user is not None:
             os.chown(folder, *self._user)
         return folder
@@ -49,15 +55,15 @@ class PrivateFolders:
 
     def remove(self, name: str) -> None:
         """Remove a folder; what cannot be removed now goes with the rest."""
-        if self._base is not None:
-            with contextlib.suppress(OSError):
+        with self._removing, contextlib.suppress(OSError):
+            if self._base is not None:
                 remove_tree(self._base, name)
 
     def close(self) -> None:
         """Remove all that is left."""
-        base, self._base = self._base, None
-        if base is not None:
-            with contextlib.suppress(OSError):
+        with self._removing, contextlib.suppress(OSError):
+            base, self._base = self._base, None
+            if base is not None:
                 for path in Path(base).iterdir():
                     remove_tree(base, path.name)
                 Path(base).rmdir()

@@ -10,8 +10,13 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-from asyncpool._core.sandbox.plan import NEW_NETWORK, NEW_USER, Machine
-from asyncpool._core.sandbox.system_calls import MACHINES
+from asyncpool._core.sandbox.filters import MACHINES
+from asyncpool._core.sandbox.plan import (
+    NEW_NETWORK,
+    NEW_USER,
+    UNUSED_USERS,
+    Machine,
+)
 from asyncpool._runtime.sandbox.cgroups import delegated_limits
 
 # Each allows or forbids namespaces of users, on some systems.
@@ -20,6 +25,9 @@ _SWITCHES = {
     "/proc/sys/kernel/unprivileged_userns_clone": "0",
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
 }
+
+_CAP_SETUID = 1 << 7
+_MOST_PIDS = 1 << 22
 
 # The first version of Landlock whose kernel counts the processes of a user namespace apart.
 _COUNTS_SINCE = 2
@@ -57,7 +65,9 @@ def this_machine() -> Machine:
         namespaces=namespaces,
         limits=delegated_limits(),
         root=root,
+        gives_users=root and _gives_users(),
         counts_processes=bool(namespaces & NEW_USER) and version >= _COUNTS_SINCE,
+        most_tasks=min(map(_number, ("kernel/pid_max", "kernel/threads-max"))),
     )
 
 
@@ -74,6 +84,23 @@ def _read(path: str) -> str:
         return Path(path).read_text().strip()
     except OSError:
         return ""
+
+
+def _gives_users() -> bool:
+    """Return whether root may have a process of any user: also in containers that rename a few."""
+    rights = _read("/proc/self/status").partition("CapEff:")[2].split()
+    known = (
+        map(int, line.split()) for line in _read("/proc/self/uid_map").splitlines()
+    )
+    return bool(int(rights[0], 16) & _CAP_SETUID if rights else 0) and any(
+        first <= UNUSED_USERS and first + count > UNUSED_USERS + _MOST_PIDS
+        for first, _, count in known
+    )
+
+
+def _number(name: str) -> int:
+    text = _read(f"/proc/sys/{name}")
+    return int(text) if text.isdigit() else 32768
 
 
 @cache

@@ -45,7 +45,9 @@ class Places:
     def __init__(self, confinement: Confinement, threads: Threads) -> None:
         self._threads = threads
         self._limits = confinement.limits
-        self._folders = PrivateFolders(confinement.plan.user)
+        self._folders = PrivateFolders(
+            confinement.plan.user, apart=confinement.plan.apart
+        )
         self._parent = delegated_folder() if self._limits else None
         self._left: list[WorkerCgroup] = []
 
