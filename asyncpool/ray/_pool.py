@@ -192,7 +192,7 @@ class Pool(NodeOrders, RemotePool):
         **options: Other options of :class:`asyncpool.Pool`.  *name* and *control* are for the
             pool as a whole.  The pools of nodes get the others, such as *preload*, *initializer*
             and *worker_limits*.  There is no default for what :meth:`options` sets for each job,
-            and no *trace*: :mod:`asyncpool.opentelemetry` has spans of the jobs.
+            and no *trace*: ``asyncpool.opentelemetry`` has spans of the jobs.
 
     Raises:
         ValueError: If an argument is out of range, or *address* one of Ray's client (``ray://``).
