@@ -379,6 +379,13 @@ SHARES = """
 
     async def main():
         async with asyncpool.Pool(1, launcher=sys.argv[1]) as pool:
+            # It has made one, and waits until this loop lends it the tracker.
+            before, job = {*os.listdir("/dev/shm")}, pool.submit(make, "cancelled")
+            await asyncio.sleep(0)
+            while not {*os.listdir("/dev/shm")} - before:
+                pass
+            job.cancel()
+            await asyncio.wait([job])
             await pool.submit(make, "unlinked")
             for ends in "by itself", "with its worker":
                 try:
@@ -415,4 +422,4 @@ async def test_shared_memory_that_jobs_leave_goes_with_the_program_and_no_sooner
         0,
     )
     assert [name for name in names if Path("/dev/shm", name).exists()] == []
-    assert "There appear to be 2 leaked shared_memory objects" in err
+    assert "There appear to be 3 leaked shared_memory objects" in err

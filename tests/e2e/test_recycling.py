@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from pickle import PickleBuffer
 from typing import Any
@@ -265,7 +266,8 @@ async def test_what_is_preloaded_is_no_workers_own_until_it_is_written_to(
         assert await pool.submit(heavy.read) == heavy.read()
         assert [await weighed.get() < 32 * MIB for _ in range(2)] == [True, True]
         assert await pool.submit(jobs.pid) == worker
-        assert await pool.submit(heavy.write) == ord("y") * 96 * 256
+        with suppress(WorkerOutOfMemoryError):  # it may be killed in the middle of it
+            assert await pool.submit(heavy.write) == ord("y") * 96 * 256
         kind = Retiring if limit == "max_memory" else Crashed
         await next_of(events, kind)
         assert await pool.submit(jobs.pid) != worker

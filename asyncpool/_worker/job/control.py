@@ -171,8 +171,13 @@ class Control:
             self._tracker_asked = True
             self._tracker_came.acquire()
             self.send(FrameKind.TRACKER)
-        with self._tracker_came:
-            return self._tracker
+        # No exception comes between what a job has made and its entry at the tracker.
+        self.interrupts.hold()
+        try:
+            with self._tracker_came:
+                return self._tracker
+        finally:
+            self.interrupts.release(soon=True)
 
     def send(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
         """Send a frame; if the pool is gone, the watching thread acts on that."""

@@ -134,14 +134,18 @@ class Interrupts:
         """Hold exceptions back until :meth:`release`."""
         self._held = True
 
-    def release(self) -> None:
+    def release(self, *, soon: bool = False) -> None:
         """Raise the exception that was held back, if any, and hold no more back.
+
+        Args:
+            soon: Leave it to the other thread, which asks again after 20 ms.
 
         Raises:
             JobCancelled: If the job is to end.
         """
         self._held = False
-        self._raise_if_wanted()
+        if not soon:
+            self._raise_if_wanted()
 
     def ask(self, sequence: int) -> None:
         """End that job, if it has not ended yet; called by another thread."""
