@@ -27,7 +27,7 @@ PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
 .DELETE_ON_ERROR:
 # Two installations at once into one environment would break it.
 .NOTPARALLEL:
-.PHONY: help demo demo-cluster test lint types docs soak fuzz unit coverage mutants walks format test-all bench torture bytecode clean
+.PHONY: help demo demo-cluster test lint types docs soak fuzz unit real coverage mutants walks format test-all bench torture bytecode clean
 
 help: ## Print the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=\"options of the program\"]"
@@ -69,6 +69,9 @@ fuzz: $(VENV)/.installed-test bytecode ## Anything for the decoders of what work
 
 unit: $(VENV)/.installed-test bytecode ## The tests alone; ARGS="-n0 -k takeover"
 	$(PY) -m pytest -q $(AT_ONCE) $(ARGS)
+
+real: $(VENV)/.installed-real bytecode ## With programs and libraries that are too heavy for `make test`; ARGS="-k uwsgi"
+	$(PY) -m pytest -q -n0 tests/real $(ARGS)
 
 # Processes of a test may run in another folder: hence the whole name of the file that theirs
 # begin with.  One that is killed while it writes leaves a broken one.
@@ -132,6 +135,7 @@ clean: ## Remove the environments and everything that was generated
 $(VENV)/.installed-demo: EXTRAS := demo
 $(VENV)/.installed-test: EXTRAS := demo,test,uvloop
 $(VENV)/.installed-coverage: EXTRAS := demo,test,uvloop,coverage
+$(VENV)/.installed-real: EXTRAS := demo,test,uvloop,real
 $(VENV)/.installed-bench: EXTRAS := demo,bench
 $(VENV)/.installed-docs: EXTRAS := docs
 $(VENV)/.installed-ray: EXTRAS := demo,ray
