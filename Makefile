@@ -70,8 +70,8 @@ fuzz: $(VENV)/.installed-test bytecode ## Anything for the decoders of what work
 unit: $(VENV)/.installed-test bytecode ## The tests alone; ARGS="-n0 -k takeover"
 	$(PY) -m pytest -q $(AT_ONCE) $(ARGS)
 
-real: $(VENV)/.installed-real bytecode ## With programs and libraries that are too heavy for `make test`; ARGS="-k uwsgi"
-	$(PY) -m pytest -q -n0 tests/real $(ARGS)
+real: $(VENV)/.installed-real bytecode ## With freezers, servers, data libraries and APM agents that are heavy to install
+	$(PY) -m pytest -q -n0 tests/e2e/test_threads.py tests/real $(ARGS)
 
 # Processes of a test may run in another folder: hence the whole name of the file that theirs
 # begin with.  One that is killed while it writes leaves a broken one.
@@ -134,8 +134,8 @@ clean: ## Remove the environments and everything that was generated
 # rest alone, so the order in which they are installed does not matter.
 $(VENV)/.installed-demo: EXTRAS := demo
 $(VENV)/.installed-test: EXTRAS := demo,test,uvloop
-$(VENV)/.installed-coverage: EXTRAS := demo,test,uvloop,coverage
 $(VENV)/.installed-real: EXTRAS := demo,test,uvloop,real
+$(VENV)/.installed-coverage: EXTRAS := demo,test,uvloop,coverage
 $(VENV)/.installed-bench: EXTRAS := demo,bench
 $(VENV)/.installed-docs: EXTRAS := docs
 $(VENV)/.installed-ray: EXTRAS := demo,ray

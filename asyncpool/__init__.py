@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncpool._core.codec.codec import Codec
     from asyncpool._core.policies.restart import RestartPolicy
     from asyncpool._core.policies.worker_limits import WorkerLimits
-    from asyncpool._runtime.base.event_hub import EventStream
+    from asyncpool._runtime.base.pool_hub import EventStream
     from asyncpool._runtime.job.job import Job
     from asyncpool._worker.api.context import CurrentJob, current_job
     from asyncpool._worker.api.state import in_worker, retire_worker, worker_state
@@ -80,7 +80,7 @@ _HOMES = {
     "asyncpool._core.codec.codec": ("Codec",),
     "asyncpool._core.policies.restart": ("RestartPolicy",),
     "asyncpool._core.policies.worker_limits": ("WorkerLimits",),
-    "asyncpool._runtime.base.event_hub": ("EventStream",),
+    "asyncpool._runtime.base.pool_hub": ("EventStream",),
     "asyncpool._runtime.job.job": ("Job",),
     "asyncpool._worker.job.heartbeats": ("heartbeat",),
     "asyncpool._worker.api.context": ("CurrentJob", "current_job"),

@@ -698,8 +698,8 @@ class NodeLostError(WorkerCrashedError):
         own_silence: For how many seconds this program had told the agent nothing, if the agent
             may have given it up for that; else 0.  Its event loop was blocked, or its process
             was stopped.
-        reason: Why this program has given the agent up, if it has: what was wrong with what the
-            agent sent, or what Ray says of it.
+        reason: What was wrong with what the agent sent, or what Ray says of it, if that is why it
+            is lost; else nothing.
     """
 
     node: str
@@ -725,7 +725,7 @@ class NodeLostError(WorkerCrashedError):
         gone = f"agent {node} is gone, or has given this client up"
         job = f"{job_text(job_id, function)} {_DELIVERED[delivery]}"
         if reason:
-            gone, why = f"agent {node} is given up", f": {reason}"
+            gone, why = f"agent {node} is lost", f": {reason}"
         elif own_silence:
             why = (
                 f", which was silent for {own_silence:.1f} s: its event loop was blocked, or its "

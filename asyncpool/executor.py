@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
+import operator
 import os
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, SupportsFloat, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    SupportsFloat,
+    SupportsIndex,
+    TypeVar,
+)
 
 from asyncpool._core.base.validation import ArgumentType, check_type, or_none
 from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._futures.engine import Engine
-from asyncpool._futures.executor_options import (
-    INT,
-    ExecutorOptions,
-    StartMethod,
-    executor_options,
-)
-from asyncpool._futures.results import chunks_of, flatten, results_of
+from asyncpool._core.policies.worker_env import GivenEnv
+from asyncpool._futures.engine import Engine, EnginePool
 from asyncpool._runtime.base.arguments import not_picklable
-from asyncpool._runtime.options.worker_options import OutputMode
+from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
+from asyncpool._runtime.options.worker_options import (
+    Check,
+    LauncherKind,
+    OutputMode,
+    anything,
+    checked,
+)
 from asyncpool._worker.api.calls import call_chunk, call_counted
 from asyncpool.pool import Pool
 
@@ -29,6 +45,201 @@ if TYPE_CHECKING:
     from asyncpool.sharedpool import SharedPool
 
 __all__ = ["ProcessPoolExecutor"]
+
+
+# The results of :meth:`asyncpool.ProcessPoolExecutor.map`, in order.
+
+T = TypeVar("T")
+
+
+def chunks_of(calls: Iterator[T], size: int) -> Iterator[tuple[list[T]]]:
+    """Yield lists of *size* calls, each as the only argument of a call."""
+    while chunk := list(itertools.islice(calls, size)):
+        yield (chunk,)
+
+
+def flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
+    """Yield the items of *chunks*, and keep no reference to what was yielded."""
+    for chunk in chunks:
+        chunk.reverse()
+        while chunk:
+            yield chunk.pop()
+
+
+def results_of(
+    executor: Executor,
+    function: Callable[..., T],
+    calls: Iterator[tuple[Any, ...]],
+    timeout: float | None,
+    buffersize: int | None,
+) -> Iterator[T]:
+    """Submit *calls* now, or *buffersize* of them; return an iterator over the results."""
+    end = None if timeout is None else time.monotonic() + timeout
+    futures: deque[Future[T]] = deque()
+    try:
+        for args in itertools.islice(calls, buffersize):
+            futures.append(executor.submit(function, *args))
+    except BaseException:  # even one that an iterable has raised
+        _cancel(futures)
+        raise
+    # A weak reference: if nobody else has the executor, it can be collected.
+    found = weakref.ref(executor)
+
+    def more() -> None:
+        owner = found()
+        if buffersize is None or owner is None:
+            return
+        for args in itertools.islice(calls, 1):
+            futures.append(owner.submit(function, *args))
+
+    return _in_turn(futures, more, end)
+
+
+def _in_turn(
+    futures: deque[Future[T]], more: Callable[[], None], end: float | None
+) -> Iterator[T]:
+    # No reference to a result is kept here while the caller works on it.
+    try:
+        while futures:
+            result = [_result_of(futures.popleft(), end)]
+            more()
+            yield result.pop()
+    finally:
+        _cancel(futures)
+
+
+def _result_of(future: Future[T], end: float | None) -> T:
+    try:
+        return future.result(None if end is None else end - time.monotonic())
+    finally:
+        future.cancel()
+        del future  # else its exception, its traceback and this frame would be a cycle
+
+
+def _cancel(futures: Iterable[Future[Any]]) -> None:
+    for future in futures:
+        future.cancel()
+
+
+# The options of an executor, with the standard library's error messages.
+
+# Whatever passes for an int in the standard library: integers of NumPy do too.
+INT: ArgumentType = ((SupportsIndex,), "an int")
+
+
+class StartMethod(Protocol):
+    """The part of a context of :mod:`multiprocessing` that the executor uses."""
+
+    def get_start_method(self) -> str:
+        """Return ``"fork"``, ``"forkserver"`` or ``"spawn"``."""
+        ...
+
+
+def _max_workers(name: str, value: SupportsIndex | None) -> int:
+    check_type(name, value, or_none(INT))
+    workers = usable_cpus() if value is None else operator.index(value)
+    if workers <= 0:
+        raise ValueError(f"{name} must be greater than 0")
+    return workers
+
+
+def _initializer(name: str, value: object) -> object:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a callable")
+    return value
+
+
+def _max_tasks(name: str, value: int | None) -> int | None:
+    if value is not None and not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer")
+    if value is not None and value <= 0:
+        raise ValueError(f"{name} must be >= 1")
+    return value
+
+
+def _mp_context(name: str, value: StartMethod | None) -> LauncherKind:
+    if value is None:
+        return DEFAULT_LAUNCHER
+    get_start_method = getattr(value, "get_start_method", None)
+    if get_start_method is None:
+        raise TypeError(f"{name} must be a context of multiprocessing, not {value!r}")
+    inherits = get_start_method() in {"fork", "forkserver"}
+    return "forkserver" if inherits else "spawn"
+
+
+def _pool(name: str, value: Any) -> object:
+    if value is None:
+        return None
+    # A BoundPool has only the first one: it is a pool with options, and nothing to start.
+    if not (hasattr(value, "_running_supervisor") and hasattr(value, "start")):
+        what = "an asyncpool.Pool, or what asyncpool.connect() returns"
+        raise TypeError(f"{name} must be {what}, not {value!r}")
+    if value._is_started:  # noqa: SLF001 - it is the executor's own
+        raise ValueError(
+            f"{name} has been started: the executor starts its pool in a thread of its own, and "
+            "ends it, so give it a new one"
+        )
+    return value
+
+
+EXECUTOR_CHECKS: dict[str, Check] = {
+    "max_workers": _max_workers,
+    "initializer": _initializer,
+    "max_tasks_per_child": _max_tasks,
+    "mp_context": _mp_context,
+    "initargs": anything,  # the executor's pool checks these
+    "worker_output": anything,
+    "worker_env": anything,
+    "pool": _pool,
+}
+
+
+# What an executor decides about workers that are its own, and what it takes if nothing is given.
+_OF_WORKERS: dict[str, object] = {
+    "max_workers": None,
+    "mp_context": None,
+    "initializer": None,
+    "initargs": (),
+    "max_tasks_per_child": None,
+    "worker_output": "log",
+    "worker_env": None,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """The options of an executor, checked; see :class:`asyncpool.ProcessPoolExecutor`.
+
+    Attributes:
+        mp_context: Starts workers as that context of :mod:`multiprocessing` would.
+    """
+
+    max_workers: int
+    mp_context: LauncherKind
+    initializer: Callable[..., object] | None
+    initargs: Iterable[Any]
+    max_tasks_per_child: int | None
+    worker_output: OutputMode
+    worker_env: GivenEnv | None
+    pool: EnginePool | None
+
+
+def executor_options(given: Mapping[str, Any]) -> ExecutorOptions:
+    """Return the options that the constructor of an executor was given, checked.
+
+    Raises:
+        TypeError: If one is of the wrong type.
+        ValueError: If a number is too low, or there is a pool and an option for workers.
+    """
+    options = ExecutorOptions(**checked(EXECUTOR_CHECKS, given))
+    if options.pool is not None:
+        for name, usual in _OF_WORKERS.items():
+            if given[name] != usual:
+                raise ValueError(
+                    f"the workers are those of pool, so {name} must not be given"
+                )
+    return options
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

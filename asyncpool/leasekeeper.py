@@ -13,29 +13,186 @@ from typing import Any, Generic, Self, TypeVar
 
 import anyio
 
+from asyncpool._core.base.validation import NUMBER, SECONDS, check_type, or_none
 from asyncpool._core.leases.lease_ledger import (
+    GIVE_UP,
     LeaseLedger,
     Lost,
     Missed,
     RenewalDecision,
+    RenewalResult,
     Slower,
+    longest_gap,
 )
-from asyncpool._core.leases.renewal_pace import RenewalResult
 from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.arguments import check_callable, check_int
-from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.base.event_loop import check_home
-from asyncpool._runtime.job.lease_holder import Holder
-from asyncpool._runtime.job.lease_renewals import LeaseRenewals, Problem
-from asyncpool._runtime.job.lease_reports import LeaseReports, named
-from asyncpool._runtime.options.lease_options import check_renewals
-from asyncpool.events import LeaseEvent, LeaseLapsed, LeaseLost, LeaseStats
+from asyncpool._runtime.base.pool_hub import EventHub, EventStream
+from asyncpool._runtime.job.lease_renewals import Holder, LeaseRenewals, Problem
+from asyncpool.events import (
+    LeaseEvent,
+    LeaseLapsed,
+    LeaseLost,
+    LeaseMissed,
+    LeaseRelieved,
+    LeaseSaturated,
+    LeaseStats,
+    LeaseThrottled,
+)
 
 __all__ = ["LeaseKeeper"]
 
-_KEEPER = "a lease keeper"
+
+# The arguments of a lease keeper, checked.
+
+
+def check_renewals(
+    max_rate: float,
+    interval: float,
+    max_retries: int,
+    timeout: float | None,
+    ttl: float | None,
+) -> float:
+    """Check the numbers of a lease keeper, and return its *timeout*.
+
+    Raises:
+        ValueError: If one is out of range, or they do not fit each other.
+        TypeError: If one is of the wrong type.
+    """
+    check_int("max_retries", max_retries, at_least=0)
+    check_type("max_rate", max_rate, NUMBER)
+    check_type("interval", interval, SECONDS)
+    check_type("timeout", timeout, or_none(SECONDS))
+    check_type("ttl", ttl, or_none(SECONDS))
+    if timeout is None:
+        timeout = interval / (2 * (1 + max_retries))
+    for name, value in (
+        ("max_rate", max_rate),
+        ("interval", interval),
+        ("timeout", timeout),
+    ):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be > 0 and finite, not {value}")
+    if ttl is not None:
+        _check_ttl(ttl, interval, max_retries, timeout)
+    # Rounding must not matter: 0.1 renewals/s for 30 s are three.
+    if max_rate * interval + 1e-9 < 1:
+        raise ValueError(
+            f"max_rate={max_rate:g} renewals/s for interval={interval:g} s make "
+            f"{max_rate * interval:g} renewals: one at least is needed"
+        )
+    return timeout
+
+
+def _check_ttl(ttl: float, interval: float, max_retries: int, timeout: float) -> None:
+    if not 0 < ttl < math.inf:
+        raise ValueError(f"ttl must be > 0 and finite, not {ttl}")
+    gap, most = longest_gap(interval, max_retries, timeout), GIVE_UP * ttl
+    if gap > most:
+        raise ValueError(
+            f"an interval of {interval:g} s and {max_retries} retries, of {timeout:g} s each, can "
+            f"take {gap:g} s until a lease is extended, and it is given up after {most:g} s, "
+            f"nine tenths of ttl={ttl:g}: choose a shorter interval, a shorter timeout, or "
+            "fewer retries"
+        )
+
+
+# What a lease keeper publishes: its events, its figures, and its lines in the log.
+
+# Seconds between two lines in the log about leases that were not extended.  If the outside
+# system is down, that concerns every lease.  There is an event for each.
+_QUIET = 10.0
+
 
 L = TypeVar("L", bound=Hashable)
+
+
+class LeaseReports(Generic[L]):
+    """The events, figures and log of one keeper.
+
+    Attributes:
+        lapsed: How many leases were given up, since their *ttl* was nearly over.
+    """
+
+    def __init__(self) -> None:
+        self._hub: EventHub[LeaseEvent] = EventHub()
+        self._results = dict.fromkeys(RenewalResult, 0)
+        self._missed = 0
+        self.lapsed = 0
+        self._quiet_until, self._unsaid = 0.0, 0
+
+    def listen(self, buffer: int) -> EventStream[LeaseEvent]:
+        """Return an iterator over the events from now on, with room for *buffer* of them."""
+        return self._hub.listen(buffer)
+
+    def end(self) -> None:
+        """End the iterators: no more events come."""
+        self._hub.end()
+
+    def stats(
+        self, *, leases: int, capacity: int, saturated: bool, in_progress: int
+    ) -> LeaseStats:
+        """Return the figures; the arguments are those that the keeper knows."""
+        return LeaseStats(
+            leases=leases,
+            capacity=capacity,
+            saturated=saturated,
+            in_progress=in_progress,
+            renewals=in_progress + sum(self._results.values()),
+            renewed=self._results[RenewalResult.EXTENDED],
+            throttled=self._results[RenewalResult.THROTTLED],
+            failed=self._results[RenewalResult.FAILED],
+            lost=self._results[RenewalResult.LOST],
+            missed=self._missed,
+            lapsed=self.lapsed,
+            dropped_events=self._hub.dropped,
+        )
+
+    def count(self, result: RenewalResult) -> None:
+        """Count a renewal that has ended."""
+        self._results[result] += 1
+
+    def tell_load(self, news: LeaseSaturated | LeaseRelieved) -> None:
+        """Publish that there are too many leases, or no longer too many."""
+        self._hub.publish(news)
+        if isinstance(news, LeaseSaturated):
+            message = say.LEASES_SATURATED
+        else:
+            message = say.LEASES_RELIEVED
+        extra = {"leases": news.leases, "capacity": news.capacity}
+        message.log(_LOGGER, extra, news=news)
+
+    def tell_throttled(self, lease: L, pause: float) -> None:
+        """Publish that the outside system has throttled the renewal of *lease*."""
+        self._hub.publish(LeaseThrottled(lease, pause))
+
+    def tell_missed(self, lease: L, gap: float, problem: Problem) -> None:
+        """Publish that *lease* was not extended for *gap* seconds, and log it now and then."""
+        self._missed += 1
+        self._hub.publish(LeaseMissed(lease, gap, problem))
+        now = asyncio.get_running_loop().time()
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        why = f": {problem!r}" if problem is not None else ""
+        others = f"; so were {self._unsaid} others before" if self._unsaid else ""
+        extra = {"lease": named(lease), "seconds": gap}
+        say.LEASE_MISSED.log(_LOGGER, extra, of=lease, why=why, others=others)
+        self._quiet_until, self._unsaid = now + _QUIET, 0
+
+    def tell_given_up(self, event: LeaseLapsed | LeaseLost, why: str) -> None:
+        """Publish that a lease is given up, and log *why*, a predicate such as "is lost"."""
+        self._hub.publish(event)
+        extra = {"lease": named(event.lease)}
+        say.LEASE_GIVEN_UP.log(_LOGGER, extra, of=event.lease, why=why)
+
+
+def named(lease: object) -> str:
+    """Return what the records of a lease call it."""
+    return lease if isinstance(lease, str) else repr(lease)
+
+
+_KEEPER = "a lease keeper"
 
 _LOGGER = logging.getLogger("asyncpool")
 

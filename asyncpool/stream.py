@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from asyncpool._core.wire.frames import Frame
-from asyncpool._runtime.base.home_iterator import HomeIterator
-from asyncpool._runtime.base.iteration import Demand, Iteration
+from asyncpool._runtime.base.iteration import Demand, HomeIterator, Iteration
 from asyncpool._runtime.job.job import Job, claim
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool.errors import JobNotPicklableError

@@ -20,8 +20,8 @@ from asyncpool._core.pickling.calls import is_flat, pack_job
 from asyncpool._core.pickling.functions import travels_by_name
 from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
+from asyncpool._futures.engine import with_base
 from asyncpool._runtime.base.arguments import not_callable
-from asyncpool._runtime.base.error_aliases import with_base
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.traffic.large_jobs import unpicklable

@@ -7,14 +7,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from asyncpool.prometheus import _cluster_metrics, _pool_metrics
+from asyncpool.prometheus._cluster_metrics import CLUSTER_METRICS
 from asyncpool.prometheus._families import ExportedMetric
+from asyncpool.prometheus._pool_metrics import METRICS as POOL_METRICS
 from tests.helpers.scraping import find_tool, names_in
 from tests.helpers.scripts import ROOT
 
 METRICS: tuple[ExportedMetric[Any], ...] = (
-    *_pool_metrics.METRICS,
-    *_cluster_metrics.METRICS,
+    *POOL_METRICS,
+    *CLUSTER_METRICS,
 )
 MONITORING = ROOT / "docs" / "monitoring"
 SUFFIXES = {

@@ -2,18 +2,389 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from asyncio import isfuture
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, ParamSpec, TypeVar, overload
+from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar, TypeVarTuple, overload
 
-from asyncpool._api.map_caller import MapCaller
-from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._runtime.base.arguments import not_callable, not_picklable
+from asyncpool._core.policies.job_options import OPTIONS, JobOptions
+from asyncpool._runtime.base.arguments import check_int, not_callable, not_picklable
+from asyncpool._runtime.base.pool_hub import EventStream
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.map.batch_runner import Task
+from asyncpool._runtime.pool.lifecycle import SupervisorRunner
+from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool.events import Event, JobEvent
+from asyncpool.mapping import Map, Plan
 from asyncpool.session import WorkerSession
 from asyncpool.stream import Stream
+
+# How callers hear of what happens in a pool or a cluster.
+
+
+class Listened:
+    """Something whose events anybody can hear."""
+
+    __slots__ = ()
+
+    # It has the ``hub``, and a ``check_loop()``; each class knows its type.
+    _life: Any
+
+    def _listening(self) -> None:
+        """Hear that somebody listens from now on."""
+
+    def events(self, *, buffer: int = 1000) -> EventStream[Event]:
+        """Return an async iterator over the events from now on.
+
+        Called before the start, it misses none.  Each iterator has its own buffer for *buffer*
+        events.  A full buffer drops the oldest event and counts it in ``dropped``.  The iterator
+        ends with the pool or cluster.
+
+        Raises:
+            TypeError: If *buffer* is no int.
+            ValueError: If it is less than 1.
+            RuntimeError: If the pool or cluster was started in another event loop.
+        """
+        check_int("buffer", buffer, at_least=1)
+        self._life.check_loop()
+        stream: EventStream[Event] = self._life.hub.listen(buffer)
+        self._listening()
+        return stream
+
+    def add_listener(self, listener: Callable[[Event], object]) -> None:
+        """Have *listener* called with each event from now on, as soon as it happens.
+
+        It is called in the event loop, between the steps of the pool or cluster, so it must be
+        quick and must not wait.  What it raises is logged.
+
+        Raises:
+            TypeError: If *listener* cannot be called.
+            RuntimeError: If the pool or cluster was started in another event loop.
+        """
+        if not callable(listener):
+            raise not_callable("add_listener", listener)
+        self._life.check_loop()
+        self._life.hub.add_listener(listener)
+        self._listening()
+
+    def remove_listener(self, listener: Callable[..., object]) -> int:
+        """Call *listener* no more, and return how often it had been added.
+
+        Raises:
+            RuntimeError: If the pool or cluster was started in another event loop.
+        """
+        self._life.check_loop()
+        count: int = self._life.hub.remove_listener(listener)
+        return count
+
+
+class JobsListened(Listened):
+    """Something with jobs whose events anybody can hear."""
+
+    __slots__ = ()
+
+    def job_events(self, *, buffer: int = 10_000) -> EventStream[Event | JobEvent]:
+        """Return an async iterator over the events of the pool and of its jobs from now on.
+
+        It is as that of :meth:`events`, and has :class:`asyncpool.events.JobQueued`,
+        :class:`~asyncpool.events.JobStarted` and :class:`~asyncpool.events.JobEnded` for each
+        job, in this order.  While nobody listens to jobs, nothing is done for these events.
+
+        Raises:
+            TypeError: If *buffer* is no int.
+            ValueError: If it is less than 1.
+            RuntimeError: If the pool was started in another event loop.
+        """
+        check_int("buffer", buffer, at_least=1)
+        self._life.check_loop()
+        stream: EventStream[Event | JobEvent] = self._life.hub.listen_to_jobs(buffer)
+        self._listening()
+        return stream
+
+    def add_job_listener(self, listener: Callable[[Event | JobEvent], object]) -> None:
+        """Have *listener* called with each event of the pool and of its jobs from now on.
+
+        As with :meth:`add_listener` it must be quick: it is called three times for each job.
+        That of :class:`~asyncpool.events.JobQueued` comes from within ``submit``, in the
+        caller's context.  It may submit jobs, which no worker gets before the next turn of the
+        loop.
+
+        Raises:
+            TypeError: If *listener* cannot be called.
+            RuntimeError: If the pool was started in another event loop.
+        """
+        if not callable(listener):
+            raise not_callable("add_job_listener", listener)
+        self._life.check_loop()
+        self._life.hub.add_job_listener(listener)
+        self._listening()
+
+
+# The ways to have functions called for many items.
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+Ts = TypeVarTuple("Ts")
+AnyIterable: TypeAlias = Iterable[A] | AsyncIterable[A]
+
+
+class MapCaller(ABC):
+    """What calls functions for many items."""
+
+    __slots__ = ()
+
+    _options: JobOptions
+
+    @abstractmethod
+    def _running_supervisor(self) -> Supervisor:
+        """Return what makes the calls.
+
+        Raises:
+            PoolClosedError: If there is no pool that was started.
+        """
+
+    def _submit(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JobOptions,
+    ) -> Job[Any]:
+        """Submit a call with *options*, whatever those of this caller are."""
+        if not callable(fn):
+            raise not_callable("submit", fn)
+        supervisor = self._running_supervisor()
+        if options.lease is None:
+            return supervisor.traffic.submit(fn, args, kwargs, options)
+        submit = partial(supervisor.traffic.submit, fn, args, kwargs, options)
+        return supervisor.leases.submit(options.lease, submit)
+
+    @overload
+    def map(
+        self,
+        fn: Callable[[A], Coroutine[Any, Any, R]],
+        items: AnyIterable[A],
+        /,
+        *,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
+    def map(
+        self,
+        fn: Callable[[A], R],
+        items: AnyIterable[A],
+        /,
+        *,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
+    def map(
+        self,
+        fn: Callable[[A, B], Coroutine[Any, Any, R]],
+        items: AnyIterable[A],
+        more: AnyIterable[B],
+        /,
+        *,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
+    def map(
+        self,
+        fn: Callable[[A, B], R],
+        items: AnyIterable[A],
+        more: AnyIterable[B],
+        /,
+        *,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
+    def map(
+        self,
+        fn: Callable[[A, B, C], Coroutine[Any, Any, R]],
+        items: AnyIterable[A],
+        more: AnyIterable[B],
+        still_more: AnyIterable[C],
+        /,
+        *,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
+    def map(
+        self,
+        fn: Callable[[A, B, C], R],
+        items: AnyIterable[A],
+        more: AnyIterable[B],
+        still_more: AnyIterable[C],
+        /,
+        *,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
+    def map(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, R]],
+        items: AnyIterable[Any],
+        more: AnyIterable[Any],
+        still_more: AnyIterable[Any],
+        even_more: AnyIterable[Any],
+        /,
+        *iterables: AnyIterable[Any],
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
+    def map(
+        self,
+        fn: Callable[..., R],
+        items: AnyIterable[Any],
+        more: AnyIterable[Any],
+        still_more: AnyIterable[Any],
+        even_more: AnyIterable[Any],
+        /,
+        *iterables: AnyIterable[Any],
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+    ) -> Map[R]: ...
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        /,
+        *iterables: AnyIterable[Any],
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+        **others: object,
+    ) -> Map[Any]:
+        """Run *fn* on each item; return an awaitable, and async iterable, of the results.
+
+        ``await pool.map(fn, items)`` is the list of all results, in order.  ``async for
+        result in pool.map(fn, items)`` yields them one by one, in order.  With
+        :meth:`Map.unordered` they come as soon as they are there, and with :meth:`Map.outcomes`
+        together with errors.  With several iterables, *fn* gets an item of each, until
+        the shortest ends.
+
+        Each item is a call with the options of :meth:`Pool.options`: it has attempts, a
+        timeout and an error of its own.  Short calls travel together, but a crash costs
+        only the call that was running.
+
+        Args:
+            fn: Any callable.  A function that travels by value (see :meth:`Pool.submit`) is pickled
+                once, when the iteration begins.
+            *iterables: The items; iterables or async iterables, which may be endless.
+                The map draws from them only as you take results.
+            buffersize: How many items the map draws ahead of the results that you have taken.
+                By default as many as keep the workers busy.
+            chunksize: How many items travel together at the most, and never more than 4096;
+                fewer travel if they take long.  By default as many as take a millisecond.
+            **others: There are no others.  The error for one says where it belongs.
+
+        Raises:
+            TypeError: If *fn* is not callable, or there is no iterable.
+            ValueError: If *buffersize* or *chunksize* is not positive.
+            PoolClosedError: If the pool is closed or was never started.
+
+        Cancellation:
+            Cancels the jobs of the map, and so does leaving the loop.
+        """
+        _refuse("map", others)
+        several = len(iterables) > 1
+        return self._map(
+            fn, iterables, star=several, buffersize=buffersize, chunksize=chunksize
+        )
+
+    @overload
+    def starmap(
+        self,
+        fn: Callable[[*Ts], Coroutine[Any, Any, R]],
+        items: AnyIterable[tuple[*Ts]],
+        /,
+        *,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
+    def starmap(
+        self,
+        fn: Callable[[*Ts], R],
+        items: AnyIterable[tuple[*Ts]],
+        /,
+        *,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+    ) -> Map[R]: ...
+
+    def starmap(
+        self,
+        fn: Callable[..., Any],
+        items: AnyIterable[tuple[Any, ...]],
+        /,
+        *,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
+        **others: object,
+    ) -> Map[Any]:
+        """Like :meth:`map`, for items that are tuples of arguments."""
+        _refuse("starmap", others)
+        return self._map(
+            fn, (items,), star=True, buffersize=buffersize, chunksize=chunksize
+        )
+
+    def _map(
+        self,
+        fn: Callable[..., Any],
+        iterables: tuple[Any, ...],
+        *,
+        star: bool,
+        buffersize: int | None,
+        chunksize: int | None,
+    ) -> Map[Any]:
+        verb = "starmap" if star else "map"
+        if not callable(fn):
+            raise not_callable(verb, fn)
+        if not iterables:
+            raise TypeError("map() takes at least one iterable")
+        for items in iterables:
+            # A future is an iterable of itself, which is nobody's wish.
+            if isfuture(items) or not isinstance(items, Iterable | AsyncIterable):
+                raise TypeError(f"{verb}() takes iterables, not {items!r}")
+        for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
+            if value is not None:
+                check_int(name, value, at_least=1)
+        task = Task(fn, star, self._options, self._submit)
+        return Map(
+            Plan(self._running_supervisor(), task, iterables, chunksize, buffersize)
+        )
+
+
+def _refuse(verb: str, others: dict[str, object]) -> None:
+    """Refuse keywords that a map does not have, and say which it has instead.
+
+    Raises:
+        TypeError: If there are any.
+    """
+    for name in others:
+        hint = ""
+        if name in OPTIONS:
+            hint = f": as an option of each job it goes into options({name}=...)"
+        raise TypeError(f"{verb}() takes no {name}={hint}")
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -250,3 +621,61 @@ class Caller(MapCaller):
             timeout=timeout,
             fresh=fresh,
         )
+
+
+# What pools and clusters let their owner see of their workers, and do to them.
+
+
+class Supervised(Listened):
+    """Something that keeps workers alive: a pool or a cluster."""
+
+    __slots__ = ()
+
+    _life: SupervisorRunner
+
+    def retire(self, slot: int) -> None:
+        """Replace the worker in *slot* by a fresh one.
+
+        The old worker goes on until its replacement is ready.  Then it gets nothing new,
+        finishes the jobs or connections that it has, and ends.  In a pool it has the ``drain_timeout`` of the
+        *worker_limits* for that, in a cluster the *reload_drain_timeout*.  Workers that reach a
+        limit are replaced in the same way.
+
+        The call returns at once: the events :class:`asyncpool.events.Retiring` and
+        :class:`asyncpool.events.Exited` tell the rest.  It changes nothing for a worker that
+        is leaving already.  The worker of a session (:meth:`asyncpool.Pool.worker`) leaves
+        when the session is over.
+
+        Raises:
+            NoWorkerError: If no worker is ready in *slot*.  The error names the slots with one.
+            TypeError: If *slot* is no int.
+            ValueError: If *slot* is negative.
+            PoolClosedError: If the pool or cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the pool or cluster was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.open().replacement.retire_from(slot)
+
+    def kill(self, slot: int) -> None:
+        """Kill the worker in *slot* by SIGKILL, with all processes that it has started.
+
+        A fresh worker takes its place at once.  This is no crash: *on_crash* is not called,
+        the restart policy does not count it, and the event is
+        :class:`asyncpool.events.Exited`, whose *detail* says that somebody called this.
+
+        The work of the worker ends as with a crash.  A job has another attempt if
+        *max_attempts* and *retry_on* (``"crash"``) allow that, or fails with
+        :exc:`WorkerCrashedError`.  A session (:meth:`asyncpool.Pool.worker`) has lost its
+        worker.  The connections of a worker of a cluster are cut.
+
+        Raises:
+            NoWorkerError: If *slot* has no worker that is ready or draining.  The error names
+                the slots that have one.
+            TypeError: If *slot* is no int.
+            ValueError: If it is negative.
+            PoolClosedError: If the pool or cluster was never started.
+            RuntimeError: If it was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.running_here().replacement.kill(slot)

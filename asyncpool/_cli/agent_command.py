@@ -18,8 +18,7 @@ from asyncpool._core.base.validation import MAX_WORKERS
 from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.agent.agent import MOST_CLIENTS
 from asyncpool._runtime.base.machine import raise_descriptor_limit
-from asyncpool._runtime.control.folder_locks import folders_locked
-from asyncpool._runtime.control.socket_files import clear_path
+from asyncpool._runtime.control.socket_files import clear_path, folders_locked
 from asyncpool._runtime.remote.carrier import LEASE
 from asyncpool.errors import PoolBrokenError, PoolClosedError, RollInProgressError
 from asyncpool.pool import Pool

@@ -35,7 +35,7 @@ _PLACES = {
     "reload": "live.order_commands",
     "resize": "live.order_commands",
     "serve": "serve.serve_command",
-    "stacks": "live.stacks_command",
+    "stacks": "live.order_commands",
     "status": "live.status_command",
     "stop": "live.order_commands",
 }

@@ -13,8 +13,14 @@ import click
 
 from asyncpool._cli.finding import TargetError
 from asyncpool._cli.map.outputs import describe
-from asyncpool._cli.map.plan import Loop, Plan, make_pool, options
-from asyncpool._cli.map.run import Interrupted, interrupts
+from asyncpool._cli.map.run import (
+    Interrupted,
+    Loop,
+    Plan,
+    interrupts,
+    make_pool,
+    options,
+)
 from asyncpool._cli.parameters import (
     CommandError,
     Exit,

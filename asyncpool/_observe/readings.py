@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from asyncpool.enums import RunState, SlotState
-from asyncpool.stats import PoolStats
+from asyncpool.enums import RunState
 
 # The bounds in each exported histogram, in seconds.  They never change, or nobody could
 # compare two readings.  Each bound is a series for each function, so there are only powers of
 # four, from 64 us to 72 minutes: every second one of the powers of two in PoolStats.
 BOUNDS = tuple((1 << digits) / 1e6 for digits in range(6, 34, 2))
-
-# In these states a slot has no worker, and needs none.
-_UNUSED = frozenset((SlotState.UNUSED, SlotState.RETIRED))
 
 
 class _SlotStats(Protocol):
@@ -75,25 +71,3 @@ class StatsReader(Generic[T]):
             # exited_cpu.  If the sum fell, it would look like a restart of the service.
             self._cpu = max(self._cpu, seconds)
             return Reading(stats, self._cpu)
-
-
-def workers_by_state(stats: PoolStats) -> Iterable[tuple[SlotState, int]]:
-    """Return how many slots are in each state, of those that need a worker."""
-    states = [slot.state for slot in stats.slots]
-    return [(state, states.count(state)) for state in SlotState if state not in _UNUSED]
-
-
-def memory_by_slot(stats: PoolStats) -> Iterable[tuple[int, int]]:
-    """Return how many bytes the worker of each slot has to itself."""
-    return [(slot.slot, slot.memory) for slot in stats.slots if slot.pid is not None]
-
-
-def running(stats: PoolStats) -> int:
-    """Return how many jobs run."""
-    return sum(len(slot.job_ids) for slot in stats.slots)
-
-
-def longest_running(stats: PoolStats) -> float:
-    """Return how many seconds the job has been running that began first."""
-    seconds = (job.seconds for slot in stats.slots for job in slot.running)
-    return max(seconds, default=0.0)

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import mmap
 import os
 import pickle
 import socket
 import sys
 import traceback
+from contextvars import copy_context
 from functools import partial
 from types import CoroutineType
 
-from asyncpool._core.base.records import Record
 from asyncpool._core.map import chunks
 from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
 from asyncpool._core.policies.starting import SCRIPT
-from asyncpool._core.wire.context import MAX_CONTEXT
+from asyncpool._core.wire.context import MAX_CONTEXT, PLAIN
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
 from asyncpool._system.descriptors import HANDED
 from asyncpool._system.sockets import socket_of
-from asyncpool._worker.api.context import know_slot, load_details_by
+from asyncpool._worker.api.context import (
+    NO_JOB,
+    know_slot,
+    load_details_by,
+    name_function,
+    running,
+)
 from asyncpool._worker.api.state import on_retire, open_state
 from asyncpool._worker.channel.frames_io import SMALL, decoder, receive, send
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.channel.segments import Segments
-from asyncpool._worker.job.broadcasts import Broadcasts
 from asyncpool._worker.job.chunks import ChunkLog, run_chunk
 from asyncpool._worker.job.control import Control
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.execute import JobRunner
 from asyncpool._worker.job.heartbeats import HeartbeatWriter, install
-from asyncpool._worker.job.streams import Credit, Streams
-from asyncpool._worker.job.tracebacks import announce, print_error
+from asyncpool._worker.job.streams import Streams
+from asyncpool._worker.job.tracebacks import announce
 from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.logs.forwarding import LogForwarding
@@ -41,53 +48,32 @@ from asyncpool._worker.process import script, titles
 from asyncpool._worker.process.identity import assume
 from asyncpool._worker.process.os_setup import apply_bounds, set_environment
 from asyncpool._worker.process.preloading import Preloading
-from asyncpool._worker.process_exit import leave
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from collections.abc import Callable
+    from typing import Any, NoReturn
 
     from asyncpool._worker.job.around import Hook
 
 _JOB = FrameKind.JOB
 
 
-class WorkerParts(Record):
-    """The parts of a worker."""
+class WorkerParts:
+    """The parts of a worker; see :func:`work` for the arguments."""
 
-    jobs: socket.socket
-    claims: JobClaims
-    segments: Segments
-    control: Control
-    credit: Credit
-    interrupts: Interrupts
-    beats: HeartbeatWriter
-    coroutines: Coroutines
-    log: ChunkLog
-    page_fd: int
-
-
-def equip(job_fd: int, control_fd: int, page_fd: int) -> WorkerParts:
-    """Make the parts of a worker; see :func:`work` for the arguments."""
-    jobs = socket_of(job_fd)
-    claims, segments, credit = JobClaims(), Segments(), Credit()
-    interrupts = Interrupts(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
-    control = Control(socket_of(control_fd), claims, segments, interrupts, credit)
-    page = mmap.mmap(page_fd, STACKS_START)
-    beats = HeartbeatWriter(page, interrupts, control.ring)
-    coroutines = Coroutines(interrupts)
-    return WorkerParts(
-        jobs,
-        claims,
-        segments,
-        control,
-        credit,
-        interrupts,
-        beats,
-        coroutines,
-        ChunkLog(page),
-        page_fd,
-    )
+    def __init__(self, job_fd: int, control_fd: int, page_fd: int) -> None:
+        self.page_fd = page_fd
+        self.jobs = socket_of(job_fd)
+        self.claims, self.segments = JobClaims(), Segments()
+        size = os.fstat(page_fd).st_size
+        self.interrupts = Interrupts(page_fd, size - STACKS_SIZE)
+        control = socket_of(control_fd)
+        self.control = Control(control, self.claims, self.segments, self.interrupts)
+        page = mmap.mmap(page_fd, STACKS_START)
+        self.beats = HeartbeatWriter(page, self.interrupts, self.control.ring)
+        self.coroutines = Coroutines(self.interrupts)
+        self.log = ChunkLog(page)
 
 
 def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
@@ -101,7 +87,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             system call, and outlives the worker.
     """
     open_state()
-    parts = equip(job_fd, control_fd, page_fd)
+    parts = WorkerParts(job_fd, control_fd, page_fd)
     jobs, control, coroutines = parts.jobs, parts.control, parts.coroutines
     claims, segments = parts.claims, parts.segments
     interrupts, beats = parts.interrupts, parts.beats
@@ -138,24 +124,18 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         journal.open(config.levels, config.disabled, name)
         coroutines.kind = config.loop
         serializer = _serializer(config, beats)
-        hook = _begin(config, parts, serializer)
+        hook = _initialize(config, parts, serializer)
+        if config.main is not None:
+            module = config.main[0]
+            __import__(module)  # this imports asyncio
+            serve = sys.modules[module].serve
+            leave(serve(jobs, control, coroutines, config), coroutines)
         on_retire(partial(_retire, claims, control))
         large_buffers = LargeBuffers(jobs, segments)
         if config.concurrency > 1:
             from asyncpool._worker.lanes.concurrent_jobs import ConcurrentJobs  # noqa: PLC0415 - most need none
 
-            several = ConcurrentJobs(
-                config,
-                page_fd,
-                jobs,
-                control,
-                claims,
-                large_buffers,
-                coroutines,
-                hook,
-                serializer,
-            )
-            several.serve()
+            ConcurrentJobs(config, parts, large_buffers, hook, serializer).serve()
         else:
             executor = make_executor(parts, large_buffers, hook)
             executor.configure(config, serializer)
@@ -164,7 +144,9 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         while claims.closed and jobs.recv(SMALL):
             pass
     except BaseException:
-        traceback.print_exc()
+        # The pool logs an announced error itself, together with the end.
+        if not control.announced:
+            traceback.print_exc()
         leave(1, coroutines)
     leave(0, coroutines)
 
@@ -174,11 +156,13 @@ def make_executor(
 ) -> JobRunner:
     """Return what runs the jobs of a worker, one at a time, with *hook* around each."""
     interrupts, coroutines = parts.interrupts, parts.coroutines
-    streams = Streams(parts.jobs, large_buffers, interrupts, coroutines, parts.credit)
-    if hook is None:
-        return JobRunner(large_buffers, interrupts, coroutines, streams)
-    chunks.install(partial(run_chunk, parts.log, coroutines.run, hook=hook))
-    return hook.runner(large_buffers, interrupts, coroutines, streams)
+    streams = Streams(parts.jobs, large_buffers, interrupts, coroutines)
+    parts.control.streams = streams
+    runner = JobRunner(large_buffers, interrupts, coroutines, streams)
+    if hook is not None:
+        runner.hook = hook
+        chunks.install(partial(run_chunk, parts.log, coroutines.run, hook=hook))
+    return runner
 
 
 def _serializer(config: WorkerConfig, beats: HeartbeatWriter) -> WorkerSerializer:
@@ -210,30 +194,6 @@ def _retire(claims: JobClaims, control: Control) -> None:
     if not claims.closed:
         claims.closed = True
         control.send(FrameKind.RETIRE)
-
-
-def _begin(
-    config: WorkerConfig, parts: WorkerParts, serializer: WorkerSerializer
-) -> Hook | None:
-    """Get ready; return only if this worker runs jobs, and could be set up.
-
-    Returns:
-        The pool's hook around each job, if it has one.
-    """
-    jobs, control, coroutines = parts.jobs, parts.control, parts.coroutines
-    try:
-        hook = _initialize(config, parts, serializer)
-        if config.main is not None:
-            module = config.main[0]
-            __import__(module)  # this imports asyncio
-            serve = sys.modules[module].serve
-            leave(serve(jobs, control, coroutines, config), coroutines)
-    except BaseException as error:
-        # The pool logs an announced error itself, together with the end.
-        if not control.announced:
-            print_error(error)
-        leave(1, coroutines)
-    return hook
 
 
 def _initialize(
@@ -273,18 +233,52 @@ def _initialize(
             value = initializer(*initargs)
             if type(value) is CoroutineType:
                 coroutines.run(value)
-        load, beats = serializer.load_job, parts.beats
-        broadcasts = Broadcasts(parts.interrupts, beats, coroutines, hook, load)
         for name, call in config.broadcasts:
             stage = f"broadcast of {name}"
-            broadcasts.run(call)
+            _broadcast(call, parts, hook, serializer)
         if config.main is None:
-            stage = "check of memory"
+            stage, fixed = "check of memory", True
             control.greet()
     except BaseException as error:
         announce(control, stage, error, fixed=fixed)
         raise
     return hook
+
+
+def _broadcast(
+    call: bytes, parts: WorkerParts, hook: Hook | None, serializer: WorkerSerializer
+) -> None:
+    """Run the pickled call of a broadcast that was made before this worker was started.
+
+    The other workers have run it as a job.  So here too it has a context of its own, a current
+    job, and heartbeats.  But the pool has no such job: its number here is 0, and its heartbeats
+    have no effect.
+    """
+    worker, interrupts, beats = os.getpid(), parts.interrupts, parts.beats
+
+    def make(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        value = function(*args, **kwargs)
+        if type(value) is CoroutineType:
+            parts.coroutines.run(value)
+
+    def run() -> None:
+        running.set((NO_JOB, 1, PLAIN, 0.0, None))
+        function, args, kwargs = serializer.load_job(call)
+        name_function(function)
+        if hook is None:
+            make(function, args, kwargs)
+        else:
+            hook.run(make, function, args, kwargs)
+
+    BEGUN.pack_into(beats.page, 0, NO_JOB, 1)
+    interrupts.running, beats.mute = NO_JOB, True
+    try:
+        # The next broadcast does not see what this one sets in its context.
+        copy_context().run(run)
+    finally:
+        if os.getpid() != worker:
+            os._exit(0)  # a copy that it made, back from the call
+        interrupts.running, beats.mute = None, False
 
 
 def _shut_in(config: WorkerConfig, parts: WorkerParts, preloading: Preloading) -> None:
@@ -323,10 +317,8 @@ def _serve(
             # Noted before any code of the job's own can run, even that of its arguments.
             BEGUN.pack_into(page, 0, frame.job, frame.attempt)
             kind, payload, duration = executor.run(frame, claims.taken)
-            if os.getpid() != worker:
-                os._exit(
-                    0
-                )  # this is a fork that the job made, and it has returned from the job
+            if os.getpid() != worker:  # a fork that the job made, back from the job
+                os._exit(0)
             ahead = b"" if beats.latest is None else beats.last_heartbeat(frame)
             if large_buffers.in_use or type(payload) is not bytes:
                 news, payload = large_buffers.put(payload)
@@ -335,3 +327,42 @@ def _serve(
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
             send(jobs, ahead + head, payload)
             del frame, payload
+
+
+def leave(status: int, coroutines: Coroutines) -> NoReturn:
+    """End the event loop, and then this process, with *status*.
+
+    It does not wait for threads that calls have left behind: otherwise a replaced worker
+    would live as long as they do.  It names them on stderr if somebody may miss them.
+    """
+    # sys.exit() would unwind the stack, and in a forked worker its frames are the launcher's.
+    with contextlib.suppress(BaseException):
+        coroutines.close()
+    with contextlib.suppress(BaseException):
+        _tell_of_threads()
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(status)
+
+
+def _tell_of_threads() -> None:
+    if "threading" not in sys.modules:
+        return
+    import threading  # noqa: PLC0415 - see _worker/__init__.py
+
+    # Threads of a ThreadPoolExecutor are no daemons, but usually wait for no work.
+    pools = sys.modules.get("concurrent.futures.thread")
+    waiting = getattr(pools, "_threads_queues", ())
+    names = sorted(
+        thread.name
+        for thread in threading.enumerate()
+        if not (thread.daemon or thread is threading.main_thread() or thread in waiting)
+    )
+    if names:
+        sys.stderr.write(
+            "asyncpool: this worker ends, and with it the threads that its calls have"
+            f" left running: {', '.join(names)}; a call should join the threads that it starts\n"
+        )

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 
 from asyncpool._observe.readings import Readable
-from asyncpool._runtime.options.checks import at_least
+from asyncpool._runtime.options.worker_options import at_least
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.pool import Pool
@@ -31,8 +31,12 @@ except ModuleNotFoundError as _error:
         name=_error.name,
     ) from None
 
-from asyncpool.opentelemetry._instruments import SCOPE
-from asyncpool.opentelemetry._metrics import ExportedPool, PoolMetrics, metrics_of
+from asyncpool.opentelemetry._metrics import (
+    SCOPE,
+    ExportedPool,
+    PoolMetrics,
+    metrics_of,
+)
 from asyncpool.opentelemetry._spans import JobSpans
 
 __all__ = ["instrument", "uninstrument"]

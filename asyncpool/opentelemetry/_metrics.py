@@ -14,18 +14,30 @@ from opentelemetry.metrics import (
     get_meter_provider,
 )
 
-from asyncpool._core.base.rate_limit import RateLimit
-from asyncpool._observe.readings import Readable, Reading, StatsReader
-from asyncpool.enums import RunState
-from asyncpool.opentelemetry._instruments import (
-    INSTRUMENTS,
-    POOL,
-    SCOPE,
-    Instrument,
+from asyncpool import __version__
+from asyncpool._core.base.deadlines import RateLimit
+from asyncpool._observe.pool_metrics import POOL_METRICS, PoolMetric
+from asyncpool._observe.readings import (
+    Readable,
+    Reading,
+    StatsReader,
 )
+from asyncpool.enums import RunState
 from asyncpool.pool import Pool
 from asyncpool.sharedpool._remote_pool import RemotePool, figures_of
-from asyncpool.stats import PoolStats
+from asyncpool.stats import Histogram, PoolStats
+
+# What says who has made a metric or a span.
+SCOPE = ("asyncpool", __version__)
+
+POOL = "asyncpool.pool.name"
+FUNCTION = "code.function.name"
+VIA = "asyncpool.job.via"
+OUTCOME = "asyncpool.job.outcome"
+ERROR = "error.type"
+SLOT = "asyncpool.worker.slot"
+
+INSTRUMENTS = [metric for metric in POOL_METRICS if metric.names[1]]
 
 # How many pools that have ended are kept until their last figures are collected.  Without
 # this bound a program that has no reader of metrics would keep all of them.
@@ -88,15 +100,15 @@ class PoolMetrics:
         self._pools: dict[str, ExportedPool] = {}
         self._readings: list[tuple[ExportedPool, Reading[PoolStats]]] = []
         # The instruments that have read these; at first they are as if all had.
-        self._seen = {instrument.name for instrument in INSTRUMENTS}
+        self._seen = {metric.names for metric in INSTRUMENTS}
         meter = get_meter(*SCOPE, provider)
-        for instrument in INSTRUMENTS:
-            create = getattr(meter, f"create_observable_{instrument.kind}")
+        for metric in INSTRUMENTS:
+            create = getattr(meter, f"create_observable_{metric.kind}")
             create(
-                instrument.name,
-                callbacks=[partial(self._observe, instrument)],
-                unit=instrument.unit,
-                description=instrument.meaning,
+                metric.names[1],
+                callbacks=[partial(self._observe, metric)],
+                unit=metric.unit,
+                description=metric.meaning,
             )
         meter.create_observable_counter(
             "asyncpool.job.untraced",
@@ -132,17 +144,31 @@ class PoolMetrics:
             if self._pools.get(exported.name) is exported:
                 del self._pools[exported.name]
 
-    def _observe(self, instrument: Instrument, _: CallbackOptions) -> list[Observation]:
+    def _observe(self, metric: PoolMetric, _: CallbackOptions) -> list[Observation]:
         with self._lock:
-            if instrument.name in self._seen:
+            if metric.names in self._seen:
                 self._read()
-            self._seen.add(instrument.name)
+            self._seen.add(metric.names)
             readings = self._readings
-        return [
-            Observation(value, {POOL: exported.name, **attributes})
-            for exported, reading in readings
-            for attributes, value in instrument.read(reading)
-        ]
+        observations: list[Observation] = []
+        for exported, reading in readings:
+            for values, figure in metric.read(reading):
+                assert not isinstance(figure, Histogram)
+                # Of 200 functions all outcomes would be more series than an SDK keeps (2000).
+                if metric.names[0] == "jobs" and not figure and values[-1] != "ok":
+                    continue
+                attributes = dict(zip(metric.labels.values(), values, strict=True))
+                observations.append(
+                    Observation(
+                        figure,
+                        {POOL: exported.name}
+                        | {
+                            name: value if type(value) is int else str(value)
+                            for name, value in attributes.items()
+                        },
+                    )
+                )
+        return observations
 
     def _observe_untraced(self, _: CallbackOptions) -> list[Observation]:
         with self._lock:

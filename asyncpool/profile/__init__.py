@@ -2,14 +2,180 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
 import os
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib import resources
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncpool._core.profile.stack_counts import Stack
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from asyncpool._core.profile.stack_counts import Stack
 
 __all__ = ["FrameSamples", "Profile", "ProfiledWorker", "StackSamples"]
+
+
+# The page of a flame graph: one file, with the data, the style and the script in it.
+
+# Where the rectangles of a flame graph are.
+#
+# The root is at the top, and each call is below its caller, as wide as its number of samples.
+
+
+class Rectangle(NamedTuple):
+    """One call, in all stacks that begin in the same way.
+
+    Attributes:
+        name: What it shows.
+        depth: How many rectangles are above it.
+        start: How many samples are left of it.
+        samples: How wide it is.
+    """
+
+    name: str
+    depth: int
+    start: int
+    samples: int
+
+
+class _Call:
+    __slots__ = ("calls", "name", "samples")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.samples = 0
+        self.calls: dict[str, _Call] = {}
+
+
+def lay_out(
+    stacks: Iterable[tuple[Stack, int]], root: str, *, least: int = 1
+) -> list[Rectangle]:
+    """Return the rectangles, each before those below it, and from left to right.
+
+    Args:
+        stacks: The stacks and their samples.
+        root: The name of the one that has all others below it.
+        least: Those with fewer samples are left out, with all that is below them.
+    """
+    top = _Call(root)
+    for (function, frames), samples in stacks:
+        call = top
+        call.samples += samples
+        for name in (function, *frames):
+            call = call.calls.setdefault(name, _Call(name))
+            call.samples += samples
+    found: list[Rectangle] = []
+    todo = [(top, 0, 0)]
+    while todo:
+        call, depth, start = todo.pop()
+        found.append(Rectangle(call.name, depth, start, call.samples))
+        below: list[tuple[_Call, int, int]] = []
+        # The widest first.  What a call did itself stays free, to the right.
+        for inner in sorted(
+            call.calls.values(), key=lambda each: (-each.samples, each.name)
+        ):
+            if inner.samples >= least:
+                below.append((inner, depth + 1, start))
+            start += inner.samples
+        todo += reversed(below)
+    return found
+
+
+# Narrower rectangles than this part of the whole are left out: no screen is as wide.
+_FINEST = 5000
+
+# No text in the data can end the element that it is in, or begin another one.
+_HARMLESS = str.maketrans(
+    {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028"}
+)
+
+
+def flame_graph_page(
+    stacks: list[tuple[Stack, int]],
+    *,
+    title: str,
+    rate: float,
+    facts: list[str],
+    top: Iterable[tuple[str, int, int]],
+) -> str:
+    """Return the page.
+
+    Args:
+        stacks: The stacks and their samples.
+        title: What it shows.
+        rate: How many samples a worker has in a second.
+        facts: What it says in words.
+        top: The most frequent functions: the name, its own samples, and all of them.
+    """
+    least = sum(samples for _, samples in stacks) // _FINEST + 1
+    names: dict[str, int] = {}
+    rows = [
+        (names.setdefault(name, len(names)), depth, start, samples)
+        for name, depth, start, samples in lay_out(stacks, "all", least=least)
+    ]
+    data = {
+        "names": list(names),
+        "rows": rows,
+        "rate": rate,
+        "facts": facts,
+        "top": list(top),
+    }
+    packed = json.dumps(data, separators=(",", ":")).translate(_HARMLESS)
+    source = resources.files("asyncpool.profile").joinpath("flame_graph.html")
+    page = source.read_text(encoding="utf-8")
+    for element in ("style", "script"):
+        # The browser runs nothing that has another hash.
+        text = page.split(f"<{element}>")[1].split(f"</{element}>")[0]
+        page = page.replace(f"@{element.upper()}@", _hash_of(text))
+    before, after = page.split("@DATA@")
+    return before.replace("@TITLE@", html.escape(title)) + packed + after
+
+
+def _hash_of(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+# What a profile is as text and as a table.
+
+
+def collapse(stacks: Iterable[tuple[Stack, int]]) -> str:
+    """Return the stacks in the format of ``flamegraph.pl``: one in a line, and its samples."""
+    # Stacks that differ only in a character that the format does not have are one here.
+    lines = Counter[str]()
+    for (function, frames), samples in stacks:
+        lines[";".join(map(_in_line, (function, *frames)))] += samples
+    return "".join(f"{line} {samples}\n" for line, samples in lines.items())
+
+
+def _in_line(name: str) -> str:
+    return name.replace(";", ":").replace("\n", " ")
+
+
+def count_frames(
+    stacks: Iterable[tuple[Stack, int]],
+) -> list[tuple[str, int, int]]:
+    """Return each call with its samples: on top of the stack, and anywhere in it.
+
+    A job without any calls of Python counts as a call of its function.  The calls that were
+    on top most often come first.  A call that calls itself counts once in each sample.
+    """
+    own, total = Counter[str](), Counter[str]()
+    for (function, frames), samples in stacks:
+        calls = frames or (function,)
+        own[calls[-1]] += samples
+        for name in set(calls):
+            total[name] += samples
+    found = [(name, own[name], samples) for name, samples in total.items()]
+    return sorted(found, key=lambda entry: (-entry[1], -entry[2], entry[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +284,6 @@ class Profile:
 
     def top(self, most: int = 20) -> tuple[FrameSamples, ...]:
         """Return the functions that were the innermost call most often, *most* of them."""
-        from asyncpool._core.profile.stack_texts import count_frames  # noqa: PLC0415 - see above
-
         found = count_frames(self._counts())[:most]
         return tuple(
             FrameSamples(name=name, own=own, total=total) for name, own, total in found
@@ -130,14 +294,10 @@ class Profile:
 
         Each line has one stack, the job's function first, and the number of its samples.
         """
-        from asyncpool._core.profile.stack_texts import collapse  # noqa: PLC0415 - see above
-
         return collapse(self._counts())
 
     def html(self) -> str:
         """Return a page with a flame graph, which needs no other file and no other host."""
-        from asyncpool.profile._page import flame_graph_page  # noqa: PLC0415 - see above
-
         return flame_graph_page(
             self._counts(),
             title=f"{self.pool}, {self.seconds:.3g} s",

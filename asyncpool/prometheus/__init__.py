@@ -26,13 +26,160 @@ except ModuleNotFoundError as _error:
         name=_error.name,
     ) from None
 
-from asyncpool.prometheus import _cluster_metrics, _pool_metrics
-from asyncpool.prometheus._collectors import Collectors
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from asyncpool._observe.readings import Reading, Stats, StatsReader
+from asyncpool.enums import RunState
+from asyncpool.prometheus._cluster_metrics import CLUSTER_METRICS
+from asyncpool.prometheus._families import ExportedMetric
+from asyncpool.prometheus._pool_metrics import METRICS
 
 __all__ = ["register", "unregister"]
 
-_POOLS = Collectors("pool", _pool_metrics.METRICS)
-_CLUSTERS = Collectors("cluster", _cluster_metrics.METRICS)
+
+# What a registry asks at each scrape: a collector for its pools, and one for its clusters.
+
+# Reentrant, since the garbage collector may run any code, also an unregister().
+lock = threading.RLock()
+
+
+S = TypeVar("S", bound=Stats)
+S_co = TypeVar("S_co", bound=Stats, covariant=True)
+
+
+class Exported(Protocol[S_co]):
+    """A pool or a cluster."""
+
+    name: str
+
+    def stats(self) -> S_co:
+        """Return its figures."""
+        ...
+
+
+@dataclass(slots=True)
+class _Entry(Generic[S]):
+    """One pool or cluster that is exported.
+
+    Attributes:
+        exported: It, until the garbage collector removes it.
+        reader: What reads its figures.
+    """
+
+    exported: weakref.ref[Exported[S]]
+    reader: StatsReader[S] = field(default_factory=StatsReader)
+
+
+class StatsCollector(Collector, Generic[S]):
+    """All pools of one registry, or all clusters: a registry may have each metric only once.
+
+    Args:
+        what: What errors call one: ``"pool"``.
+        metrics: What is exported of each.
+    """
+
+    def __init__(self, what: str, metrics: Sequence[ExportedMetric[S]]) -> None:
+        self._what = what
+        self._metrics = metrics
+        self._entries: dict[str, _Entry[S]] = {}
+
+    def add(self, exported: Exported[S]) -> None:
+        """Export *exported*.
+
+        Raises:
+            ValueError: If it is exported, or another one with its name that is not closed.
+        """
+        what, name = self._what, exported.name
+        entry = self._entries.get(name)
+        there = None if entry is None else entry.exported()
+        if there is exported:
+            raise ValueError(f"{what} {name} is already registered in this registry")
+        # The garbage collector may remove a closed one much later: it blocks no new one.
+        if there is not None and there.stats().state is not RunState.CLOSED:
+            raise ValueError(
+                f"another {what} called {name} is registered in this registry: "
+                "give one of them another name, or unregister() the other one first"
+            )
+        self._entries[name] = _Entry(weakref.ref(exported))
+
+    def remove(self, exported: Exported[S]) -> bool:
+        """Forget *exported*; tell whether it was there."""
+        entry = self._entries.get(exported.name)
+        if entry is None or entry.exported() is not exported:
+            return False
+        del self._entries[exported.name]
+        return True
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield the metrics without figures: the registry asks for their names."""
+        return (metric.family() for metric in self._metrics)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all figures as they are now."""
+        readings = list(self._readings())
+        return (metric.family(readings) for metric in self._metrics)
+
+    def _readings(self) -> Iterator[tuple[str, Reading[S]]]:
+        with lock:
+            entries = list(self._entries.items())
+        for name, entry in entries:
+            exported = entry.exported()
+            if exported is not None:
+                yield name, entry.reader.read(exported)
+                continue
+            with lock:  # a new one may have got the name
+                if self._entries.get(name) is entry:
+                    del self._entries[name]
+
+
+class Collectors:
+    """The collectors of all registries, of pools or of clusters.
+
+    Args:
+        what: As of :class:`StatsCollector`.
+        metrics: Likewise.
+    """
+
+    def __init__(self, what: str, metrics: Sequence[ExportedMetric[Any]]) -> None:
+        self._what = what
+        self._metrics = metrics
+        self._of: weakref.WeakKeyDictionary[CollectorRegistry, StatsCollector[Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, exported: Exported[Any], registry: CollectorRegistry) -> None:
+        """Export *exported* in *registry*; see :meth:`StatsCollector.add`."""
+        with lock:
+            collector = self._of.get(registry)
+            if collector is None:
+                collector = StatsCollector(self._what, self._metrics)
+                registry.register(collector)  # which calls its describe()
+                self._of[registry] = collector
+            collector.add(exported)
+
+    def remove(self, exported: Exported[Any], registry: CollectorRegistry) -> None:
+        """Export *exported* in *registry* no more.
+
+        Raises:
+            ValueError: If it was not.
+        """
+        with lock:
+            collector = self._of.get(registry)
+            if collector is None or not collector.remove(exported):
+                raise ValueError(
+                    f"{self._what} {exported.name} is not registered in this registry"
+                )
+
+
+_POOLS = Collectors("pool", METRICS)
+_CLUSTERS = Collectors("cluster", CLUSTER_METRICS)
 
 
 def register(

@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import (
 )
 
 from asyncpool._core.figures.request_figures import CLASSES
-from asyncpool._core.slots.exit_reasons import CAUSES
+from asyncpool._core.slots.lifecycle import CAUSES
 from asyncpool._observe.readings import Reading
 from asyncpool.cluster import ClusterStats
 from asyncpool.enums import CrashKind, RunState, SlotState
@@ -20,6 +20,7 @@ from asyncpool.stats import NO_DURATIONS
 _READY = "ready"
 _STATES = (
     _READY,
+    "busy",
     SlotState.STARTING,
     SlotState.STOPPING,
     SlotState.VACANT,
@@ -61,7 +62,7 @@ def _seconds(reading: Reading[ClusterStats]) -> Figures:
         yield (name,), responses.get(name, NO_DURATIONS)
 
 
-METRICS = (
+CLUSTER_METRICS = (
     _MAKE.labelled(
         GaugeMetricFamily,
         "state",
@@ -98,6 +99,11 @@ METRICS = (
         "Requests that were refused: their head was too large or too slow, or there were "
         "too many.",
         lambda at: at.requests.refused,
+    ),
+    _MAKE.counter(
+        "requests_timed_out",
+        "Requests that were given up, since nothing had happened for the request timeout.",
+        lambda at: at.requests.timed_out,
     ),
     _MAKE.counter(
         "websockets",

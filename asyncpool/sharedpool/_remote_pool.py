@@ -8,8 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
-from asyncpool._api.caller import Caller
-from asyncpool._api.listened import JobsListened
+from asyncpool._api.caller import Caller, JobsListened
 from asyncpool._core.base.names import function_name
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.policies.job_options import JobOptions, Options

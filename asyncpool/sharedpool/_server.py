@@ -20,8 +20,11 @@ from asyncpool._runtime.base.arguments import check_int, check_seconds
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import READ_SIZE
-from asyncpool._runtime.control.folder_locks import folders_locked
-from asyncpool._runtime.control.socket_files import closed_on_error, listen_at
+from asyncpool._runtime.control.socket_files import (
+    closed_on_error,
+    folders_locked,
+    listen_at,
+)
 from asyncpool._runtime.remote.carrier import LEASE
 from asyncpool._runtime.remote.unix_carrier import UnixCarrier, is_same_user
 from asyncpool.pool import Pool

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from asyncpool._cli.dashboard import asking, programs
+from asyncpool._cli.dashboard import asking, web as programs
 from asyncpool._cli.dashboard.asking import ask
-from asyncpool._cli.dashboard.programs import Programs
+from asyncpool._cli.dashboard.web import Programs
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.control.paths import path_of, private_folder
 from asyncpool.errors import ProtocolError

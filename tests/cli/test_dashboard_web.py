@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from asyncpool._cli.dashboard import programs, web
+from asyncpool._cli.dashboard import web
 from asyncpool._cli.dashboard.access import Access
 from asyncpool._cli.dashboard.serving import (
     address_of,
@@ -22,7 +22,7 @@ from asyncpool._cli.dashboard.serving import (
     open_socket,
     serve,
 )
-from asyncpool._cli.page.files import FILES
+from asyncpool._cli.dashboard.web import FILES
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.told_lines import crashed, job, line, pool_status
@@ -35,7 +35,7 @@ LINE = line(0.0, pool_status(), jobs=[job(1, 0.0)])
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(programs, "_LOOK", 0.01)
+    monkeypatch.setattr(web, "_LOOK", 0.01)
     return tmp_path
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 from rich.console import Console
 
-from asyncpool._cli.live.last_minute import LastMinute, quantile, sparkline
+from asyncpool._cli.live.status_command import LastMinute, quantile, sparkline
 from asyncpool._cli.live.status_view import brief, status_view
 from asyncpool.stats import SlotStats
 from tests.helpers.told_lines import (

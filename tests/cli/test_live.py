@@ -18,8 +18,7 @@ import pytest
 from rich.console import Console
 
 from asyncpool._cli.live import status_command
-from asyncpool._cli.live.last_minute import LastMinute
-from asyncpool._cli.live.live_view import live_view
+from asyncpool._cli.live.status_command import LastMinute, live_view
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.control.client import ControlClient
 from asyncpool._runtime.control.paths import path_of

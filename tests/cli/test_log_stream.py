@@ -9,7 +9,7 @@ from typing import NamedTuple, TextIO
 
 import pytest
 
-from asyncpool._cli.logs.log_stream import LogStream
+from asyncpool._cli.logs.command_log import LogStream
 
 LINE = f"{'x' * 99}\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncpool._cli.journal.journal import START, Done, Journal, Position
-from asyncpool._cli.map import writer
+from asyncpool._cli.map import run as writer
 from asyncpool._cli.map.outputs import Outputs
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience

@@ -22,14 +22,13 @@ from rich.console import Console
 
 from asyncpool import Cluster, PoolBrokenError, WorkerLimits
 from asyncpool._cli.live.status_view import status_view
-from asyncpool._cli.logs.command_log import CommandLog, cannot_be_loaded
-from asyncpool._cli.logs.log_formats import TextFormat
+from asyncpool._cli.logs.command_log import CommandLog, TextFormat, cannot_be_loaded
 from asyncpool._cli.serve import file_changes, serve_command, serving
 from asyncpool._cli.serve.file_changes import Changes
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._core.cluster.server_messages import CHANGE_AWAITED, NOT_LOADED
 from asyncpool._core.logs.pool_messages import ERROR_LINE, WORKER_CRASHED
-from asyncpool._observe.control.plain import plain
+from asyncpool._observe.control.watch import plain
 from asyncpool.cluster import RequestStats
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.events import Crash

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from asyncpool._cli.map.map_command import Ended
 from asyncpool._cli.map.run import Tally
-from asyncpool._cli.map.summary import Ended
 from asyncpool._cli.parameters import Exit
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from asyncpool._cli.map.inputs import Item
-from asyncpool._cli.map.source import Drawn, ReadAhead
-from asyncpool._cli.map.window import Window
+from asyncpool._cli.map.run import Drawn, ReadAhead, Window
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE
 

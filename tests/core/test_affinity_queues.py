@@ -1,9 +1,9 @@
-"""Tests of asyncpool/_core/dispatch/affinity_queues.py; its model is that of test_dispatch."""
+"""Tests of asyncpool/_core/dispatch/dispatcher.py; its model is that of test_dispatch."""
 
 from __future__ import annotations
 
 from asyncpool._core.base.job_traits import JobTraits, KeyedTraits
-from asyncpool._core.dispatch.affinity_queues import AffinityQueues
+from asyncpool._core.dispatch.dispatcher import AffinityQueues
 from asyncpool._core.dispatch.queue import OLDEST_EVERY
 from asyncpool._core.dispatch.rendezvous import choose
 

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/placement/balance.py."""
+"""Which jobs wait, and where."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from asyncpool._core.supervision.close_report import describe_waiting, list_functions
+from asyncpool._runtime.state.draining import describe_waiting, list_functions
 
 
 @pytest.mark.parametrize(

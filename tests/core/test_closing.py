@@ -24,7 +24,7 @@ from asyncpool._core.slots.commands import (
     Unassign,
 )
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.supervision.rolling_restart import ROLL
+from asyncpool._core.supervision.replacement import ROLL
 from asyncpool._core.supervision.supervision import Supervision
 from asyncpool.enums import SlotState
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.history.crash_rows import clip, crash_row
+from asyncpool._core.history.history import clip, crash_row
 from tests.helpers.told_lines import BEGIN, crashed
 
 

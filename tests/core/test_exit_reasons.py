@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.slots.exit_reasons import (
+from asyncpool._core.slots.lifecycle import (
     CAUSES,
     detail_for_client,
     exit_cause,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.profile.flame_graph import Rectangle, lay_out
 from asyncpool._core.profile.stack_counts import Stack
+from asyncpool.profile import Rectangle, lay_out
 
 STACKS = st.dictionaries(
     st.tuples(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.history.function_rows import function_rows
+from asyncpool._core.history.history import function_rows
 from asyncpool.stats import FunctionStats
 from tests.helpers.told_lines import as_read, durations, function
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.control.job_budget import MOST_PER_SECOND, JobBudget
+from asyncpool._observe.control.watch import MOST_PER_SECOND, JobBudget
 
 
 def heard(budget: JobBudget, seconds: float, rate: int, pause: float = 0.1) -> int:

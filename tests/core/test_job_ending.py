@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool._core.base.transitions import IllegalTransitionError
 from asyncpool._core.policies.job_options import KILL
 from asyncpool._core.slots import job_ending
 from asyncpool._core.slots.job_ending import (
@@ -18,6 +17,7 @@ from asyncpool._core.slots.job_ending import (
     TRANSITIONS,
     EndingEvent,
     EndingStage,
+    IllegalTransitionError,
     JobEnding,
     JobEndings,
     next_stage,

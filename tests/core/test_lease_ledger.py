@@ -10,15 +10,13 @@ import pytest
 
 from asyncpool._core.leases.lease_ledger import (
     MAX_THROTTLES,
+    SLACK,
     LeaseLedger,
     Lost,
     Missed,
     RenewalDecision,
-    Slower,
-)
-from asyncpool._core.leases.renewal_pace import (
-    SLACK,
     RenewalResult,
+    Slower,
     longest_gap,
     pause_before,
 )

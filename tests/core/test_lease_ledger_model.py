@@ -24,13 +24,15 @@ from hypothesis.stateful import (
 from asyncpool._core.leases.lease_ledger import (
     GIVE_UP,
     MAX_THROTTLES,
+    SLACK,
     LeaseLedger,
     Lost,
     Missed,
     RenewalDecision,
+    RenewalResult,
     Slower,
+    pause_before,
 )
-from asyncpool._core.leases.renewal_pace import SLACK, RenewalResult, pause_before
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 from tests.helpers.inside import due_ever
 

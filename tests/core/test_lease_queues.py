@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.leases.lease_queues import LeaseQueues, LeaseRecord
-from asyncpool._core.leases.renewal_pace import RenewalPace
+from asyncpool._core.leases.lease_ledger import LeaseQueues, LeaseRecord, RenewalPace
 
 
 def queues_of() -> tuple[RenewalPace, LeaseQueues[str]]:

@@ -1,10 +1,10 @@
-"""Tests of asyncpool/_core/policies/oom.py."""
+"""Tests of asyncpool/_runtime/state/crash_report.py."""
 
 from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.policies.oom import FRESH, OomLedger
+from asyncpool._runtime.state.crash_report import FRESH, OomLedger
 
 
 def test_each_kill_explains_one_death() -> None:

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/map/pace.py."""
+"""Tests of asyncpool/_runtime/map/batch_runner.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.base.job_traits import BUDGET
 from asyncpool._core.map.chunks import CHUNK_SIZE
-from asyncpool._core.map.pace import TARGET, Pace
+from asyncpool._runtime.map.batch_runner import TARGET, Pace
 
 
 def pace(

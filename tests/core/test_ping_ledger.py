@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.slots.ping_ledger import LATE, PingLedger
+from asyncpool._core.base.deadlines import LATE, PingLedger
 from asyncpool.errors import ProtocolError
 
 TIMEOUT = 8.0

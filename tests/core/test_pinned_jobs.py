@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/placement/pinned_jobs.py; what else becomes of pinned jobs is told of whole pools."""
+"""Tests of asyncpool/_core/placement/sessions.py; what else becomes of pinned jobs is told of whole pools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from asyncpool._core.base.job_traits import PINNED, JobTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.placement.pinned_jobs import PinnedJobs
+from asyncpool._core.placement.sessions import PinnedJobs
 from asyncpool._core.slots.commands import Assign, DropPinnedJobs
 from asyncpool._core.slots.slots import Slot, SlotEvent
 from asyncpool.enums import SlotState

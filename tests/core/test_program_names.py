@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.control.program_names import is_name
+from asyncpool._core.base.names import is_name
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.slots.ranks import rank_of
+from asyncpool._core.slots.lifecycle import rank_of
 from asyncpool._core.slots.slots import Slot
 from asyncpool._core.supervision.supervision import Supervision
 from asyncpool.enums import SlotState

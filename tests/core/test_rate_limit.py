@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.rate_limit import RateLimit
+from asyncpool._core.base.deadlines import RateLimit
 
 rates = st.floats(1, 1e5)
 pauses = st.lists(st.floats(0, 5), max_size=200)

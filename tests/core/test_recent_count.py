@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.recent_count import RecentCount
+from asyncpool._core.base.deadlines import RecentCount
 
 
 def test_what_happened_fades() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.leases.renewal_pace import (
+from asyncpool._core.leases.lease_ledger import (
     SLACK,
     RenewalPace,
     RenewalResult,

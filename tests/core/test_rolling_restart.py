@@ -1,10 +1,10 @@
-"""Tests of asyncpool/_core/supervision/rolling_restart.py; how those who are rolled are replaced is another matter."""
+"""Tests of asyncpool/_core/supervision/replacement.py; how those who are rolled are replaced is another matter."""
 
 from __future__ import annotations
 
 from asyncpool._core.slots.commands import RollEnded
 from asyncpool._core.slots.slots import Slot
-from asyncpool._core.supervision.rolling_restart import ROLL, RollingRestart
+from asyncpool._core.supervision.replacement import ROLL, RollingRestart
 from asyncpool.enums import SlotState
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.trace.slot_lanes import SlotLanes
+from asyncpool._core.trace.trace_book import SlotLanes
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 200), st.integers(1, 60), st.booleans()), max_size=60

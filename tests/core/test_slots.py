@@ -8,9 +8,12 @@ import itertools
 import pytest
 
 from asyncpool._core.base.job_traits import JobTraits
-from asyncpool._core.base.transitions import IllegalTransitionError
 from asyncpool._core.policies.job_options import KILL
-from asyncpool._core.slots.job_ending import JobEnding, JobEndings
+from asyncpool._core.slots.job_ending import (
+    IllegalTransitionError,
+    JobEnding,
+    JobEndings,
+)
 from asyncpool._core.slots.slots import (
     TRANSITIONS,
     Slot,

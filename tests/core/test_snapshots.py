@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.history.snapshots import (
+from asyncpool._core.history.history import (
     Snapshot,
     outcome_group,
     point_between,

@@ -7,7 +7,7 @@ import re
 from hypothesis import given, strategies as st
 
 from asyncpool._core.profile.stack_counts import Stack
-from asyncpool._core.profile.stack_texts import collapse, count_frames
+from asyncpool.profile import collapse, count_frames
 
 NAMES = st.text(st.sampled_from("ab;: \n<"), min_size=1, max_size=4)
 STACKS = st.dictionaries(

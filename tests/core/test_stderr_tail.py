@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.stderr_tail import StderrTail
+from asyncpool._runtime.output.output import StderrTail
 
 ERROR = "Fatal Python error: Segmentation fault"
 CURRENT = "Current thread 0x00007f5ad4 [python] (most recent call first):"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.trace.told_events import told_of
+from asyncpool._core.trace.trace_book import told_of
 from asyncpool.enums import NextStep
 from asyncpool.events import Broken, Crashed, Retiring
 from tests.helpers.crashes import crash_with

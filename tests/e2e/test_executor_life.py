@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import asyncpool
-from asyncpool._futures.delivery import Call
+from asyncpool._futures.engine import Call
 from tests.helpers import jobs
 from tests.helpers.inside import begin_call, calls_queued, engine_of
 from tests.helpers.patience import PATIENCE

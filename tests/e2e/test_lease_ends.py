@@ -25,7 +25,7 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool._runtime.traffic import stall_watch as rounds
+from asyncpool._runtime.traffic import traffic as rounds
 from tests.e2e.test_pipelining import learn, stop
 from tests.helpers import jobs
 from tests.helpers.gate import Gate

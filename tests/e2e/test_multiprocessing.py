@@ -336,6 +336,22 @@ class TestIdentity:
         assert found == [("hello", "images-worker-0"), ("again", "images-worker-0")]
 
 
+SHARES_IN_A_COPY = """
+import os, sys
+assert "multiprocessing.resource_tracker" not in sys.modules
+if (child := os.fork()) == 0:
+    from multiprocessing.shared_memory import SharedMemory
+    SharedMemory(create=True, size=10).unlink()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+async def test_a_copy_of_a_worker_asks_nobody_for_a_tracker() -> None:
+    async with patience(), Pool(1) as pool:
+        await pool.submit(exec, SHARES_IN_A_COPY)
+
+
 SHARES = """
     import asyncio, os, sys
     from multiprocessing.shared_memory import SharedMemory

@@ -174,14 +174,15 @@ async def test_an_answer_that_comes_too_late_is_no_offence() -> None:
 def spy_on_pings(pool: Pool) -> asyncio.Event:
     """Return what is set whenever the first worker gets a ping."""
     asked = asyncio.Event()
-    requests = handle_of(pool).requests
-    ping = requests.ping
+    handle = handle_of(pool)
+    ask = handle.ask
 
-    def spied() -> None:
-        ping()
-        asked.set()
+    def spied(kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
+        ask(kind, payload, *fields)
+        if kind is FrameKind.PING:
+            asked.set()
 
-    requests.ping = spied  # type: ignore[method-assign]
+    handle.ask = spied  # type: ignore[method-assign]
     return asked
 
 

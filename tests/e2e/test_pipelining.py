@@ -24,7 +24,7 @@ from asyncpool import (
 )
 from asyncpool._core.base.job_traits import LEAST
 from asyncpool._core.policies.attempts import MAX_FREE_RETURNS
-from asyncpool._runtime.traffic import stall_watch as rounds
+from asyncpool._runtime.traffic import traffic as rounds
 from asyncpool.enums import CrashKind
 from asyncpool.events import Crashed, Event, JobEvent, JobQueued, TakenOver
 from tests.helpers import faults, jobs

@@ -284,7 +284,7 @@ async def test_a_limit_that_a_fresh_worker_exceeds_breaks_the_pool(
             pass
     [crash] = caught.value.crashes
     assert re.fullmatch(
-        r"check of memory failed: MemoryError: it has \d+\.\d MiB of memory before its "
+        r"check of memory failed: RuntimeError: it has \d+\.\d MiB of memory before its "
         rf"first job, and {limit} is 64 MiB: raise the limit, or have workers import and "
         r"initialize less",
         crash.detail,

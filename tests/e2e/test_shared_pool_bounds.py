@@ -453,7 +453,7 @@ async def test_an_agent_that_breaks_the_rules_is_lost(
         sent = pool.submit(jobs.square, 2)
         await raws[0].hear()
         raws[0].say_messages(Message(Kind.BEGAN, payload=pack_numbers([1])), message)
-        with pytest.raises(NodeLostError, match="is given up: ") as lost:
+        with pytest.raises(NodeLostError, match="is lost: ") as lost:
             await sent
     [record] = [vars(it) for it in caplog.records if "node" in vars(it)]
     assert record["pool"] == address

@@ -192,28 +192,22 @@ OTEL = {
 }
 OF_OTEL = "OtelBatchSpanRecordProcessor OtelPeriodicExportingMetricReader"
 NOT_FROZEN = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-TOOLS = {
-    "opentelemetry": (
-        ["opentelemetry.instrumentation.auto_instrumentation"],
-        OTEL,
-        OF_OTEL,
-    ),
-    "debugpy": (["debugpy", "--listen", "127.0.0.1:0"], NOT_FROZEN, None),
-    "ddtrace": (["ddtrace.commands.ddtrace_run"], {}, None),
+TOOLS: dict[str, tuple[list[str], dict[str, str], str | None]] = {
+    "opentelemetry-instrument": ([sys.executable], OTEL, OF_OTEL),
+    "ddtrace-run": ([sys.executable], {}, None),
+    "debugpy": (["--listen", "127.0.0.1:0"], NOT_FROZEN, None),
 }
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_workers_of_a_program_under_a_tool_are_forked(tool: str, program: Path) -> None:
-    """It starts its threads again in the copy, or ends them before: see its package."""
+    """It starts its threads again in the copy, or ends them before the fork."""
     command, variables, threads = TOOLS[tool]
-    if importlib.util.find_spec(tool) is None:
-        pytest.skip(f"{tool} is not installed")
-    if tool == "debugpy":
-        command = [*command, "program.py"]
-    else:
-        command = [*command, sys.executable, "program.py"]
-    code, out, _ = run(program, "-m", *command, **variables)
+    installed = Path(sys.executable).with_name(tool)
+    if not installed.exists():
+        pytest.skip(f"{tool} is not installed; make real installs it")
+    command = [str(installed), *command, "program.py"]
+    code, out, _ = run(program, *command, **variables)
     wanted = [it.format(fork=True, threads=threads) for it in SERVED]
     found = out.splitlines()
     if threads is None:  # they differ from version to version

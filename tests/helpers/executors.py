@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import asyncpool
-from asyncpool._futures import results as _results
+from asyncpool import executor as _results
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, start_script

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from asyncpool._runtime.base.event_hub import EventStream
+from asyncpool._runtime.base.pool_hub import EventStream
 from asyncpool.cluster._stats import ClusterStats, WorkerStats
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolBrokenError, PoolClosedError

@@ -31,23 +31,21 @@ if TYPE_CHECKING:
     from asyncpool import Crash, Job, Pool, ProcessPoolExecutor
     from asyncpool._core.base.deadlines import Deadlines
     from asyncpool._core.base.job_traits import JobTraits
-    from asyncpool._core.dispatch.affinity_queues import AffinityQueues
+    from asyncpool._core.dispatch.dispatcher import AffinityQueues
     from asyncpool._core.policies.attempts import AttemptPolicy
     from asyncpool._core.policies.job_options import JobLimits, JobOptions
     from asyncpool._core.slots.slots import Slot
     from asyncpool._core.supervision.supervision import Supervision
     from asyncpool._core.wire.frames import FrameKind
-    from asyncpool._futures.delivery import Call
-    from asyncpool._futures.engine import Engine
-    from asyncpool._observe.live_trace import LiveTrace
+    from asyncpool._futures.engine import Call, Engine
+    from asyncpool._observe.trace import Trace
     from asyncpool._runtime.agent.agent import Agent
     from asyncpool._runtime.channel.channel import Channel
     from asyncpool._runtime.channel.segments import Segment, Segments
     from asyncpool._runtime.client.client import Client
     from asyncpool._runtime.client.node_figures import NodeFigures
     from asyncpool._runtime.cluster.service import Service
-    from asyncpool._runtime.pool.pings import Pings
-    from asyncpool._runtime.pool.supervisor import Supervisor
+    from asyncpool._runtime.pool.supervisor import Pings, Supervisor
     from asyncpool._runtime.state.config import SupervisorConfig
     from asyncpool._runtime.state.registry import JobRegistry
     from asyncpool._runtime.worker.handle import WorkerHandle
@@ -118,7 +116,7 @@ def change_jobs_while_read(pool: Pool) -> Callable[[], bool]:
 
 def segments_of(pool: Pool) -> Segments:
     """Return the shared memory."""
-    return supervisor_of(pool)._workers.segments
+    return supervisor_of(pool).segments
 
 
 def segments_by_number(pool: Pool) -> dict[int, Segment]:
@@ -224,7 +222,7 @@ def check_for_stalls(pool: Pool) -> None:
 
 def jobs_channel_of(pool: Pool, slot: int = 0) -> Channel:
     """Return the channel that the jobs of a worker go through."""
-    channel = handle_of(pool, slot).connections.jobs
+    channel = handle_of(pool, slot).jobs
     assert channel is not None
     return channel
 
@@ -347,7 +345,7 @@ def pinged_before(pool: Pool, seconds: float) -> None:
 
 def heard_before(pool: Pool, seconds: float) -> None:
     """Have the last word of the first worker be so much older."""
-    handle_of(pool).incoming._heard_at -= seconds
+    handle_of(pool)._heard_at -= seconds
 
 
 def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,24 +362,24 @@ def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spy_on_words(monkeypatch: pytest.MonkeyPatch) -> list[FrameKind]:
     """Return what is going to hold the kind of each control frame that any worker is sent."""
-    from asyncpool._runtime.worker.control_requests import ControlRequests
+    from asyncpool._runtime.worker.handle import WorkerHandle
 
     said: list[FrameKind] = []
-    send = ControlRequests._send
+    send = WorkerHandle.ask
 
     def spied(
-        self: ControlRequests, kind: FrameKind, payload: bytes, *fields: int
+        self: WorkerHandle, kind: FrameKind, payload: bytes = b"", *fields: int
     ) -> None:
         said.append(kind)
         send(self, kind, payload, *fields)
 
-    monkeypatch.setattr(ControlRequests, "_send", spied)
+    monkeypatch.setattr(WorkerHandle, "ask", spied)
     return said
 
 
 def block_until_pong(pool: Pool) -> None:
     """Block this thread, and so the loop, until the first worker has answered."""
-    control = handle_of(pool).connections.control
+    control = handle_of(pool).control
     assert control is not None
     _block_until_readable(control)
 
@@ -555,12 +553,12 @@ def page_of(lanes: Lanes) -> mmap.mmap:
 # The trace of a pool.
 
 
-def wait_for_disk(trace: LiveTrace, size: int) -> None:
+def wait_for_disk(trace: Trace, size: int) -> None:
     """Have so many bytes of a trace wait for the disk, as far as the trace knows."""
     trace._file._waiting = size
 
 
-def join_writer(trace: LiveTrace) -> None:
+def join_writer(trace: Trace) -> None:
     """Wait until the thread that writes a trace has ended."""
     trace._file._thread.join()
 
@@ -570,7 +568,7 @@ def join_writer(trace: LiveTrace) -> None:
 
 def sync_every(seconds: float) -> None:
     """Have the journals of this process synced so often."""
-    from asyncpool._cli.map import writer
+    from asyncpool._cli.map import run as writer
 
     writer._SYNC_EVERY = seconds
 
@@ -617,7 +615,7 @@ def terminate_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deliver_in_loops_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an executor call no callback in its own thread, however late a loop is."""
-    from asyncpool._futures import delivery
+    from asyncpool._futures import engine as delivery
 
     monkeypatch.setattr(delivery, "_PATIENCE", 3600.0)
 
@@ -631,7 +629,7 @@ def live_in_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def shorten_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give workers little time to say where their jobs are."""
-    from asyncpool._runtime.traffic import live_stacks
+    from asyncpool._runtime.traffic import stack_dump as live_stacks
 
     monkeypatch.setattr(live_stacks, "_PATIENCE", 0.2)
 

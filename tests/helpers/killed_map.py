@@ -20,8 +20,7 @@ from typing import Any, cast
 from asyncpool._cli.journal.journal import START, Journal, RunIdentity
 from asyncpool._cli.map.inputs import open_input
 from asyncpool._cli.map.outputs import Outputs, usable
-from asyncpool._cli.map.plan import Plan
-from asyncpool._cli.map.run import Files, Run
+from asyncpool._cli.map.run import Files, Plan, Run
 from asyncpool._cli.targets import FunctionRaisedError, Work, trouble
 from asyncpool.pool import Pool
 from tests.helpers.inside import sync_every

@@ -16,7 +16,7 @@ from asyncpool._runtime.remote.carrier import (
     pack_greeting,
     unpack_greeting,
 )
-from asyncpool.ray._node_orders import NodeOrders
+from asyncpool.ray._pool import NodeOrders
 from asyncpool.sharedpool._remote_pool import RemotePool
 from tests.helpers.carriers import Network
 from tests.helpers.inside import agent_of, client_of

@@ -21,6 +21,7 @@ from tests.helpers.ray_clusters import LocalNodes, until
 pytestmark = pytest.mark.asyncio
 
 
+@pytest.mark.logs("node-lost")
 async def test_nothing_is_left_of_an_agent_that_is_killed_and_its_node_gets_another(
     pool: Pool,
 ) -> None:
@@ -31,7 +32,7 @@ async def test_nothing_is_left_of_an_agent_that_is_killed_and_its_node_gets_anot
         family = psutil.Process(agent).children(recursive=True)
         assert visitor.pid in [process.pid for process in family]
         os.kill(agent, signal.SIGKILL)
-        with pytest.raises(NodeLostError, match=f"/{agent} is gone"):
+        with pytest.raises(NodeLostError, match=f"/{agent} is lost: The actor died"):
             await job
         await visitor.gone()
         await until(family)

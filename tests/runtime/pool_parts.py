@@ -5,13 +5,13 @@ All of them are real, the core too: what a test wants to see, it has the core co
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from asyncpool import Pool
 from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.slots.commands import Command
 from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.pool.parts import Parts, assemble
+from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.pool_state import PoolState
 from tests.helpers.inside import config_of
 
@@ -37,12 +37,12 @@ class Notebook:
         self.rearmed += 1
 
 
-def parts_of(**options: Any) -> tuple[Parts, Notebook]:
+def parts_of(**options: Any) -> tuple[Supervisor, Notebook]:
     """Return the parts of the pool *x* with these options, and what it was to carry out."""
     options = {"ping_timeout": None, "name": "x", **options}
     hub = PoolHub()
-    parts, notebook = assemble(config_of(Pool(**options)), hub), Notebook()
-    parts.state.performer = notebook
+    parts, notebook = Supervisor(config_of(Pool(**options)), hub), Notebook()
+    parts.state.performer = cast("Supervisor", notebook)
     return parts, notebook
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from asyncpool._core.pickling.serializers import PICKLE
 from asyncpool._core.policies.job_options import JobLimits
-from asyncpool._runtime.remote.agent_errors import AgentErrors
-from asyncpool._runtime.remote.broadcast_answers import read_broadcast
+from asyncpool._runtime.remote.agent_errors import AgentErrors, read_broadcast
 from asyncpool.enums import TimeLimit
 from asyncpool.errors import BroadcastError, JobTimeoutError, ProtocolError
 from tests.helpers.values import nested

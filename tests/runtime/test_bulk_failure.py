@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_runtime/state/bulk_failure.py."""
+"""Tests of asyncpool/_runtime/pool/supervisor.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest_asyncio
 from asyncpool import Crash, RestartPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.bulk_failure import BulkFailure
+from asyncpool._runtime.pool.supervisor import BulkFailure
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError
@@ -92,7 +92,7 @@ def failing() -> list[asyncio.Task[Any]]:
 async def test_many_are_failed_some_in_each_turn_as_they_were_known_before(
     ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncpool._runtime.state.bulk_failure._FAILED_A_TURN", 2)
+    monkeypatch.setattr("asyncpool._runtime.pool.supervisor._FAILED_A_TURN", 2)
     jobs = ending.jobs(7)
     break_starts(ending.state)
     ending.state.crashes.append(CRASH)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncpool._runtime.base.event_hub import EventHub
+from asyncpool._runtime.base.pool_hub import EventHub
 from asyncpool.events import Event, QueueEmptied, QueueFull, Recovered
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience

@@ -19,8 +19,7 @@ from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import PAGE_SIZE
 from asyncpool._runtime.launcher import interpreter
 from asyncpool._runtime.launcher.launcher import Launcher
-from asyncpool._runtime.launcher.launcher_process import LaunchError
-from asyncpool._runtime.launcher.process import Process
+from asyncpool._runtime.launcher.launcher_process import LaunchError, Process
 from tests.helpers import faults, jobs
 from tests.helpers.guards import marked_processes
 from tests.helpers.loops import BOTH_LOOPS
@@ -190,7 +189,8 @@ async def test_workers_go_on_without_their_launcher(*, fork: bool) -> None:
     with ends() as first, ends() as second:
         async with launcher(fork=fork) as found:
             process = await start(found, first)
-            found.abort()
+            assert found._process is not None
+            found._process.abort()
             payload = plain(pack_job(jobs.square, (5,), {}))
             first.jobs.send(header(FrameKind.JOB, len(payload), 1, 1) + payload)
             outcome = await first.frame(first.jobs)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool._runtime.traffic.live_stacks import MAX_TEXT, LiveStacks
+from asyncpool._runtime.traffic.stack_dump import MAX_TEXT, LiveStacks
 from asyncpool.errors import ProtocolError
 
 NOBODY = cast("Any", None)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncpool._runtime.monitoring.loop_lag import PERIOD, LoopLag
+from asyncpool._runtime.state.pool_state import PERIOD, LoopLag
 from tests.helpers import virtual_time
 from tests.helpers.virtual_time import VirtualLoop
 

@@ -26,8 +26,8 @@ from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.job.chunk_job import ChunkJob
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.map import batches as turn_module
-from asyncpool._runtime.map.batches import Task
+from asyncpool._runtime.map import batch_runner as turn_module
+from asyncpool._runtime.map.batch_runner import Task
 from asyncpool._runtime.state.draining import Hold, MapHold
 from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.mapping import Map, Outcome, Plan

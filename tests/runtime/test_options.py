@@ -15,9 +15,17 @@ import pytest
 from asyncpool import Cluster, Pool, ProcessPoolExecutor, RestartPolicy, WorkerLimits
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions, Options
-from asyncpool._futures.executor_options import EXECUTOR_CHECKS, ExecutorOptions
-from asyncpool._runtime.options.checks import (
+from asyncpool._runtime.options.job_options import changed
+from asyncpool._runtime.options.pool_options import (
+    JOB_LIMITS,
+    POOL_CHECKS,
+    PoolOptions,
+    pool_options,
+)
+from asyncpool._runtime.options.worker_options import (
+    WORKER_CHECKS,
     Check,
+    WorkerOptions,
     anything,
     at_least,
     checked,
@@ -29,17 +37,10 @@ from asyncpool._runtime.options.checks import (
     path,
     seconds,
 )
-from asyncpool._runtime.options.job_options import changed
-from asyncpool._runtime.options.pool_options import (
-    JOB_LIMITS,
-    POOL_CHECKS,
-    PoolOptions,
-    pool_options,
-)
-from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
 from asyncpool._runtime.state.config import pool_config
 from asyncpool.cluster import Worker
 from asyncpool.cluster._options import CLUSTER_CHECKS, ClusterOptions
+from asyncpool.executor import EXECUTOR_CHECKS, ExecutorOptions
 from tests.helpers.inside import config_of, options_of
 from tests.helpers.scripts import ROOT
 
@@ -218,7 +219,7 @@ def test_a_pool_can_replace_workers_somehow() -> None:
         (
             {"spread": "all"},
             ValueError,
-            "spread must be one of handoff, shared, reuseport, not 'all'",
+            "spread must be one of handoff, shared, not 'all'",
         ),
         (
             {"reload_drain_timeout": 0},

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_runtime/launcher/process.py: a signal is sent, or it is said why not."""
+"""Tests of asyncpool/_runtime/launcher/launcher_process.py: a signal is sent, or it is said why not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import pytest
 
-from asyncpool._runtime.base import refusals
-from asyncpool._runtime.launcher.process import Process
+from asyncpool._runtime.base import arguments as refusals
+from asyncpool._runtime.launcher.launcher_process import Process
 
 pytestmark = pytest.mark.asyncio
 

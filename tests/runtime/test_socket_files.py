@@ -17,12 +17,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool import UnsupportedPlatformError
-from asyncpool._runtime.control import folder_locks, socket_files
-from asyncpool._runtime.control.folder_locks import folders_locked
+from asyncpool._runtime.control import socket_files
 from asyncpool._runtime.control.paths import peer_pid, peer_uid
-from asyncpool._runtime.control.socket_files import listen_at
-from asyncpool.cluster import Cluster, _options
+from asyncpool._runtime.control.socket_files import folders_locked, listen_at
 from tests.helpers.gate import short_folder
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.patience import PATIENCE, patience
@@ -115,14 +112,14 @@ async def test_a_folder_that_stays_locked_stops_no_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tries: list[bool] = []
-    is_locked = folder_locks._is_locked
+    is_locked = socket_files._is_locked
 
     def tried(fd: int) -> bool:
         tries.append(is_locked(fd))
         return tries[-1]
 
-    monkeypatch.setattr(folder_locks, "_LOCK_PATIENCE", 0.1)
-    monkeypatch.setattr(folder_locks, "_is_locked", tried)
+    monkeypatch.setattr(socket_files, "_LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(socket_files, "_is_locked", tried)
     with short_folder() as folder, locked(folder):
         async with patience(), folders_locked(sockets_in(folder)):
             assert len(tries) > 1
@@ -136,7 +133,7 @@ async def test_each_folder_is_locked_once_and_in_one_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody waits for itself, nor do two wait for each other."""
-    monkeypatch.setattr(folder_locks, "_LOCK_PATIENCE", 2 * PATIENCE)
+    monkeypatch.setattr(socket_files, "_LOCK_PATIENCE", 2 * PATIENCE)
     with short_folder() as one, short_folder() as other:
         (other / "again").symlink_to(one)
         orders = (
@@ -273,15 +270,3 @@ def test_a_system_that_does_not_say_who_connects_is_an_error(
         with pytest.raises(OSError, match="does not say who the other process is"):
             peer_uid(one)
         assert peer_pid(one) is None
-
-
-def test_no_sockets_are_to_share_a_port_on_macos(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_options, "sys", SimpleNamespace(platform="darwin"))
-    with pytest.raises(UnsupportedPlatformError) as caught:
-        Cluster(serve, bind="127.0.0.1:0", spread="reuseport")
-    assert str(caught.value) == (
-        "spread='reuseport': macOS gives all connections to one of the sockets; use "
-        "'handoff' or 'shared'"
-    )

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_runtime/state/status.py."""
+"""Tests of asyncpool._runtime.pool.supervisor.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from asyncpool import events
-from asyncpool._runtime.base.event_hub import EventStream
-from asyncpool._runtime.state.status import PoolStatus
+from asyncpool._runtime.base.pool_hub import EventStream
+from asyncpool._runtime.pool.supervisor import PoolStatus
 from asyncpool.errors import PoolBrokenError
 from tests.helpers.loops import BOTH_LOOPS
 from tests.runtime.pool_parts import parts_of

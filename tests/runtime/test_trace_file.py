@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncpool._core.trace.trace_lines import LineMaker
-from asyncpool._observe.trace_file import TraceFile
+from asyncpool._observe.trace import TraceFile
 
 HEAD = LineMaker(7000).head("pool shop", 7)
 

@@ -22,7 +22,7 @@ from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.execute import JobRunner
-from asyncpool._worker.job.streams import Credit, Streams
+from asyncpool._worker.job.streams import Streams
 from asyncpool._worker.job_ending.interrupts import Interrupts
 from tests.helpers import jobs, values
 from tests.helpers.parcels import Array, arrived, plain
@@ -72,7 +72,7 @@ def make_executor(limit: int, large_buffers: LargeBuffers) -> JobRunner:
     interrupts = Uninterrupted()
     coroutines = Coroutines(interrupts)
     no_channel: Any = None
-    streams = Streams(no_channel, no_channel, interrupts, coroutines, Credit())
+    streams = Streams(no_channel, no_channel, interrupts, coroutines)
     executor = JobRunner(large_buffers, interrupts, coroutines, streams)
     executor.max_payload = limit
     return executor

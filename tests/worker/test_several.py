@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import LANE_OUTCOME_SIZE
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.channel.segments import Segments
-from asyncpool._worker.job.streams import Credit
 from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.lanes.concurrent_jobs import ConcurrentJobs
 from asyncpool.errors import ProtocolError
@@ -48,7 +48,6 @@ class Control:
 
     def __init__(self) -> None:
         self.interrupts = Quiet()
-        self.credit = Credit()
 
     def ring(self) -> None:
         """Say nothing."""
@@ -76,10 +75,15 @@ class Hand:
         self.loops = loops
         config = WorkerConfig((), None, 1 << 20, concurrency=WIDTH)
         cargo = LargeBuffers(self.jobs, Segments())
-        given: Any = control
-        self.several = ConcurrentJobs(
-            config, page.fd, self.jobs, given, self.claims, cargo, loops
+        parts: Any = SimpleNamespace(
+            page_fd=page.fd,
+            jobs=self.jobs,
+            control=control,
+            claims=self.claims,
+            interrupts=control.interrupts,
+            coroutines=loops,
         )
+        self.several = ConcurrentJobs(config, parts, cargo)
         Hand.current = self
 
     def serve(self, *frames: bytes, more: bool = False) -> None:

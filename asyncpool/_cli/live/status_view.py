@@ -11,7 +11,7 @@ from rich.text import Text
 
 from asyncpool._cli.live.pool_view import STYLES, pool_view
 from asyncpool._cli.units import duration, size_text
-from asyncpool._core.history.function_rows import histogram_of
+from asyncpool._core.history.history import histogram_of
 
 # What is shown as 1000 with three digits.
 _ROUND = 999.5
@@ -81,6 +81,8 @@ def _requests(told: dict[str, Any]) -> Iterator[Text]:
         line.append(f" ({times})", "dim")
     line.append(f"   {told['open']:,} open, {told['refused']:,} refused, ")
     line.append(f"{told['cut']:,} cut off", "yellow" if told["cut"] else "")
+    if late := told.get("timed_out", 0):
+        line.append(f", {late:,} timed out", "yellow")
     yield line
 
 
@@ -103,7 +105,9 @@ def _table(slots: list[dict[str, Any]]) -> Table:
             str(slot["generation"]),
             str(slot["pid"] or "-"),
             # One that serves is idle as far as jobs go.
-            Text("ready", style="green") if slot["ready"] else Text(slot["state"]),
+            Text("ready", style="green")
+            if slot["ready"]
+            else Text(slot["state"], style="red" if slot["state"] == "busy" else ""),
             f"{slot['connections']:,}",
             f"{slot['handed']:,}",
             duration(slot["uptime"]),

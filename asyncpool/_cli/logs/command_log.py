@@ -6,21 +6,253 @@ Of messages that come again and again, it shows a few, and then how many there w
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
+import os
+import select
 import sys
+import threading
 import time
-from collections.abc import Generator, Hashable, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from asyncpool._cli.logs.log_formats import JsonFormat, TextFormat, is_printed
-from asyncpool._cli.logs.log_stream import LogStream
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.logs.log_message import LogMessage
-from asyncpool._core.logs.pool_messages import LOG_UNREAD, REPEATED
+from asyncpool._core.logs.pool_messages import ERROR_LINE, LINE, LOG_UNREAD, REPEATED
+from asyncpool._core.wire.log_records import plain_fields
 from asyncpool.enums import CrashKind
 from asyncpool.events import Crash
+
+# A stream for a log whose writers never wait for its reader.
+#
+# The reader of a log may stop: a terminal after Ctrl-S, a paused ``| tee``, a collector that
+# hangs.  A process that wrote to it directly would stop too, and a server's port with its master.
+
+# Bytes that wait for the reader: some seconds of a flood, and a minute of much traffic.
+_MOST = 4 * 2**20
+
+# Seconds at the end, for a reader that may yet read the last lines.
+_LAST_WRITES = 0.5
+
+
+class LogStream:
+    """A stream whose ``write`` returns at once, while a thread of its own writes.
+
+    Without that thread it writes at once.  If the reader is slower than the log, *most* bytes
+    wait; the lines beyond that are left out and counted.
+
+    Args:
+        stream: Where lines go.
+        on_gap: Returns the line that says how many lines are left out at a place.
+        most: How many bytes may wait.
+    """
+
+    def __init__(
+        self, stream: TextIO, on_gap: Callable[[int], str], *, most: int = _MOST
+    ) -> None:
+        self._stream = stream
+        self._on_gap = on_gap
+        self._most = most
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._size = self._left_out = 0
+        self._writes = self._ends = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether no line waits."""
+        return not self._size
+
+    def write(self, text: str) -> None:
+        """Write *text*, which is one line or several, or leave it out."""
+        if not self._writes:
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        data = text.encode(errors="backslashreplace")
+        with self._changed:
+            if self._size + len(data) > self._most:
+                self._left_out += 1
+                return
+            self._tell_gap()
+            self._put(data)
+            self._changed.notify()
+
+    def flush(self) -> None:
+        """Do nothing: no writer waits."""
+
+    @contextlib.contextmanager
+    def in_a_thread(self, *, last_writes: float = _LAST_WRITES) -> Generator[None]:
+        """Have a thread write while the context lasts, if the stream is a file.
+
+        Args:
+            last_writes: Seconds that the thread has at the end for the lines that wait.
+        """
+        try:
+            fd = self._stream.fileno()
+        except (OSError, ValueError, AttributeError):
+            yield  # somebody's own stream
+            return
+        thread = threading.Thread(
+            # A daemon: a write that never returns must not keep the process.
+            target=self._write_all,
+            args=(fd,),
+            name="asyncpool log",
+            daemon=True,
+        )
+        self._writes, self._ends = True, False
+        thread.start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._tell_gap()
+                self._ends = True
+                self._changed.notify()
+            thread.join(last_writes)
+            self._writes = thread.is_alive()  # else the next one would wait for it
+
+    def _tell_gap(self) -> None:
+        if self._left_out:
+            self._put(self._on_gap(self._left_out).encode())
+            self._left_out = 0
+
+    def _put(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self._size += len(data)
+
+    def _write_all(self, fd: int) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ends)
+                if not self._waiting:
+                    return
+                data = self._waiting.popleft()
+            with contextlib.suppress(OSError):  # nobody can read it any more
+                _write(fd, data)
+            with self._changed:
+                self._size -= len(data)
+
+
+def _write(fd: int, data: bytes) -> None:
+    """Write all of *data*; not by the stream, whose lock the interpreter's end waits for."""
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:  # somebody who shares it wants it so
+            select.select([], [fd], [])
+
+
+# How a command writes a log record: as text, or as one line of JSON.
+
+# What every record has; the rest is what somebody has added as "extra".
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+# What these names mean, no application changes.
+_FIXED = frozenset(("time", "level", "logger", "message", "exception", "stack"))
+# What is left out of records that are about no job.
+_OF_JOBS = frozenset(("job_id", "attempt", "function"))
+# Lines that workers have printed.
+_LINES = frozenset((LINE.id, ERROR_LINE.id))
+
+
+def is_printed(record: logging.LogRecord) -> bool:
+    """Tell whether a record is a line that a worker has printed."""
+    is_line = getattr(record, "message_id", None) in _LINES
+    # The code of an application may have made up the id, in this process too.
+    return is_line and isinstance(record.args, Mapping) and "line" in record.args
+
+
+class TextFormat(logging.Formatter):
+    """One line for each record, with the time, and further lines of it indented."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s%(who)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the further lines."""
+        if is_printed(record):
+            return f"{self.formatTime(record)} {record.getMessage()}"
+        is_ours = record.process in {None, os.getpid()}
+        record.who = "" if is_ours else f" [{record.process}]"
+        return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the lines of the message, indented: else they could pass for other records."""
+        text = printable_lines(super().formatMessage(record))
+        return text.replace("\n", "\n    ")
+
+
+class JsonFormat(logging.Formatter):
+    """One object for each record, in one line.
+
+    If an application adds a field with the name of one of ours, its name gets ``extra_`` before
+    it.
+
+    If a worker prints a line that is a JSON object, the line stays as it is: its
+    application logs in JSON by itself.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        found: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+        }
+        if is_printed(record):
+            assert isinstance(record.args, Mapping)
+            line = str(record.args["line"])
+            if _is_object(line):
+                return line
+            found["message"] = line
+            found |= _extra(record)
+        else:
+            found["message"] = record.getMessage()
+            found |= _extra(record)
+            trace = record.exc_text
+            if trace is None and record.exc_info:
+                trace = self.formatException(record.exc_info)
+            if trace:
+                found["exception"] = trace
+            if record.stack_info:
+                found["stack"] = record.stack_info
+        return json.dumps(found)
+
+
+def _time(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    found: dict[str, object] = {}
+    left_out = _STANDARD
+    if getattr(record, "job_id", None) is None:
+        left_out = _STANDARD | _OF_JOBS
+    for given, value in vars(record).items():
+        if given not in left_out:
+            name = given
+            while name in _FIXED or name in found:
+                name = f"extra_{name}"
+            found[name] = value
+    return plain_fields(found.items())
+
+
+def _is_object(line: str) -> bool:
+    if not line.startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(line, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse(constant: str) -> None:
+    """Refuse NaN and infinities: Python writes them into JSON, but few programs read them."""
+    raise ValueError(f"{constant} is no JSON")
 
 
 class CommandLog(logging.StreamHandler[TextIO]):

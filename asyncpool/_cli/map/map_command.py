@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import shlex
 import signal
 import sys
 import time
+from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from asyncpool._cli.finding import TargetError
 from asyncpool._cli.journal.journal import START, Journal, Position, RunIdentity
 from asyncpool._cli.journal.journal_file import JournalError
 from asyncpool._cli.map.inputs import Format, Input, InputError, open_input
 from asyncpool._cli.map.outputs import FAILURE, Outputs, is_foreign, usable
-from asyncpool._cli.map.plan import Loop, Plan, make_pool
-from asyncpool._cli.map.progress import Progress
-from asyncpool._cli.map.run import Files, Interrupted, Run
-from asyncpool._cli.map.summary import Ended
+from asyncpool._cli.map.run import Files, Interrupted, Loop, Plan, Run, Tally, make_pool
 from asyncpool._cli.parameters import (
     CommandError,
     Exit,
@@ -33,10 +39,198 @@ from asyncpool._cli.parameters import (
     say,
 )
 from asyncpool._cli.targets import FunctionRaisedError, Work
+from asyncpool._cli.units import duration, size_text
 from asyncpool._cli.worker_lines import WorkerLines
 from asyncpool._core.trace.trace_lines import HEAD
 from asyncpool._core.wire.page import MAX_LANES
+from asyncpool._system.processes import memory_at_most
 from asyncpool.errors import JobTimeoutError, PoolBrokenError
+from asyncpool.stats import PoolStats
+
+# The summary at the end of a run of ``asyncpool map``.
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run has ended, or why there was none.
+
+    Attributes:
+        code: The exit code.
+        problem: Why it did not go on to its end.
+        tally: How far it came.
+        stats: The pool's figures, if there was one.
+        seconds: How long it took.
+        output: Where its results are.
+        failures: Where its failures are, if there are any.
+    """
+
+    code: int
+    problem: str
+    tally: Tally = field(default_factory=Tally)
+    stats: PoolStats | None = None
+    seconds: float = 0.0
+    output: str | None = None
+    failures: str | None = None
+
+    @property
+    def per_second(self) -> float:
+        """How many items it has done in a second."""
+        fresh = self.tally.done - self.tally.found
+        return fresh / self.seconds if self.seconds else 0.0
+
+    def as_json(self) -> str:
+        """Return the summary for machines."""
+        stats = self.stats
+        summary = {
+            "exit_code": int(self.code),
+            "problem": self.problem,
+            "done": self.tally.done,
+            "failed": self.tally.failed,
+            "from_journal": self.tally.found,
+            "seconds": round(self.seconds, 3),
+            "per_second": round(self.per_second, 1),
+            "restarts": stats.restarts if stats else 0,
+            "crashes": stats.crashes if stats else 0,
+            "output": self.output,
+            "failures": self.failures,
+        }
+        return json.dumps(summary)
+
+    def lines(self, journal: str | None) -> Iterator[str]:
+        """Tell it to people; *journal* is what has it, if there is one."""
+        tally, is_mistake = self.tally, self.code == Exit.USAGE
+        if self.code == Exit.BROKEN_PIPE:
+            return
+        if self.problem:
+            yield f"asyncpool: {self.problem}"
+        if is_mistake and tally.done == tally.found:
+            return
+        # What could not be written any more does not count.
+        done = tally.written if self.code == Exit.UNFINISHED else tally.done
+        fresh = done - tally.found
+        text = f"{done:,} done in {duration(self.seconds)}"
+        if fresh > 0 and self.seconds:
+            text += f", {fresh / self.seconds:,.0f}/s"
+        if tally.failed:
+            text += f"; {tally.failed:,} failed, see {self.failures}"
+        if self.stats and (restarts := self.stats.restarts):
+            were = "worker was" if restarts == 1 else "workers were"
+            text += f"; {restarts} {were} replaced"
+        yield text
+        if not self.problem or is_mistake:
+            return  # with a mistake it would not go on
+        if journal is None:
+            yield "with --journal FILE the next run could go on here"
+        else:
+            yield f"nothing is lost; this goes on:\n    {_same_command()}"
+
+
+def _same_command() -> str:
+    # What retries once more is not what goes on.
+    words = [word for word in sys.argv[1:] if word != "--retry-failed"]
+    return shlex.join(["asyncpool", *words])
+
+
+# What a run shows of itself while it goes on: a live line, on a terminal only.
+
+_EVERY = 0.2  # s
+_RATE_OVER = 10.0  # s, of the newest past
+
+
+class Progress:
+    """Shows how far a run is.
+
+    Args:
+        run: The run.
+        source: Its input.
+        console: Where to.
+        title: What the line begins with.
+    """
+
+    def __init__(self, run: Run, source: Input, console: Console, title: str) -> None:
+        self._run = run
+        self._source = source
+        self._console = console
+        self._title = title
+        self._began = time.monotonic()
+        self._past: deque[tuple[float, int]] = deque()
+
+    async def show(self) -> None:
+        """Show it until cancelled; the last state stays."""
+        with Live(
+            self.render(), console=self._console, auto_refresh=False, transient=False
+        ) as live:
+            try:
+                while True:
+                    await asyncio.sleep(_EVERY)
+                    live.update(self.render(), refresh=True)
+            finally:
+                live.update(self.render(), refresh=True)
+
+    def render(self) -> Table:
+        """Return it as it is now."""
+        tally, stats = self._run.tally, self._run.stats()
+        total = self.total()
+        rate = self._rate()
+        line = Table.grid(padding=(0, 2))
+        row: list[Text | ProgressBar] = [Text(self._title, style="bold")]
+        if total is not None:
+            row.append(ProgressBar(total=max(total, 1), completed=tally.done, width=20))
+        count = (
+            f"{tally.done:,}"
+            if total is None
+            else f"{tally.done:,}/{self._shown(total)}"
+        )
+        row.append(Text(count))
+        row.append(Text(f"{rate:,.0f}/s", style="cyan"))
+        if total is not None and rate > 0 and total > tally.done:
+            row.append(Text(f"ETA {duration((total - tally.done) / rate)}"))
+        else:
+            row.append(Text(duration(time.monotonic() - self._began)))
+        row.append(
+            Text(f"{tally.failed:,} failed", style="red" if tally.failed else "dim")
+        )
+        restarts = f"{stats.restarts} restarts"
+        row.append(Text(restarts, style="yellow" if stats.restarts else "dim"))
+        row.append(Text(size_text(memory_of(stats)), style="dim"))
+        for _ in row:
+            line.add_column(no_wrap=True)
+        line.add_row(*row)
+        return line
+
+    def total(self) -> int | None:
+        """Return how many items there are, as far as that can be told."""
+        tally, source = self._run.tally, self._source
+        if tally.at_end:
+            return tally.drawn
+        if source.count is not None:
+            return source.count
+        if not source.size or not tally.consumed:
+            return None
+        # As if the rest of the file were like what was read of it.
+        return max(tally.drawn, round(tally.drawn * source.size / tally.consumed))
+
+    def _shown(self, total: int) -> str:
+        known = self._run.tally.at_end or self._source.count is not None
+        return f"{total:,}" if known else f"~{total:,}"
+
+    def _rate(self) -> float:
+        """Return how many items a second were done lately, without the journal's."""
+        now, tally = time.monotonic(), self._run.tally
+        self._past.append((now, tally.done - tally.found))
+        while now - self._past[0][0] > _RATE_OVER:
+            self._past.popleft()
+        then, count = self._past[0]
+        if now == then:
+            return 0.0
+        return (tally.done - tally.found - count) / (now - then)
+
+
+def memory_of(stats: PoolStats) -> int:
+    """Return the bytes that this process and the workers have to themselves."""
+    pids = [os.getpid(), *(slot.pid for slot in stats.slots if slot.pid is not None)]
+    return sum(map(memory_at_most, pids))
+
 
 _RETRY_ON: dict[str, Any] = {
     "crash": "crash",

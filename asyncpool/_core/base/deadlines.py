@@ -8,7 +8,90 @@ same limit.  To add such a deadline costs the same however many there are.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Hashable
 from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+from asyncpool.errors import ProtocolError
+
+# So many things a second: a bucket of tokens, which is full at first.
+#
+# It is kept as a time: from when on there is one token.  Whoever asks for each of 100 000 jobs a
+# second then compares two numbers.
+
+# Seconds in which an empty bucket is filled: so many things may come at once.
+_SPAN = 1.0
+
+
+class RateLimit:
+    """A bucket of tokens.  The times come from outside, and never go backwards.
+
+    Args:
+        rate: How many things may pass in a second, one at least, and in an instant after a second
+            without any; ``None`` for all.
+
+    Attributes:
+        next_at: Before this time nothing passes.
+        refused: How many things did not pass; whoever compares *next_at* himself counts too.
+    """
+
+    __slots__ = ("_ahead", "_interval", "next_at", "refused")
+
+    def __init__(self, rate: float | None) -> None:
+        self._interval = 0.0 if rate is None else _SPAN / rate
+        # In a full bucket the tokens but one have been there for so long; and a bit more, since
+        # a sum of many intervals is not exact.
+        self._ahead = _SPAN - (1 - 1e-6) * self._interval
+        self.next_at = -math.inf
+        self.refused = 0
+
+    def take(self, now: float) -> bool:
+        """Let one thing pass at *now*, or count it as refused."""
+        if now < self.next_at:
+            self.refused += 1
+            return False
+        self.spend(now, 1.0)
+        return True
+
+    def spend(self, now: float, tokens: float) -> None:
+        """Take so many tokens, also if there are not as many."""
+        self.next_at = max(self.next_at, now - self._ahead) + tokens * self._interval
+
+
+# How many things have happened lately, at a time that comes from outside.
+#
+# What happened *t* seconds ago counts ``exp(-t / span)``.  So at a constant rate the count is as many
+# as happen in a span, and a few spans after the last one it is nothing.
+
+
+class RecentCount:
+    """A count that fades.
+
+    Args:
+        span: Seconds in which what has happened fades to 1/e.
+    """
+
+    __slots__ = ("_at", "_count", "_new", "_span")
+
+    def __init__(self, span: float) -> None:
+        self._span = span
+        self._count: float = 0.0
+        self._new: int = 0  # since the last look
+        self._at: float = -math.inf  # when that was
+
+    def add(self) -> None:
+        """Count one more."""
+        self._new += 1
+
+    def at(self, now: float) -> int:
+        """Return the count; a time before that of the last look is taken for that one."""
+        now = max(self._at, now)
+        self._count *= math.exp((self._at - now) / self._span)
+        self._count += self._new
+        self._new, self._at = 0, now
+        return int(self._count)
+
 
 # For fewer entries it does not pay to clean up.
 _FEW = 64
@@ -69,3 +152,86 @@ class Deadlines:
             del self._when[job]
             due.append(job)
         return due
+
+
+# Decide which workers are silent: those that have not answered a ping for too long.
+#
+# There is one tick for all workers, four in each timeout.  At each tick, a worker that
+# has no ping to answer gets one.  A worker is silent if it has not answered a ping that
+# is older than the timeout.  So the pool notices a silent worker after one timeout, or
+# half a timeout later at the most.
+#
+# A late tick shows that this process did not run, or did not read, for a while: somebody
+# stopped it, the machine was suspended, or its loop was blocked.  The workers may have
+# been stopped as well, and the pool may not have read yet what they have sent.  So the
+# time of such a gap counts against no worker.
+
+W = TypeVar("W", bound=Hashable)
+
+# A timer of a healthy loop is never this many seconds late.
+LATE = 0.5
+
+_TICKS = 4
+
+
+class PingLedger(Generic[W]):
+    """The pings that are not answered yet.
+
+    Args:
+        timeout: How many seconds a worker may be silent.
+        now: The time.
+
+    Attributes:
+        due: When the next tick is.
+    """
+
+    def __init__(self, timeout: float, now: float) -> None:
+        self._timeout = timeout
+        self._asked: dict[W, float] = {}
+        self.due = now + timeout / _TICKS
+
+    def answered(self, worker: W) -> None:
+        """Record that *worker* has answered its ping.
+
+        Raises:
+            ProtocolError: If nobody has asked.
+        """
+        if self._asked.pop(worker, None) is None:
+            raise ProtocolError("it answered a ping that nobody has sent")
+
+    def heard(self, worker: W, at: float) -> None:
+        """Record that *worker* has sent something else: its answer may come after that."""
+        asked = self._asked.get(worker)
+        if asked is not None:
+            self._asked[worker] = max(asked, at)
+
+    def suspects(self, now: float) -> list[W]:
+        """Return the workers that are silent by *now*, if the pool has read all they have sent."""
+        asked_by = now - self._gap(now) - self._timeout
+        return [worker for worker, asked in self._asked.items() if asked <= asked_by]
+
+    def tick(self, up: Collection[W], now: float) -> tuple[list[W], list[W]]:
+        """Go on to the next tick.
+
+        Args:
+            up: The workers that take part; all others are forgotten.
+            now: The time.
+
+        Returns:
+            The silent workers, which are forgotten too, and the workers that get a
+            ping.
+        """
+        silent, gap = self.suspects(now), self._gap(now)
+        self._asked = {
+            worker: asked + gap
+            for worker, asked in self._asked.items()
+            if worker in up and worker not in silent
+        }
+        asked = [w for w in up if w not in self._asked and w not in silent]
+        self._asked.update(dict.fromkeys(asked, now))
+        self.due = now + self._timeout / _TICKS
+        return [worker for worker in silent if worker in up], asked
+
+    def _gap(self, now: float) -> float:
+        late = now - self.due
+        return late if late > LATE else 0.0

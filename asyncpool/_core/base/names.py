@@ -76,3 +76,26 @@ def _visible(character: str) -> str:
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
+
+
+# By which names commands find pools and servers.
+
+MAX_PROGRAM_NAME = 64
+
+# What such a name is, in words.
+NAMES = (
+    f"1 to {MAX_PROGRAM_NAME} of A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither "
+    "'.' nor '-'"
+)
+_IN_NAMES = frozenset(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"
+)
+
+
+def is_name(text: str) -> bool:
+    """Tell whether this is a name that can be found, as it becomes a part of a path."""
+    return (
+        0 < len(text) <= MAX_PROGRAM_NAME
+        and set(text) <= _IN_NAMES
+        and not text.startswith((".", "-"))
+    )

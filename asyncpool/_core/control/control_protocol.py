@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from asyncpool._core.base.names import MAX_PROGRAM_NAME
 from asyncpool._core.base.validation import MAX_WORKERS
-from asyncpool._core.control.program_names import MAX_NAME
 from asyncpool.errors import ProtocolError
 
 Action = Literal[
@@ -187,7 +187,7 @@ _CHECKS: dict[str, Callable[[object], None]] = {
 
 def _brief(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= MAX_NAME else f"{text[:MAX_NAME]}..."
+    return text if len(text) <= MAX_PROGRAM_NAME else f"{text[:MAX_PROGRAM_NAME]}..."
 
 
 def pack_reply(reply: dict[str, Any]) -> bytes:

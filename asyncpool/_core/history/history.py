@@ -9,13 +9,45 @@ nothing: it gets more at once the next time.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from asyncpool._core.history.crash_rows import clip, crash_row
-from asyncpool._core.history.function_rows import function_rows
-from asyncpool._core.history.snapshots import Snapshot, point_between, snapshot_of
+from asyncpool.stats import Histogram
+
+# What is shown of a crash; all of its text comes from a process that has failed.
+
+# Characters: of a text that may be anything, and of a stack.
+_MOST_TEXT = 500
+_MOST_STACK = 20_000
+_MOST_LINES = 80
+_PLAIN = ("slot", "generation", "pid", "exit_code", "uptime", "job_id", "attempt")
+_TEXTS = ("kind", "signal", "detail", "function", "next_step")
+
+
+def crash_row(at: float, crash: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is shown of a crash.
+
+    Args:
+        at: When it was, in Unix time.
+        crash: The fields of an :class:`asyncpool.events.Crash`.
+    """
+    lines = [clip(line) for line in crash["stderr_tail"][-_MOST_LINES:]]
+    return {
+        "at": at,
+        **{name: crash[name] for name in _PLAIN},
+        **{name: clip(crash[name] or "") for name in _TEXTS},
+        "stack": clip(crash["stack"], _MOST_STACK),
+        "stderr": lines,
+    }
+
+
+def clip(text: str, most: int = _MOST_TEXT) -> str:
+    """Return a text, or its beginning if it is longer than *most* characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
 
 T = TypeVar("T")
 
@@ -207,3 +239,188 @@ def _newer(kept: deque[tuple[int, T]], cursor: int) -> list[T]:
             break
         found.append(item)
     return found[::-1]
+
+
+# The figures of a program at one time, and what has happened between two of them.
+
+# The outcomes for which somebody should look at the function.
+FAILURES = frozenset(("raised", "crashed", "timeout"))
+
+_GAUGES = ("queued", "oldest_queued", "busy", "workers")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a program has told at one time.
+
+    Attributes:
+        at: When, in Unix time.
+        pid: The program's process.
+        counts: What only grows while the process lives: ``ok``, ``failed`` and ``other``
+            jobs, or ``handed`` connections.
+        gauges: What goes up and down.
+        cpu: Seconds of CPU time of each worker, by slot and generation.
+        memory: Bytes of memory of each worker, by slot.
+    """
+
+    at: float
+    pid: int
+    counts: Mapping[str, float]
+    gauges: Mapping[str, float]
+    cpu: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    memory: Mapping[int, int] = field(default_factory=dict)
+
+
+def snapshot_of(at: float, status: Mapping[str, Any]) -> Snapshot:
+    """Read the status of a pool or of a cluster.
+
+    Raises:
+        KeyError: If a figure is missing.
+        TypeError: If one is no number.
+    """
+    slots: list[dict[str, Any]] = status["slots"]
+    if status.get("kind") == "cluster":
+        counts: dict[str, float] = {"handed": status["handed"] + 0}
+        connections = sum(slot["connections"] for slot in slots)
+        ready = sum(1 for slot in slots if slot["ready"])
+        gauges = {"connections": connections, "ready": ready}
+    else:
+        counts = _outcomes(status["functions"])
+        gauges = {name: status[name] + 0 for name in _GAUGES}
+    gauges["workers"] = status["workers"] + 0
+    living = [slot for slot in slots if slot["pid"] is not None]
+    return Snapshot(
+        at=at + 0,
+        pid=status["pid"],
+        counts=counts,
+        gauges=gauges,
+        cpu={
+            (slot["slot"], slot["generation"]): slot.get("cpu", 0.0) for slot in living
+        },
+        memory={slot["slot"]: slot["memory"] for slot in living},
+    )
+
+
+def _outcomes(functions: list[dict[str, Any]]) -> dict[str, float]:
+    counts: dict[str, float] = {"ok": 0, "failed": 0, "other": 0}
+    for function in functions:
+        for outcome, jobs in function["jobs"].items():
+            counts[outcome_group(outcome)] += jobs
+    return counts
+
+
+def outcome_group(outcome: str) -> str:
+    """Return whether an outcome is ``"ok"``, ``"failed"``, or ``"other"``: nobody's fault."""
+    if outcome == "ok":
+        return outcome
+    return "failed" if outcome in FAILURES else "other"
+
+
+def point_between(before: Snapshot, after: Snapshot) -> dict[str, Any]:
+    """Return what a chart shows for the time between two snapshots.
+
+    Rates are per second; ``cpu`` is by slot, where 1 is one whole core.  What a new process
+    tells has begun at 0.
+    """
+    seconds = after.at - before.at
+    is_same = before.pid == after.pid
+    counts_before: Mapping[str, float] = before.counts if is_same else {}
+    cpu_before: Mapping[tuple[int, int], float] = before.cpu if is_same else {}
+    return {
+        "at": round(after.at, 3),
+        **{
+            name: _rate(count, counts_before.get(name, 0), seconds)
+            for name, count in after.counts.items()
+        },
+        **{name: round(value, 3) for name, value in after.gauges.items()},
+        "cpu": {
+            slot: _rate(used, cpu_before.get((slot, generation), 0.0), seconds)
+            for (slot, generation), used in after.cpu.items()
+        },
+        "memory": dict(after.memory),
+    }
+
+
+def _rate(after: float, before: float, seconds: float) -> float:
+    """Return by how much a figure has grown in a second; one that has fallen began anew."""
+    if seconds <= 0:
+        return 0.0
+    rate = (after - before if after >= before else after) / seconds
+    return round(rate, 3) if math.isfinite(rate) else 0.0
+
+
+# The functions of a pool, one row each: how often, how they ended, how long they took.
+
+_SHARES = (0.5, 0.95, 0.99)
+
+Figures = Mapping[str, Any]
+
+
+def function_rows(
+    now: Sequence[Figures], before: Sequence[Figures], seconds: float
+) -> list[dict[str, Any]]:
+    """Return a row for each function, those first whose jobs took most time.
+
+    Args:
+        now: The functions in the status of a pool.
+        before: The same some time ago; empty means at the pool's start.
+        seconds: How long ago that was.
+    """
+    known = {_key(each): each for each in before}
+    rows = [_row(each, known.get(_key(each)), seconds) for each in now]
+    return sorted(rows, key=lambda row: (not row["recent"], -row["busy"], row["name"]))
+
+
+def histogram_of(told: Figures) -> Histogram:
+    """Return the histogram that a line tells of."""
+    return Histogram(
+        bounds=tuple(told["bounds"]), counts=tuple(told["counts"]), total=told["total"]
+    )
+
+
+def _key(figures: Figures) -> tuple[str, str]:
+    return figures["function"], figures["via"]
+
+
+def _row(now: Figures, before: Figures | None, seconds: float) -> dict[str, Any]:
+    jobs = _grown(now["jobs"], before["jobs"] if before else {})
+    run = _between(now["run"], before and before["run"])
+    wait = _between(now["wait"], before and before["wait"])
+    # An idle function shows what its jobs took when there were some.
+    recent = any(jobs.values()) or run.count > 0
+    if not recent:
+        run, wait = histogram_of(now["run"]), histogram_of(now["wait"])
+    return {
+        "name": now["function"],
+        "via": now["via"],
+        "recent": recent,
+        "jobs": sum(now["jobs"].values()),
+        "failed": sum(now["jobs"].get(outcome, 0) for outcome in FAILURES),
+        "failures": {
+            outcome: jobs
+            for outcome, jobs in now["jobs"].items()
+            if jobs and outcome != "ok"
+        },
+        "rate": round(sum(jobs.values()) / seconds, 3) if seconds > 0 else 0.0,
+        "busy": round(run.total / seconds, 4) if recent and seconds > 0 else 0.0,
+        "run": [run.quantile(share) for share in _SHARES],
+        "wait": [wait.quantile(share) for share in _SHARES],
+    }
+
+
+def _grown(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(0, count - before.get(name, 0)) for name, count in now.items()}
+
+
+def _between(now: Figures, before: Figures | None) -> Histogram:
+    """Return the durations that were counted since *before*."""
+    known = dict(zip(before["bounds"], before["counts"], strict=True)) if before else {}
+    counts = [
+        max(0, count - known.get(bound, 0))
+        for bound, count in zip(now["bounds"], now["counts"], strict=True)
+    ]
+    return Histogram(
+        bounds=tuple(now["bounds"]),
+        counts=tuple(counts),
+        total=max(0.0, now["total"] - (before["total"] if before else 0.0)),
+    )

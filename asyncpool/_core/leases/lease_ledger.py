@@ -11,16 +11,350 @@ to end before somebody else can have them.
 
 from __future__ import annotations
 
+import enum
+import math
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from asyncpool._core.base.deadlines import Deadlines, earliest
-from asyncpool._core.leases.lease_queues import NEVER, LeaseQueues, LeaseRecord
-from asyncpool._core.leases.renewal_pace import RenewalPace, RenewalResult, pause_before
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 
+# Decide when the next renewal of a lease may begin, and how many may be in progress.
+#
+# The outside system takes only so many renewals a second.  So there is one renewal per
+# *tick*, and a tick every ``1 / rate`` seconds.  From 40 a second on, a tick is for all the
+# renewals of :data:`TICK` seconds: to wake up for a renewal costs more than to send it, and at 100
+# a second it costs 1 % of a core.
+#
+# Time that passes without a renewal is gone: no tokens are saved up, and so no burst follows a
+# stall.  But a timer of an event loop is late by up to a millisecond or two, and at forty
+# renewals a second that lateness would cost a twentieth of them.  So the next ticks make
+# :data:`SLACK` seconds of lateness good.  Let *b* be the renewals at a tick, which is one up to a
+# rate of 40.  Then any *n + b* renewals in a row take at least ``n / rate - SLACK`` seconds.  In
+# other words, any *w* seconds have at most ``rate * (w + SLACK) + b`` of them.
+
+# Seconds of lateness that the next ticks make good.
+SLACK = 0.002
+
+# Seconds between two ticks, if a tick is for several renewals; less if an interval is short.
+TICK = 0.05
+
+# The longest pause after a renewal that was throttled, as a share of the interval.
+_MAX_PAUSE = 1 / 8
+
+# The weight of the latest renewal in the mean of how long renewals take.
+_WEIGHT = 1 / 8
+
+
+def pause_before(retry: int, max_retries: int, interval: float) -> float:
+    """Return the seconds between a failed renewal and its *retry*, counted from 1.
+
+    Each pause is twice as long as the one before.  The last one is a quarter of the interval,
+    so all of them take less than half of it.  The other half is for the attempts themselves.
+    """
+    return math.ldexp(interval, retry - max_retries - 2)
+
+
+def longest_gap(interval: float, max_retries: int, timeout: float) -> float:
+    """Return how long a lease can go without extension if only its last attempt succeeds.
+
+    The gap is from the begin of a renewal to the end of that attempt.  Each attempt takes
+    *timeout*, and there are no more leases than an interval has renewals.
+    """
+    pauses = interval / 2 - math.ldexp(interval, -1 - max_retries)
+    return interval + pauses + (2 + max_retries) * timeout
+
+
+class RenewalResult(enum.Enum):
+    """How a renewal ended."""
+
+    EXTENDED = enum.auto()
+    THROTTLED = enum.auto()
+    FAILED = enum.auto()
+    LOST = enum.auto()
+
+
+class RenewalPace:
+    """The ticks of one keeper: when the next renewal may begin.
+
+    Args:
+        max_rate: The most renewals a second.
+        interval: Seconds in which each lease has a turn.
+        overlap: How many renewals may be in progress at a time.
+        max_overlap: How many at the most, if they take so long that *max_rate* asks for more.
+        now: Current time.
+
+    Attributes:
+        next_tick: When the next tick is.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_rate: float,
+        interval: float,
+        overlap: int,
+        max_overlap: int,
+        now: float,
+    ) -> None:
+        self._max_rate, self._interval = max_rate, interval
+        self._overlap, self._max_overlap = overlap, max_overlap
+        # The mean of how long renewals take; the latest one counts most.
+        self._latency: float | None = None
+        # The next tick is a full one, for so many renewals: with 40 a second it is two,
+        # whatever floats make of that.  All but the last of them may come before it.
+        self._at_a_tick = max(1, int(max_rate * min(TICK, interval / 4) + 1e-9))
+        self.next_tick = now
+        self._not_before = now  # because of a renewal that was throttled
+        self._streak = 0  # pauses in a row, without a success between them
+        self._slowed = float("-inf")  # when the latest of them began
+
+    @property
+    def rate(self) -> float:
+        """The most renewals a second: *max_rate*, or fewer if they take too long for that."""
+        in_progress = self._max_rate * (self._latency or 0.0)
+        if not in_progress:
+            return self._max_rate
+        return self._max_rate * min(1.0, self._max_overlap / in_progress)
+
+    @property
+    def capacity(self) -> int:
+        """How many renewals an interval has."""
+        # With 0.1 a second and 30 s it is three, whatever floats make of that.
+        return int(self.rate * self._interval + 1e-9)
+
+    @property
+    def max_in_progress(self) -> int:
+        """How many renewals may be in progress at a time."""
+        # As many as begin while one is in progress.
+        wanted = math.ceil(self._max_rate * (self._latency or 0.0))
+        return min(max(self._overlap, wanted), self._max_overlap)
+
+    def may_begin(self, now: float) -> bool:
+        """Tell whether a renewal may begin now."""
+        early = (self._at_a_tick - 1) / self._max_rate + 1e-9
+        return now >= max(self.next_tick - early, self._not_before)
+
+    def begin(self, now: float) -> None:
+        """Count a renewal that begins now."""
+        self.next_tick = max(self.next_tick, now - SLACK) + 1 / self._max_rate
+
+    def skip_to(self, now: float) -> None:
+        """Drop the ticks before *now*: no lease waited, so none of them is late."""
+        self.next_tick = max(self.next_tick, now)
+
+    def end(
+        self, begun: float, now: float, result: RenewalResult, retry_after: float
+    ) -> float:
+        """Learn from a renewal how fast the outside system is.
+
+        Args:
+            begun: When the renewal began.
+            now: Current time.
+            result: How it ended.
+            retry_after: The pause that the outside system has asked for, in seconds.
+
+        Returns:
+            For how many seconds no renewal begins.
+        """
+        seconds = now - begun
+        mean = seconds if self._latency is None else self._latency
+        self._latency = mean + (seconds - mean) * _WEIGHT
+        # Of the renewals that were in progress together only the first one counts, for
+        # slower or for faster: they all tell of the same moment.
+        is_news = begun > self._slowed
+        if result is not RenewalResult.THROTTLED:
+            if is_news and result is RenewalResult.EXTENDED:
+                self._streak = 0
+            return 0.0
+        if is_news:
+            self._streak += 1
+            self._slowed = now
+        return self._pause(now, retry_after)
+
+    def _pause(self, now: float, retry_after: float) -> float:
+        # Each pause doubles the time, at most 2**30 times, which is more than any cap.
+        pause = min(
+            2.0 ** min(self._streak, 30) / self._max_rate, self._interval * _MAX_PAUSE
+        )
+        pause = max(pause, 1 / self._max_rate, min(retry_after, self._interval))
+        self._not_before = max(self._not_before, now + pause)
+        self.next_tick = max(self.next_tick, self._not_before)
+        return pause
+
+
+# The queues of leases: which one has the next turn.
+#
+# * ``main`` holds the leases that wait for their turn of this interval, ``backup`` the ones that
+#   had it.  At the end of the interval backup becomes main.
+# * ``arrivals`` holds the leases that came in the middle of an interval.  It also holds those
+#   whose renewal of the last interval was answered only in this one.
+# * ``repeats`` holds the leases whose renewal failed, and whose pause before the next attempt is
+#   over.  One of them goes before all others, but never two in a row while others wait.  So
+#   leases that fail again and again cannot take more than half of the ticks, and one
+#   that has failed once need not wait for a whole interval.  The pauses double from one
+#   attempt to the next and make up less than half an interval (see ``pause_before``), so
+#   that one short outage does not hit all attempts of a lease.
+#
+# Each lease is *due* one interval after it last came to a queue.  Every queue is sorted by
+# that without any sorting: what joins a queue joins at its end, with the latest due of
+# all.  So the earliest of all is at one of two heads, and a tick costs the same with ten
+# leases as with a hundred thousand.  To take the earlier head is *earliest deadline
+# first*, which is optimal.  As long as there are no more leases than ticks in an interval,
+# every lease has its turn within an interval and a tick of its last turn (and of its arrival),
+# however many leases come and go meanwhile.  Each repeat in between makes that one tick more.
+# With *b* renewals at a tick it is an interval and ``2b - 1`` renewals: the leases that
+# came just before the end of the interval can have had a whole tick, and the next tick has no room
+# for a lease whose last turn was one too many for a tick.  With more leases than ticks the turns
+# are further apart, the same for all.
+# A plain deque without the dues would not do: with many short jobs, the leases that come
+# would take the ticks that the old ones need.
+
+# Earlier than any time.  A lease that is due then is at the front, before all others.
+NEVER = _AT_ONCE = float("-inf")
+
+
 L = TypeVar("L", bound=Hashable)
+
+
+class LeaseRecord(Generic[L]):
+    """What is known of one lease.
+
+    Attributes:
+        lease: Which one it is.
+        number: How many leases came before it, so that no other record has it.
+        due: When it should have had its next turn.
+        extended: When the last renewal began that was answered with success, or when
+            the lease came.
+        begun: When its latest renewal began.
+        failures: Renewals that failed, in a row, since its last turn was over.
+        throttles: Renewals that were throttled, in a row.
+        told: When the keeper was last told that renewals of it fail.
+    """
+
+    __slots__ = (
+        "begun",
+        "due",
+        "extended",
+        "failures",
+        "lease",
+        "number",
+        "throttles",
+        "told",
+    )
+
+    def __init__(self, lease: L, number: int, now: float) -> None:
+        self.lease = lease
+        self.number = number
+        self.due = self.extended = self.begun = now
+        self.failures = self.throttles = 0
+        self.told = NEVER
+
+
+class LeaseQueues(Generic[L]):
+    """Every lease that waits for a renewal, in the order of the turns.
+
+    Args:
+        pace: What says when a renewal may begin.
+        interval: Seconds in which each lease has a turn.
+
+    Attributes:
+        main: The leases that wait for their turn of this interval.
+        backup: The leases that had their turn.
+        arrivals: The leases that came in this interval.
+        repeats: The leases whose failed renewal is to be repeated now.
+    """
+
+    def __init__(self, pace: RenewalPace, interval: float) -> None:
+        self._pace, self._interval = pace, interval
+        # Dicts, since a lease leaves from the middle at the end of its job.
+        self.main: OrderedDict[L, LeaseRecord[L]] = OrderedDict()
+        self.backup: OrderedDict[L, LeaseRecord[L]] = OrderedDict()
+        self.arrivals: OrderedDict[L, LeaseRecord[L]] = OrderedDict()
+        self.repeats: OrderedDict[L, LeaseRecord[L]] = OrderedDict()
+        self._repeated = False  # whether the latest renewal was a repeat
+
+    @property
+    def any_waits(self) -> bool:
+        """Whether a lease waits for a renewal in this interval."""
+        return bool(self.main or self.arrivals or self.repeats)
+
+    def take(self) -> LeaseRecord[L] | None:
+        """Take the lease with the next renewal out of its queue, if one waits."""
+        queue = self._next_queue()
+        if not queue:
+            return None
+        self._repeated = queue is self.repeats
+        _, record = queue.popitem(last=False)
+        return record
+
+    def discard(self, lease: L) -> None:
+        """Take a lease out of its queue, if it is in one."""
+        for queue in (self.main, self.backup, self.arrivals, self.repeats):
+            queue.pop(lease, None)
+
+    def join_front(self, record: LeaseRecord[L], now: float) -> None:
+        """Put a lease before all others."""
+        self._rouse(now)
+        record.due = _AT_ONCE
+        self.main[record.lease] = record
+        self.main.move_to_end(record.lease, last=False)
+
+    def join_arrivals(self, record: LeaseRecord[L], now: float) -> None:
+        """Put a lease behind the ones that came in this interval."""
+        self._join(self.arrivals, record, now)
+
+    def join_backup(self, record: LeaseRecord[L], now: float) -> None:
+        """Put a lease behind the ones that had their turn."""
+        self._join(self.backup, record, now)
+
+    def join_repeats(self, record: LeaseRecord[L]) -> None:
+        """Put a lease whose pause is over behind the others of its kind."""
+        self._rouse(record.due)
+        self.repeats[record.lease] = record
+
+    def end_interval(self, ends: float) -> None:
+        """Have the leases of backup wait again: an interval has ended at *ends*."""
+        self._rouse(ends)
+        # What is left in main had no turn in this interval, and so is due before all that had.
+        if self.main:
+            self.main.update(self.backup)
+            self.backup.clear()
+        else:
+            self.main, self.backup = self.backup, self.main
+
+    def _next_queue(self) -> OrderedDict[L, LeaseRecord[L]]:
+        """Return the queue whose head has the next renewal."""
+        main, arrivals, repeats = self.main, self.arrivals, self.repeats
+        first = next(iter(main.values()), None)
+        second = next(iter(arrivals.values()), None)
+        if first is None and second is None:
+            return repeats
+        # A throttled lease goes before all others, and between two repeats one other goes.
+        at_once = first is not None and first.due == _AT_ONCE
+        if repeats and not self._repeated and not at_once:
+            return repeats
+        if first is None or second is None:
+            return main or arrivals
+        return main if first.due < second.due else arrivals
+
+    def _join(
+        self,
+        queue: OrderedDict[L, LeaseRecord[L]],
+        record: LeaseRecord[L],
+        now: float,
+    ) -> None:
+        self._rouse(now)
+        record.due = now + self._interval
+        queue[record.lease] = record
+
+    def _rouse(self, now: float) -> None:
+        # A tick for which no lease waited is not late, and is not made good.
+        if not self.any_waits:
+            self._pace.skip_to(now)
+
 
 # How often in a row one lease may be throttled and keep its place at the front.  If it
 # is throttled more often, then most likely the outside system throttles that lease

@@ -24,7 +24,7 @@ from asyncpool._core.base.records import Record
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 # Where threads come from that are none of a module's: what runs before any import, and the script.
 BEFORE_IMPORTS = ""
@@ -77,7 +77,7 @@ class Sharing(Record):
 
 
 def lost_at_fork(
-    before: Mapping[int, Thread], after: Iterable[int], copy: Iterable[str]
+    before: Mapping[int, Thread], after: Container[int], copy: Iterable[str]
 ) -> dict[int, Thread]:
     """Return the threads that a copy of this process would need and does not have.
 
@@ -86,68 +86,55 @@ def lost_at_fork(
         after: The numbers of the threads after it.
         copy: The names of the threads in the copy.
     """
-    kept, again, lost = set(after), Counter(map(_kind, copy)), {}
+    digits = "0123456789"  # many libraries number their threads
+    again, lost = Counter(name.rstrip(digits) for name in copy), {}
     for number, thread in before.items():
-        if number not in kept or thread.name in HARMLESS:
-            continue
-        if again[_kind(thread.name)]:
-            again[_kind(thread.name)] -= 1
-        else:
-            lost[number] = thread
+        if number in after and thread.name not in HARMLESS:
+            kind = thread.name.rstrip(digits)
+            if not again[kind]:
+                lost[number] = thread
+            again[kind] -= again[kind] > 0
     return lost
-
-
-def _kind(name: str) -> str:
-    return name.rstrip("0123456789")  # many libraries number their threads
 
 
 def share(lost: Sequence[Thread], *, sandboxed: bool) -> Sharing:
     """Return what workers share with a launcher in which a fork would lose these threads."""
-    if not lost:
-        return Sharing()
     names = ", ".join(dict.fromkeys(thread.name for thread in lost))
     origins = {it.origin: it.seconds for it in lost}
+    named = ("the script" if it == SCRIPT else it for it in origins if it)
+    modules = ", ".join(named)
+    needed = [it for it in lost if it.origin != BEFORE_IMPORTS and not it.native]
+    if sandboxed and needed:
+        return Sharing(outside(needed))
     if sandboxed:
-        needed = [it for it in lost if it.origin != BEFORE_IMPORTS and not it.native]
-        modules = _listed(filter(None, origins))
-        if needed or not modules:
-            return Sharing(outside(needed) if needed else "")
-        return Sharing(
-            text=f"workers in the sandbox have {modules} without its threads ({names}): a job "
-            "that needs those waits for ever, so give jobs a timeout"
+        text = (
+            f"workers in the sandbox have {modules} without its threads ({names}): a job that "
+            "needs those waits for ever, so give jobs a timeout"
+        )
+        return Sharing(text=text if modules else "")
+    if BEFORE_IMPORTS in origins:
+        text = (
+            f"each worker is an interpreter of its own and shares no import, since threads that "
+            f"are older than any import ({names}) would be missing in a fork: they come from a "
+            "sitecustomize, a .pth file or what runs the program"
+        )
+    else:
+        text = (
+            f"each worker imports {modules} itself, since threads that come with it ({names}) "
+            f"would be missing in a fork: each start takes some {sum(origins.values()):.2g} s "
+            "longer, and workers share none of that memory"
         )
     cure = "have them started again after a fork (os.register_at_fork), or by the initializer"
-    if BEFORE_IMPORTS in origins:
-        return Sharing(
-            left=tuple(origins),
-            text=f"each worker is an interpreter of its own and shares no import, since threads "
-            f"that are older than any import ({names}) would be missing in a fork: they come "
-            f"from a sitecustomize, a .pth file or what runs the program; {cure}",
-        )
-    return Sharing(
-        left=tuple(origins),
-        text=f"each worker imports {_listed(origins)} itself, since threads that come with it "
-        f"({names}) would be missing in a fork: each start takes some "
-        f"{sum(origins.values()):.2g} s longer, and workers share none of that memory; {cure}",
-    )
-
-
-def _listed(origins: Iterable[str]) -> str:
-    return ", ".join("the script" if it == SCRIPT else it for it in origins)
+    return Sharing(left=tuple(origins), text=f"{text}; {cure}")
 
 
 def outside(threads: Iterable[Thread]) -> str:
     """Return why a worker with these threads cannot enter a sandbox."""
-    cures = ["start them in the initializer", "name another preload"]
     who = {BEFORE_IMPORTS: "older than any import", SCRIPT: "of the script"}
-    names: list[str] = []
-    for thread in threads:
-        names.append(f"{thread.name} ({who.get(thread.origin, f'of {thread.origin}')})")
-        if thread.native and len(cures) == 2:  # noqa: PLR2004 - the two above
-            cures.append('have launcher="forkserver", where a worker goes without them')
+    names = [f"{it.name} ({who.get(it.origin, f'of {it.origin}')})" for it in threads]
     return (
         f"preload left threads behind, which would be outside of the sandbox: "
-        f"{', '.join(names)}; {', or '.join(cures)}"
+        f"{', '.join(names)}; start them in the initializer, or name another preload"
     )
 
 

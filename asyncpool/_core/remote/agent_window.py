@@ -14,8 +14,8 @@ what short jobs get, as the slow start of TCP does (RFC 5681), until the agent i
 
 from __future__ import annotations
 
+from asyncpool._core.base.deadlines import RecentCount
 from asyncpool._core.base.job_traits import JobTraits
-from asyncpool._core.base.recent_count import RecentCount
 
 # Times as many jobs as can run at once: one that runs, and one that comes when that ends.
 _DEPTH = 2

@@ -1,6 +1,6 @@
 """What :class:`~asyncpool._core.supervision.supervision.Supervision` wants done.
 
-``CommandPerformer`` in ``_runtime`` performs these commands in their order, and decides
+``Supervisor.perform`` in ``_runtime`` performs these commands in their order, and decides
 nothing itself.
 """
 

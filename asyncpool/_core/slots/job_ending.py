@@ -54,8 +54,11 @@ import enum
 from dataclasses import dataclass
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.base.transitions import IllegalTransitionError
 from asyncpool._core.policies.job_options import CancelMode
+
+
+class IllegalTransitionError(AssertionError):
+    """An event that cannot happen in this state: a bug in asyncpool."""
 
 
 class EndingStage(enum.Enum):

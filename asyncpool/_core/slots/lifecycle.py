@@ -7,6 +7,9 @@ what the workers do while they live.
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Container, Mapping, Sequence
 from typing import Literal
 
 from asyncpool._core.base.deadlines import earliest
@@ -34,9 +37,138 @@ from asyncpool._core.slots.commands import (
     TellRestart,
     Terminate,
 )
-from asyncpool._core.slots.ranks import rank_of
 from asyncpool._core.slots.slots import UP, Slot, SlotEvent, StopStage
 from asyncpool.enums import SlotState
+
+# What a pool writes of why a worker ended, and what reads it again.
+#
+# The reason of an end may name a job, or be a text of the user's.  So may its detail.  The cause
+# of an end names neither: there are only a few, by which ends are counted.
+
+CRASH = "crash"
+
+# What cannot be counted by itself.
+OTHER = "other"
+
+CAUSES = (
+    CRASH,
+    "cancellation",
+    "close",
+    "idle",
+    "kill",
+    "max_age",
+    "max_jobs",
+    "max_memory",
+    "request_replacement",
+    "resize",
+    "retire",
+    "retire_worker",
+    "roll",
+    "session",
+    "timeout",
+    "uncaught exception",
+    OTHER,
+)
+
+# What stands between the cause and the number of a job.
+_OF_JOB = " of job "
+
+_NOT_ENDED = re.compile(r"(killed since )?job (\d+)(, which it ran too,)? did not end")
+
+
+def reason_for_job(cause: str, job: int) -> str:
+    """Return the reason of an end that a job was the cause of: ``"timeout of job 12"``."""
+    return f"{cause}{_OF_JOB}{job}"
+
+
+def exit_cause(reason: str) -> str:
+    """Return the cause in the reason of a planned exit; of the one above, ``"timeout"``."""
+    call, _, _ = reason.partition(":")
+    cause, _, _ = call.partition(_OF_JOB)
+    cause = cause.removesuffix("()")
+    return cause if cause in CAUSES else OTHER
+
+
+def job_not_ended(job: int, *, beside: bool) -> str:
+    """Return the detail of the end of a worker whose job did not end when it had to.
+
+    Args:
+        job: The job.
+        beside: Whether it was not the only job of the worker.
+    """
+    return f"job {job}{', which it ran too,' if beside else ''} did not end"
+
+
+def killed_since(detail: str) -> str:
+    """Return the detail of an end that the pool brought about."""
+    return f"killed since {detail}"
+
+
+def reason_for_client(reason: str, numbers: Mapping[int, int]) -> str:
+    """Return a reason with the client's number of its job, and none of another's.
+
+    Args:
+        reason: What the pool of an agent says.
+        numbers: The client's numbers of its jobs, by those of the agent.
+    """
+    cause, of_job, text = reason.rpartition(_OF_JOB)
+    if not of_job or not text.isdecimal():
+        return reason
+    job = numbers.get(int(text))
+    return cause if job is None else reason_for_job(cause, job)
+
+
+def detail_for_client(detail: str, numbers: Mapping[int, int]) -> str:
+    """Return the detail of an end with the client's number of its job, and none of another's.
+
+    Args:
+        detail: What the pool of an agent says.
+        numbers: See :func:`reason_for_client`.
+    """
+    found = _NOT_ENDED.fullmatch(detail)
+    if found is None:
+        return detail
+    killed, number, beside = found[1] or "", int(found[2]), bool(found[3])
+    if number in numbers:
+        return killed + job_not_ended(numbers[number], beside=beside)
+    return f"{killed}{'another' if beside else 'a'} job did not end"
+
+
+# The rank of a worker: a number from 0 on that no other worker has which takes jobs.
+#
+# Jobs read it as ``current_job().slot``, and ``worker_env`` gets it.  It is for what there is
+# once for each worker: a GPU, a port, a core.  The number of the worker's slot would not do.
+# A replacement starts in a slot beyond the size of the pool while the old worker still works,
+# so the slots in use wander.  A replacement has the rank of the worker that it replaces, from
+# its start on, since the environment of a process cannot change with the end of another one.
+
+_NOBODY = frozenset({SlotState.UNUSED, SlotState.RETIRED})
+
+
+def rank_of(slot: Slot, slots: Sequence[Slot], most: int) -> int:
+    """Return the rank of the worker that is started in *slot*.
+
+    Args:
+        slot: It knows whose worker the new one replaces, and the rank of its last worker.
+        slots: All slots.
+        most: How many workers the pool may have, without surge.  Ranks are less than that.
+    """
+    others = [it for it in slots if it is not slot and it.state not in _NOBODY]
+    if slot.replaces is not None and slots[slot.replaces].rank < most:
+        return slots[slot.replaces].rank
+    # A worker that leaves takes no more jobs.  Its rank is free for its successor, which may
+    # start before it has gone, but one that nobody has is better.
+    staying = {it.rank for it in others if not it.draining}
+    leaving = {it.rank for it in others if it.draining}
+    free = [rank for rank in range(most) if rank not in staying]
+    if not free:  # in a cluster, workers that fail have successors beyond the size
+        return _first_beyond(staying, most)
+    return min(free, key=lambda rank: (rank in leaving, rank != slot.rank, rank))
+
+
+def _first_beyond(taken: Container[int], most: int) -> int:
+    return next(rank for rank in itertools.count(most) if rank not in taken)
+
 
 # Seconds that a worker has to end after each step, before the pool takes the next step.
 STOP_GRACE = 2.0

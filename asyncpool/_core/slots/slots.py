@@ -22,10 +22,9 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
-from asyncpool._core.base.transitions import IllegalTransitionError
 from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool._core.policies.worker_limits import NEVER, RecycleLimits
-from asyncpool._core.slots.job_ending import JobEndings
+from asyncpool._core.slots.job_ending import IllegalTransitionError, JobEndings
 from asyncpool.enums import SlotState
 
 _NEW = RecycleLimits(jobs=NEVER, age=None, memory=None)

@@ -13,7 +13,7 @@ import enum
 
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.dispatch.in_flight import InFlight
-from asyncpool._core.placement.pinned_jobs import PinnedJobs
+from asyncpool._core.placement.sessions import PinnedJobs
 from asyncpool._core.slots.commands import Command, Finished
 from asyncpool._core.slots.job_ending import EndingEvent
 from asyncpool._core.slots.lifecycle import EMPTY, SlotLifecycle, fail_jobs

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from asyncpool._core.base.job_traits import PINNED, JobTraits, SessionTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.affinity_slots import AffinitySlots
-from asyncpool._core.placement.pinned_jobs import PinnedJobs
-from asyncpool._core.placement.sessions import Sessions
+from asyncpool._core.placement.sessions import PinnedJobs, Sessions
 from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.slots.commands import Assign, Command, DropPinnedJobs, Unassign
 from asyncpool._core.slots.lifecycle import SlotLifecycle, fail_jobs

@@ -12,12 +12,15 @@ and has not the same end twice.
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import NamedTuple
 
-from asyncpool._core.trace.slot_lanes import SlotLanes
-from asyncpool._core.trace.told_events import told_of
 from asyncpool._core.trace.trace_lines import LineMaker, Names, track_of
 from asyncpool.events import (
+    Broken,
+    Crash,
     Crashed,
     Event,
     JobEnded,
@@ -26,6 +29,99 @@ from asyncpool.events import (
     Ready,
     TakenOver,
 )
+
+# What traces tell of events that are not about one job.
+
+
+def told_of(event: Event) -> tuple[str, Mapping[str, object]]:
+    """Return what the trace calls an event that is not about one job, and its data."""
+    name = type(event).__name__.lower()
+    if isinstance(event, Crashed):
+        return name, _told_of_crash(event.crash)
+    if isinstance(event, Broken):
+        return name, {"reason": event.reason}
+    told = {field.name: getattr(event, field.name) for field in fields(event)}
+    return name, told
+
+
+def _told_of_crash(crash: Crash) -> dict[str, object]:
+    """Return what a trace tells of a crash."""
+    told = {
+        "what": crash.how,
+        "worker": crash.pid,
+        "kind": crash.kind,
+        "signal": crash.signal,
+        "exit_code": crash.exit_code,
+        "job": crash.job_id,
+        "function": crash.function,
+        "stderr": "\n".join(crash.stderr_tail),
+        "stack": crash.stack,
+        "next": crash.next_step_text,
+    }
+    return {name: value for name, value in told.items() if value not in {None, ""}}
+
+
+# Which lane of a slot's tracks shows which attempt, so that the slices of a track nest.
+#
+# A viewer draws the slices of one track inside each other, so two of them may not overlap in
+# part.  A worker with several lanes runs several jobs at once, and each gets a track of its
+# own.  Attempts come here in the order of their ends.  The track that has been free for the
+# shortest time gets the next one: so there are never more tracks than attempts at once.
+#
+# The pool hears of several short jobs together, and knows how long each ran but not when it
+# began.  So an attempt may be too early for every track.  Then it moves behind the one before.
+
+_LAST = 1 << 40  # more lanes than there are, to sort behind all of them
+
+
+class SlotLanes:
+    """The lanes of one slot.  All times are whole microseconds.
+
+    Args:
+        usual: How many attempts the worker runs at once.
+
+    Attributes:
+        count: How many lanes there are.
+    """
+
+    __slots__ = ("_free", "_usual", "count")
+
+    def __init__(self, usual: int) -> None:
+        self._usual = usual
+        self._free: list[
+            tuple[int, int]
+        ] = []  # until when each was in use, and its number
+        self.count = 0
+
+    def put(self, begin: int, run: int) -> tuple[int, int]:
+        """Give a lane to an attempt that is over; return the lane, and when it begins there."""
+        free = self._free
+        if self._usual == 1 and len(free) == 1:  # which most pools have
+            end, lane = free[0]
+            begin = max(begin, end)
+            free[0] = begin + run, lane
+            return lane, begin
+        lane, begin = self.take(begin)
+        insort(free, (begin + run, lane))
+        return lane, begin
+
+    def take(self, begin: int) -> tuple[int, int]:
+        """Give a lane to an attempt that still runs; return as :meth:`put` does."""
+        free = self._free
+        place = bisect_right(free, (begin, _LAST))
+        if place:
+            _, lane = free.pop(place - 1)
+            return lane, begin
+        if free and self.count >= self._usual:
+            begin, lane = free.pop(0)
+            return lane, begin
+        self.count += 1
+        return self.count - 1, begin
+
+    def give_back(self, lane: int, end: int) -> None:
+        """Take back a lane from an attempt that ended at *end*."""
+        insort(self._free, (end, lane))
+
 
 # Microseconds after which an attempt is told although it is not over.
 LONG = 1_000_000

@@ -163,7 +163,7 @@ class Identity(Record):
         argv: The command line of the service.
         folder: The private folder of a worker in a sandbox.
         cgroup: The folder of its cgroup, if it has one.
-        rank: The number by which jobs know the worker; see ``_core/slots/ranks.py``.
+        rank: The number by which jobs know the worker; see ``_core/slots/lifecycle.py``.
         environment: The variables that the worker alone has.
     """
 

@@ -3,14 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from asyncpool._core.profile.profile_messages import ProfileRequest
-from asyncpool._observe.control.orders import RATE, over
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
+from asyncpool.errors import ProtocolError
 from asyncpool.events import RollResult
 from asyncpool.profile import Profile
 from asyncpool.stats import PoolStats
+
+# What commands may ask of a pool and have it do, wherever its workers are.
+
+# Samples a second of each worker.
+RATE = 100.0
+
+
+class PoolOrders(Protocol):
+    """The questions and orders; each raises what the method of a pool raises."""
+
+    def latest(self) -> PoolStats:
+        """Return the figures, at once."""
+        ...
+
+    async def stats(self) -> PoolStats:
+        """Return the figures as they are now."""
+        ...
+
+    async def stacks(self, slot: int | None) -> Mapping[int, str]:
+        """Return the stacks of one worker or of all."""
+        ...
+
+    async def stack_of(self, number: int) -> tuple[int, str]:
+        """Return the slot of a job and its stack, which is empty if it does not run.
+
+        Raises:
+            ProtocolError: If there is no such job.
+        """
+        ...
+
+    async def profile(
+        self, seconds: float, function: str | None, slot: int | None
+    ) -> Profile:
+        """Sample one worker or all."""
+        ...
+
+    async def kill(self, slot: int) -> None:
+        """Kill a worker."""
+        ...
+
+    async def retire(self, slot: int) -> None:
+        """Replace a worker."""
+        ...
+
+    async def roll(self) -> RollResult:
+        """Replace all workers."""
+        ...
+
+    async def resize(self, workers: int) -> None:
+        """Change how many there are."""
+        ...
+
+
+def over(number: int) -> ProtocolError:
+    """Return the error for a job that there is not."""
+    return ProtocolError(f"job {number} is over, or never was")
 
 
 class LocalOrders:

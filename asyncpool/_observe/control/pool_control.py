@@ -8,10 +8,8 @@ from typing import Any
 
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._observe.control.job_feed import JobFeed
-from asyncpool._observe.control.orders import PoolOrders
-from asyncpool._observe.control.plain import plain
-from asyncpool._observe.control.watch import Watching
+from asyncpool._observe.control.local_orders import PoolOrders
+from asyncpool._observe.control.watch import JobFeed, Watching, plain
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
 from asyncpool.errors import ProtocolError

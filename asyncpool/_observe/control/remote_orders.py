@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from asyncpool._observe.control.orders import RATE, over
+from asyncpool._observe.control.local_orders import RATE, over
 from asyncpool._runtime.client.client import Client
 from asyncpool.events import RollResult
 from asyncpool.profile import Profile

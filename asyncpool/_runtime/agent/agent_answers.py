@@ -12,7 +12,7 @@ from asyncpool._core.remote.remote_options import read_call
 from asyncpool._core.remote_wire.remote_messages import Message, unpack_question
 from asyncpool._runtime.agent.client_numbers import numbers_of, stats_for_client
 from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool._runtime.remote.broadcast_answers import pack_failure, pack_results
+from asyncpool._runtime.remote.agent_errors import pack_failure, pack_results
 from asyncpool._runtime.remote.packed_calls import PACKED
 from asyncpool.errors import AsyncPoolError, BroadcastError
 from asyncpool.stats import PoolStats

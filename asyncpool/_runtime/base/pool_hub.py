@@ -2,15 +2,171 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._runtime.base.event_hub import EventHub, EventStream
-from asyncpool._runtime.base.job_tracer import JobTracer
+from asyncpool._runtime.base.event_loop import check_home
+from asyncpool.enums import JobOutcome
 from asyncpool.events import Event, JobEnded, JobEvent
+
+# Events to any number of listeners, none of which can hold up the pool.
+
+E = TypeVar("E")
+
+
+class EventStream(Generic[E]):
+    """The events of a pool from here on, for one listener; an async iterator.
+
+    It ends when the pool is closed.  If the listener is slower than the pool, the
+    oldest events are dropped and counted.  A lease keeper's events come in such a stream too.
+
+    Attributes:
+        dropped: How many events this listener has missed.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.dropped: int = 0
+        self._home = asyncio._get_running_loop()  # noqa: SLF001 - a lease keeper's may have none yet
+        self._events: deque[E] = deque(maxlen=size)
+        self._news = asyncio.Event()
+        self._ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> E:
+        """Wait for the next event.
+
+        Raises:
+            RuntimeError: In another event loop than the one in which the stream was made.
+
+        Cancellation:
+            Safe: no event is lost.
+        """
+        check_home(self._home, "an iterator over events")
+        while not self._events:
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._events.popleft()
+
+    def put(self, event: E) -> bool:
+        """Add an event, and return whether none had to be dropped for it."""
+        full = len(self._events) == self._events.maxlen
+        self.dropped += full
+        self._events.append(event)
+        self._news.set()
+        return not full
+
+    def end(self) -> None:
+        """End the iteration after the events that are still here."""
+        self._ended = True
+        self._news.set()
+
+
+class EventHub(Generic[E]):
+    """Hands each event to all listeners that somebody still holds."""
+
+    def __init__(self) -> None:
+        self.dropped: int = 0
+        self._streams: weakref.WeakSet[EventStream[E]] = weakref.WeakSet()
+        self._ended = False
+
+    def listen(self, size: int) -> EventStream[E]:
+        """Return a stream of the events from now on."""
+        stream: EventStream[E] = EventStream(size)
+        if self._ended:
+            stream.end()
+        self._streams.add(stream)
+        return stream
+
+    def publish(self, event: E) -> None:
+        """Hand *event* to every listener."""
+        for stream in self._streams:
+            self.dropped += not stream.put(event)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there will be no more events."""
+        return self._ended
+
+    def end(self) -> None:
+        """End all streams."""
+        self._ended = True
+        for stream in self._streams:
+            stream.end()
+
+
+# What follows some of the jobs of a pool itself, not through events, such as for spans.
+
+
+class Attempt(NamedTuple):
+    """An attempt at a job.
+
+    Attributes:
+        slot: The slot of its worker.
+        queued: Since when the job had waited for it, by :func:`time.monotonic`.
+        began: When it began, on the same clock.
+        run: How many seconds its function ran; ``None`` if the worker has not said that.
+    """
+
+    slot: int
+    queued: float
+    began: float
+    run: float | None
+
+
+def waited_since(job: Any, attempt: Attempt | None) -> float:
+    """Return since when a job has waited for *attempt*, or waits if that has not begun."""
+    since: float = job._queued_at if attempt is None else attempt.queued
+    return since
+
+
+class JobTracer(Protocol):
+    """Something that follows some of the jobs.
+
+    It is called in the loop, for each new job, for each step of those that any tracer follows,
+    and for each failure of the others, so that it can tell of these too.  It raises nothing.  If
+    it begins to follow a job, it says so by :meth:`PoolHub.follow`.  A job is a
+    :class:`asyncpool.Job`, which this room does not know.
+    """
+
+    def queued(self, job: Any, /) -> None:
+        """Take note of a new job; it may set the trace context of the job."""
+        ...
+
+    def sending(self, job: Any, slot: int, /) -> None:
+        """Take note that an attempt is about to be sent to the worker in *slot*."""
+        ...
+
+    def given_back(self, job: Any, /) -> None:
+        """Take note that a worker has not begun a job, which waits again."""
+        ...
+
+    def again(self, job: Any, error: BaseException, attempt: Attempt | None, /) -> None:
+        """Take note that an attempt has failed, and that the job waits for the next one.
+
+        *attempt* is ``None`` if it had not begun.
+        """
+        ...
+
+    def ended(
+        self,
+        job: Any,
+        outcome: JobOutcome,
+        error: BaseException | None,
+        attempt: Attempt | None,
+        /,
+    ) -> None:
+        """Take note of the end of a job; *error* is what its caller gets."""
+        ...
+
 
 _LOGGER = logging.getLogger("asyncpool")
 

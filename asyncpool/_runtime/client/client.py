@@ -26,12 +26,11 @@ from asyncpool._runtime.client.nodes import Nodes, no_agent
 from asyncpool._runtime.client.submissions import Submissions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
-from asyncpool._runtime.monitoring.job_watch import JobWatch
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.state.draining import Hold
 from asyncpool._runtime.state.job_errors import crash_error, expire
-from asyncpool._runtime.state.registry import JobRegistry
+from asyncpool._runtime.state.registry import JobRegistry, JobWatch
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import load_item
 from asyncpool.enums import Delivery

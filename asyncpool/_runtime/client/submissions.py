@@ -17,8 +17,8 @@ from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD
 from asyncpool._runtime.client.nodes import no_agent
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.job.job_types import JOB_TYPES
-from asyncpool._runtime.remote.stored_calls import StoredArguments
+from asyncpool._runtime.job.stream_job import JOB_TYPES
+from asyncpool._runtime.remote.stored_calls import StoredArguments, StoredCall
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import Packer, too_large, unpicklable
 from asyncpool.errors import JobNotPicklableError, PoolFullError
@@ -84,45 +84,31 @@ class Submissions:
         client = self._client
         client.check_home()
         self.check(options)
-        if self.stored is not None and self.stored.are_in((*args, *kwargs.values())):
-            return self._submit_stored(self.stored, (function, args, kwargs), options)
-        known = self._functions.of(options).find(function, options.name, options.via)
+        stored, called, name = self.stored, function, options.name
+        if stored is None or not stored.are_in((*args, *kwargs.values())):
+            stored = None
+        else:
+            called, name = stored.function, name or function_name(function)
+        known = self._functions.of(options).find(called, name, options.via)
         job: Job[Any] = JOB_TYPES[options.via](
             client.registry.next_id(), known, options, client, self._loop
         )
+        payload: bytes | OutOfBandPickle | StoredCall
         try:
-            payload = known.serializer.pack_job(
-                function, args, kwargs, number=known.number, limit=HEAVY
-            )
+            if stored is None:
+                payload = known.serializer.pack_job(
+                    function, args, kwargs, number=known.number, limit=HEAVY
+                )
+                size = len(payload)
+            else:
+                payload = stored.pack(function, args, kwargs)
+                size = len(payload.call)
         except StreamTooLongError:
             return self._submit_large(job, (function, args, kwargs))
         except BaseException as error:  # noqa: BLE001 - an argument's
             return self._refuse(job, error)
-        if len(payload) > MAX_PAYLOAD:
-            return self._refuse(job, too_large(len(payload), MAX_PAYLOAD))
-        self._enter(job)
-        job._payload = payload
-        self._place(job)
-        return job
-
-    def _submit_stored(
-        self,
-        stored: StoredArguments,
-        call: tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]],
-        options: JobOptions,
-    ) -> Job[Any]:
-        """Do the same with a call whose arguments are in part in a store of the engine."""
-        client, name = self._client, options.name or function_name(call[0])
-        known = self._functions.of(options).find(stored.function, name, options.via)
-        job: Job[Any] = JOB_TYPES[options.via](
-            client.registry.next_id(), known, options, client, self._loop
-        )
-        try:
-            payload = stored.pack(*call)
-        except BaseException as error:  # noqa: BLE001 - an argument's
-            return self._refuse(job, error)
-        if len(payload.call) > MAX_PAYLOAD:
-            return self._refuse(job, too_large(len(payload.call), MAX_PAYLOAD))
+        if size > MAX_PAYLOAD:
+            return self._refuse(job, too_large(size, MAX_PAYLOAD))
         self._enter(job)
         job._payload = payload
         self._place(job)

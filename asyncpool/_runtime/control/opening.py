@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._runtime.control.folder_locks import folders_locked
 from asyncpool._runtime.control.paths import path_of, path_of_name
 from asyncpool._runtime.control.server import Answer, ControlSocket, Watch
+from asyncpool._runtime.control.socket_files import folders_locked
 
 _LOGGER = logging.getLogger("asyncpool")
 

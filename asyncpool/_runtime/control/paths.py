@@ -16,7 +16,7 @@ import struct
 import sys
 from pathlib import Path
 
-from asyncpool._core.control.program_names import NAMES, is_name
+from asyncpool._core.base.names import NAMES, is_name
 
 _SUFFIX = ".sock"
 _TMP = Path("/tmp")  # noqa: S108 - the folder in it is checked

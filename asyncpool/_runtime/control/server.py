@@ -28,6 +28,22 @@ from asyncpool._runtime.control.socket_files import (
 )
 from asyncpool.errors import ProtocolError
 
+# Write the replies of a control socket.
+
+
+def write_reply(writer: asyncio.StreamWriter, reply: dict[str, Any]) -> None:
+    """Write a reply, which goes out soon.
+
+    Raises:
+        ConnectionResetError: If the client is gone.
+    """
+    # A transport of asyncio drops what is written to it then, and one of uvloop raises a
+    # RuntimeError, which could as well be a bug.
+    if writer.is_closing():
+        raise ConnectionResetError("the client is gone")
+    writer.write(pack_reply(reply))
+
+
 _LOGGER = logging.getLogger("asyncpool")
 
 _open_ones: weakref.WeakSet[ControlSocket] = weakref.WeakSet()
@@ -301,6 +317,12 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+# Send a client that watches one line after the other, as long as it reads them.
+#
+# A line that the client has not taken yet stays in the connection, and no other one is written
+# until it has.  So a client that hangs costs the memory of one line, and no time.
+
+
 class Watcher(Protocol):
     """What tells one client how it goes."""
 
@@ -351,16 +373,3 @@ async def send_lines(
         if said:
             write_reply(writer, {"error": "a client that watches asks no more"})
         return
-
-
-def write_reply(writer: asyncio.StreamWriter, reply: dict[str, Any]) -> None:
-    """Write a reply, which goes out soon.
-
-    Raises:
-        ConnectionResetError: If the client is gone.
-    """
-    # A transport of asyncio drops what is written to it then, and one of uvloop raises a
-    # RuntimeError, which could as well be a bug.
-    if writer.is_closing():
-        raise ConnectionResetError("the client is gone")
-    writer.write(pack_reply(reply))

@@ -4,13 +4,63 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.leases.lease_ledger import LeaseLedger, RenewalDecision
-from asyncpool._core.leases.renewal_pace import RenewalResult
+from asyncpool._core.leases.lease_ledger import (
+    LeaseLedger,
+    RenewalDecision,
+    RenewalResult,
+)
 from asyncpool.errors import LeaseLostError, ThrottledError
 from asyncpool.events import LeaseRelieved, LeaseSaturated
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.job.job import Job
+
+
+# The holder of a lease; ``leases.py`` says why a job does not hold its lease itself.
+
+
+class Holder(asyncio.Future[None]):
+    """What holds a lease: a job, together with the worker that still has it in flight.
+
+    Args:
+        tell: Called when it is known that the lease lasts longer.
+
+    Attributes:
+        job: The job, once there is one.
+        until: When the lease lapses, on the loop's clock, if that is known.
+    """
+
+    __slots__ = ("_tell", "job", "until")
+
+    job: Job[Any] | None
+
+    def __init__(self, tell: Callable[[Holder], None]) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self.job = None
+        self.until: float | None = None
+        self._tell = tell
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Hear from the keeper that the lease is lost."""
+        if not super().cancel(msg):
+            return False
+        assert self.job is not None
+        self.job.cancel(msg)
+        return True
+
+    def extended(self, until: float) -> None:
+        """Hear from the keeper when the lease lapses if it is not renewed."""
+        self.until = until
+        self._tell(self)
+
+    def let_go(self) -> None:
+        """Let the keeper give the lease up, unless it is lost already."""
+        if not self.done():
+            self.set_result(None)
+
 
 L = TypeVar("L", bound=Hashable)
 

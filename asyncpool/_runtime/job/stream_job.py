@@ -10,8 +10,10 @@ from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame
+from asyncpool._runtime.job.chunk_job import ChunkJob
 from asyncpool._runtime.job.job import Job
 from asyncpool.errors import ProtocolError
+from asyncpool.events import Via
 
 _ONCE = AttemptPolicy()
 
@@ -138,3 +140,13 @@ class StreamJob(Job[Any]):
         first, self._first = self._first, None
         if first is not None:
             first.set_result(None)
+
+
+# Which class of job there is for each way to call a function.
+
+# Those whose caller is in this process.
+JOB_TYPES: dict[Via, type[Job[Any]]] = {
+    "submit": Job,
+    "map": ChunkJob,
+    "stream": StreamJob,
+}

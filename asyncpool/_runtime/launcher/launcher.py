@@ -13,7 +13,6 @@ import contextlib
 import os
 import resource
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -31,8 +30,8 @@ from asyncpool._runtime.launcher.interpreter import worker_command
 from asyncpool._runtime.launcher.launcher_process import (
     LauncherProcess,
     LaunchError,
+    Process,
 )
-from asyncpool._runtime.launcher.process import Process
 from asyncpool._runtime.preparation.script import main_script
 
 if TYPE_CHECKING:  # few pools have a sandbox
@@ -153,11 +152,6 @@ class Launcher:
         hangs = asked_at is not None and now - asked_at >= _SILENCE
         return await process.abort_late() if process.users == 1 or hangs else error
 
-    def abort(self) -> None:
-        """Kill a launcher that does not answer; workers that run go on."""
-        if self._process is not None:
-            self._process.abort()
-
     async def close(self) -> None:
         """Wait until nothing is left of this pool's workers, nor of a launcher that it alone uses.
 
@@ -257,19 +251,15 @@ def _inheritance() -> tuple[object, ...]:
         tuple(os.environ.items()),
         (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *os.getgroups()),
         umask_and_ignored(),
-        _unless_refused(lambda: os.getpriority(os.PRIO_PROCESS, 0)),
+        _unless_refused(os.getpriority, os.PRIO_PROCESS, 0),
         frozenset(usable_cores()),
-        *(_unless_refused(partial(_limit, name)) for name in limits),
+        *(_unless_refused(resource.getrlimit, getattr(resource, it)) for it in limits),
     )
 
 
-def _limit(name: str) -> tuple[int, int]:
-    return resource.getrlimit(getattr(resource, name))
-
-
-def _unless_refused(ask: Callable[[], object]) -> object:
+def _unless_refused(ask: Callable[..., object], *about: int) -> object:
     """Return an answer, or nothing if a sandbox refuses it; then all pools have the same."""
     try:
-        return ask()
+        return ask(*about)
     except OSError:
         return None

@@ -8,26 +8,27 @@ item takes long, or has killed the worker.  Then the other items go on in other 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from asyncpool._core.base.job_traits import UNKNOWN
+from asyncpool._core.base.deadlines import RecentCount
+from asyncpool._core.base.job_traits import BUDGET, UNKNOWN
 from asyncpool._core.base.names import function_name
 from asyncpool._core.main.main_module import Abroad
-from asyncpool._core.map.chunks import LOST, Failure, run_chunk
-from asyncpool._core.map.pace import Pace
+from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, Failure, run_chunk
 from asyncpool._core.pickling.functions import travels_by_name
 from asyncpool._core.pickling.out_of_band import dumps_call
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.job.chunk_job import ChunkJob
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.map.batches import Batch, Part, Task, TimeSlice
-from asyncpool._runtime.map.map_backend import MapBackend
 from asyncpool._runtime.state.draining import MapHold
 from asyncpool._runtime.traffic.large_jobs import unpicklable
 from asyncpool.enums import Delivery
@@ -39,6 +40,205 @@ from asyncpool.errors import (
     PoolFullError,
     WorkerCrashedError,
 )
+
+# The items of a map that follow one another, and their outcomes.
+#
+# Also for how long a map goes on before other code has the loop.
+
+
+class Task(NamedTuple):
+    """What a map does with each item.
+
+    Attributes:
+        function: What is called.
+        star: Whether an item is a tuple of arguments.
+        options: The options of each call.
+        submit: Submits a job.
+    """
+
+    function: Callable[..., Any]
+    star: bool
+    options: JobOptions
+    submit: Callable[..., Job[Any]]
+
+    def arguments(self, item: Any) -> tuple[Any, ...]:
+        """Return the arguments of the call for *item*.
+
+        Raises:
+            TypeError: If it should be several, and is not iterable; or what its iterator raises.
+        """
+        return tuple(item) if self.star else (item,)
+
+
+class Batch:
+    """Items that follow one another, and their outcomes.
+
+    Attributes:
+        first: The index of the first item.
+        items: The items.
+        outcomes: A result or a :class:`Failure` for each item that has one.
+        open: How many items have none.
+        failed: Whether any outcome is a failure.
+    """
+
+    __slots__ = ("failed", "first", "items", "open", "outcomes")
+
+    def __init__(self, first: int, items: list[Any]) -> None:
+        self.first = first
+        self.items = items
+        self.outcomes: list[Any] = []
+        self.open = len(items)
+        self.failed = False
+
+    def settle(self, offset: int, outcomes: list[Any], *, failed: bool) -> None:
+        """Store the outcomes of the items from *offset* on."""
+        self.open -= len(outcomes)
+        self.failed |= failed
+        if len(outcomes) == len(self.items):
+            self.outcomes = outcomes
+            return
+        if not self.outcomes:
+            self.outcomes = [None] * len(self.items)
+        self.outcomes[offset : offset + len(outcomes)] = outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Items of a batch that travel as one job.
+
+    Attributes:
+        batch: The batch.
+        offset: The index of the first item in the batch.
+        count: How many items there are.
+        attempts: How many attempts there were, if it is a single item.
+        alone: Whether it is a single item that is to be a job, and no chunk.
+    """
+
+    batch: Batch
+    offset: int
+    count: int
+    attempts: int = 0
+    alone: bool = False
+
+    @property
+    def items(self) -> list[Any]:
+        """The items."""
+        return self.batch.items[self.offset : self.offset + self.count]
+
+
+# Seconds.  To unpickle all that one round of the stall watch brings may take 40 ms, and to
+# pickle all items that may be drawn 15 ms.
+TURN = 0.001
+
+
+class TimeSlice:
+    """The part of one turn of the loop that a map may use, from now on."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + TURN
+
+    @property
+    def over(self) -> bool:
+        """Whether other code should have the loop now."""
+        return time.monotonic() > self._until
+
+
+# How many items of a map make a job, and how many of them are under way at once.
+
+# How many microseconds a job of several items should take: a hundred times what the
+# pool adds to it, and a sixteenth of what a worker may have in flight.
+TARGET = BUDGET / 16
+
+# A chunk is at most this many times as large as the one whose run time set its size.
+_GROWTH = 16
+
+# The least cost that an item may count with.
+_LEAST = 0.25
+
+# How many microseconds of work are under way for each worker: what it has in flight,
+# and as much in the queue.
+_AHEAD = 2 * BUDGET
+
+# The fewest items under way for each worker, however long they take: a few more than it
+# needs, since the first item may take longer than the others, and results keep the
+# order.
+_FEWEST = 4
+
+# If nobody knows how long items take, as many as have ended in so many seconds are under way
+# besides.  Where a job is a long way off, that keeps short items coming.
+_SPAN = 0.1
+
+
+class Pace:
+    """The pace of one map.
+
+    Args:
+        chunksize: How many items make a job; ``None`` for as many as suit the pool.
+        buffersize: How many items may be under way; ``None`` for as many as keep
+            the pool busy.
+        alone: Whether each item must be a job of its own.
+        lanes: How many jobs each worker runs at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        chunksize: int | None,
+        buffersize: int | None,
+        alone: bool = False,
+        lanes: int = 1,
+    ) -> None:
+        self._lanes = lanes
+        self._chunk = 1 if alone else chunksize
+        self._buffersize = buffersize
+        self._cost: float | None = None
+        self._learned_from = 1
+        self._ends = RecentCount(_SPAN)
+        self._recent: int = 0
+
+    def note(self, items: int, microseconds: float) -> None:
+        """Record that *items* items have taken *microseconds* in one worker."""
+        cost = max(microseconds / items, _LEAST)
+        known = self._cost
+        # A longer time counts at once: a chunk that takes too long delays other jobs.
+        if known is None or cost > known:
+            self._cost = cost
+        else:
+            self._cost = known + (cost - known) / 4
+        self._learned_from = max(self._learned_from, items)
+
+    def ended(self, now: float) -> None:
+        """Record that an item has ended *now*, in seconds, and nobody knows how long it took."""
+        self._ends.add()
+        self._recent = self._ends.at(now)
+
+    def window(self, workers: int) -> int:
+        """Return how many items may be under way with this number of workers."""
+        if self._buffersize is not None:
+            return self._buffersize
+        some = _FEWEST * self._lanes
+        if self._cost is None:
+            return workers * some + self._recent
+        return workers * max(some, math.ceil(_AHEAD / self._cost))
+
+    def size(self, workers: int) -> int:
+        """Return how many items the next job should have."""
+        size = self._chunk or self._fitting()
+        # Each lane should have at least two jobs, one of which waits.
+        most = self.window(workers) // (2 * workers * self._lanes)
+        return max(1, min(size, most, CHUNK_SIZE))
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether items take so long that each travels by itself."""
+        return self._cost is not None and self._cost > TARGET / 2
+
+    def _fitting(self) -> int:
+        if self._cost is None or self.is_slow:
+            return 1
+        size = int(TARGET / self._cost)
+        return min(size, _GROWTH * self._learned_from)
+
 
 # With a shorter timeout for each item, chunks have one item: to find out that an item is long
 # takes too much of the time of those behind it.
@@ -337,3 +537,259 @@ def _is_of_all(error: BaseException) -> bool:
     return isinstance(error, AsyncPoolError | JobTimeoutError) and not isinstance(
         error, WorkerCrashedError
     )
+
+
+# Where the items of a map come from: sync and async iterables, drawn step by step.
+
+# What a map needs of its pool, local or remote.
+
+
+class Room(Protocol):
+    """What a map needs of its pool's ``Admission``."""
+
+    async def room(self) -> None:
+        """Wait until the queue, which was full, is empty; or until the pool is closed."""
+
+
+class Holds(Protocol):
+    """What a map needs of its pool's ``Draining``."""
+
+    def hold(self, hold: MapHold, /) -> None:
+        """Keep the pool open: while it drains, it takes jobs with this *hold*."""
+
+
+class MapBackend(Protocol):
+    """What a map needs of its pool."""
+
+    @property
+    def most_workers(self) -> int:
+        """How many workers there may be."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """How many jobs each worker runs at once."""
+        ...
+
+    @property
+    def counts_jobs(self) -> bool:
+        """Whether a worker begins a limited number of jobs (``max_jobs``)."""
+        ...
+
+    @property
+    def fresh(self) -> bool:
+        """Whether each job has a new worker."""
+        ...
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether workers belong to another program, which does not tell how long jobs take."""
+        ...
+
+    @property
+    def max_payload(self) -> int:
+        """The most bytes of a result."""
+        ...
+
+    @property
+    def admission(self) -> Room:
+        """The pool's admission, which knows when the queue has room."""
+        ...
+
+    @property
+    def draining(self) -> Holds:
+        """The pool's holds, which keep it open."""
+        ...
+
+    def are_stored(self, items: list[Any], *, star: bool) -> bool:
+        """Tell whether an engine, and not the pool, brings arguments of *items*."""
+        ...
+
+    def check_home(self) -> None:
+        """Check that this is the pool's event loop."""
+        ...
+
+
+# How many items of a plain iterator are drawn between two looks at the clock.
+_AT_ONCE = 256
+
+
+class Source(Protocol):
+    """Items, in their order.
+
+    Attributes:
+        error: The exception that has ended the items, if there was one.
+        exhausted: Whether there are no more items to draw.
+        drawn: How many items the source has drawn from the iterables, and has not given out.
+    """
+
+    error: BaseException | None
+
+    @property
+    def exhausted(self) -> bool: ...
+
+    @property
+    def drawn(self) -> int: ...
+
+    def draw(self, count: int, room: int) -> list[Any]:
+        """Return up to *count* items; draw no more than *room* items ahead."""
+        ...
+
+    async def aclose(self) -> None:
+        """Draw no more, and close the iterables."""
+
+
+class SyncSource:
+    """Items of a plain iterator; see :class:`Source`."""
+
+    drawn = 0
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self.error: BaseException | None = None
+        self.exhausted = False
+
+    def draw(self, count: int, room: int) -> list[Any]:
+        """See :class:`Source`."""
+        del room  # this source draws nothing ahead
+        found: list[Any] = []
+        turn = TimeSlice()
+        try:
+            while len(found) < count:
+                before = len(found)
+                few = min(count - before, _AT_ONCE)
+                found.extend(itertools.islice(self._items, few))
+                if len(found) - before < few:
+                    self.exhausted = True
+                    break
+                if turn.over:  # the iterator is slow, so other code must have the loop
+                    break
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the iterable's
+            # This is no await, so even a CancelledError is an error of the iterator's.
+            self.error, self.exhausted = error, True
+        return found
+
+    async def aclose(self) -> None:
+        """See :class:`Source`."""
+
+
+class AsyncSource:
+    """Items of an async iterator, drawn by a task of its own; see :class:`Source`.
+
+    Args:
+        items: The iterator.
+        on_news: Called when there is an item, or when there will be no more.
+    """
+
+    def __init__(self, items: AsyncIterator[Any], on_news: Callable[[], None]) -> None:
+        self._items = items
+        self._on_news = on_news
+        self._found: deque[Any] = deque()
+        self._room = 0
+        self._may_draw = asyncio.Event()
+        self._ended = False
+        self._closing = False
+        self.error: BaseException | None = None
+        self._task = asyncio.create_task(self._run(), name="asyncpool inputs of a map")
+
+    @property
+    def exhausted(self) -> bool:
+        """See :class:`Source`."""
+        return self._ended and not self._found
+
+    @property
+    def drawn(self) -> int:
+        """See :class:`Source`."""
+        return len(self._found)
+
+    def draw(self, count: int, room: int) -> list[Any]:
+        """See :class:`Source`."""
+        found = [self._found.popleft() for _ in range(min(count, len(self._found)))]
+        self._room = room - len(found)
+        if self._room > len(self._found):
+            self._may_draw.set()
+        return found
+
+    async def aclose(self) -> None:
+        """See :class:`Source`."""
+        self._closing = True
+        self._task.cancel()
+        try:
+            await asyncio.wait([self._task])
+        except asyncio.CancelledError:
+            self._task.cancel()  # again, while the task closes the iterator
+            raise
+        if not self._task.cancelled():
+            self._task.result()
+
+    async def _run(self) -> None:
+        try:
+            while not self._closing:
+                if self._room <= len(self._found):
+                    self._may_draw.clear()
+                    await self._may_draw.wait()
+                    continue
+                self._found.append(await anext(self._items))
+                self._on_news()
+        except StopAsyncIteration:
+            pass
+        except asyncio.CancelledError as error:
+            # If the iterator itself was cancelled, items may be missing: that is an error.
+            if self._closing:
+                raise
+            self.error = error
+        except Exception as error:  # noqa: BLE001 - as above
+            self.error = error
+        finally:
+            try:
+                # Here, in the task that has iterated: a cancel scope around a yield belongs to it.
+                await _close(self._items)
+            finally:
+                self._ended = True
+                self._on_news()
+
+
+def open_source(iterables: tuple[Any, ...], on_news: Callable[[], None]) -> Source:
+    """Return a source of the items of *iterables*; of tuples, if there are several.
+
+    Raises:
+        TypeError: If one of them is not iterable.
+    """
+    if any(isinstance(items, AsyncIterable) for items in iterables):
+        each = [_aiter(items) for items in iterables]
+        return AsyncSource(each[0] if len(each) == 1 else _zip(each), on_news)
+    return SyncSource(
+        iter(iterables[0] if len(iterables) == 1 else zip(*iterables, strict=False))
+    )
+
+
+def _aiter(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+    return aiter(items) if isinstance(items, AsyncIterable) else _wrap(items)
+
+
+async def _wrap(items: Iterable[Any]) -> AsyncIterator[Any]:
+    for item in items:
+        yield item
+
+
+async def _zip(each: list[AsyncIterator[Any]]) -> AsyncIterator[Any]:
+    try:
+        while True:
+            found: list[Any] = []
+            for items in each:
+                try:
+                    found.append(await anext(items))
+                except StopAsyncIteration:
+                    return
+            yield tuple(found)
+    finally:
+        for items in each:
+            await _close(items)
+
+
+async def _close(items: AsyncIterator[Any]) -> None:
+    close = getattr(items, "aclose", None)
+    if close is not None:
+        await close()

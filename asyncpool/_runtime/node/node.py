@@ -22,7 +22,7 @@ from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD, Batch, Reliab
 from asyncpool._core.remote_wire.remote_messages import Kind, Message, pack_head
 from asyncpool._core.remote_wire.trace_headers import pack_headers
 from asyncpool._core.wire.context import JobContext
-from asyncpool._runtime.base.job_tracer import Attempt
+from asyncpool._runtime.base.pool_hub import Attempt
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.begun_page import open_page
 from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new

@@ -8,15 +8,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from asyncpool._core.base.names import NAMES, is_name
 from asyncpool._core.base.validation import check_type, or_none, several
-from asyncpool._core.control.program_names import NAMES, is_name
 from asyncpool._core.policies.job_options import JobLimits
 from asyncpool._core.policies.worker_env import GivenEnv, WorkerEnv
 from asyncpool._core.wire.page import MAX_LANES
 from asyncpool._runtime.base.arguments import check_int, least_and_most
 from asyncpool._runtime.base.machine import usable_cpus
-from asyncpool._runtime.options.checks import (
+from asyncpool._runtime.options.worker_options import (
+    WORKER_CHECKS,
     Check,
+    WorkerOptions,
     anything,
     at_least,
     check_codec,
@@ -28,7 +30,6 @@ from asyncpool._runtime.options.checks import (
     seconds,
     switch,
 )
-from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
 from asyncpool.sandbox import Sandbox
 
 if TYPE_CHECKING:  # few pools have a codec
@@ -137,6 +138,7 @@ POOL_CHECKS: dict[str, Check] = {
     "initargs": items("a tuple of arguments"),
     "worker_env": _worker_env,
     "fresh": switch,
+    "trace": path,
     "max_traced": at_least(1, optional=True),
     "control": _control,
     "codec": _codec,
@@ -174,6 +176,7 @@ class PoolOptions(WorkerOptions):
     worker_env: WorkerEnv | None
     fresh: bool
     propagate: Iterable[ContextVar[Any] | str]
+    trace: str | None
     max_traced: int | None
     control: str | None
     codec: Format | None

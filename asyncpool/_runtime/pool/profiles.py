@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from asyncpool._core.slots.slots import UP
-from asyncpool._core.wire.frames import Frame
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import NoWorkerError, ProfileInProgressError
@@ -107,7 +107,7 @@ class Profiles:
         assert handle.pid is not None
         run.book.ask(handle.slot, handle.generation, handle.pid)
         request = run.request._replace(seconds=run.until - now)
-        handle.requests.begin_profile(run.number, request.pack())
+        handle.ask(FrameKind.PROFILE, request.pack(), run.number)
 
     def hear(self, handle: WorkerHandle, frame: Frame) -> None:
         """Count samples that a worker has sent.
@@ -153,7 +153,7 @@ class Profiles:
         open_ones = {(r.slot, r.generation) for r in run.book.records if r.is_open}
         for handle in self._state.handles.values():
             if (handle.slot, handle.generation) in open_ones and not handle.ignored:
-                handle.requests.end_profile(run.number)
+                handle.ask(FrameKind.PROFILE, b"", run.number)
 
     def _profile_of(self, run: _Run, took: float) -> Profile:
         from asyncpool.profile import Profile, ProfiledWorker, StackSamples  # noqa: PLC0415 - see above

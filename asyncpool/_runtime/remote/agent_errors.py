@@ -6,22 +6,71 @@ The agent does not read what a function has raised.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.policies.job_options import JobLimits
 from asyncpool._core.remote.client_jobs import crash_at_client
+from asyncpool._core.remote_wire.remote_messages import load_parts, pack_parts
 from asyncpool._runtime.job.job import claim_as
 from asyncpool._runtime.remote.own_objects import kind_of
 from asyncpool._runtime.remote.packed_calls import PackedError
 from asyncpool.enums import TimeLimit
 from asyncpool.errors import (
     AsyncPoolError,
+    BroadcastError,
     JobError,
     JobTimeoutError,
     ProtocolError,
     WorkerCrashedError,
 )
+
+# The first slot of an agent, and what it has answered.
+Answer = tuple[int, object]
+
+
+def pack_results(results: dict[int, Any]) -> dict[int, bytes]:
+    """Return the results of workers, by slot, as an answer has them."""
+    return {slot: pack_parts(value) for slot, value in results.items()}
+
+
+def pack_failure(error: BroadcastError) -> tuple[Any, Any]:
+    """Return the results and the errors of a broadcast that has failed in some workers."""
+    errors = {slot: pack_error(one) for slot, one in error.errors.items()}
+    return pack_results(error.results), errors
+
+
+def read_broadcast(
+    answers: list[Answer], errors: AgentErrors, pause: Callable[[], None] | None = None
+) -> dict[int, Any]:
+    """Return the result of each worker, by slot.
+
+    Args:
+        answers: Those of the agents.
+        errors: Reads the errors of the calls.
+        pause: Called now and then.
+
+    Raises:
+        BroadcastError: If some of the calls have failed.
+        ProtocolError: If an answer is none.
+    """
+    values: dict[int, Any] = {}
+    failed: dict[int, BaseException] = {}
+    for first, answer in answers:
+        match answer:
+            case (dict() as results, dict() as found):
+                for slot, it in results.items():
+                    value = errors.serializer.load_value(load_parts(it), pause)
+                    values[first + slot] = value
+                for slot, it in found.items():
+                    failed[first + slot] = errors.read(it, first, pause)
+            case _:
+                raise ProtocolError(
+                    f"an agent answered a broadcast by {kind_of(answer)}"
+                )
+    if not failed:
+        return values
+    raise BroadcastError(errors.name, results=values, errors=failed)
 
 
 def pack_error(error: BaseException) -> bytes | BaseException:
@@ -44,18 +93,24 @@ class AgentErrors(NamedTuple):
     serializer: Serializer
     next_id: Callable[[], int]
 
-    def read(self, found: object, first_slot: int) -> BaseException:
+    def read(
+        self,
+        found: object,
+        first_slot: int,
+        pause: Callable[[], None] | None = None,
+    ) -> BaseException:
         """Return an error as the client knows it.
 
         Args:
             found: What :func:`pack_error` has returned.
             first_slot: What is added to the slots of the agent's workers.
+            pause: Called now and then, in a thread.
 
         Raises:
             ProtocolError: If it is something else.
         """
         if isinstance(found, bytes):
-            error = self.serializer.load_error(found)
+            error = self.serializer.load_error(found, pause)
             if isinstance(error, JobError):
                 claim_as(error, self.next_id(), 1, self.name)
             return error

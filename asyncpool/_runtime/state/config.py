@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from asyncpool._core.policies.job_options import OPTIONS
 from asyncpool._core.policies.worker_env import WorkerEnv
@@ -23,19 +24,6 @@ if TYPE_CHECKING:  # few pools have a codec or a sandbox
     from asyncpool._core.codec.data_only import DataOnly
     from asyncpool._runtime.sandbox.confinement import Confinement
     from asyncpool._runtime.state.pool_state import PoolState
-
-
-class MakesServing(Protocol):
-    """Makes what the workers of a cluster do in place of jobs: they serve sockets."""
-
-    def __call__(self, state: PoolState, worker: WorkerConfig) -> Serving:
-        """Return what the workers of this supervisor do in place of jobs.
-
-        Args:
-            state: The supervisor's state.
-            worker: The configuration of its workers.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +55,7 @@ class SupervisorConfig(WorkerOptions):
     propagation: Propagation | None = None
     stop_grace: float = STOP_GRACE
     end_grace: float | None = None
-    serving: MakesServing | None = None
+    serving: Callable[[PoolState, WorkerConfig], Serving] | None = None
     handover: Handover | None = None
     data: DataOnly | None = None
     confinement: Confinement | None = None

@@ -8,35 +8,70 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
-from asyncpool._core.slots.commands import Command
+from asyncpool._core.figures.durations import Durations
 from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.monitoring.job_watch import JobWatch
-from asyncpool._runtime.monitoring.loop_lag import LoopLag
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.life_log import LifeLog
-from asyncpool._runtime.state.registry import JobRegistry
+from asyncpool._runtime.state.registry import JobRegistry, JobWatch
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.events import Crash
 
-_CRASHES_KEPT = 10
+if TYPE_CHECKING:
+    from asyncpool._runtime.pool.supervisor import Supervisor
+
+# How late the event loop of the service runs what is due.
+
+PERIOD = 1.0
+"""Seconds from one measurement to the next."""
 
 
-class Performer(Protocol):
-    """Carries out the core's commands.
+class LoopLag:
+    """Measures once a second, as long as there is something to measure for.
 
-    There is one: ``CommandPerformer`` in ``_runtime/pool/performer.py``.
+    An idle pool has no timer, so that the service may sleep.
+
+    Args:
+        loop: The event loop.
+        is_needed: Tells whether to go on.
+
+    Attributes:
+        durations: What was measured, in seconds.
+        active: Whether there is a next measurement.
     """
 
-    def perform(self, commands: list[Command]) -> None:
-        """Carry out *commands*, which the core has just given, in their order."""
-        ...
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, is_needed: Callable[[], bool]
+    ) -> None:
+        self.durations = Durations()
+        self.active = False
+        self._loop = loop
+        self._is_needed = is_needed
+        self._timer: asyncio.TimerHandle | None = None
 
-    def rearm(self) -> None:
-        """Set the pool's timer to the core's next deadline, which may be an earlier one now."""
-        ...
+    def go(self) -> None:
+        """Begin to measure."""
+        self.active = True
+        due = self._loop.time() + PERIOD
+        self._timer = self._loop.call_at(due, self._look, due)
+
+    def stop(self) -> None:
+        """Measure no more."""
+        self.active = False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, due: float) -> None:
+        self.durations.note(self._loop.time() - due)
+        if self._is_needed():
+            self.go()
+        else:
+            self.active = False
+
+
+_CRASHES_KEPT = 10
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +102,7 @@ class PoolState:
     handles: dict[int, WorkerHandle] = field(default_factory=dict)
     crashes: deque[Crash] = field(default_factory=lambda: deque(maxlen=_CRASHES_KEPT))
     deciding: bool = False
-    performer: Performer = field(init=False, repr=False)
+    performer: Supervisor = field(init=False, repr=False)
     thread: int = field(init=False, repr=False, default_factory=get_ident)
     loop_lag: LoopLag = field(init=False, repr=False)
     log: LifeLog = field(init=False, repr=False)

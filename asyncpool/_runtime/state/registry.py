@@ -7,30 +7,432 @@ step.  So each job ends once.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncpool._core.base.deadlines import Deadlines
+from asyncpool._core.figures.durations import Durations
+from asyncpool._core.figures.function_figures import FunctionTotals
+from asyncpool._core.policies.attempts import costs_attempt
+from asyncpool._core.policies.job_options import Keeper
 from asyncpool._core.slots.slots import Slot
 from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame
+from asyncpool._runtime.base.pool_hub import Attempt, PoolHub
 from asyncpool._runtime.job.chunk_job import Chunk
 from asyncpool._runtime.job.job import Job, claim
-from asyncpool._runtime.job.leases import Leases
+from asyncpool._runtime.job.lease_renewals import Holder
 from asyncpool._runtime.job.outcomes import Failed, load_outcome
 from asyncpool._runtime.job.stream_job import StreamJob
-from asyncpool._runtime.monitoring.figures import PoolFigures, outcome_of_error
-from asyncpool._runtime.monitoring.job_watch import JobWatch
-from asyncpool._runtime.state.losses import Loss, judge, overdue
+from asyncpool._runtime.state.job_errors import delivery_of, stacks_of, timeout_error
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool.enums import CrashKind, JobOutcome
+from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
+    JobTimeoutError,
     PoolClosedError,
     RemoteError,
+    WorkerCrashedError,
 )
-from asyncpool.events import CloseSummary
+from asyncpool.events import CloseSummary, JobEnded, JobQueued, JobStarted
+
+# Decide what becomes of the jobs of a dead worker.
+
+
+def overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
+    """Return the error of a job that has exceeded a time limit, whatever has ended it since."""
+    error = timeout_error(job, stacks_of(job, handle))
+    return Failed(error, may_retry=job._exceeded is not TimeLimit.DEADLINE)
+
+
+def _delivery_despite_lies(job: Job[Any], handle: WorkerHandle, slot: Slot) -> Delivery:
+    delivery = delivery_of(job, handle)
+    # A worker that broke the protocol may have erased its page, so that its jobs run twice.  If
+    # it had the job before that, and it was the job's turn, then the job has begun.
+    had_before = job._frame_end <= handle.taken_in_trust
+    if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
+        return Delivery.STARTED
+    return delivery
+
+
+class Loss(NamedTuple):
+    """What the death of a worker means for one of its jobs.
+
+    Attributes:
+        job: The job.
+        delivery: How far it had got on its way.
+        begun: Whether it had begun.
+        blamed: Whether it may be the cause, or its time was over.
+        costs: Whether it has lost an attempt.
+        again: Whether it goes back to the queue.
+        error: What its caller gets if its time was over before the death.
+    """
+
+    job: Job[Any]
+    delivery: Delivery
+    begun: bool
+    blamed: bool
+    costs: bool
+    again: bool
+    error: BaseException | None
+
+
+def _about_to_begin(
+    found: list[tuple[Job[Any], Delivery]], handle: WorkerHandle, slot: Slot
+) -> Job[Any] | None:
+    """Return the job that a dead worker would have begun next, if it had room for that.
+
+    That one may be the cause of the death, but not those behind it.
+    """
+    waiting = (job for job, delivery in found if delivery is not Delivery.STARTED)
+    first = next(waiting, None)
+    # The worker cannot have begun a large call that was still on its way.
+    if first is None or handle.outbox.loading or not slot.in_flight.runs(first.id):
+        return None
+    return first
+
+
+def _judge_one(
+    job: Job[Any],
+    delivery: Delivery,
+    handle: WorkerHandle,
+    kind: CrashKind,
+    *,
+    suspected: bool,
+) -> Loss:
+    """Return what the death of its worker means for *job*.
+
+    Args:
+        job: The job.
+        delivery: How far it had got.
+        handle: The worker.
+        kind: What the worker died of.
+        suspected: Whether the job may be the cause although it had not begun.
+    """
+    policy, returned = job._attempt_policy, job._times_returned
+    begun = delivery is Delivery.STARTED
+    over = job._exceeded is not None
+    blamed = begun or suspected or over  # its time is over, whether it had begun or not
+    costs = blamed and costs_attempt(delivery=delivery, times_returned=returned)
+    error: BaseException | None = None
+    again = True
+    if over:
+        costs = costs or job._exceeded is TimeLimit.TIMEOUT
+        error, may_retry, _ = overdue(job, handle)
+        again = may_retry and policy.after_exception(error, attempt=job.attempt)
+    elif blamed:
+        again = policy.after_crash(
+            kind=kind, delivery=delivery, attempt=job.attempt, times_returned=returned
+        )
+    return Loss(job, delivery, begun, blamed, costs, again, error)
+
+
+def judge(
+    jobs: list[Job[Any]], handle: WorkerHandle, slot: Slot, kind: CrashKind
+) -> list[Loss]:
+    """Return what the death of a worker means for *jobs*, which it had in flight."""
+    found = [(job, _delivery_despite_lies(job, handle, slot)) for job in jobs]
+    suspect = None if slot.exit_planned else _about_to_begin(found, handle, slot)
+    return [
+        _judge_one(job, delivery, handle, kind, suspected=job is suspect)
+        for job, delivery in found
+    ]
+
+
+# What is told of jobs to those who listen to them, or trace them; nothing is done if nobody does.
+#
+# The pool does not hear when a job begins in its worker.  But a worker begins its next job
+# when it has ended the one before, and that it tells; so the begin of a job is known as soon
+# as anything else is.
+
+# Make the events of jobs, for those who listen to them and for traces.
+
+# What JobQueued(...) and so on do, in half of the time.
+_job_queued = partial(tuple.__new__, JobQueued)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
+_job_started = partial(tuple.__new__, JobStarted)  # pyright: ignore[reportUnknownMemberType]
+_job_ended = partial(tuple.__new__, JobEnded)  # pyright: ignore[reportUnknownMemberType]
+
+
+def job_queued(job: Job[Any], at: float) -> JobQueued:
+    """Return that a job waits for an attempt since *at*."""
+    return _job_queued((job.id, job._title, job._options.via, job.attempt, at))
+
+
+def job_started(job: Job[Any], slot: int, at: float) -> JobStarted:
+    """Return that an attempt has begun in *slot* at *at*."""
+    return _job_started((job.id, job._title, job.attempt, slot, at))
+
+
+def job_ended(job: Job[Any], outcome: JobOutcome, attempt: Attempt | None) -> JobEnded:
+    """Return that a job has ended just now; *attempt* is ``None`` if its last has not begun."""
+    now, slot, run = monotonic(), None, 0.0
+    wait = now - job._queued_at
+    if attempt is not None:
+        slot, queued, began, known = attempt
+        run = now - began if known is None else known
+        wait = began - queued
+    if wait < 0.0:  # noqa: PLR1730 - max() takes 100 ns
+        wait = 0.0
+    number, attempts = job.id, job.attempt
+    return _job_ended((number, job._title, outcome, attempts, slot, wait, run, now))
+
+
+# What Attempt(...) does, in half of the time: there are two of these for each job.
+_attempt = partial(tuple.__new__, Attempt)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
+
+
+class JobWatch:
+    """Publishes the events of jobs, and tells tracers.
+
+    A caller on the way of every job calls a method only while ``hub.watched`` or
+    ``hub.telling`` is true, since a call costs as much as a tenth of a short job.  The
+    methods for failures look themselves.  Listeners and tracers hear of what goes well with
+    a job only if somebody listens, or if the job is traced.
+
+    Args:
+        hub: Where the events go, and which knows the tracers.
+
+    Attributes:
+        hub: As above.
+    """
+
+    def __init__(self, hub: PoolHub) -> None:
+        self.hub = hub
+        self._attempts: dict[int, Attempt] = {}
+        # Of jobs that end while nobody listens, nobody would forget them.
+        hub.set_watch(self._queued, self._attempts.clear)
+
+    def again(self, job: Job[Any], error: BaseException) -> None:
+        """Tell that an attempt has failed with *error*, and that the job waits for the next."""
+        attempt = self._attempts.pop(job.id, None)
+        for tracer in self.hub.tracers:
+            tracer.again(job, error, attempt)
+        if self.hub.followed:
+            self._queued(job)
+
+    def sending(self, job: Job[Any], slot: int) -> None:
+        """Take note that an attempt is about to be sent to the worker in *slot*."""
+        for tracer in self.hub.tracers:
+            tracer.sending(job, slot)
+
+    def running(self, jobs: Iterable[Job[Any]], slot: int, at: float) -> None:
+        """Tell which of *jobs*, those that run in *slot*, have begun since the last look."""
+        attempts = self._attempts
+        for job in jobs:
+            if job.id not in attempts:
+                attempts[job.id] = _attempt((slot, job._queued_at, at, None))
+                if self.hub.followed:
+                    self._began(job, slot, at)
+
+    def attempted(self, job: Job[Any], attempt: Attempt) -> None:
+        """Take note of an attempt that has ended elsewhere."""
+        known = self._attempts.get(job.id)
+        self._attempts[job.id] = attempt
+        if known is None and self.hub.followed:
+            self._began(job, attempt.slot, attempt.began)
+
+    def ran(self, job: Job[Any], slot: int, frame: Frame, at: float) -> None:
+        """Take note of an attempt whose outcome, *frame*, came at *at* from *slot*."""
+        hub, number, run = self.hub, job.id, frame.number / 1e6
+        if hub.followed and number not in self._attempts:
+            self._began(job, slot, at - run)
+        self._attempts[number] = _attempt((slot, job._queued_at, at - run, run))
+
+    def failed(self, job: Job[Any], slot: int, frame: Frame, at: float) -> None:
+        """Take note of an attempt whose outcome is a failure, if anybody traces jobs."""
+        if self.hub.tracers:
+            self.ran(job, slot, frame, at)
+
+    def lost(self, job: Job[Any], slot: Slot, since: float) -> None:
+        """Take note of an attempt that comes to no outcome, if anybody traces jobs.
+
+        Args:
+            job: The job.
+            slot: The slot of its worker.
+            since: When the worker has ended the job before, or got the first one.
+        """
+        if self.hub.tracers:
+            # In one lane it has begun when the job before it has ended.
+            began = job._sent_at if slot.in_flight.concurrency > 1 else since
+            attempt = Attempt(slot.index, job._queued_at, began, None)
+            self._attempts.setdefault(job.id, attempt)
+
+    def given_back(self, job: Job[Any]) -> None:
+        """Take note that a job has not begun after all."""
+        if job.id in self.hub.traced:
+            for tracer in self.hub.tracers:
+                tracer.given_back(job)
+        known = self._attempts.pop(job.id, None)
+        if known is not None and self.hub.followed:
+            self._queued(job)
+
+    def ended(
+        self, job: Job[Any], outcome: JobOutcome, error: BaseException | None = None
+    ) -> None:
+        """Tell how a job has ended, and with which *error* if there is one."""
+        hub, attempt = self.hub, self._attempts.pop(job.id, None)
+        if error is not None or job.id in hub.traced:
+            for tracer in hub.tracers:
+                tracer.ended(job, outcome, error, attempt)
+            hub.forget(job.id)
+        if hub.listened:
+            hub.publish_end(job_ended(job, outcome, attempt))
+
+    def _queued(self, job: Job[Any]) -> None:
+        """Tell that a job waits for an attempt."""
+        self.hub.publish_job(job_queued(job, job._queued_at))
+
+    def _began(self, job: Job[Any], slot: int, at: float) -> None:
+        self.hub.publish_job(job_started(job, slot, at))
+
+
+# What a pool counts while it lives; nothing depends on it.
+
+
+class PoolFigures:
+    """The counters and histograms of one pool.
+
+    Attributes:
+        functions: The jobs that have ended, by function.
+        refused: Calls that the pool did not take.
+        timeouts: Jobs whose time was over.
+        retries: Attempts after one that raised.
+        takeovers: Attempts after one whose worker has died.
+        spawned: Processes that were started.
+        starts: How long they took until they were ready.
+        crash_kinds: The crashes, by kind.
+        exits: The ends of workers, by cause; see ``exit_reasons.py``.
+        lost_clients: Clients of a shared pool that were gone, or not heard, with jobs open.
+        refused_clients: Clients of a shared pool that did not come in, or were cut off.
+        exited_cpu: Seconds of CPU time of the processes that are gone.
+    """
+
+    def __init__(self) -> None:
+        self.functions = FunctionTotals()
+        self.refused = self.timeouts = self.retries = self.takeovers = self.spawned = 0
+        self.lost_clients = self.refused_clients = 0
+        self.starts = Durations()
+        self.crash_kinds: Counter[CrashKind] = Counter()
+        self.exits: Counter[str] = Counter()
+        self.exited_cpu = 0.0
+
+
+def outcome_of_error(error: BaseException) -> JobOutcome:
+    """Return how a job has ended that its pool has failed with *error*."""
+    if isinstance(error, JobTimeoutError):
+        return JobOutcome.TIMEOUT
+    if isinstance(error, WorkerCrashedError):
+        return JobOutcome.CRASHED
+    if isinstance(error, JobNotPicklableError):
+        return JobOutcome.REFUSED
+    return JobOutcome.ABORTED
+
+
+# The leases of a pool's jobs: the keeper keeps each until no worker runs its job any more.
+#
+# When a job is cancelled, or too late, it is done for its caller at once.  It may still run in
+# its worker: until it has cleaned up, until the worker is dead, or until its normal end.  If
+# another service got the lease meanwhile, both would do the same work at the same time.  So a
+# keeper does not keep the lease for the job, but for its *holder*.  The holder is done when the
+# job is settled and no worker has it in flight.
+#
+# If a keeper knows how long a lease lasts, it tells the holder when the lease lapses, and the
+# holder tells the worker that has the job.  If the job still runs at that moment, the worker ends
+# itself.  It needs no other process for that, since it knows the moment before it gets the job.
+
+
+class Leases:
+    """The holders of leases in one pool.
+
+    Attributes:
+        open: The holders whose jobs are open, by the jobs' numbers.
+        coming: The holder for the job that is being submitted, if that has a lease.
+        fence: Tells the worker in a slot until when it may run a job.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[int, Holder] = {}
+        self.coming: Holder | None = None
+        self.fence: Callable[[Job[Any], int, float], None] = _nothing
+        # Holders whose jobs are settled, each with the slot of the worker that still has the job.
+        self._in_flight: dict[int, tuple[Holder, int]] = {}
+
+    def submit(
+        self, lease: tuple[Keeper, Hashable], submit: Callable[[], Job[Any]]
+    ) -> Job[Any]:
+        """Submit a job; the keeper takes its lease, or refuses it, before the job can begin."""
+        keeper, name = lease
+        holder = Holder(self._on_extended)
+        keeper.keep(name, holder)
+        self.coming = holder
+        try:
+            job = submit()
+        except BaseException:
+            holder.let_go()
+            raise
+        finally:
+            self.coming = None
+        if job.done():
+            holder.let_go()
+        return job
+
+    def enter(self, job: Job[Any]) -> None:
+        """Connect the holder with the job that is being submitted, before a worker gets it."""
+        holder, self.coming = self.coming, None
+        assert holder is not None
+        holder.job = job
+        self.open[job.id] = holder
+
+    def before_sending(self, job: Job[Any], slot: int) -> None:
+        """Tell the worker in *slot* until when it may run a job, if that is known."""
+        holder = self.open.get(job.id)
+        if holder is not None and holder.until is not None:
+            self.fence(job, slot, holder.until)
+
+    def settle(self, job: Job[Any]) -> None:
+        """Note that an open job is settled; a worker may still have it."""
+        holder = self.open.pop(job.id, None)
+        if holder is None:
+            return
+        if job._slot is None:
+            holder.let_go()
+        else:
+            self._in_flight[job.id] = holder, job._slot
+
+    def give_back(self, number: int) -> None:
+        """Note that no worker has this job any more, which was settled before."""
+        if number in self._in_flight:
+            holder, _ = self._in_flight.pop(number)
+            holder.let_go()
+
+    def worker_gone(self, slot: int) -> None:
+        """Note that the worker in *slot* has nothing in flight any more."""
+        for number, (_, where) in list(self._in_flight.items()):
+            if where == slot:
+                self.give_back(number)
+
+    def close(self) -> None:
+        """Note that there are no workers any more."""
+        for number in list(self._in_flight):
+            self.give_back(number)
+
+    def _on_extended(self, holder: Holder) -> None:
+        job, until = holder.job, holder.until
+        if job is None or until is None:
+            return
+        slot = job._slot
+        if job.id in self._in_flight:
+            _, slot = self._in_flight[job.id]
+        if slot is not None:
+            self.fence(job, slot, until)
+
+
+def _nothing(*_: object) -> None:
+    pass
+
 
 # Errors that are made before it is known which job they are for; claim() fills that in.
 _OF_JOBS = JobNotPicklableError | JobRaisedError | RemoteError

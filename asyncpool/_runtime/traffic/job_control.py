@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncpool._core.wire.frames import Frame
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.large_jobs import LargeObjects
-from asyncpool._runtime.traffic.live_stacks import LiveStacks
+from asyncpool._runtime.traffic.stack_dump import LiveStacks
 from asyncpool._runtime.worker.handle import CancelledJob, WorkerHandle
 from asyncpool.errors import ProtocolError
 
@@ -175,4 +175,4 @@ class JobControl:
         """Tell the job's worker how many items it may send in all."""
         if job._slot is not None:
             handle = self._state.handles[job._slot]
-            handle.requests.give_credit(job.id, job.attempt, job._credit)
+            handle.ask(FrameKind.CREDIT, b"", job.id, job.attempt, job._credit)

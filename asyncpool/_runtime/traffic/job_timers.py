@@ -8,17 +8,156 @@ the job is made to end.
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any
 
-from asyncpool._runtime.job.deadline_timer import DeadlineTimer
+from asyncpool._core.base.deadlines import LATE, Deadlines
+from asyncpool._core.wire.frames import Frame
+from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat, unpack
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.state.job_errors import expire
 from asyncpool._runtime.state.pool_state import PoolState, decision
-from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.traffic.job_control import JobControl
 from asyncpool._runtime.traffic.stack_dump import StackDumps
+from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.errors import ProtocolError
+
+# Read the heartbeats of jobs.
+#
+# A worker writes them on its page.  The pool looks there when the worker gives notice, and when
+# it is dead.  The last heartbeat of each job also comes on the job channel, ahead of the outcome.
+
+
+class Heartbeats:
+    """The heartbeats of a pool's jobs.
+
+    Args:
+        state: The pool's state.
+
+    Attributes:
+        listeners: Called with each job that was heard, and its heartbeat.
+    """
+
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+        self.listeners: list[Callable[[Job[Any], Beat], object]] = []
+        self._alarms: dict[WorkerHandle, Alarm] = {}
+
+    def on_notice(self, handle: WorkerHandle) -> None:
+        """Look at the page of a worker that has given notice; look again when it may do so next."""
+        self.look(handle)
+        alarm = self._alarms.get(handle)
+        if alarm is None:
+            alarm = Alarm(self._state.loop, partial(self._look_again, handle))
+            self._alarms[handle] = alarm
+        alarm.set_in(INTERVAL)
+
+    def look(self, handle: WorkerHandle) -> None:
+        """Read the heartbeats on the page of a worker, which may be dead."""
+        for beat in handle.page.beats():
+            self._hear(handle, beat)
+
+    def on_last_heartbeat(self, handle: WorkerHandle, frame: Frame) -> None:
+        """Read the last heartbeat of a job; the job's outcome is next.
+
+        Raises:
+            ProtocolError: If it cannot be read, or the worker does not have that job.
+        """
+        beat = unpack(bytes(frame.payload))
+        if beat is None:
+            raise ProtocolError("a heartbeat cannot be read")
+        job = self._state.registry.jobs.get(
+            beat.job
+        )  # None if its caller has given it up
+        in_flight = self._state.core.slots[handle.slot].in_flight
+        if beat.job in in_flight.jobs and (job is None or job.attempt == beat.attempt):
+            self._hear(handle, beat)
+        else:
+            raise ProtocolError(
+                f"it sent a heartbeat of attempt {beat.attempt} of job {beat.job}, which "
+                "it does not have"
+            )
+
+    def stop(self) -> None:
+        """Stop looking."""
+        for alarm in self._alarms.values():
+            alarm.cancel()
+        self._alarms.clear()
+
+    def _look_again(self, handle: WorkerHandle, _: float) -> None:
+        del self._alarms[handle]
+        self.look(handle)
+
+    def _hear(self, handle: WorkerHandle, beat: Beat) -> None:
+        """Add a heartbeat to its job, if the worker runs that attempt of the job."""
+        job = self._state.registry.jobs.get(beat.job)
+        if (
+            job is not None
+            and job._slot == handle.slot
+            and job.attempt == beat.attempt
+            and not job.done()
+        ):
+            job._listen().add(beat, self._state.loop.time())
+            for listener in self.listeners:
+                listener(job, beat)
+
+
+# One timer for the time limits of all jobs.
+#
+# It is set again only if a new limit comes before all others.  If all jobs have the same limit,
+# that hardly ever happens.
+
+
+class DeadlineTimer:
+    """Watches the time limits of a pool's jobs.
+
+    Args:
+        loop: The loop, for its clock.
+        deadlines: When the time of each job is over.
+        on_due: Called with the jobs whose time is over, and the time.
+
+    Attributes:
+        resumed_at: When this process last went on after it, or its loop, had been stopped
+            for a while; minus infinity if that never happened.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        deadlines: Deadlines,
+        on_due: Callable[[list[int], float], None],
+    ) -> None:
+        self.resumed_at = -math.inf
+        self._deadlines = deadlines
+        self._on_due = on_due
+        self._alarm = Alarm(loop, self._on_alarm)
+
+    def watch(self, job: int, until: float | None) -> None:
+        """Call back at *until*, instead of at any time set before for *job*."""
+        if until is None:
+            self._deadlines.discard(job)
+            return
+        self._deadlines.set(job, until)
+        self._alarm.set_by(until)
+
+    def stop(self) -> None:
+        """Call back no more."""
+        self._alarm.cancel()
+
+    def _on_alarm(self, now: float) -> None:
+        if now - self._alarm.due > LATE:
+            self.resumed_at = now
+        self._on_due(self._deadlines.pop(now), now)
+        later = self._deadlines.next()
+        if later is not None:
+            self._alarm.set_by(later)
+
 
 # Seconds that a worker has to give back a job that is late.
 _AGAIN = 0.1

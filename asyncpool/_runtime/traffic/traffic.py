@@ -11,6 +11,7 @@ import asyncio
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from threading import get_ident
 from time import monotonic
 from typing import Any
@@ -19,37 +20,178 @@ from asyncpool._core.base.job_traits import LEAST
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
+    LIGHT,
     OutOfBandPickle,
     StreamTooLongError,
 )
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.wire.frames import Frame
+from asyncpool._core.wire.frames import Frame, FrameKind
+from asyncpool._core.wire.messages import pack_moment
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.event_loop import elsewhere
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.outbox import NOT_PUT
 from asyncpool._runtime.job.chunk_job import Chunk
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.job.job_types import JOB_TYPES
+from asyncpool._runtime.job.stream_job import JOB_TYPES
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.function_tables import FunctionTables
-from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.traffic.job_control import JobControl
-from asyncpool._runtime.traffic.job_timers import JobTimers
+from asyncpool._runtime.traffic.job_timers import Heartbeats, JobTimers
 from asyncpool._runtime.traffic.large_jobs import (
     Call,
     LargeObjects,
     too_large,
     unpicklable,
 )
-from asyncpool._runtime.traffic.large_sender import LargeSender
-from asyncpool._runtime.traffic.live_stacks import LiveStacks
-from asyncpool._runtime.traffic.stack_dump import StackDumps
-from asyncpool._runtime.traffic.stall_watch import StallWatch
+from asyncpool._runtime.traffic.stack_dump import LiveStacks, StackDumps
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import AsyncPoolError, JobNotPicklableError, ProtocolError
+
+# The stall watch: a look, every few milliseconds, at workers that have several jobs in flight.
+#
+# Each look is a *round*.  A round finds jobs that others wait behind.
+
+# Seconds from one round to the next.  A running job counts as long if two rounds in succession
+# find it with others behind it.
+EVERY = 0.004
+
+# Seconds to the next round if an idle worker could take jobs that wait behind a long one.
+SOON = 0.0005
+
+# After so many rounds a running chunk of a map counts as long.
+_LONG = 2
+
+
+class StallWatch:
+    """The rounds of one pool, as long as there is a reason for them.
+
+    Args:
+        state: The pool's state.
+        times: Watches how long jobs run.
+    """
+
+    def __init__(
+        self,
+        state: PoolState,
+        times: JobTimers,
+    ) -> None:
+        self._state = state
+        self._core = state.core
+        self._times = times
+        self._alarm = Alarm(state.loop, lambda _: self._check_for_stalls())
+        self._soon = False
+
+    @property
+    def active(self) -> bool:
+        """Whether a next round is set."""
+        return self._alarm.is_set
+
+    def go(self) -> None:
+        """Set the next round, if none is set."""
+        if not self.active:
+            self._soon = self._core.unbalanced
+            self._alarm.set_in(SOON if self._soon else EVERY)
+
+    def look_soon(self) -> None:
+        """Move the next round forward, if a worker has become idle meanwhile."""
+        if not self._alarm.is_set or self._soon or not self._core.unbalanced:
+            return
+        self._alarm.cancel()
+        self.go()
+
+    def stop(self) -> None:
+        """Make no more rounds."""
+        self._alarm.cancel()
+
+    @decision
+    def _check_for_stalls(self) -> None:
+        self._state.performer.perform(self._core.termination.check_for_stalls())
+        watched = self._look_for_long_chunks()
+        if watched or self._core.pipelining:
+            self.go()
+
+    def _look_for_long_chunks(self) -> bool:
+        """Stop long chunks, so that their other items go elsewhere; return whether to go on."""
+        watched = False
+        for slot, handle in self._state.handles.items():
+            for number in self._core.jobs.running(slot):
+                job = self._state.registry.jobs.get(number)
+                if job is None or not isinstance(job, Chunk):
+                    continue
+                job.rounds += 1
+                watched = watched or job.rounds <= _LONG
+                if job.rounds == _LONG:
+                    handle.page.stop_chunk(job.id, job.attempt)
+                    # The item that runs now has the whole time limit, from now on.
+                    self._times.begin(job)
+        return watched
+
+
+# How a job with large arguments gets to its worker.
+#
+# Its large buffers come first, into memory that the worker sees.  ``large_jobs.py`` has pickled them.
+
+
+class LargeSender:
+    """Sends jobs with large arguments.
+
+    Args:
+        state: The pool's state.
+        large: Pickles the next jobs, when one has left the queue.
+        timers: Watch the time limits of a job from when it is sent.
+    """
+
+    def __init__(
+        self, state: PoolState, large: LargeObjects, timers: JobTimers
+    ) -> None:
+        self._state = state
+        self._large = large
+        self._timers = timers
+        self._lanes = state.config.worker.concurrency > 1
+
+    def send(
+        self, handle: WorkerHandle, job: Job[Any], pickled: OutOfBandPickle
+    ) -> None:
+        """Put a job's large buffers where its worker sees them, then send the job.
+
+        The worker gets nothing else before.
+        """
+        send = partial(self._send_loaded, handle, job, job.attempt, pickled)
+        handle.outbox.load(pickled, send)
+        self._large.go_on()
+
+    @decision
+    def _send_loaded(
+        self,
+        handle: WorkerHandle,
+        job: Job[Any],
+        attempt: int,
+        pickled: OutOfBandPickle,
+    ) -> None:
+        """Send a job whose large buffers the worker can see by now."""
+        outbox, core = handle.outbox, self._state.core
+        # The pool may have been closed meanwhile, which has failed the job.
+        if core.jobs.last(handle.slot) == job.id:
+            self._state.registry.leases.before_sending(job, handle.slot)
+            job._frame_end = outbox.put_job(
+                job.id,
+                attempt,
+                job._function,
+                pickled.payload,
+                job._context,
+                credit=job._credit,
+            )
+            self._timers.begin(job)
+        outbox.flush()
+        if self._lanes:
+            self._state.performer.perform(
+                core.jobs.arguments_loaded(handle.slot, self._state.loop.time())
+            )
+
 
 _MANAGERS = "multiprocessing.managers"
 _modules = sys.modules
@@ -289,7 +431,9 @@ class Traffic:
         if job.id in in_flight.jobs and not (
             handle.outbox.loading and in_flight.last == job.id
         ):
-            handle.requests.fence(in_flight.sequence_of(job.id), until)
+            sequence = in_flight.sequence_of(job.id)
+            # The clock is the loop's, which all processes of a machine share.
+            handle.ask(FrameKind.FENCE, pack_moment(until), sequence)
 
     # The way of a job back to its caller.
 
@@ -351,11 +495,10 @@ class Traffic:
                     registry.watch.ran(job, slot, frame, at)
                 job._slot = job.worker_pid = None
                 payload = frame.payload
-                # Most are bytes, for which the call would cost 50 ns and say the same.
-                if type(payload) is bytes:
-                    heavy = len(payload) > HEAVY
-                else:
-                    heavy = function.serializer.is_heavy(payload)
+                # Most are short, for which the call would cost 50 ns and say the same.
+                heavy = (
+                    type(payload) is not bytes or len(payload) > LIGHT
+                ) and function.serializer.is_heavy(payload)
                 if heavy and job._exceeded is None:
                     self.timers.end(job)
                     self._large.unpack(job, frame, handle)

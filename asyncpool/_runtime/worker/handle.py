@@ -3,34 +3,131 @@
 Two tasks watch it.  The exit watcher waits for the end of the process.  The error watcher
 waits for any other fault while the process lives: a channel ends or breaks the protocol, an
 initializer raises, or a thread of the worker ends with an exception.  Both lead to the same
-end: the process is gone, the listener hears of that once, and :meth:`WorkerHandle.run`
+end: the process is gone, the supervisor hears of that once, and :meth:`WorkerHandle.run`
 returns.
+
+The supervisor's methods ``on_…`` hear what the worker sends.  One that reads what the worker has
+sent raises :exc:`ProtocolError` if it breaks the protocol.  The handle then trusts the worker no
+more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
+import os
 import signal
+import socket
+import sys
+import traceback
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from asyncpool._core.wire.messages import Variables
-from asyncpool._runtime.launcher.launcher_process import LaunchError
-from asyncpool._runtime.launcher.process import Process
-from asyncpool._runtime.worker.connections import WorkerConnections
-from asyncpool._runtime.worker.environment import environment_of
-from asyncpool._runtime.worker.incoming import IncomingFrames
-from asyncpool._runtime.worker.setup import WorkerSetup
+from asyncpool._core.base.text import printable, printable_lines
+from asyncpool._core.policies.worker_env import WorkerEnv
+from asyncpool._core.wire.frames import Frame, FrameKind, header
+from asyncpool._core.wire.messages import (
+    MAX_REASON,
+    Failure,
+    Identity,
+    Variables,
+    unpack_numbers,
+)
+from asyncpool._runtime.channel.channel import Channel
+from asyncpool._runtime.channel.large_buffers import LargeBuffers
+from asyncpool._runtime.channel.outbox import Outbox
+from asyncpool._runtime.channel.page import WorkerPage
+from asyncpool._runtime.launcher.launcher_process import LaunchError, Process
+from asyncpool._runtime.output.log_records import LogNotes
+from asyncpool._runtime.output.output import Output
 from asyncpool._system.signals import STACKS
+from asyncpool._system.sockets import socket_pair
 from asyncpool.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.pool.supervisor import Supervisor
+    from asyncpool._runtime.sandbox.places import Place
+    from asyncpool._runtime.worker.serving import ServingLink
+
+# The environment variables of a worker that is started now.
+
+
+def environment_of(
+    worker_env: WorkerEnv | None, rank: int, *, forked: bool
+) -> Variables:
+    """Return the variables that the worker with this *rank* alone has.
+
+    Raises:
+        LaunchError: If the user's function fails, or returns what cannot be had.
+    """
+    if worker_env is None:
+        return ()
+    try:
+        return worker_env.of(rank, forked=forked)
+    except Exception as error:
+        text = str(error)
+        if not text.startswith("worker_env("):
+            text = f"worker_env({rank}) raised {type(error).__name__}: {text}"
+        failure = LaunchError(text)
+        failure.trace = traceback.format_exc()
+        raise failure from error
+
+
+# What workers are to :mod:`multiprocessing`: children of this process.
+
+# Processes that have this key let each other in, so workers in a sandbox have another one.
+_OTHER_KEY = os.urandom(32)
+
+# A worker does not know that of a library which it has not imported, such as loky.
+_START_METHODS = {"fork", "forkserver", "spawn"}
+
+
+def identity_of(
+    pool: str, slot: int, rank: int = 0, environment: Variables = ()
+) -> Identity:
+    """Return the identity of a worker that is started now; see :class:`Identity`.
+
+    Its key must not be on a command line or in an environment, where others could see it.
+    """
+    this = multiprocessing.current_process()
+    arguments: list[object] = [*sys.argv]
+    method: str | None = multiprocessing.get_start_method(allow_none=True)
+    return Identity(
+        name=f"{pool}-worker-{slot}",
+        number=slot + 1,
+        parent=(os.getpid(), this.name),
+        authkey=bytes(this.authkey),
+        start_method=method if method in _START_METHODS else None,
+        argv=tuple(text for text in arguments if isinstance(text, str)),
+        rank=rank,
+        environment=environment,
+    )
+
+
+def confined(identity: Identity, place: Place) -> Identity:
+    """Return the identity of a worker in a sandbox, which is told nothing of the service."""
+    return identity._replace(
+        authkey=_OTHER_KEY,
+        argv=("",),
+        folder=place.folder,
+        cgroup="" if place.cgroup is None else str(place.cgroup.folder),
+    )
+
 
 # Seconds that a process has to end by itself after its channel has ended.
 _EXIT_GRACE = 1.0
 
+_MAX_CONTROL = 1 << 20
+
+# Frames that matter only while the worker is to go on working.
+_ANSWERS = frozenset(
+    {FrameKind.REVOKED, FrameKind.STACKS, FrameKind.PONG, FrameKind.RETIRE}
+)
 
 # How many cancelled jobs of a worker the log can name.
 _CANCELLED_KEPT = 64
@@ -50,14 +147,21 @@ class WorkerHandle:
     Attributes:
         slot: The slot.
         generation: Which worker of the slot it is, counting from 1.
-        rank: The number by which its jobs know it; see ``_core/slots/ranks.py``.
+        rank: The number by which its jobs know it; see ``_core/slots/lifecycle.py``.
         environment: The environment variables that it alone has.
         process: Its process; ``None`` until there is one.
-        connections: The channels, the page and the pipes between it and the pool.
-        page: What the worker has noted.
+        page: The worker page: what the worker has noted.
+        large_buffers: Moves large objects through shared memory.
         outbox: Puts jobs on the job channel.
-        requests: Puts requests on the control channel.
-        incoming: Reads what the worker sends.
+        jobs: The job channel; ``None`` until it is open.
+        control: The control channel; ``None`` until it is open.
+        link: Reads and writes in place of the job channel if the worker serves.
+        logs: The log records of the worker; ``None`` until the channels are open.
+        stdout: What the worker writes to its stdout.
+        stderr: What it writes to its stderr.
+        lacked_memory: Whether the kernel has killed it, or a child of it, since its own cgroup
+            was full.
+        said_hello: Whether the worker has said that it is ready.
         status: Its exit status, once it has ended and if it is known.
         detail: Why it has ended, as far as that is known.
         traceback: The traceback of the exception that has ended it, if there is one.
@@ -75,12 +179,7 @@ class WorkerHandle:
     """
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        slot: int,
-        generation: int,
-        rank: int,
-        s: WorkerSetup,
+        self, supervisor: Supervisor, slot: int, generation: int, rank: int
     ) -> None:
         self.slot = slot
         self.generation = generation
@@ -91,16 +190,29 @@ class WorkerHandle:
         self.detail = self.traceback = self.silence = self.late_stacks = ""
         self.broke_protocol = self.final = False
         self.taken_in_trust = -1
-        self.began_at = loop.time()
+        self._pool = supervisor
+        self._config = supervisor.state.config
+        loop = self._loop = supervisor.state.loop
+        self.began_at = self._heard_at = loop.time()
         self.started_at = self.since = monotonic()
-        self._loop = loop
-        self._setup = s
-        self._listener = s.listener
-        self.connections = WorkerConnections(loop, s)
-        self.page = self.connections.page
-        self.outbox = self.connections.outbox
-        self.requests = self.connections.requests
-        self.incoming = IncomingFrames(loop, self, self.connections, s.listener)
+        self.page = WorkerPage(self._config.worker.concurrency)
+        self.large_buffers = LargeBuffers(
+            spawn=supervisor.tasks.create_task,
+            segments=supervisor.segments,
+            threads=supervisor.threads,
+            max_payload=self._config.worker.max_payload,
+            untrusted=self._config.untrusted,
+        )
+        self.outbox = Outbox(self.large_buffers)
+        self.jobs: Channel | None = None
+        self.control: Channel | None = None
+        self.link: ServingLink | None = None
+        self.logs: LogNotes | None = None
+        self.stdout: Output | None = None
+        self.stderr: Output | None = None
+        self.lacked_memory = self.said_hello = False
+        self._place: Place | None = None
+        self._lent = False
         self._trouble = asyncio.Event()
         self._exited = asyncio.Event()
         self.killed = False
@@ -124,7 +236,7 @@ class WorkerHandle:
             await self._start()
             async with anyio.create_task_group() as watchers:
                 whose = (
-                    f"of worker {self.pid} in slot {self.slot} of {self._setup.pool}"
+                    f"of worker {self.pid} in slot {self.slot} of {self._config.name}"
                 )
                 end, trouble = f"asyncpool end {whose}", f"asyncpool errors {whose}"
                 watchers.start_soon(self._watch_exit, name=end)
@@ -142,13 +254,7 @@ class WorkerHandle:
     @property
     def stderr_tail(self) -> tuple[str, ...]:
         """The last lines that it wrote to its stderr."""
-        stderr = self.connections.stderr
-        return stderr.tail if stderr is not None else ()
-
-    @property
-    def lacked_memory(self) -> bool:
-        """Whether the kernel has killed it, or a child of it, since its own cgroup was full."""
-        return self.connections.lacked_memory
+        return self.stderr.tail if self.stderr is not None else ()
 
     @property
     def failed(self) -> bool:
@@ -162,15 +268,23 @@ class WorkerHandle:
 
     def catch_up(self) -> None:
         """Read now what it has sent on its control channel."""
-        channel = self.connections.control
-        assert channel is not None
-        channel.read()
+        assert self.control is not None
+        self.control.read()
 
     def read_now(self) -> None:
         """Read now what it has sent on its job channel."""
-        channel = self.connections.jobs
-        assert channel is not None
-        channel.read()
+        assert self.jobs is not None
+        self.jobs.read()
+
+    def ask(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
+        """Send a request on the control channel: the worker answers even while it runs a job."""
+        assert self.control is not None
+        self.control.put(header(kind, len(payload), *fields), payload)
+        self.control.flush()
+
+    def ask_for_stacks(self, job: int = 0, attempt: int = 0) -> None:
+        """Ask the worker to write the stacks of its threads, and of *job*, on its page."""
+        self.ask(FrameKind.STACKS, b"", job, attempt)
 
     def demand_stacks(self) -> None:
         """Have a signal handler write its stacks, since no thread of Python's may run there."""
@@ -188,21 +302,21 @@ class WorkerHandle:
     def stop(self) -> None:
         """Tell it that no more jobs will come."""
         self.ignored = True
-        self.connections.shut_link()
-        if self.connections.jobs is not None:
-            self.connections.jobs.half_close()
+        self._shut_link()
+        if self.jobs is not None:
+            self.jobs.half_close()
 
     def terminate(self) -> None:
         """Send it SIGTERM."""
         self.ignored = True
-        self.connections.shut_link()
+        self._shut_link()
         self._signal(signal.SIGTERM)
 
     def kill(self, reason: str = "") -> None:
         """Send it SIGKILL; the launcher kills all processes that it has started."""
         self.detail = self.detail or reason
         self.ignored = self.killed = True
-        self.connections.shut_link()
+        self._shut_link()
         self._signal(signal.SIGKILL)
         if self.process is None and self._launching is not None:
             self._launching.cancel()
@@ -215,11 +329,31 @@ class WorkerHandle:
     def close(self) -> None:
         """Kill it if it still runs, and close everything but the page."""
         self.ignored = True
-        self.connections.large_buffers.close()
+        self.large_buffers.close()
         if self.process is not None:
             self.process.signal(signal.SIGKILL)
             self.process.close()
-        self.connections.close()
+        for part in (self.jobs, self.control, self.stdout, self.stderr):
+            if part is not None:
+                part.close()
+        place, self._place = self._place, None
+        if place is not None and self._pool.places is not None:
+            self.lacked_memory = place.lacked_memory()
+            self._pool.places.release(place)
+
+    def take_report(self) -> str:
+        """Return what the interpreter has said of a fatal error; see :class:`Output`."""
+        return "" if self.stderr is None else self.stderr.take_report()
+
+    def release_report(self) -> None:
+        """Log that line by line."""
+        if self.stderr is not None:
+            self.stderr.release_report()
+
+    def _shut_link(self) -> None:
+        """Send nothing more to a worker that serves."""
+        if self.link is not None:
+            self.link.shut()
 
     def _signal(self, number: signal.Signals) -> None:
         self._wanted = number
@@ -231,24 +365,131 @@ class WorkerHandle:
     # Its start.
 
     async def _start(self) -> None:
-        setup = self._setup
+        config = self._config
         self.environment = environment_of(
-            setup.worker_env, self.rank, forked=setup.forked
+            config.worker_env, self.rank, forked=config.fork
         )
         self._launching = anyio.CancelScope()
         if self.killed:
             self._launching.cancel()
         with contextlib.ExitStack() as theirs, self._launching:
-            fds = self.connections.open(self, theirs)
-            self.process = await setup.launcher.launch(fds, self.environment)
+            fds = self._open(theirs)
+            self.process = await self._pool.launcher.launch(fds, self.environment)
         if self.process is None:
             raise LaunchError("the launcher did not answer within start_timeout")
-        self.connections.label_output(self)
+        self._label_output()
         if self._wanted is not None:  # the signal was asked for while it was starting
             self.process.signal(self._wanted)
-        self._listener.on_spawned(self)
-        if self.incoming.said_hello:
-            self._listener.on_ready(self)
+        self._pool.on_spawned(self)
+        if self.said_hello:
+            self._pool.on_ready(self)
+
+    def _open(self, theirs: contextlib.ExitStack) -> list[int]:
+        """Open everything, and send the worker its configuration; *theirs* closes its ends here.
+
+        Returns:
+            The worker's ends: job channel, control channel, page, stdout, stderr.
+
+        Raises:
+            OSError: If this process lacks the means.
+        """
+        ours, job_end = _pair(theirs)
+        size, serving = self._config.worker.max_payload, self._pool.serving
+        if serving is None:
+            self.jobs = self._channel(ours, size, self._on_job_frames)
+        else:
+
+            def make_channel(sock: socket.socket) -> Channel:
+                self.jobs = self._channel(sock, size, self._on_link_frames)
+                return self.jobs
+
+            self.link = serving.open_link(self, ours, make_channel)
+        ours, control_end = _pair(theirs)
+        control = self.control = self._channel(
+            ours, _MAX_CONTROL, self._on_control_frames
+        )
+        assert self.jobs is not None
+        self.outbox.connect(self.jobs)
+        self.large_buffers.connect(self.jobs, control)
+        self.logs = LogNotes(self._pool.worker_logs, self, control)
+        page = self.page.open()
+        theirs.callback(os.close, page)
+        output = self._config.worker_output
+        out, out_end = _pipe(theirs)
+        self.stdout = Output(self._loop, out, output, err=False)
+        err, err_end = _pipe(theirs)
+        self.stderr = Output(self._loop, err, output, err=True)
+        if self._config.handover is not None:
+            for fd in self._config.handover.fds:
+                control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
+        identity = identity_of(
+            self._config.name, self.slot, self.rank, self.environment
+        )
+        if self._pool.places is not None:
+            self._place = self._pool.places.open()
+            identity = confined(identity, self._place)
+        packed = identity.pack()
+        control.put(header(FrameKind.IDENTITY, len(packed)), packed)
+        packed = self._pool.config_for(self)
+        control.put(header(FrameKind.CONFIG, len(packed)), packed)
+        control.flush()
+        return [job_end, control_end, page, out_end, err_end]
+
+    def _lend_tracker(self) -> None:
+        """Send the worker the resource tracker of this program, which starts if need be.
+
+        What its jobs share is unlinked at the end of the program if nobody has unlinked it.
+
+        Raises:
+            ProtocolError: If it may not have that.  With it, it could unlink what is others'.
+        """
+        control, config = self.control, self._config
+        if self._lent or config.confinement is not None or config.data is not None:
+            raise ProtocolError("it asked for a resource tracker that it cannot have")
+        assert control is not None
+        self._lent = True
+
+        def lend(tracker: asyncio.Future[int | None]) -> None:
+            failed = tracker.cancelled() or tracker.exception() is not None
+            fd, frame = (
+                None if failed else tracker.result(),
+                header(FrameKind.TRACKER, 0),
+            )
+            if fd is None:
+                control.put(frame)
+            else:
+                control.put_descriptor(frame, fd, keep=True)
+            control.flush()
+
+        self._pool.threads.copy(_descriptor_of_tracker).add_done_callback(lend)
+
+    def _channel(
+        self,
+        sock: socket.socket,
+        max_payload: int,
+        on_frames: Callable[[list[Frame]], None],
+    ) -> Channel:
+        return Channel(
+            self._loop,
+            sock,
+            buffer=self._pool.buffer,
+            max_payload=max_payload,
+            on_frames=on_frames,
+            on_end=self.on_end,
+        )
+
+    def _label_output(self) -> None:
+        """Have the log say of each line which worker has written it."""
+        label = f"worker {self.pid} in slot {self.slot}"
+        extra: dict[str, object] = {
+            "pool": self._config.name,
+            "slot": self.slot,
+            "generation": self.generation,
+            "pid": self.pid,
+        }
+        for stream in (self.stdout, self.stderr):
+            assert stream is not None
+            stream.name(label, extra)
 
     # Its watchers.
 
@@ -256,8 +497,10 @@ class WorkerHandle:
         assert self.process is not None
         self.status = await self.process.wait()
         # What it sent before it died counts: an outcome, or the reason of its death.
-        self.connections.drain()
-        self._listener.on_exit(self)
+        for channel in (self.jobs, self.control):
+            if channel is not None:
+                channel.drain()
+        self._pool.on_exit(self)
         self._exited.set()
         self._trouble.set()
 
@@ -272,6 +515,133 @@ class WorkerHandle:
             self.detail = self.detail or "it closed its channel and went on"
             self.kill()
 
+    # What it sends.
+
+    @property
+    def heard_at(self) -> float:
+        """When it last sent something on its control channel, or was kept from sending."""
+        if self.logs is not None and self.logs.paused:
+            return self._loop.time()
+        return self._heard_at
+
+    # The job channel.
+
+    def _on_job_frames(self, frames: list[Frame]) -> None:
+        """Tell the pool about jobs that have ended, and about items of streams."""
+        # Also if the worker has been killed: what it has done must not be done again.
+        if self.broke_protocol:
+            return
+        for frame in frames:
+            if frame.kind is not FrameKind.VALUE and frame.kind is not FrameKind.ERROR:
+                break
+        else:
+            if not self.large_buffers.pending:
+                self._pool.on_outcomes(self, frames)
+                return
+        frames, bad_beat = self._take_beats(frames)
+        frames, trouble = self.large_buffers.unload(frames)
+        items = [frame for frame in frames if frame.kind is FrameKind.ITEM]
+        if items:
+            # Items before outcomes: a stream's outcome comes after its items, and the outcomes
+            # of other jobs have nothing to do with these items.
+            self._pool.on_items(self, items)
+            frames = [frame for frame in frames if frame.kind is not FrameKind.ITEM]
+        if frames and not self.broke_protocol:
+            self._pool.on_outcomes(self, frames)
+        trouble = trouble or bad_beat
+        if trouble is not None:
+            self.distrust(trouble)
+
+    def _take_beats(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
+        """Return the frames that are no heartbeats; and what was wrong, if anything was."""
+        others: list[Frame] = []
+        for frame in frames:
+            if frame.kind is not FrameKind.LAST_HEARTBEAT:
+                others.append(frame)
+                continue
+            try:
+                self._pool.on_last_beat(self, frame)
+            except ProtocolError as error:
+                return others, str(error)
+        return others, None
+
+    def _on_link_frames(self, frames: list[Frame]) -> None:
+        """Hand the frames of a worker that serves to its link."""
+        assert self.link is not None
+        # Also if the worker has been killed: what it took before that counts.
+        if not self.broke_protocol:
+            try:
+                self.link.on_frames(frames)
+            except ProtocolError as error:
+                self.distrust(str(error))
+
+    # The control channel.
+
+    def _on_control_frames(self, frames: list[Frame]) -> None:
+        """Tell the pool what the worker says about itself, and what it answers."""
+        assert self.logs is not None
+        if self.broke_protocol:
+            return
+        self._heard_at, has_heartbeats = self._loop.time(), False
+        for frame in frames:
+            if frame.kind is FrameKind.HEARTBEAT:
+                has_heartbeats = True
+                continue
+            if frame.kind is FrameKind.RECORD:
+                self.logs.add(frame.payload)
+                continue
+            try:
+                self._on_control_frame(frame)
+            except ProtocolError as error:
+                self.distrust(str(error))
+                return
+        if has_heartbeats and not self.ignored:
+            self._pool.on_heartbeat(self)
+
+    def _on_control_frame(self, frame: Frame) -> None:
+        if frame.kind in _ANSWERS:
+            # The pool may ask a worker that drains for its stacks too, so that answer counts.
+            drains = self.link is not None and not self.broke_protocol
+            if not self.ignored or (frame.kind is FrameKind.STACKS and drains):
+                self._on_answer(frame)
+        elif frame.kind is FrameKind.SAMPLES:
+            self._pool.on_samples(self, frame)
+        elif frame.kind is FrameKind.WHERE:
+            self._pool.on_where(self, frame.job, frame.payload)
+        elif frame.kind is FrameKind.HELLO and not self.said_hello:
+            self.said_hello = True
+            # If a worker is quick, its hello may come before the launcher's answer.
+            if self.process is not None:
+                self._pool.on_ready(self)
+        elif frame.kind is FrameKind.FAILED:
+            self._on_failure(frame)
+        elif frame.kind is FrameKind.TRACKER:
+            self._lend_tracker()
+        else:
+            raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
+
+    def _on_failure(self, frame: Frame) -> None:
+        if self.detail:
+            return  # only the first reason counts
+        failure = Failure.unpack(frame.payload)
+        self.detail = printable_lines(f"{failure.stage} failed: {failure.summary}")
+        self.traceback = printable_lines(failure.text)
+        self.final = failure.final
+        if failure.stage == "thread" or (failure.stage == "serve" and self.said_hello):
+            self._pool.on_fault(self)
+
+    def _on_answer(self, frame: Frame) -> None:
+        if frame.kind is FrameKind.REVOKED:
+            self._pool.on_revoked(self, unpack_numbers(frame.payload))
+        elif frame.kind is FrameKind.STACKS:
+            self._pool.on_stacks(self, frame.job or None)
+        elif frame.kind is FrameKind.RETIRE and frame.number:
+            self._pool.on_worn(self, _reason_in(frame))
+        elif frame.kind is FrameKind.RETIRE:
+            self._pool.on_retire(self, _reason_in(frame))
+        else:
+            self._pool.on_pong(self)
+
     # How its channels end.
 
     def on_end(self, error: ProtocolError | None) -> None:
@@ -279,7 +649,7 @@ class WorkerHandle:
         # A frame that is cut short breaks no rule: a sudden death looks like that.
         if error is not None:
             self.distrust(str(error))
-        self.connections.shut_link()
+        self._shut_link()
         self._trouble.set()
 
     def distrust(self, detail: str) -> None:
@@ -289,6 +659,30 @@ class WorkerHandle:
             self.taken_in_trust = self.outbox.taken
         self.broke_protocol = True
         self.ignored = True
-        self.connections.shut_link()
-        self.connections.ignore()
+        self._shut_link()
+        for channel in (self.jobs, self.control):
+            if channel is not None:
+                channel.ignore()
         self._trouble.set()
+
+
+def _reason_in(frame: Frame) -> str:
+    return printable(bytes(frame.payload[:MAX_REASON]).decode(errors="replace"))
+
+
+def _descriptor_of_tracker() -> int | None:
+    from multiprocessing.resource_tracker import getfd  # noqa: PLC0415 - few programs need it
+
+    return getfd()
+
+
+def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, int]:
+    ours, other = socket_pair()
+    theirs.callback(other.close)
+    return ours, other.fileno()
+
+
+def _pipe(theirs: contextlib.ExitStack) -> tuple[int, int]:
+    ours, other = os.pipe()
+    theirs.callback(os.close, other)
+    return ours, other

@@ -18,7 +18,6 @@ from types import CoroutineType
 from asyncpool._core.pickling.calls import describe
 from asyncpool._worker.api.context import current_job
 from asyncpool._worker.job.coroutines import InContext
-from asyncpool._worker.job.execute import JobRunner
 from asyncpool.errors import HookError, JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from contextvars import Context
     from typing import Any, Literal
 
-    from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-    from asyncpool._core.wire.frames import Frame
     from asyncpool._worker.api.context import CurrentJob
 
 
@@ -60,15 +57,6 @@ class Hook:
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = name
         self._function = function
-
-    def runner(self, *parts: Any) -> JobRunner:
-        """Return what runs jobs one at a time, with the hook around each.
-
-        *parts* are the arguments of :class:`JobRunner`.
-        """
-        runner = _HookedRunner(*parts)
-        runner.hook = self
-        return runner
 
     def enter(self) -> Entered:
         """Enter the hook for the running job.
@@ -192,22 +180,6 @@ class Entered:
                     error.add_note(
                         f"The hook {self._hook.name} failed too: {describe(own)}"
                     )
-
-
-class _HookedRunner(JobRunner):
-    def _run(self, frame: Frame, sequence: int) -> bytes | OutOfBandPickle:
-        self.entered = None
-        try:
-            value = self.go_on(frame, self.call(frame, sequence))
-            self._leave(None)
-        except BaseException as error:
-            self._leave(error)
-            raise
-        return self.serializer.pack_value(value, self.max_payload)
-
-    def _leave(self, error: BaseException | None) -> None:
-        if self.entered is not None:
-            self.entered.leave(error)
 
 
 class _Pause:

@@ -37,7 +37,6 @@ from asyncpool._system.processes import memory_at_most, private_memory
 from asyncpool._worker.channel.frames_io import decoder, receive
 from asyncpool._worker.channel.segments import Segments
 from asyncpool._worker.job.coroutines import waiting_frames
-from asyncpool._worker.job.streams import Credit
 from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.job_ending.lease_fences import LeaseFences
@@ -50,20 +49,12 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from threading import ExceptHookArgs
-    from typing import Protocol
 
-    class Credits(Protocol):
-        """Something that is told how many items a stream may send."""
-
-        def grant(self, job: int, attempt: int, limit: int) -> None:
-            """Note how many items may be sent in all; the job may already be over."""
+    from asyncpool._worker.job.streams import Streams
 
 
 # Seconds after which a job is signalled again if it has not begun to end.
 _AGAIN = 0.02
-
-# The pool wants to know what the threads of this process do.
-_LOOKS = frozenset((FrameKind.STACKS, FrameKind.WHERE, FrameKind.PROFILE))
 
 
 class Control:
@@ -74,7 +65,6 @@ class Control:
         claims: Decides whether a job can still be revoked.
         segments: Receive shared memory.
         interrupts: End a job that has begun.
-        credit: Is told how many items a stream may send.
 
     Attributes:
         on_thread_death: Called in a thread that ends with an error, once the pool was told.
@@ -85,7 +75,7 @@ class Control:
         announced: Whether the worker has told the pool which error ends it.
         memory: How much memory is too much before the first job, and the text of that limit.
         interrupts: As above.
-        credit: As above.
+        streams: Are told how many items they may send.
     """
 
     def __init__(
@@ -94,10 +84,9 @@ class Control:
         claims: JobClaims,
         segments: Segments,
         interrupts: Interrupts,
-        credit: Credit,
     ) -> None:
         self._socket = sock
-        self.credit: Credits = credit
+        self.streams: Streams | None = None
         self.interrupts = interrupts
         self._claims = claims
         self._segments = segments
@@ -159,13 +148,13 @@ class Control:
         """Tell the pool that the worker is ready.
 
         Raises:
-            MemoryError: If it has more memory now than it may have.
+            RuntimeError: If it has more memory now than it may have.
         """
         if self.memory is not None:
             bound, text = self.memory
             most = memory_at_most(os.getpid())
             if most >= bound and (had := private_memory(os.getpid())) >= bound:
-                raise MemoryError(
+                raise RuntimeError(
                     f"it has {in_units(had)} of memory before its first job, and {text}: "
                     "raise the limit, or have workers import and initialize less"
                 )
@@ -260,54 +249,45 @@ class Control:
             self.interrupts.ask_again()
 
     def _answer(self, frame: Frame, fds: list[int]) -> None:
-        if frame.kind is FrameKind.REVOKE:
+        kind = frame.kind
+        if kind is FrameKind.REVOKE:
             won = self._claims.revoke(unpack_numbers(frame.payload))
             self.send(FrameKind.REVOKED, pack_numbers(won))
-        elif frame.kind is FrameKind.INTERRUPT:
+        elif kind is FrameKind.INTERRUPT:
             for sequence in unpack_numbers(frame.payload):
                 self.interrupts.ask(sequence)
-        elif frame.kind is FrameKind.FENCE:
+        elif kind is FrameKind.FENCE:
             self._fence(frame.job, unpack_moment(frame.payload))
-        elif frame.kind is FrameKind.CREDIT:
-            self.credit.grant(frame.job, frame.attempt, frame.number)
-        elif frame.kind is FrameKind.PING:
+        elif kind is FrameKind.CREDIT:
+            if self.streams is not None:
+                self.streams.grant(frame.job, frame.attempt, frame.number)
+        elif kind is FrameKind.PING:
             self._answer_ping()
-        elif frame.kind in _LOOKS:
-            self._look(frame)
-        elif frame.kind is FrameKind.CLOSING:
-            self._hear_of_end()
-        elif frame.kind is FrameKind.TRACKER:
-            self._tracker = fds.pop() if fds else None
-            self._tracker_came.release()
-        else:
-            self._take_segment(frame, fds)
-
-    def _look(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.STACKS:
+        elif kind is FrameKind.STACKS:
             self.interrupts.write_stacks(frame.job, frame.attempt)
             self.send(FrameKind.STACKS, b"", frame.job, frame.attempt)
-        elif frame.kind is FrameKind.WHERE:
-            self._tell_where(frame.job)
-        else:
+        elif kind is FrameKind.WHERE:
+            try:
+                text = live_stacks(self.interrupts, self.running(), frame.job)
+            except Exception as error:
+                # What is read here belongs to other threads, which may do anything to it.
+                text = f"The stacks cannot be read: {error!r}".encode(errors="replace")
+            self.send(FrameKind.WHERE, text, frame.job)
+        elif kind is FrameKind.PROFILE:
             self._profile(frame)
-
-    def _tell_where(self, job: int) -> None:
-        try:
-            text = live_stacks(self.interrupts, self.running(), job)
-        except Exception as error:
-            # What is read here belongs to other threads, which may do anything to it.
-            text = f"The stacks cannot be read: {error!r}".encode(errors="replace")
-        self.send(FrameKind.WHERE, text, job)
-
-    def _take_segment(self, frame: Frame, fds: list[int]) -> None:
-        if frame.kind is FrameKind.SEGMENT:
+        elif kind is FrameKind.CLOSING:
+            self._hear_of_end()
+        elif kind is FrameKind.TRACKER:
+            self._tracker = fds.pop() if fds else None
+            self._tracker_came.release()
+        elif kind is FrameKind.SEGMENT:
             self._segments.arrive(frame.number, fds.pop() if fds else None, frame.job)
-        elif frame.kind is FrameKind.GRANT:
+        elif kind is FrameKind.GRANT:
             self._segments.grant(frame.number)
-        elif frame.kind is FrameKind.DROP:
+        elif kind is FrameKind.DROP:
             self._segments.drop(frame.number)
         else:
-            raise ProtocolError(f"the pool sent {frame.kind.name}")
+            raise ProtocolError(f"the pool sent {kind.name}")
 
     def _fence(self, sequence: int, until: float) -> None:
         interrupts = self.interrupts
@@ -342,10 +322,12 @@ class Control:
             self.send(FrameKind.SAMPLES, payload, frame.job, 0, int(last))
 
         try:
-            self._sampler = _start_sampler(frame.payload, self.interrupts.main, send)
-        except (
-            Exception
-        ) as error:  # a job may have taken away what it takes, such as threads
+            request = ProfileRequest.unpack(frame.payload)
+            sampler = Sampler(request, self.interrupts.main, waiting_frames, send)
+            sampler.start()
+            self._sampler = sampler
+        except Exception as error:
+            # A job may have taken away what it takes, such as threads.
             send(json.dumps([[], [], [0, 0, 0], repr(error)[:500]]).encode(), last=True)
 
     def _answer_ping(self) -> None:
@@ -373,14 +355,6 @@ class Control:
         on_thread_death = self.on_thread_death
         if on_thread_death is not None:
             on_thread_death()
-
-
-def _start_sampler(
-    request: bytes, main: int, send: Callable[[bytes, bool], None]
-) -> Sampler:
-    sampler = Sampler(ProfileRequest.unpack(request), main, waiting_frames, send)
-    sampler.start()
-    return sampler
 
 
 def _nothing() -> None:

@@ -115,21 +115,18 @@ class Coroutines:
         # Later jobs need the loop, and it must stay the current loop of this thread.
         self._interrupts.hold()
         try:
-            return self._make()
+            import asyncio  # noqa: PLC0415 - as above
+
+            if self.kind == "uvloop":
+                import uvloop  # noqa: PLC0415 - an extra
+
+                self._loop = uvloop.new_event_loop()
+            else:
+                self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+            return self._loop
         finally:
             self._interrupts.release()
-
-    def _make(self) -> asyncio.AbstractEventLoop:
-        import asyncio  # noqa: PLC0415 - as above
-
-        if self.kind == "uvloop":
-            import uvloop  # noqa: PLC0415 - an extra
-
-            self._loop = uvloop.new_event_loop()
-        else:
-            self._loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(self._loop)
-        return self._loop
 
     def _stacks(self) -> str:
         """Tell where the job waits; empty if it computes, which the thread's stack shows."""

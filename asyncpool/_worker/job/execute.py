@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+from contextlib import suppress
 from contextvars import copy_context
+from importlib import import_module
 from time import monotonic, perf_counter_ns
 from types import CoroutineType
 
@@ -16,7 +20,6 @@ from asyncpool._core.wire.context import PLAIN, JobContext
 from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._worker.api.context import running, set_variables
-from asyncpool._worker.api.trace_context import attach
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.streams import Streams
@@ -120,18 +123,23 @@ class JobRunner:
 
     def _run(self, frame: Frame, sequence: int) -> bytes | OutOfBandPickle:
         # A function of its own, so that arguments and result are gone when it returns.
-        value = self.call(frame, sequence)
-        if type(value) is CoroutineType or frame.kind is FrameKind.STREAM:
-            value = self.go_on(frame, value)
+        try:
+            value = self.call(frame, sequence)
+            if type(value) is CoroutineType:
+                value = self._coroutines.run(value)
+            if frame.kind is FrameKind.STREAM:
+                value = self.streams.run(frame, value)
+        except BaseException as error:
+            self._leave_hook(error)
+            raise
+        if self.entered is not None:
+            self._leave_hook(None)
         return self.serializer.pack_value(value, self.max_payload)
 
-    def go_on(self, frame: Frame, value: Any) -> Any:
-        """Return what the job in *frame* comes to, whose function has returned *value*."""
-        if type(value) is CoroutineType:
-            value = self._coroutines.run(value)
-        if frame.kind is FrameKind.STREAM:
-            value = self.streams.run(frame, value)
-        return value
+    def _leave_hook(self, error: BaseException | None) -> None:
+        entered, self.entered = self.entered, None
+        if entered is not None:
+            entered.leave(error)
 
     def call(self, frame: Frame, sequence: int) -> Any:
         """Call what the job in *frame* is to call, and return what that returns.
@@ -148,7 +156,7 @@ class JobRunner:
         if began and context.variables:
             set_variables(context.variables)
         if began and context.trace:
-            attach(context.trace)
+            _attach(context.trace)
         new = type(known) is bytes
         if new:
             # What this raises belongs to the job that made the call.
@@ -173,6 +181,21 @@ class JobRunner:
             ):
                 error.add_note(note)
             raise
+
+
+def _attach(packed: bytes) -> None:
+    """Make the span that *packed* names the parent of what the running code traces, by OpenTelemetry.
+
+    The code runs in a context of its own, which ends with the job; so nothing is detached.
+    """
+    # Who makes spans has imported this, for example to make a TracerProvider in the
+    # initializer.  All others need not wait for an import.
+    if "opentelemetry.context" not in sys.modules:
+        return
+    with suppress(Exception):  # a propagator's; no job fails because of its trace
+        headers = pickle.loads(packed)
+        context = import_module("opentelemetry.propagate").extract(headers)
+        import_module("opentelemetry.context").attach(context)
 
 
 def pack_failure(
@@ -211,8 +234,6 @@ _MODULES = frozenset(
         "job.coroutines",
         "job.execute",
         "job.streams",
-        "lanes.lane_chunks",
-        "lanes.lane_streams",
         "lanes.lanes",
         "lanes.concurrent_jobs",
     )

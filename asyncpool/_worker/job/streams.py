@@ -22,8 +22,8 @@ from asyncpool.errors import JobCancelled, JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Event
-    from collections.abc import AsyncIterable, Iterator
+    from asyncio import AbstractEventLoop
+    from collections.abc import AsyncIterable
     from typing import Any
 
 
@@ -35,19 +35,44 @@ class StreamClosed(JobCancelled, GeneratorExit):
     """
 
 
+class Credit:
+    """How many items the pool takes of a stream that waits in its thread.
+
+    Args:
+        limit: So many.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        # The control thread rings when there is more; a ring too many does no harm.
+        self._bell: SimpleQueue[None] = SimpleQueue()
+
+    def raise_to(self, limit: int) -> None:
+        """Hear, in any thread, how many there may be."""
+        self._limit = limit
+        if self._bell.empty():
+            self._bell.put(None)
+
+    def wait(self, number: int) -> None:
+        """Wait until the item of that number, counted from 0, may be sent."""
+        while number >= self._limit:
+            self._bell.get()
+
+
 class AwaitedCredit:
     """How many items the pool takes of a stream that waits in the event loop.
 
     Args:
         limit: So many.
         loop: The loop.
-        more: Set when there is more.
     """
 
-    def __init__(self, limit: int, loop: AbstractEventLoop, more: Event) -> None:
+    def __init__(self, limit: int, loop: AbstractEventLoop) -> None:
+        from asyncio import Event  # noqa: PLC0415 - few jobs need it
+
         self._limit = limit
         self._loop = loop
-        self._more = more
+        self._more = Event()
 
     def raise_to(self, limit: int) -> None:
         """Hear, in any thread, how many there may be."""
@@ -62,50 +87,6 @@ class AwaitedCredit:
                 await self._more.wait()
 
 
-class Credit:
-    """How many items the pool takes of the stream that runs."""
-
-    def __init__(self) -> None:
-        self._whose = (0, 0)
-        self._limit = 0
-        # The control thread rings when there is more; a ring too many does no harm.
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        self._awaited: AwaitedCredit | None = None
-
-    def begin(self, job: int, attempt: int, limit: int) -> None:
-        """Start counting for the items of another job."""
-        self._whose, self._limit = (job, attempt), limit
-
-    def grant(self, job: int, attempt: int, limit: int) -> None:
-        """Note how many items may be sent in all; the job may already be over."""
-        if (job, attempt) != self._whose:
-            return
-        self._limit = limit
-        if self._bell.empty():
-            self._bell.put(None)
-        awaited = self._awaited
-        if awaited is not None:
-            awaited.raise_to(limit)
-
-    def await_in(self, loop: AbstractEventLoop) -> AwaitedCredit:
-        """Return the credit of the same stream, to be waited for in *loop*."""
-        from asyncio import Event  # noqa: PLC0415 - few jobs need it
-
-        awaited = self._awaited = AwaitedCredit(self._limit, loop, Event())
-        # The control thread may have raised the limit between the two.
-        awaited.raise_to(self._limit)
-        return awaited
-
-    def end(self) -> None:
-        """Let nobody wait in a loop any more."""
-        self._awaited = None
-
-    def wait(self, number: int) -> None:
-        """Wait until the item with that number may be sent."""
-        while number >= self._limit:
-            self._bell.get()
-
-
 class Streams:
     """The streams of one worker, one after the other.
 
@@ -114,10 +95,8 @@ class Streams:
         large_buffers: Send the large buffers of items.
         interrupts: End a running job.
         coroutines: Run async generators.
-        credit: How many items the pool accepts.
 
     Attributes:
-        credit: As above.
         max_payload: The most bytes that an item may have.
         first: The credit of the next stream, to begin with.
         serializer: How items travel.
@@ -129,13 +108,13 @@ class Streams:
         large_buffers: LargeBuffers,
         interrupts: Interrupts,
         coroutines: Coroutines,
-        credit: Credit,
     ) -> None:
         self._jobs = jobs
         self._large_buffers = large_buffers
         self._interrupts = interrupts
         self._coroutines = coroutines
-        self.credit = credit
+        # The credit of each running stream, by job and attempt.
+        self._credits: dict[tuple[int, int], Credit | AwaitedCredit] = {}
         self.max_payload = 0
         self.first = 0
         self.serializer: WorkerSerializer = PICKLE_WORKER
@@ -149,37 +128,44 @@ class Streams:
         Raises:
             BaseException: Whatever the generator raises.
         """
-        self.credit.begin(frame.job, frame.attempt, self.first)
-        if hasattr(type(source), "__aiter__"):
-            try:
-                credit = self.credit.await_in(self._coroutines.loop())
-                drain = self.drain(frame, source, credit)
+        whose = frame.job, frame.attempt
+        try:
+            if hasattr(type(source), "__aiter__"):
+                there = AwaitedCredit(self.first, self._coroutines.loop())
+                self._credits[whose] = there
+                drain = self.drain(frame, source, there)
                 return self._coroutines.run(drain, shown=source)
-            finally:
-                self.credit.end()
+            credit = self._credits[whose] = Credit(self.first)
+            return self._pump(frame, source, credit)
+        finally:
+            self._credits.pop(whose, None)
+
+    def grant(self, job: int, attempt: int, limit: int) -> None:
+        """Note how many items a stream may send in all; its job may be over already."""
+        credit = self._credits.get((job, attempt))
+        if credit is not None:
+            credit.raise_to(limit)
+
+    def _pump(self, frame: Frame, source: Any, credit: Credit) -> Any:
         try:
             iterator = iter(source)
         except TypeError:
             raise not_iterable(source) from None
+        interrupts = self._interrupts
         try:
-            return self._pump(frame, iterator)
+            for number in count():
+                credit.wait(number)
+                interrupts.error = StreamClosed
+                try:
+                    payload = self._pack(next(iterator), number)
+                except StopIteration as end:
+                    return end.value
+                finally:
+                    interrupts.error = JobCancelled
+                self._send(frame, payload)
+                del payload
         finally:
             close(iterator)
-
-    def _pump(self, frame: Frame, iterator: Iterator[Any]) -> Any:
-        interrupts, credit = self._interrupts, self.credit
-        for number in count():
-            credit.wait(number)
-            interrupts.error = StreamClosed
-            try:
-                payload = self._pack(next(iterator), number)
-            except StopIteration as end:
-                return end.value
-            finally:
-                interrupts.error = JobCancelled
-            self._send(frame, payload)
-            del payload
-        raise AssertionError
 
     async def drain(
         self, frame: Frame, source: AsyncIterable[Any], credit: AwaitedCredit

@@ -10,35 +10,48 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from contextvars import copy_context
 from functools import partial
+from itertools import count
 from mmap import mmap
+from time import monotonic
 from types import CoroutineType
 
 from asyncpool._core.map import chunks
+from asyncpool._core.map.chunks import LOG_HEAD, ChunkResult
 from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
 from asyncpool._core.wire.context import MAX_CONTEXT
 from asyncpool._core.wire.frames import Frame, FrameKind, header
-from asyncpool._core.wire.page import PageLayout
+from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat
+from asyncpool._core.wire.page import LOG_SIZE, PageLayout
+from asyncpool._worker.api.context import running
 from asyncpool._worker.channel.frames_io import decoder, receive, receive_some, send
+from asyncpool._worker.job.chunks import Chunk, ChunkLog
+from asyncpool._worker.job.coroutines import InContext, outcome_of
 from asyncpool._worker.job.execute import JobRunner
-from asyncpool._worker.job.heartbeats import install
-from asyncpool._worker.job.streams import Credit
-from asyncpool._worker.lanes.lane_chunks import run_chunk
-from asyncpool._worker.lanes.lane_heartbeats import LaneHeartbeats
-from asyncpool._worker.lanes.lane_streams import LaneStreams
+from asyncpool._worker.job.heartbeats import HeartbeatWriter, install, last_frame
+from asyncpool._worker.job.streams import (
+    AwaitedCredit,
+    StreamClosed,
+    Streams,
+    close,
+    not_iterable,
+)
 from asyncpool._worker.lanes.lanes import Lane, Lanes
+from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    import socket
+    from asyncio import AbstractEventLoop
+    from collections.abc import Callable, Coroutine, Iterator
+    from typing import Any
 
     from asyncpool._core.pickling.out_of_band import OutOfBandPickle
     from asyncpool._core.wire.messages import WorkerConfig
     from asyncpool._worker.channel.large_buffers import LargeBuffers
     from asyncpool._worker.job.around import Hook
-    from asyncpool._worker.job.control import Control
-    from asyncpool._worker.job.coroutines import Coroutines
-    from asyncpool._worker.job_ending.job_claims import JobClaims
+    from asyncpool._worker.job_ending.interrupts import Interrupts
+    from asyncpool._worker.loop import WorkerParts
 
 
 class ConcurrentJobs:
@@ -46,12 +59,8 @@ class ConcurrentJobs:
 
     Args:
         config: The worker's configuration.
-        page_fd: The worker page.
-        jobs: The job channel.
-        control: The control channel.
-        claims: Decides which job is next.
+        parts: The parts of the worker.
         large_buffers: Receives what travels beside jobs.
-        coroutines: Has the event loop in which they run.
         hook: The pool's hook around each job, if it has one.
         serializer: How calls and outcomes travel.
 
@@ -63,23 +72,18 @@ class ConcurrentJobs:
     def __init__(
         self,
         config: WorkerConfig,
-        page_fd: int,
-        jobs: socket.socket,
-        control: Control,
-        claims: JobClaims,
+        parts: WorkerParts,
         large_buffers: LargeBuffers,
-        coroutines: Coroutines,
         hook: Hook | None = None,
         serializer: WorkerSerializer = PICKLE_WORKER,
     ) -> None:
-        interrupts = control.interrupts
+        interrupts, coroutines = parts.interrupts, parts.coroutines
         layout = PageLayout(config.concurrency)
-        page = mmap(page_fd, layout.stacks)
-        self._jobs = jobs
-        self._claims = claims
+        page = mmap(parts.page_fd, layout.stacks)
+        self._jobs = parts.jobs
+        self._claims = parts.claims
         self._large_buffers = large_buffers
         self._interrupts = interrupts
-        self._coroutines = coroutines
         self._incoming = decoder(max(config.max_payload, MAX_CONTEXT))
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
@@ -91,12 +95,11 @@ class ConcurrentJobs:
         self.lanes.serializer = serializer
         self.lanes.on_free = self._on_free
         self.beats = self.lanes.beats = LaneHeartbeats(
-            page, layout, interrupts, control.ring, self.lanes
+            page, layout, interrupts, parts.control.ring, self.lanes
         )
         self.beats.use(serializer.pack_details)
-        streams = LaneStreams(jobs, large_buffers, interrupts, coroutines, Credit())
-        control.credit = streams.credits
-        self._streams = streams
+        streams = LaneStreams(parts.jobs, large_buffers, interrupts, coroutines)
+        parts.control.streams = self._streams = streams
         self._executor = JobRunner(large_buffers, interrupts, coroutines, streams)
         self._executor.hook = hook
         self._executor.configure(config, serializer)
@@ -224,10 +227,8 @@ class ConcurrentJobs:
         payload: bytes | OutOfBandPickle,
         duration: int,
     ) -> None:
-        if os.getpid() != self._worker:
-            os._exit(
-                0
-            )  # this is a fork that a job made, and it has returned from the job
+        if os.getpid() != self._worker:  # a fork that a job made, back from the job
+            os._exit(0)
         frame = lane.frame
         try:
             ahead = self.beats.last_heartbeat(frame)
@@ -269,3 +270,205 @@ class ConcurrentJobs:
             self._failure = error
             if self.lanes.looping:
                 self.lanes.loop.stop()
+
+
+class LaneHeartbeats(HeartbeatWriter):
+    """Writes the heartbeats of a worker that runs several jobs at once, each into its lane.
+
+    Args:
+        page: The worker page.
+        layout: The layout of the page.
+        interrupts: Knows which jobs are to end.
+        ring: Tells the pool to look at the page soon.
+        lanes: The running jobs.
+    """
+
+    def __init__(
+        self,
+        page: mmap,
+        layout: PageLayout,
+        interrupts: Interrupts,
+        ring: Callable[[], None],
+        lanes: Lanes,
+    ) -> None:
+        super().__init__(page, interrupts, ring)
+        self._layout = layout
+        self._lanes = lanes
+        self._numbers = [0] * layout.width
+        self._records: dict[tuple[int, int], bytes] = {}
+
+    def last_heartbeat(self, frame: Frame) -> bytes:
+        """Return the frame that goes ahead of the outcome of the job in *frame*."""
+        record = self._records.pop((frame.job, frame.attempt), None)
+        return b"" if record is None else last_frame(frame, record)
+
+    def _check(self) -> None:
+        whose = self._whose()
+        interrupts = self._interrupts
+        if interrupts.at_home and interrupts.forget(self._lanes.by_job[whose].sequence):
+            raise JobCancelled
+
+    def _write(self, packed: bytes) -> None:
+        job = self._whose()
+        index = self._lanes.by_job[job].index
+        now, number = monotonic(), self._numbers[index] + 1
+        record = Beat(number, job[0], job[1], now, packed).pack()
+        self._note(self._layout.beats(index), number, record)
+        self._numbers[index] = number
+        first = job not in self._records
+        self._records[job] = record
+        if first or now - self._rung_at >= INTERVAL:
+            self._rung_at = now
+            self._ring()
+
+    def _whose(self) -> tuple[int, int]:
+        mine = running.get()
+        job = mine[:2] if mine is not None else self._lanes.running
+        if job is None:  # the code runs in a thread without the context of a job
+            if self._lanes.by_job:
+                raise RuntimeError(
+                    "heartbeat() was called in a thread that does not know its job, and "
+                    "several jobs are running: run it in a copy of the job's context"
+                )
+            raise RuntimeError("heartbeat() was called when no job was running")
+        if job not in self._lanes.by_job:
+            text = f"heartbeat() was called for job {job[0]}, which is over"
+            raise RuntimeError(text)
+        return job
+
+
+class LaneStreams(Streams):
+    """The streams of one worker, which run at once.  Each waits for its own credit.
+
+    The loop takes the items of a plain generator one after the other.  While the generator computes
+    an item, all other jobs wait.  While the stream waits for credit, they go on.
+
+    The arguments are those of :class:`Streams`.
+    """
+
+    def begin(
+        self, lane: Lane, source: Any, loop: AbstractEventLoop
+    ) -> Coroutine[Any, Any, Any]:
+        """Return a coroutine that sends the items of *source*, which the job has returned."""
+        credit = AwaitedCredit(self.first, loop)
+        self._credits[lane.frame.job, lane.frame.attempt] = credit
+        return self._run(lane, source, credit)
+
+    async def _run(self, lane: Lane, source: Any, credit: AwaitedCredit) -> Any:
+        try:
+            if type(source) is CoroutineType:
+                source = await source
+            lane.shown = source
+            if hasattr(type(source), "__aiter__"):
+                return await self.drain(lane.frame, source, credit)
+            return await self._pump_in_turns(lane, source, credit)
+        finally:
+            del self._credits[lane.frame.job, lane.frame.attempt]
+
+    async def _pump_in_turns(
+        self, lane: Lane, source: Any, credit: AwaitedCredit
+    ) -> Any:
+        """Send the items of a plain iterable; others go on while it waits for credit."""
+        try:
+            items = iter(source)
+        except TypeError:
+            raise not_iterable(source) from None
+        try:
+            for number in count():
+                await credit.wait(number)
+                try:
+                    payload = self._pack(self._next(lane, items), number)
+                except StopIteration as end:
+                    return end.value
+                self._send(lane.frame, payload)
+                del payload
+        finally:
+            close(items)
+
+    def _next(self, lane: Lane, iterator: Iterator[Any]) -> Any:
+        interrupts = self._interrupts
+        interrupts.error = StreamClosed
+        try:
+            interrupts.begin(lane.sequence)
+            return next(iterator)
+        finally:
+            interrupts.running = None
+            interrupts.error = JobCancelled
+
+
+class _Pen:
+    """Writes one log into memory with several logs; has the methods of an ``mmap``.
+
+    It is an object of its own: a log that had its own methods as attributes would be a cycle.
+
+    Args:
+        page: The worker page.
+        start: The offset of the log on the page.
+    """
+
+    def __init__(self, page: mmap, start: int) -> None:
+        self._room = memoryview(page)[start : start + LOG_SIZE]
+        self._start = start
+        self._end = LOG_HEAD.size
+
+    def write(self, data: bytes) -> None:
+        end = self._end + len(data)
+        if end > LOG_SIZE:
+            raise ValueError("the log has no room for it")
+        self._room[self._end : end] = data
+        self._end = end
+
+    def seek(self, where: int) -> None:
+        self._end = where - self._start
+
+
+def run_chunk(
+    page: mmap,
+    layout: PageLayout,
+    lanes: Lanes,
+    packed: bytes,
+    items: list[Any],
+    **how: Any,
+) -> ChunkResult | Coroutine[Any, Any, ChunkResult]:
+    """Call a function for each of *items*, or return a coroutine that does so.
+
+    The items of a plain function run one after the other, without a break, as in a worker with one
+    lane.  If the function is async, its coroutines are awaited one after the other, and other jobs
+    go on meanwhile.
+
+    The other arguments are those of :func:`asyncpool._worker.job.chunks.run_chunk`.
+    """
+    job = running.get()
+    assert job is not None
+    lane = lanes.by_job[job[:2]]
+    start = layout.log(lane.index)
+    log = ChunkLog(page, start, _Pen(page, start))
+    chunk = Chunk(log, packed, items, **how)
+    coroutine = chunk.go_on()
+    return chunk.result if coroutine is None else _go_on(lane, chunk, coroutine)
+
+
+async def _go_on(
+    lane: Lane, chunk: Chunk, coroutine: Coroutine[Any, Any, Any] | None
+) -> ChunkResult:
+    while coroutine is not None:
+        try:
+            value = await InContext(coroutine, copy_context())
+        except BaseException as error:
+            coroutine = chunk.go_on(error=_shown(lane, error))
+        else:
+            coroutine = chunk.go_on(value)
+    return chunk.result
+
+
+def _shown(lane: Lane, error: BaseException) -> BaseException:
+    """Return what an item has raised, as its caller will see it."""
+    outcome = outcome_of(error, asked=lane.asked)
+    if outcome is not error:
+        return outcome
+    # Leave two frames out that are asyncpool's: the await, and the step.
+    tb = error.__traceback__
+    for _ in range(2):
+        tb = tb and tb.tb_next
+    error.__traceback__ = tb
+    return error

@@ -92,10 +92,8 @@ class Lane(CoroutineSteps):
             try:
                 return super()._take(step, *args)
             finally:
-                if lanes.mute:
-                    os._exit(
-                        0
-                    )  # this is a fork that a job made, and it has returned from that step
+                if lanes.mute:  # a fork that a job made, back from that step
+                    os._exit(0)
         except StopIteration as end:
             lanes.finish(self, end.value)
         except BaseException as error:
@@ -217,10 +215,7 @@ class Lanes:
         seconds = (perf_counter_ns() - lane.began) / 1e9
         others = len(self.by_job) - 1
         if others and self._opened and seconds > self.loop.slow_callback_duration:
-            who, hint = (
-                f"job {lane.frame.job}",
-                f"; other jobs there: {others}",
-            )
+            who, hint = f"job {lane.frame.job}", f"; other jobs there: {others}"
             lane.context.run(warn, who, seconds, "in a plain function", hint)
 
     def _exit_hook(

@@ -46,8 +46,7 @@ from asyncpool._worker.process.os_setup import (
     reset_signals,
     take_stdio,
 )
-from asyncpool._worker.process.preloading import Preloading, forking
-from asyncpool._worker.process.warm_up import warm_up
+from asyncpool._worker.process.preloading import Preloading, forking, warm_up
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def main(channel_fd: int) -> NoReturn:
     try:
         LauncherProcess(channel, reaper).run()
     except _Forked as forked:
-        config, fds, variables = forked.config, forked.fds, forked.variables
+        worker = forked.args
     except (OSError, SystemExit):  # the pool's process is gone, or this one must go
         reaper.end_all()
         os._exit(0)
@@ -81,22 +80,11 @@ def main(channel_fd: int) -> NoReturn:
         reaper.end_all()
         os._exit(0)
     # After everything of the launcher is freed, which takes up to 0.9 ms.
-    work(*_become_worker(config, fds, variables))
+    work(*_become_worker(*worker))
 
 
 class _Forked(BaseException):
     """Raised in a forked process, to leave the launcher's loop and its objects."""
-
-    def __init__(
-        self,
-        config: LauncherConfig | None,
-        fds: list[int],
-        variables: Mapping[str, str],
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.fds = fds
-        self.variables = variables
 
 
 class LauncherProcess:
@@ -217,7 +205,7 @@ class LauncherProcess:
         signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
-        lost = preloading.lost() if config.fork else []
+        lost = preloading.left(whole=True) if config.fork else []
         self._send(FrameKind.HELLO, json.dumps(lost).encode() if lost else b"")
 
     def _launch(self, frame: Frame, fds: list[int], *, truncated: bool) -> None:
@@ -225,9 +213,14 @@ class LauncherProcess:
             self._refuse(frame, "the launcher may open no more descriptors")
         else:
             try:
-                self._report_start(
-                    self._fork(fds, unpack_environment(frame.payload)), frame.job
-                )
+                pid = self._fork(fds, unpack_environment(frame.payload))
+                # Open the pidfd here: this process is the parent, so the pid cannot be reused yet.
+                handles: list[int] = []
+                with contextlib.suppress(AttributeError, OSError):
+                    handles.append(os.pidfd_open(pid))
+                payload = pack_pid(pid, held=bool(handles))
+                self._send(FrameKind.LAUNCHED, payload, frame.job, handles)
+                fds += handles
             except OSError as error:
                 self._refuse(frame, str(error))
         for fd in fds:
@@ -249,16 +242,6 @@ class LauncherProcess:
 
     def _refuse(self, frame: Frame, reason: str) -> None:
         self._send(FrameKind.FAILED, Failure("fork", reason).pack(), frame.job)
-
-    def _report_start(self, pid: int, request: int) -> None:
-        # Open the pidfd here: this process is the parent, so the pid cannot be reused yet.
-        handles: list[int] = []
-        with contextlib.suppress(AttributeError, OSError):
-            handles.append(os.pidfd_open(pid))
-        payload = pack_pid(pid, held=bool(handles))
-        self._send(FrameKind.LAUNCHED, payload, request, handles)
-        for handle in handles:
-            os.close(handle)
 
     def _send(
         self,

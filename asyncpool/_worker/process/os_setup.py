@@ -49,9 +49,7 @@ def children() -> set[int]:
     try:
         with open(f"{_PROC}/{pid}/task/{pid}/children") as listing:  # noqa: PTH123
             return {int(child) for child in listing.read().split()}
-    except (
-        OSError
-    ):  # gVisor refuses it, and so does a kernel without CONFIG_PROC_CHILDREN
+    except OSError:  # as in gVisor, and in a kernel without CONFIG_PROC_CHILDREN
         return _whose_parent_is(pid)
 
 
@@ -76,9 +74,7 @@ def prctl(option: int, value: int | bytes) -> None:
     """Ask the kernel of Linux for something; without it a precaution is missing, no more."""
     if sys.platform != "linux":
         return
-    with contextlib.suppress(
-        Exception
-    ):  # without prctl a precaution is missing, no more
+    with contextlib.suppress(Exception):
         import _ctypes  # noqa: PLC0415 - not where there is no prctl
 
         # Not ctypes itself, which imports more, see _worker/__init__.py.

@@ -6,6 +6,7 @@ What follows from that is in ``_core/policies/starting.py``.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import select
 import signal
@@ -21,7 +22,7 @@ from asyncpool._core.policies.starting import (
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
 # Seconds between looks whether a thread has ended; each is twice the last.
 _FIRST_LOOK = 0.001
@@ -36,7 +37,8 @@ class Preloading:
 
     def __init__(self) -> None:
         self._threads: dict[int, Thread] = {}
-        self._look(BEFORE_IMPORTS)
+        self._origin, self._seconds = BEFORE_IMPORTS, 0.0
+        self._look()
 
     @contextlib.contextmanager
     def step(self, origin: str) -> Generator[None]:
@@ -45,49 +47,36 @@ class Preloading:
             os.environ.setdefault(name, value)
         began = time.monotonic()
         yield
-        self._look(origin, time.monotonic() - began)
+        self._origin, self._seconds = origin, time.monotonic() - began
+        self._look()
 
-    def lost(self) -> list[Thread]:
-        """Return the threads that a fork of this process would lose, as a trial fork shows."""
-        return self._try_fork(lost_at_fork)
+    def left(self, *, whole: bool = False) -> list[Thread]:
+        """Return the threads of this process that a fork does not end, as a trial fork shows.
 
-    def left(self) -> list[Thread]:
-        """Return the threads of this process that a fork does not end."""
-        return self._try_fork(lambda _, kept, __: kept)
-
-    def _try_fork(
-        self,
-        choose: Callable[
-            [dict[int, Thread], dict[int, Thread], list[str]], dict[int, Thread]
-        ],
-    ) -> list[Thread]:
-        before = self._look()
-        if not before:
+        Args:
+            whole: Leave out those that the copy can do without, or has again.
+        """
+        if not (before := self._look()):
             return []
         copy, wait = _fork_in_vain(), _FIRST_LOOK
         while True:
-            found = choose(before, self._look(), copy)
+            after = self._look()
+            left = lost_at_fork(before, after, copy) if whole else after
             # The kernel does not let go at once of a thread that somebody has joined.  But one
             # that sleeps has not ended.
-            if wait > _LAST_LOOK or all(map(_sleeps, found)):
-                return list(found.values())
+            if wait > _LAST_LOOK or all(map(_sleeps, left)):
+                return list(left.values())
             time.sleep(wait)
             wait *= 2
 
-    def _look(
-        self, origin: str | None = None, seconds: float = 0.0
-    ) -> dict[int, Thread]:
-        """Return the threads that there are; the new ones came with *origin*, or of late."""
-        present = {}
-        for number, (name, native) in _threads().items():
-            if origin is None:
-                origin = next(reversed(self._threads.values()), _NOBODY).origin
-            thread = Thread(name, native, origin, seconds)
-            present[number] = self._threads.setdefault(number, thread)
-        return present
-
-
-_NOBODY = Thread("", native=True, origin=BEFORE_IMPORTS)
+    def _look(self) -> dict[int, Thread]:
+        """Return the threads that there are; the new ones came with the last import."""
+        return {
+            number: self._threads.setdefault(
+                number, Thread(name, native, self._origin, self._seconds)
+            )
+            for number, (name, native) in _threads().items()
+        }
 
 
 def _fork_in_vain() -> list[str]:
@@ -96,26 +85,25 @@ def _fork_in_vain() -> list[str]:
     with forking():
         pid = os.fork()
     if pid == 0:
-        os.write(into, "\0".join(name for name, _ in _threads().values()).encode())
-        os._exit(0)
+        try:
+            names = [name for name, _ in _threads().values()]
+            os.write(into, "\0".join(names).encode())
+        finally:
+            os._exit(0)
     os.close(into)
-    poll = select.poll()
-    poll.register(out)
-    names = b""
-    if poll.poll(_COPY_GRACE * 1e3):
-        names = os.read(out, 65536)
-    else:  # it hangs in what its libraries do there, so a worker would, too
-        os.kill(pid, signal.SIGKILL)
+    if not select.select([out], [], [], _COPY_GRACE)[0]:
+        os.kill(pid, signal.SIGKILL)  # it hangs in what its libraries do there
+    told = os.read(out, 65536).decode(errors="replace")
     os.close(out)
     os.waitpid(pid, 0)
-    return names.decode(errors="replace").split("\0") if names else []
+    return told.split("\0")
 
 
 @contextlib.contextmanager
 def forking() -> Generator[None]:
-    """Fork in this context where threads are that a fork does not lose, as far as is known.
+    """Fork in this context, also beside threads.
 
-    From Python 3.12 on each fork beside threads is warned of, and the warning may be an error.
+    From Python 3.12 on each such fork is warned of, and the warning may be an error.
     """
     if not _threads():
         yield
@@ -132,31 +120,23 @@ def _threads() -> dict[int, tuple[str, bool]]:
 
     Python knows only the threads of ``threading``; only Linux lists all of them.
     """
-    known: dict[int, str] = {}
-    main = os.getpid()
+    found: dict[int, tuple[str, bool]] = {}
+    with contextlib.suppress(OSError):  # no Linux
+        for task in os.listdir(f"/proc/{os.getpid()}/task"):  # noqa: PTH208 - see _worker/__init__.py
+            name = _read(int(task), "comm").strip()
+            found[int(task)] = name, True
+    # Most have no name but that of their process, or that which it had.
+    program = os.path.basename(sys.executable)[:15]  # noqa: PTH119
+    unnamed = {found.pop(os.getpid(), None), (program, True)}
+    for number in [number for number in found if found[number] in unnamed]:
+        found[number] = "native", True
     if "threading" in sys.modules:
         import threading  # noqa: PLC0415 - see _worker/__init__.py
 
-        mine = threading.get_native_id()
-        known = {it.native_id or id(it): it.name for it in threading.enumerate()}
-        known.pop(mine, None)
-    found = {number: (name, False) for number, name in known.items()}
-    with contextlib.suppress(OSError):  # no Linux
-        tasks = map(int, os.listdir(f"/proc/{main}/task"))  # noqa: PTH208 - see _worker/__init__.py
-        found = {
-            number: (known[number], False)
-            if number in known
-            else (_native_name(number), True)
-            for number in tasks
-            if number != main
-        }
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread():
+                found[thread.native_id or id(thread)] = thread.name, False
     return found
-
-
-def _native_name(number: int) -> str:
-    name = _read(number, "comm").strip()
-    # Most have no name but that of their process.
-    return "native" if name == _read(os.getpid(), "comm").strip() else name
 
 
 def _sleeps(number: int) -> bool:
@@ -169,3 +149,26 @@ def _read(number: int, what: str) -> str:
             return file.read()
     except OSError:  # it has just ended
         return ""
+
+
+# What is installed may be out of a sandbox's reach.  The modules of this package are not, and idna
+# is asked for by each connection.
+_NEEDED = (
+    "asyncio",
+    "cloudpickle",
+    "ctypes",
+    "encodings.idna",
+    "json",
+    "logging",
+    "resource",
+    "select",
+    "threading",
+    "typing",
+)
+
+
+def warm_up() -> None:
+    """Import these modules, which forked workers then share."""
+    for name in set(_NEEDED) - {*sys.modules}:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)

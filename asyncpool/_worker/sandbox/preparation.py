@@ -7,7 +7,7 @@ import os
 
 from asyncpool._core.sandbox.plan import NEW_NETWORK, NEW_USER
 from asyncpool._system.confinement import forbid_capabilities, new_namespaces
-from asyncpool._worker.process.warm_up import warm_up
+from asyncpool._worker.process.preloading import warm_up
 
 
 def enter_namespaces(namespaces: int) -> bool:
