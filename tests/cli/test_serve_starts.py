@@ -50,6 +50,7 @@ def test_a_reload_serves_the_release_that_the_link_leads_to_now(tmp_path: Path) 
         server.says("reloaded: 1 worker is new")
         assert server.get() == "two two"
         assert server.port == port
+        assert server.end(signal.SIGTERM) == 0
 
 
 def test_a_server_works_without_stderr(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.frozen import check_frozen, pyinstaller
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import ROOT, finish, start_script
 
@@ -41,44 +42,6 @@ import os, sys
 os.write(int(sys.argv[-1]), b"cpython-38 3.8.1\\n")
 """
 OWN = f"{sys.implementation.cache_tag} {platform.python_version()}"
-
-FROZEN = """
-    import asyncio, multiprocessing, os, sys
-
-    depth = int(os.environ.get("DEPTH", "0"))
-    os.environ["DEPTH"] = str(depth + 1)
-    if depth > 2:
-        os._exit(99)  # a brake
-
-    import asyncpool
-
-    factor = 7
-
-    def times(x):
-        return factor * x
-
-    async def main(launcher):
-        async with asyncpool.Pool(2, launcher=launcher) as pool:
-            print([item async for item in pool.map(times, [1, 2])])
-            try:
-                await pool.submit(os.abort)
-            except asyncpool.WorkerCrashedError as error:
-                print(error.signal)
-            print(await pool.submit(times, 6), await pool.submit(os.getenv, "ASYNCPOOL_STARTS"))
-
-    if __name__ == "__main__":
-        if "FORGETS" not in os.environ:
-            multiprocessing.freeze_support()
-        asyncio.run(main(sys.argv[1] if sys.argv[1:] == ["spawn"] else "forkserver"))
-        with asyncpool.ProcessPoolExecutor(1) as executor:
-            print(executor.submit(pow, 2, 5).result(), depth)
-"""
-# What PyInstaller finds in this environment, and the program does not need.
-UNUSED = (
-    "IPython,PIL,a2wsgi,aiohttp,click,dask,distributed,django,dotenv,hypothesis,joblib,matplotlib,"
-    "msgspec,mypy,numpy,opentelemetry,prometheus_client,psutil,pytest,ray,redis,rich,setuptools,"
-    "sqlite3,starlette,tkinter,uvicorn,uvloop,watchfiles,websockets"
-)
 
 
 @pytest.fixture
@@ -162,43 +125,4 @@ def test_nothing_starts_itself_again(tmp_path: Path) -> None:
 
 
 def test_a_program_of_pyinstaller(tmp_path: Path) -> None:
-    program = freeze(tmp_path)
-    for launcher in ("forkserver", "spawn"):
-        done = run(program, launcher)
-        assert done.stdout == "[7, 14]\nSIGABRT\n42 None\n32 0\n", done.stderr
-    done = run(program, FORGETS="1")
-    assert done.returncode == 1
-    assert (
-        f"{program} --multiprocessing-fork ... does not become the launcher"
-        in done.stderr
-    )
-    assert "it runs the program again, which has started a pool in turn" in done.stderr
-    assert "call multiprocessing.freeze_support() as the first thing" in done.stderr
-    assert "99" not in done.stderr
-
-
-def freeze(folder: Path) -> Path:
-    """Make a program of the script in a folder of its own; it takes 10 s of a core."""
-    from textwrap import dedent
-
-    (folder / "app.py").write_text(dedent(FROZEN))
-    command = [sys.executable, "-m", "PyInstaller", "--log-level", "ERROR", "app.py"]
-    for name in UNUSED.split(","):
-        command += ["--exclude-module", name]
-    subprocess.run(
-        [*command, "--paths", str(ROOT)], cwd=folder, timeout=10 * PATIENCE, check=True
-    )
-    return folder / "dist" / "app" / "app"
-
-
-def run(
-    program: Path, *args: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program, *args],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    check_frozen(pyinstaller(tmp_path))

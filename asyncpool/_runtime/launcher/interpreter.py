@@ -82,6 +82,7 @@ class NewLauncher:
             command = [*shown, code, _ROOT, "launcher", str(channel)]
         self._shown = f"{shlex.join(shown)} ..."
         is_python = re.match("python|pypy", Path(executable).name)
+        self._may_be_any = self._frozen or not is_python
         self.patience = None if self._frozen or is_python else _PATIENCE
         self._heard = b""
         folder = config.folder[0]
@@ -131,6 +132,13 @@ class NewLauncher:
         if status < 0:
             return f"signal {signal.Signals(-status).name} ended it"
         return f"it ended with exit status {status}"
+
+    def is_hopeless(self) -> bool:
+        """Tell whether another try would come out the same, as far as one can know."""
+        status = self.popen.poll()
+        if status is None:  # a Python may have had no time, on a busy machine
+            return self._may_be_any
+        return status != -signal.SIGKILL  # which may have been the lack of memory
 
     def fault(self, what: str) -> str:
         """Return *what* is wrong, with the command line and the way out."""

@@ -345,7 +345,7 @@ class LauncherProcess:
             if self._new is not None:
                 what = "it does not answer within start_timeout"
                 error = InterpreterError(self._new.fault(what))
-                error.final = False  # the machine may have been busy
+                error.final = self._new.is_hopeless()
             elif not (self.ready.done() or self.lost):
                 self._stacks = self._stacks or b""
                 self._popen.send_signal(STACKS)
@@ -507,9 +507,9 @@ class LauncherProcess:
         if not ended and wait < _LAST_LOOK:
             self._loop.call_later(wait, self._never_begun, what, 2 * wait)
             return
-        self._popen.kill()
         error = InterpreterError(new.fault(ended or what))
-        error.final = bool(ended)  # else the machine may have been busy
+        error.final = new.is_hopeless()
+        self._popen.kill()
         self._lose(error)
 
     def _lose(self, reason: str | LaunchError) -> None:

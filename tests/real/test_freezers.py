@@ -1,0 +1,75 @@
+"""Programs that other tools have frozen, and a server that embeds Python."""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.frozen import UNUSED, check_frozen, pyinstaller, write_program
+from tests.helpers.patience import PATIENCE
+from tests.helpers.scripts import ROOT
+from tests.helpers.serving import until
+
+
+def test_one_file_of_pyinstaller(tmp_path: Path) -> None:
+    check_frozen(pyinstaller(tmp_path, "--onefile"))
+
+
+def test_cx_freeze(tmp_path: Path) -> None:
+    pytest.importorskip("cx_Freeze")
+    write_program(tmp_path)
+    (tmp_path / "setup.py").write_text(
+        textwrap.dedent(f"""
+            import sys
+            from cx_Freeze import Executable, setup
+            options = dict(
+                build_exe="frozen", path=[{str(ROOT)!r}, *sys.path], excludes={UNUSED!r}.split(",")
+            )
+            setup(name="app", options=dict(build_exe=options), executables=[Executable("app.py")])
+        """)
+    )
+    command = [sys.executable, "setup.py", "-q", "build_exe"]
+    subprocess.run(command, cwd=tmp_path, timeout=10 * PATIENCE, check=True)
+    check_frozen(tmp_path / "frozen" / "app")
+
+
+def test_uwsgi(tmp_path: Path) -> None:
+    uwsgi = Path(sys.executable).with_name("uwsgi")
+    if not uwsgi.exists():
+        pytest.skip("there is no uWSGI")
+    (tmp_path / "app.py").write_text(
+        textwrap.dedent("""
+            import asyncpool
+
+            def application(environ, start_response):
+                with asyncpool.ProcessPoolExecutor(1) as executor:
+                    result = executor.submit(pow, 2, 5).result()
+                start_response("200 OK", [])
+                return [str(result).encode()]
+        """)
+    )
+    options = ["--wsgi-file", "app.py", "--enable-threads", "-H", sys.prefix]
+    options += ["--pythonpath", str(ROOT), "--http-socket", "127.0.0.1:0"]
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            [uwsgi, *options], cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT
+        ) as server,
+    ):
+        try:
+            port = until(lambda: _port(tmp_path / "log"), "it serves")
+            client = http.client.HTTPConnection("127.0.0.1", port, PATIENCE)
+            client.request("GET", "/")
+            assert client.getresponse().read() == b"32"
+        finally:
+            server.kill()
+
+
+def _port(log: Path) -> int:
+    _, found, rest = log.read_text().partition("bound to TCP address 127.0.0.1:")
+    return int(rest.split()[0]) if found and "spawned uWSGI" in rest else 0
