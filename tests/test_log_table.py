@@ -20,8 +20,7 @@ ROWS = {row.id: row for row in rows()}
 
 # What is no record of asyncpool: the loggers of others, and the command's own handler.
 _NOT_OURS = {
-    "cluster/_servers/asgi_bounds.py",
-    "cluster/_servers/lifespan.py",
+    "cluster/_servers/uvicorn_parts.py",
     "_core/logs/log_message.py",
 }
 _CALLS = {"debug", "info", "warning", "error", "exception", "critical"}

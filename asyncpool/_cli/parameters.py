@@ -111,6 +111,11 @@ def seconds(text: str) -> float:
     return number
 
 
+def seconds_or_never(text: str) -> float | None:
+    """Return a number of seconds, or ``None`` for 0; the type of an option."""
+    return None if text == "0" else seconds(text)
+
+
 def size(text: str) -> int:
     """Return a number of bytes, such as 512M; the type of an option."""
     found = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)

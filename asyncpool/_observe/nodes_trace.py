@@ -6,8 +6,7 @@ import os
 
 from asyncpool._core.remote.slot_numbers import SLOTS
 from asyncpool._core.trace.nodes_trace_book import NodesTraceBook
-from asyncpool._observe.live_trace import next_number
-from asyncpool._observe.trace import Trace
+from asyncpool._observe.trace import Trace, next_number
 from asyncpool.stats import PoolStats
 
 

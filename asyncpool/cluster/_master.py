@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from io import IOBase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asyncpool._api.supervised import Supervised
 from asyncpool._core.base.validation import TEXT, check_type, or_none
 from asyncpool._core.cluster import server_messages as say
+from asyncpool._core.pickling.out_of_band import dumps_call
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
@@ -21,6 +24,7 @@ from asyncpool._runtime.base.arguments import check_int, check_timeout
 from asyncpool._runtime.base.callbacks import CrashCallback
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
+from asyncpool._runtime.cluster.link import MAX_MESSAGE
 from asyncpool._runtime.cluster.listeners import (
     Listeners,
     addresses_locked,
@@ -30,17 +34,24 @@ from asyncpool._runtime.cluster.service import Service, ServingConfig, Spread
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool._runtime.state.config import SupervisorConfig
-from asyncpool.cluster._messenger import Messenger
+from asyncpool._system.descriptors import (
+    ReceivedFile,
+    ReceivedSocket,
+    check_beside,
+    file_descriptor,
+    socket_descriptor,
+)
+from asyncpool.cluster._messages import Message, Messages, SocketIterator
 from asyncpool.cluster._options import (
     cluster_config,
     cluster_options,
+    pack_target,
 )
 from asyncpool.cluster._stats import ClusterStats, cluster_stats
-from asyncpool.cluster._target import pack_target
+from asyncpool.errors import NoWorkerError
 from asyncpool.events import CloseSummary, RollResult
 
 if TYPE_CHECKING:
-    from asyncpool._observe.cluster_trace import ClusterTrace
     from asyncpool._runtime.state.pool_state import PoolState
     from asyncpool._worker.cluster.worker import Worker
 
@@ -48,7 +59,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("asyncpool")
 
 
-class Cluster(Messenger, Supervised):
+class Cluster(Supervised):
     """Worker processes that serve, and the master that owns their listening sockets.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`, from
@@ -66,8 +77,7 @@ class Cluster(Messenger, Supervised):
             service manager has passed.
         spread: How connections get to workers.  ``"handoff"``: the master accepts, and
             hands each connection to the least busy worker.  ``"shared"``: all workers accept,
-            and the kernel decides.  ``"reuseport"``: each worker has a socket of its own with
-            the same port, and the kernel divides connections among these.
+            and the kernel decides.
         backlog: How many connections may wait in the kernel's queue.
 
     Args: Workers
@@ -101,9 +111,6 @@ class Cluster(Messenger, Supervised):
     Args: Logs
         name: The name of the cluster in logs, and in commands unless :meth:`run` gets another.
         worker_output: Where the lines that workers print go: ``"log"`` or ``"inherit"``.
-        trace: A file that the cluster writes while it lives, and that https://ui.perfetto.dev
-            shows: when each worker started, served and drained, crashes, reloads, connections
-            and requests.  An older trace in that file is replaced.
 
     Attributes:
         name: The name of the cluster in logs.
@@ -137,7 +144,6 @@ class Cluster(Messenger, Supervised):
         reload_drain_timeout: float | None = None,
         name: str | None = None,
         worker_output: OutputMode = "log",
-        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         check_platform()
         options = self._options = cluster_options(locals())  # by the signature's names
@@ -147,7 +153,6 @@ class Cluster(Messenger, Supervised):
         self._life = SupervisorRunner("cluster", self.name)
         self._listeners: Listeners | None = None
         self._made: Service | None = None
-        self._trace: ClusterTrace | None = None
         self._began: float | None = None
         self.addresses: tuple[str, ...] = ()
 
@@ -191,22 +196,11 @@ class Cluster(Messenger, Supervised):
 
     async def _listen(self) -> SupervisorConfig:
         self._began = time.monotonic()  # by the one call that listens
-        workers, _ = self._config.workers
         options = self._options
         if options.bind:
             async with addresses_locked(options.bind):
-                self._listeners = open_listeners(
-                    options.bind,
-                    backlog=options.backlog,
-                    reuseport_groups=workers if options.spread == "reuseport" else 0,
-                )
+                self._listeners = open_listeners(options.bind, backlog=options.backlog)
             self.addresses = self._listeners.addresses
-        if options.trace is not None and not self._life.closed_unused:
-            # Few clusters have one.
-            from asyncpool.cluster._trace import begin_trace  # noqa: PLC0415
-
-            hub = self._life.hub
-            self._trace = begin_trace(options.trace, self.name, hub, self.stats)
         serving = ServingConfig(
             target=self._target,
             spread=options.spread,
@@ -247,7 +241,7 @@ class Cluster(Messenger, Supervised):
             plus the number of the signal if a signal ended it at once.
 
         Raises:
-            OSError: If the cluster cannot listen, or cannot write its trace.
+            OSError: If the cluster cannot listen.
             TypeError: If *control* is no str.
             RuntimeError: If this is not the main thread.
 
@@ -312,8 +306,6 @@ class Cluster(Messenger, Supervised):
             Safe: the reload goes on.
         """
         reload = self._life.trying().replacement.roll()
-        if self._trace is not None:
-            self._trace.follow(reload)
         return await shielded(reload)
 
     async def resize(self, workers: int) -> None:
@@ -362,6 +354,150 @@ class Cluster(Messenger, Supervised):
             addresses=self.addresses,
         )
 
+    # Messages, sockets and files, to workers and from them.
+
+    async def send(self, worker: int, value: object) -> None:
+        """Send a message to the worker in a slot; wait while it has too many unread ones.
+
+        Raises:
+            NoWorkerError: If no worker is ready there, or it ends before the message is sent.
+            ValueError: If the message is too large (1 MiB).
+            PoolClosedError: If the cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            Exception: Any error of pickling *value*.
+
+        Cancellation:
+            Safe: the message is sent whole, or not at all.
+        """
+        service = self._service()
+        payload = _message(value)
+        line = service.links.get(worker)
+        if line is None or not await line.send(payload):
+            raise NoWorkerError(worker)
+
+    async def broadcast(self, value: object, *, key: Hashable = None) -> None:
+        """Send a message to every worker, and to all later workers.
+
+        Workers that are ready or starting find it among their ``worker.messages()``.  Workers that
+        start later, as replacements or since the cluster grows, find it there before all
+        other messages.  Draining workers get nothing.  The call waits while one of the workers has
+        too many unread messages.
+
+        Args:
+            value: Anything that pickle takes.
+            key: Of several broadcasts with the same key, such as a topic, only the last
+                one is kept for later workers.  The messages that are kept for all keys
+                have 64 MiB at the most.
+
+        Raises:
+            ValueError: If the message is too large (1 MiB), or too large to keep beside the others.
+            TypeError: If *key* is not hashable.
+            PoolClosedError: If the cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            Exception: Any error of pickling *value*.
+
+        Cancellation:
+            Some workers may get the message, and later workers do.
+        """
+        service = self._service()
+        await service.broadcast(key, _message(value))
+
+    def messages(self) -> AsyncIterator[Message]:
+        """Return an iterator over the messages of workers, which waits for the next.
+
+        If there are several iterators, each message goes to one of them.  A worker with 64
+        unread messages waits before it sends another.  The iterator ends with the cluster.
+
+        Raises:
+            PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
+        """
+        return Messages(self._service_here().queues.messages, self.name)
+
+    async def send_socket(
+        self, worker: int, sock: socket.socket, value: object = None
+    ) -> None:
+        """Send a copy of a socket to the worker in a slot; return when it is there.
+
+        If that worker dies before it has received the socket, or has no descriptor left, the
+        cluster sends the socket to another worker.
+
+        Args:
+            worker: The slot.
+            sock: A socket of any kind.
+            value: Anything that pickle takes, 64 KiB at the most when pickled.  It becomes the
+                attribute ``value`` of the socket that the worker receives.
+
+        Raises:
+            NoWorkerError: If the slot has no worker, or no other worker can take it.
+            TypeError: If *sock* is no socket.
+            OSError: If *sock* is closed, or this process has no descriptor left for a copy.
+            ValueError: If *value* is too large.
+            PoolClosedError: If the cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            Exception: Any error of pickling *value*.
+
+        Cancellation:
+            The socket may arrive nevertheless.
+        """
+        await self._send_descriptor(worker, socket_descriptor(sock), value)
+
+    async def send_file(
+        self, worker: int, file: IOBase | int, value: object = None
+    ) -> None:
+        """Send a copy of a file to the worker in a slot; return when it is there.
+
+        The worker gets a raw binary file that shares its offset and flags with *file*.
+        Everything else is as in :meth:`send_socket`.
+
+        Args:
+            worker: The slot.
+            file: An open file or pipe, or any other descriptor but a socket's or a
+                directory's.
+            value: As in :meth:`send_socket`.
+
+        Raises:
+            NoWorkerError: If the slot has no worker, or no other worker can take it.
+            TypeError: If *file* is none of these.
+            OSError: If *file* is closed, or this process has no descriptor left for a copy.
+            ValueError: If *value* is too large, or *file* a closed object.
+            PoolClosedError: If the cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            Exception: Any error of pickling *value*.
+
+        Cancellation:
+            The file may arrive nevertheless.
+        """
+        await self._send_descriptor(worker, file_descriptor(file), value)
+
+    async def _send_descriptor(self, worker: int, fd: int, value: object) -> None:
+        service = self._service()
+        payload = b"" if value is None else check_beside(dumps_call(value))
+        await service.balancer.send(worker, fd, payload)
+
+    def incoming_sockets(self) -> AsyncIterator[tuple[int, ReceivedSocket]]:
+        """Return an iterator over the sockets that workers send, each with its slot.
+
+        The attribute ``value`` of a socket is the value that the worker sent with it.  Sockets
+        that are not taken are closed with the cluster.
+
+        Raises:
+            PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
+        """
+        return SocketIterator(self._service_here().queues.sockets, self.name)
+
+    def incoming_files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
+        """Return an iterator over the files that workers send, each with its slot.
+
+        See :meth:`incoming_sockets`.
+
+        Raises:
+            PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
+        """
+        return SocketIterator(self._service_here().queues.files, self.name)
+
     async def __aenter__(self) -> Self:
         """Start the cluster, see :meth:`start`."""
         return await self.start()
@@ -386,11 +522,39 @@ class Cluster(Messenger, Supervised):
         return f"<Cluster {self.name} {s.state}: {ready}/{s.workers} workers, {where}>"
 
     def _service(self) -> Service:
+        """Return the service, which knows the workers.
+
+        Raises:
+            PoolClosedError: If the cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+        """
         self._life.open()
         assert self._made is not None
         return self._made
 
     def _service_here(self) -> Service:
+        """Return the service, even if the cluster is closed.
+
+        Raises:
+            PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
+        """
         self._life.running_here()
         assert self._made is not None
         return self._made
+
+
+def _message(value: object) -> bytes:
+    """Return a message, pickled.
+
+    Raises:
+        ValueError: If it is too large.
+        Exception: Any error of pickling it.
+    """
+    payload = dumps_call(value)
+    if len(payload) > MAX_MESSAGE:
+        raise ValueError(
+            f"a message of {len(payload)} bytes is longer than the {MAX_MESSAGE} that may "
+            "be sent"
+        )
+    return payload

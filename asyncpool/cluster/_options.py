@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from asyncpool._core.base.validation import several
+from asyncpool._core.base.validation import check_function, several
 from asyncpool._core.cluster.addresses import parse_all
+from asyncpool._core.pickling.out_of_band import dumps_call
 from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.wire.messages import MAX_INITIALIZER
 from asyncpool._runtime.base.arguments import check_int
 from asyncpool._runtime.base.machine import usable_cpus
 from asyncpool._runtime.cluster.link import MAX_MESSAGE
@@ -25,7 +26,7 @@ from asyncpool._runtime.options.checks import (
 )
 from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
 from asyncpool._runtime.state.config import SupervisorConfig, worker_config
-from asyncpool.errors import UnsupportedPlatformError
+from asyncpool.errors import JobNotPicklableError
 
 # Seconds that a worker which is drained has beyond its own time.
 _GRACE = 1.0
@@ -37,19 +38,6 @@ def _workers(name: str, value: int | None) -> int:
     workers = usable_cpus() if value is None else value
     check_int(name, workers, at_least=1)
     return workers
-
-
-_spread = one_of(get_args(Spread))
-
-
-def _spread_of_this_machine(name: str, value: str) -> str:
-    _spread(name, value)
-    if value == "reuseport" and sys.platform == "darwin":
-        raise UnsupportedPlatformError(
-            "spread='reuseport': macOS gives all connections to one of the sockets; "
-            "use 'handoff' or 'shared'"
-        )
-    return value
 
 
 def _bind(name: str, value: object) -> tuple[str, ...]:
@@ -75,7 +63,7 @@ def _limits(name: str, value: object) -> WorkerLimits:
 
 CLUSTER_CHECKS: dict[str, Check] = {
     "workers": _workers,
-    "spread": _spread_of_this_machine,
+    "spread": one_of(get_args(Spread)),
     "backlog": at_least(1),
     "max_surge": at_least(1),  # a worker serves until there is another
     "drain_timeout": seconds(),
@@ -122,13 +110,12 @@ def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
     Raises:
         TypeError: If one is of the wrong type.
         ValueError: If one is out of range, or an address makes no sense.
-        UnsupportedPlatformError: If this machine lacks what one needs.
     """
     values = checked(CLUSTER_CHECKS, given)
     if values["reload_drain_timeout"] is None:
         values["reload_drain_timeout"] = values["drain_timeout"]
     if values["bind"]:
-        parse_all(values["bind"], once_per_group=values["spread"] == "reuseport")
+        parse_all(values["bind"])
     else:
         values["spread"] = "handoff"
     return ClusterOptions(**values)
@@ -143,3 +130,30 @@ def cluster_config(options: ClusterOptions) -> SupervisorConfig:
         stop_grace=options.stop_grace,
         end_grace=options.end_grace,
     )
+
+
+def pack_target(target: str | Callable[..., object]) -> str | bytes:
+    """Bring what workers are to run into the form in which they are told.
+
+    Raises:
+        ValueError: If it is a name of nothing.
+        TypeError: If it is neither a name nor callable.
+        JobNotPicklableError: If it cannot be pickled, or is too large.
+    """
+    check_function("target", target)
+    if isinstance(target, str):
+        return target
+    try:
+        payload = dumps_call(target)
+    except Exception as error:
+        raise JobNotPicklableError(
+            f"target cannot be pickled: {error}", direction="arguments", name="target"
+        ) from error
+    if len(payload) > MAX_INITIALIZER:
+        raise JobNotPicklableError(
+            f"target has {len(payload)} bytes when pickled, and {MAX_INITIALIZER} is "
+            "the most",
+            direction="arguments",
+            name="target",
+        )
+    return payload

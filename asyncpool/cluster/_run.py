@@ -5,26 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from asyncpool._core.cluster import server_messages as say
+from asyncpool._core.control.control_protocol import Request
+from asyncpool._core.logs import pool_messages
 from asyncpool._core.logs.log_message import LogMessage
+from asyncpool._observe.control.plain import plain
+from asyncpool._observe.control.watch import Watching
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 from asyncpool._runtime.cluster.signals import SignalHandlers, name_of, obeyed
-from asyncpool._runtime.control.opening import Control
-from asyncpool._runtime.state.life_log import count_workers
-from asyncpool.cluster._answers import Asked, ClusterAnswers
-from asyncpool.cluster._words import status_line
+from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
+from asyncpool._runtime.state.life_log import (
+    count_workers,
+    describe_roll,
+    roll_trouble,
+)
+from asyncpool.cluster._stats import ClusterStats
 from asyncpool.enums import RunState
 from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
+    ProtocolError,
     ResizeError,
     RollInProgressError,
 )
-from asyncpool.events import CloseSummary, RollResult
+from asyncpool.events import RollResult
+
+if TYPE_CHECKING:
+    from asyncpool.cluster._master import Cluster
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -37,17 +49,16 @@ _STATUS_EVERY = 5.0  # s
 P = ParamSpec("P")
 
 
-class Operated(Asked, Protocol):
-    """What of a :class:`asyncpool.Cluster` its operation needs."""
+def status_line(stats: ClusterStats) -> str:
+    """Return what the service manager shows of a cluster."""
+    ready = sum(it.ready for it in stats.slots)
+    return (
+        f"{ready} of {stats.workers} workers, {stats.handed} connections, "
+        f"{stats.restarts} restarts"
+    )
 
-    async def start(self) -> object: ...
-    async def wait(self) -> None: ...
-    async def close(self, timeout: float | None = None) -> CloseSummary: ...  # noqa: ASYNC109
-    async def reload(self) -> RollResult: ...
-    async def resize(self, workers: int) -> None: ...
 
-
-async def run(cluster: Operated, control: str | None = None) -> int:
+async def run(cluster: Cluster, control: str | None = None) -> int:
     """Serve until somebody asks for an end, and return the exit code.
 
     Args:
@@ -76,7 +87,7 @@ class Operation:
 
     def __init__(
         self,
-        cluster: Operated,
+        cluster: Cluster,
         *,
         control: str | None = None,
         on_ready: Callable[[], object] = lambda: None,
@@ -302,11 +313,16 @@ class Operation:
                 self._notifier.status(status_line(self._cluster.stats()))
 
     def _is_healthy(self) -> bool:
-        """Tell whether anybody serves; while it drains, that it does is enough."""
+        """Tell whether anybody serves; while it drains, that it does is enough.
+
+        Busy workers count: requests that take long are no reason to kill them all.
+        """
         stats = self._cluster.stats()
         if self._stops:
             return True
-        return stats.state is RunState.RUNNING and any(it.ready for it in stats.slots)
+        return stats.state is RunState.RUNNING and any(
+            it.ready or it.state == "busy" for it in stats.slots
+        )
 
     def _soon(
         self,
@@ -332,3 +348,119 @@ class Operation:
         except Exception as error:  # noqa: BLE001 - it is logged, and the cluster serves on
             extra = {"pool": self._cluster.name}
             say.ORDER_FAILED.log(_LOGGER, extra, error=error, title=self._title)
+
+
+class ClusterAnswers:
+    """Answers what clients ask a cluster.
+
+    Args:
+        cluster: The cluster.
+        orders: Its operation.
+
+    Attributes:
+        name: What commands call it.
+        which: What commands are told to find it.
+    """
+
+    def __init__(self, cluster: Cluster, orders: Operation) -> None:
+        self.name = cluster.name
+        self.which = ""
+        self._cluster = cluster
+        self._orders = orders
+        self._watching = Watching(cluster, self._status)
+
+    async def open(self, control: str | None) -> Control | None:
+        """Open the control socket; see :func:`open_control`.
+
+        Args:
+            control: Its name or path; ``None`` for the cluster's name, ``""`` for none.
+        """
+        if control == "":
+            return None
+        owner = ControlOwner(
+            kind="cluster",
+            name=self.name,
+            advice="--control PATH has it elsewhere",
+            # A name that was given and is another one's is more likely to be a mistake.
+            keeps_name=True,
+        )
+        opened = await open_control(owner, control, self.answer, self._watching.watch)
+        if opened is not None:
+            self.name, self.which = opened.name, opened.which
+        return opened
+
+    async def answer(self, request: Request) -> dict[str, Any]:
+        """Do what a client asks for, and return what it is told.
+
+        Raises:
+            ProtocolError: If a cluster has no such action.
+        """
+        match request.action:
+            case "status":
+                return self._status()
+            case "stacks":
+                return {"stacks": await self._stacks(request)}
+            case "reload":
+                return await self._reload()
+            case "kill" | "recycle":
+                return await self._end_worker(request)
+            case "resize" | "stop":
+                return await self._order(request)
+            case "profile":
+                raise ProtocolError(
+                    "a profile is of the jobs of a pool, and a server has none: 'asyncpool "
+                    "stacks' shows where its workers are now"
+                )
+            case _:
+                raise ProtocolError(f"a server has no action {request.action!r}")
+
+    async def _order(self, request: Request) -> dict[str, Any]:
+        if request.workers is not None:
+            text = await self._orders.resize_for_client(request.workers)
+            return {"workers": request.workers, "text": text}
+        self._orders.stop_for_client(now=request.now)
+        return {"pid": os.getpid(), "name": self.name}
+
+    async def _end_worker(self, request: Request) -> dict[str, Any]:
+        slot = request.slot
+        if slot is None:
+            return await self._reload()
+        if request.action == "kill":
+            self._cluster.kill(slot)
+            text = f"the worker in slot {slot} was killed"
+        else:
+            self._cluster.retire(slot)
+            text = f"the worker in slot {slot} is being replaced"
+        # The operation has a record of a reload, a resize and a stop.
+        name = self._cluster.name
+        pool_messages.COMMANDED.log(
+            _LOGGER, {"pool": name}, title=f"cluster {name}", done=text
+        )
+        return {"text": text}
+
+    async def _reload(self) -> dict[str, Any]:
+        result = await self._orders.reload_for_client()
+        return {
+            "replaced": result.replaced,
+            "filled": result.filled,
+            "reason": "" if result.ok else roll_trouble(result),
+            "text": describe_roll(result),
+        }
+
+    async def _stacks(self, request: Request) -> dict[str, str]:
+        if request.job is not None:
+            raise ProtocolError("a server has no jobs: name a slot, or none")
+        found = await self._cluster.stacks()
+        wanted = request.slot
+        return {
+            str(slot): text for slot, text in found.items() if wanted in {None, slot}
+        }
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "kind": "cluster",
+            "name": self.name,
+            "which": self.which,
+            "pid": os.getpid(),
+            **plain(self._cluster.stats()),
+        }

@@ -30,6 +30,7 @@ class RequestStats:
             over, or since it died.  Of one that died it is what it last told to be open.
         refused: Requests that were refused without asking the application: a head that was too
             large or too slow, or more at once than uvicorn's ``limit_concurrency``.
+        timed_out: Requests that were given up, since nothing had happened for ``request_timeout``.
         websockets: WebSockets that clients have asked for.
         open_websockets: Those of them that are open.
     """
@@ -38,6 +39,7 @@ class RequestStats:
     open: int = 0
     cut: int = 0
     refused: int = 0
+    timed_out: int = 0
     websockets: int = 0
     open_websockets: int = 0
 
@@ -58,9 +60,11 @@ class WorkerStats:
         slot: Its slot; ``worker.id`` in the worker.
         generation: Which worker of the slot it is, counting from 1.
         pid: Its process id; ``None`` if there is no process.
-        state: ``"ready"`` if it serves and does not drain; else the state of the slot (a
+        state: ``"ready"`` if it serves and does not drain; ``"busy"`` if it does, but can take no
+            request now: none of its threads has become free for some time, it is at
+            ``limit_concurrency``, or it does not take its connections; else the state of the slot (a
             :class:`asyncpool.enums.SlotState`), such as ``"starting"`` or ``"parked"``.
-        ready: Whether it serves and does not drain.
+        ready: Whether its state is ``"ready"``.
         seconds: How long it has been starting, serving or draining.
         connections: How many connections it has open.
         handed: How many connections it was handed, or has accepted, in all.
@@ -196,18 +200,25 @@ def _read(
 
 
 def _worker_stats(slot: SlotStats, service: Service) -> WorkerStats:
-    there = service.figures(slot.slot)
+    state: str = slot.state
+    connections, handed, requests = 0, 0, NO_REQUESTS
+    if (link := service.links.get(slot.slot)) is not None:
+        if link.open:
+            state = "busy" if service.is_busy(link) else "ready"
+        connections = service.balancer.core.connections(slot.slot)
+        handed = service.balancer.core.totals(slot.slot)
+        requests = _request_stats(link.figures)
     return WorkerStats(
         slot=slot.slot,
         generation=slot.generation,
         pid=slot.pid,
-        state="ready" if there.ready else slot.state,
-        ready=there.ready,
+        state=state,
+        ready=state == "ready",
         seconds=slot.seconds,
-        connections=there.connections,
-        handed=there.had,
-        requests=_request_stats(there.requests),
-        uptime=there.uptime,
+        connections=connections,
+        handed=handed,
+        requests=requests,
+        uptime=slot.uptime,
         cpu=slot.cpu,
         memory=slot.memory,
     )
@@ -221,6 +232,7 @@ def _request_stats(figures: RequestFigures) -> RequestStats:
         open=figures.open,
         cut=figures.cut,
         refused=figures.refused,
+        timed_out=figures.timed_out,
         websockets=figures.websockets,
         open_websockets=figures.open_websockets,
     )

@@ -20,6 +20,7 @@ from asyncpool.stats import NO_DURATIONS
 _READY = "ready"
 _STATES = (
     _READY,
+    "busy",
     SlotState.STARTING,
     SlotState.STOPPING,
     SlotState.VACANT,
@@ -98,6 +99,11 @@ METRICS = (
         "Requests that were refused: their head was too large or too slow, or there were "
         "too many.",
         lambda at: at.requests.refused,
+    ),
+    _MAKE.counter(
+        "requests_timed_out",
+        "Requests that were given up, since nothing had happened for the request timeout.",
+        lambda at: at.requests.timed_out,
     ),
     _MAKE.counter(
         "websockets",

@@ -76,13 +76,12 @@ def hypercorn(place: Place) -> list[str]:
 SERVERS = {
     "handoff": Server("asyncpool, handoff", "asyncpool", asyncpool("handoff")),
     "shared": Server("asyncpool, shared", "asyncpool", asyncpool("shared")),
-    "reuseport": Server("asyncpool, reuseport", "asyncpool", asyncpool("reuseport")),
     "uvicorn": Server("uvicorn --workers", "uvicorn", uvicorn),
     "gunicorn": Server("gunicorn, uvicorn workers", "gunicorn", gunicorn),
     "granian": Server("granian", "granian", granian),
     "hypercorn": Server("hypercorn", "hypercorn", hypercorn),
 }
-OURS = ("handoff", "shared", "reuseport")
+OURS = ("handoff", "shared")
 BASELINE = "uvicorn"
 DISTRIBUTIONS = (
     *("uvicorn", "gunicorn", "uvicorn-worker", "granian", "hypercorn"),

@@ -568,10 +568,6 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
             ["app:app", "--reload-on-change", "--preload", "json"],
             "what is preloaded is not loaded anew: --reload-on-change or not",
         ),
-        (
-            ["app:app", "--spread", "reuseport", "--bind", "unix:x"],
-            "unix://x cannot be opened once per worker, which spread='reuseport' needs",
-        ),
     ],
 )
 def test_mistakes(args: list[str], error: str, folder: Path) -> None:
@@ -826,14 +822,13 @@ def test_a_server_of_ones_own(folder: Path) -> None:
         assert server.end(signal.SIGTERM) == 0
 
 
-@pytest.mark.parametrize("spread", ["shared", "reuseport"])
-def test_the_other_ways_to_spread(spread: str, folder: Path) -> None:
-    options = ("--spread", spread, "--loop", "uvloop", "--access-log")
+def test_workers_accept_themselves(folder: Path) -> None:
+    options = ("--spread", "shared", "--loop", "uvloop", "--access-log")
     with Server(folder, "app:app", *TWO, *options) as server:
         server.whole()
         assert server.get().startswith("one ")
         server.says('"GET / HTTP/1.1" 200')
-        assert server.status()["spread"] == spread
+        assert server.status()["spread"] == "shared"
         server.signal(signal.SIGHUP)
         server.says("reloaded: 2 workers are new")
         assert server.command("stop").code == 0

@@ -135,14 +135,6 @@ def test_several_addresses() -> None:
         parse_all(["h:80", "tcp://h:80"])
 
 
-@pytest.mark.parametrize("text", ["unix:///a", "fd://3", "systemd:"])
-def test_only_tcp_is_opened_once_per_worker(text: str) -> None:
-    assert len(parse_all(["h:1", "[::1]:1"], once_per_group=True)) == 2
-    error = f"{text} cannot be opened once per worker, which spread='reuseport' needs"
-    with pytest.raises(ValueError, match=f"^{re.escape(error)}"):
-        parse_all(["h:1", text], once_per_group=True)
-
-
 def of_systemd(name: str = "", **changes: str | None) -> tuple[int, ...]:
     values = {"count": "3", "owner": "77", "names": "web:web:admin"} | changes
     return passed(name, pid=77, **values)

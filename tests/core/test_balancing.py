@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core.cluster.balancing import (
+    LATE,
     PASSED_OVER,
     SLOW,
     WINDOW,
@@ -297,6 +298,7 @@ class SpreadingMachine(RuleBasedStateMachine):
         self.closed: dict[int, int] = {}
         self.had: dict[int, int] = {}
         self.passed: dict[int, float] = {}
+        self.full: set[int] = set()  # who can take no request
         self.accepted = 0
         self.over = 0  # taken by somebody, ever
         self.workers = 0
@@ -337,6 +339,7 @@ class SpreadingMachine(RuleBasedStateMachine):
         self.seen.update(["lost"] * bool(lost))
         del self.ready[worker], self.taken[worker], self.passed[worker]
         del self.closed[worker], self.had[worker]
+        self.full.discard(worker)
 
     @rule(count=st.sampled_from([1, 3, 20, 70]))
     def connections_come(self, count: int) -> None:
@@ -364,18 +367,18 @@ class SpreadingMachine(RuleBasedStateMachine):
         assert self.ready[worker]
         assert self.passed[worker] <= self.now
         for other in self.able():
-            if self.busy(other) < self.busy(worker):
+            if self.rank(other) < self.rank(worker):
                 assert self.is_slow(other)
                 self.seen["passed over"] += 1
 
     def check_that_nobody_could(self) -> None:
         able = self.able()
         if able:
-            least = min(self.busy(worker) for worker in able)
+            least = min(self.rank(worker) for worker in able)
             assert any(
                 len(self.sent[worker]) == WINDOW
                 for worker in able
-                if self.busy(worker) == least
+                if self.rank(worker) == least
             )
             self.seen["waited"] += 1
 
@@ -388,6 +391,18 @@ class SpreadingMachine(RuleBasedStateMachine):
 
     def busy(self, worker: int) -> int:
         return self.had[worker] - self.closed[worker]
+
+    def rank(self, worker: int) -> tuple[bool, int]:
+        times = [at for _, at in self.sent[worker].values()]
+        late = bool(times) and min(times) + LATE <= self.now
+        return late or worker in self.full, self.busy(worker)
+
+    @precondition(lambda self: any(self.ready.values()))
+    @rule(data=st.data())
+    def one_can_take_no_request_or_can_again(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.ready)))
+        self.full ^= {worker}
+        self.spreading.set_busy(worker, busy=worker in self.full)
 
     def is_slow(self, worker: int) -> bool:
         sent = self.sent[worker]

@@ -85,10 +85,10 @@ def test_anything_is_a_report_or_an_error(garbage: list[int]) -> None:
     ("garbage", "text"),
     [
         ([], "durations are cut short"),
-        ([0] * 5, "durations are cut short"),
-        ([0] * 5 + [0, 60, 5, 1, 1, 1, 1, 1], "durations cannot be read"),
-        ([0] * 5 + [0, 0, 9], "durations cannot be read"),
-        ([0] * 27, "its figures have 27 numbers"),
+        ([0] * 7, "durations are cut short"),
+        ([0] * 7 + [0, 60, 5, 1, 1, 1, 1, 1], "durations cannot be read"),
+        ([0] * 7 + [0, 0, 9], "durations cannot be read"),
+        ([0] * 29, "its figures have 29 numbers"),
     ],
 )
 def test_what_is_no_report_is_an_error(garbage: list[int], text: str) -> None:

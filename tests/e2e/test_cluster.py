@@ -62,8 +62,8 @@ async def test_a_locked_folder_does_not_hold_up_the_loop(
 ) -> None:
     caplog.set_level("INFO", "asyncpool")
     with short_folder() as folder:
-        path, trace = folder / "app.sock", folder / "trace.json"
-        cluster = cluster_of(bind=f"unix:{path}", workers=1, trace=trace)
+        path = folder / "app.sock"
+        cluster = cluster_of(bind=f"unix:{path}", workers=1)
         async with patience():
             with locked(folder):
                 starting = [asyncio.create_task(cluster.start()) for _ in range(2)]
@@ -81,7 +81,6 @@ async def test_a_locked_folder_does_not_hold_up_the_loop(
             else:
                 kinds = (PoolClosedError, asyncio.CancelledError)
                 assert all(isinstance(error, kinds) for error in errors)
-                assert not trace.exists()
                 assert not [r for r in caplog.records if r.name == "asyncpool"]
             await cluster.close()
         assert not path.exists()
@@ -178,32 +177,9 @@ async def test_connections_wait_while_all_workers_are_dead(spread: str) -> None:
                         assert (await client.who())[1] == generation
 
 
-async def test_others_serve_in_the_place_of_one_that_is_dead() -> None:
-    async with patience(), Gate() as gate:
-        target = partial(serves.talk_behind, gate.path)
-        cluster = cluster_of(target, spread="reuseport")
-        start = asyncio.create_task(cluster.start())
-        for name in ("0.1", "1.1"):
-            (await gate.visitor(name)).release()
-        await start
-        async with cluster:
-            pid = pid_in(await all_ready(cluster), 0)
-            os.kill(pid, signal.SIGSTOP)
-            # Half of them wait in its queue, and of those below they would.
-            async with clients(cluster, 20) as some:
-                os.kill(pid, signal.SIGKILL)
-                successor = await gate.visitor("0.2")
-                for client in some:
-                    await client.who()
-            async with clients(cluster, 20) as some:
-                assert {(await client.who())[0] for client in some} == {1}
-            assert not any(it.ready for it in cluster.stats().slots if it.slot == 0)
-            successor.release()
-
-
-@pytest.mark.parametrize("spread", ["shared", "reuseport"])
-async def test_who_accepts_by_itself_is_handed_nothing(spread: str) -> None:
-    async with patience(), cluster_of(serves.talk_by_itself, spread=spread) as cluster:
+async def test_who_accepts_by_itself_is_handed_nothing() -> None:
+    target = serves.talk_by_itself
+    async with patience(), cluster_of(target, spread="shared") as cluster:
         events = cluster.events()
         for _ in range(2):
             pid = pid_in(await all_ready(cluster), 0)
@@ -468,26 +444,18 @@ async def test_a_cluster_that_was_ready_once_never_ends_by_itself(
 # What goes wrong in the master.
 
 
-@pytest.mark.parametrize(
-    ("spread", "culprit"),
-    [
-        ("shared", "os.dup"),
-        ("reuseport", "os.dup"),
-        ("reuseport", "asyncpool._runtime.cluster.listeners.Listeners.open_group"),
-    ],
-)
 async def test_no_descriptor_to_listen_is_a_start_that_failed(
-    spread: str, culprit: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     policy = RestartPolicy(initial_delay=0.01)
     async with (
         patience(),
-        cluster_of(workers=1, spread=spread, restart_policy=policy) as cluster,
+        cluster_of(workers=1, spread="shared", restart_policy=policy) as cluster,
     ):
         pid = (await who(cluster))[2]
         events = cluster.events()
         with monkeypatch.context() as patch:
-            patch.setattr(culprit, out_of_descriptors_once(patch))
+            patch.setattr("os.dup", out_of_descriptors_once(patch))
             os.kill(pid, signal.SIGKILL)
             assert (await next_of(events, Crashed)).crash.kind == "crash"
             crash = (await next_of(events, Crashed)).crash
@@ -721,8 +689,11 @@ async def test_a_worker_whose_loop_is_blocked_is_replaced(
             assert (crash.slot, crash.pid, crash.kind) == (slot, pid, "hung")
             assert crash.detail == "no answer to pings for 1 s"
             assert "in block" in crash.stack
-            # On a busy machine asyncio says that its own turns took long.
-            [record] = [one for one in caplog.records if one.name == "asyncpool"]
+            [record] = [
+                one
+                for one in caplog.records
+                if getattr(one, "message_id", "") == "worker-crashed"
+            ]
             assert record.getMessage().endswith(
                 "was killed by SIGKILL (hung): no answer to pings for 1 s; restarting at once"
             )
@@ -735,7 +706,7 @@ async def test_arguments_are_checked() -> None:
     for wrong, text in (
         ({"target": "no colon"}, "target must be 'package.module:name'"),
         ({"workers": 0}, "workers must be at least 1, not 0"),
-        ({"spread": "evenly"}, "spread must be one of handoff, shared, reuseport"),
+        ({"spread": "evenly"}, "spread must be one of handoff, shared"),
         ({"max_surge": 0}, "surge must be at least 1, not 0"),
         ({"drain_timeout": 0}, "drain_timeout must be > 0 seconds, not 0"),
         ({"bind": "nowhere"}, "nowhere"),

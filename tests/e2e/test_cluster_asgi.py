@@ -158,10 +158,7 @@ async def test_an_application_that_refuses_to_start_leaves_the_old_one(
 @in_each_way
 async def test_unix_sockets_and_ipv6(spread: str) -> None:
     with short_folder() as folder:
-        # Of Unix sockets there is one for all, whatever the spread.
         bind = ["tcp://[::1]:0", f"unix://{folder}/s"]
-        if spread == "reuseport":
-            del bind[1]
         async with (
             patience(),
             cluster_with(bind=bind, spread=spread, workers=1) as cluster,

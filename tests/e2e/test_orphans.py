@@ -289,7 +289,7 @@ SERVER = """
 
 
 @loops
-@pytest.mark.parametrize("spread", ["handoff", "shared", "reuseport"])
+@pytest.mark.parametrize("spread", ["handoff", "shared"])
 def test_when_the_master_of_a_cluster_is_killed_nobody_serves(
     loop: str, spread: str, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ __all__ = [
     "who",
 ]
 
-SPREADS = ("handoff", "shared", "reuseport")
+SPREADS = ("handoff", "shared")
 
 
 def cluster_of(target: Any = serves.talk, **options: Any) -> Cluster:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from asyncpool._core.wire.frames import FrameKind
     from asyncpool._futures.delivery import Call
     from asyncpool._futures.engine import Engine
-    from asyncpool._observe.live_trace import LiveTrace
+    from asyncpool._observe.trace import Trace
     from asyncpool._runtime.agent.agent import Agent
     from asyncpool._runtime.channel.channel import Channel
     from asyncpool._runtime.channel.segments import Segment, Segments
@@ -555,12 +555,12 @@ def page_of(lanes: Lanes) -> mmap.mmap:
 # The trace of a pool.
 
 
-def wait_for_disk(trace: LiveTrace, size: int) -> None:
+def wait_for_disk(trace: Trace, size: int) -> None:
     """Have so many bytes of a trace wait for the disk, as far as the trace knows."""
     trace._file._waiting = size
 
 
-def join_writer(trace: LiveTrace) -> None:
+def join_writer(trace: Trace) -> None:
     """Wait until the thread that writes a trace has ended."""
     trace._file._thread.join()
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 import socket
 from collections import deque
-from typing import Self
+from typing import TYPE_CHECKING, Self, cast
 
 from asyncpool._core.figures.request_figures import RequestFigures
 from asyncpool._core.wire.frames import (
@@ -25,48 +25,13 @@ from asyncpool._runtime.cluster.link import (
     MAX_MESSAGE,
     WorkerLink,
 )
-from asyncpool._runtime.cluster.link_events import LinkEvents
 from asyncpool._runtime.cluster.message_queues import MessageQueues
 from asyncpool.errors import ProtocolError
 
+if TYPE_CHECKING:
+    from asyncpool._runtime.cluster.service import Service
+
 __all__ = ["FakeWorker", "Master"]
-
-
-class MasterEvents(LinkEvents):
-    """What comes of the things that these workers say."""
-
-    def __init__(self, master: Master) -> None:
-        self._master = master
-
-    def on_taken(self, link: WorkerLink, number: int) -> None:
-        self._master.balancer.taken(link, number)
-
-    def on_refused(self, link: WorkerLink, number: int) -> None:
-        self._master.balancer.refused(link, number)
-
-    def on_socket(self, link: WorkerLink, fd: int, payload: bytes) -> bool:
-        return self._master.mail.take_socket(link, fd, payload)
-
-    def on_message(self, link: WorkerLink, payload: bytes) -> None:
-        self._master.mail.take_message(link, payload)
-
-    def on_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
-        self._master.balancer.load(link, opened, closed, cut)
-
-    def on_lost(self, link: WorkerLink, more: int) -> None:
-        self._master.balancer.lose(link, more)
-
-    def on_returned(self, link: WorkerLink, fd: int) -> None:
-        self._master.balancer.returned(link, fd)
-
-    def on_listens(self, link: WorkerLink) -> None:
-        pass
-
-    def on_shut(self, link: WorkerLink) -> None:
-        self._master.balancer.left(link)
-
-    def others_serve(self) -> bool:
-        return not self._master.ends
 
 
 class Master:
@@ -85,8 +50,8 @@ class Master:
         self.lines: dict[int, WorkerLink] = {}
         self.balancer = ConnectionBalancer(self.loop, name, [self.listener], self.lines)
         self.mail = MessageQueues(name)
-        self.ends = False
-        self.events = MasterEvents(self)
+        self.queues = self.mail
+        self.stopped = False
         self.workers: list[FakeWorker] = []
         self.guests: list[socket.socket] = []
 
@@ -105,6 +70,14 @@ class Master:
         guest.setblocking(False)
         await self.loop.sock_connect(guest, self.address)
         return guest
+
+    # What a link asks of its service.
+
+    def begin_drain(self, link: WorkerLink) -> None:
+        self.balancer.left(link)
+
+    def count_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
+        self.balancer.core.load(link.slot, opened, closed, cut)
 
     @property
     def waiting(self) -> int:
@@ -149,7 +122,7 @@ class FakeWorker:
             on_frames=self._on_frames,
             on_end=self._on_end,
         )
-        self.link = WorkerLink(slot, 1, sock, self.channel, master.events)
+        self.link = WorkerLink(slot, 1, sock, self.channel, cast("Service", master))
         master.lines[slot] = self.link
         master.balancer.core.add(slot)
         self.news = asyncio.Event()

@@ -367,30 +367,6 @@ async def test_who_has_left_need_not_be_found_a_worker() -> None:
 # The end.
 
 
-async def test_what_is_listened_on_may_change() -> None:
-    with Master() as master:
-        worker = master.worker()
-        async with patience():
-            master.balancer.listen_on([])
-            first = await master.guest()
-            await asyncio.sleep(0)
-            assert queued(master) == 1
-            for _ in range(2):
-                master.balancer.listen_on([master.listener])
-            _, fd = await worker.handle()
-            await met(first, fd)
-            with socket.create_server(("127.0.0.1", 0)) as other:
-                other.setblocking(False)
-                master.balancer.listen_on([other])
-                await master.guest()
-                master.address = other.getsockname()
-                second = await master.guest()
-                _, fd = await worker.handle()
-                await met(second, fd)
-                master.balancer.listen_on([])
-            assert queued(master) == 1
-
-
 async def test_at_the_end_all_that_has_come_is_handed_over() -> None:
     with Master() as master:
         worker, other = master.worker(), master.worker()

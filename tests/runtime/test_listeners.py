@@ -19,7 +19,6 @@ import pytest
 from asyncpool._core.cluster.addresses import parse
 from asyncpool._runtime.cluster import listeners as module
 from asyncpool._runtime.cluster.listeners import (
-    Listeners,
     addresses_locked,
     open_listeners,
 )
@@ -181,70 +180,29 @@ def test_a_port_that_is_roots(monkeypatch: pytest.MonkeyPatch) -> None:
         open_listeners(["127.0.0.1:8000"], backlog=8)
 
 
-# Places.
+# Several addresses.
 
 
-@pytest.fixture
-def places() -> Iterator[Listeners]:
-    binds = ["127.0.0.1:0", *([V6] if has_v6() else [])]
-    with closing(open_listeners(binds, backlog=8, reuseport_groups=3)) as opened:
-        yield opened
+def test_a_port_in_use_is_not_shared() -> None:
+    with closing(open_listeners(["127.0.0.1:0"], backlog=8)) as opened:
+        with pytest.raises(OSError, match="Address already in use") as failure:
+            open_listeners([opened.addresses[0]], backlog=8)
+        assert failure.value.errno == errno.EADDRINUSE
 
 
-def ports(sockets: list[socket.socket]) -> list[int]:
-    return [sock.getsockname()[1] for sock in sockets]
-
-
-def test_every_place_has_its_sockets_on_the_same_ports(places: Listeners) -> None:
-    first = places.sockets(0)
-    assert len(first) == len(places.addresses)
-    assert ports(first) == ports(places.sockets(1)) == ports(places.sockets(2))
-    assert len({sock.fileno() for sock in places.sockets()}) == 3 * len(first)
-    assert places.sockets(3) == []
-
-
-def test_a_place_is_closed_and_opened_again(places: Listeners) -> None:
-    kept, gone = places.sockets(1), places.sockets(2)
-    places.close_group(2)
-    places.close_group(2)
-    assert [sock.fileno() for sock in gone] == [-1] * len(gone)
-    assert (places.sockets(2), places.sockets(1)) == ([], kept)
-    for group in (0, 1):
-        places.close_group(group)
-    places.open_group(2)
-    places.open_group(7)
-    places.open_group(7)
-    assert ports(places.sockets(2)) == ports(places.sockets(7))
-    assert [
-        f":{port}" in name
-        for port, name in zip(ports(places.sockets(7)), places.addresses, strict=True)
-    ] == [True] * len(kept)
-
-
-@pytest.mark.parametrize("reuseport_places", [0, 2])
-def test_a_port_of_other_places_is_not_shared(
-    places: Listeners, reuseport_places: int
-) -> None:
-    with pytest.raises(OSError, match="Address already in use") as failure:
-        open_listeners(
-            [places.addresses[0]], backlog=8, reuseport_groups=reuseport_places
-        )
-    assert failure.value.errno == errno.EADDRINUSE
-
-
-def test_a_place_that_cannot_be_opened_leaves_nothing(
+def test_an_address_that_cannot_be_opened_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real, count = module._tcp_socket, iter(range(100))
 
-    def scarce(*args: object, **options: object) -> socket.socket:
+    def scarce(*args: object) -> socket.socket:
         if next(count) == 3:
             raise OSError(errno.EMFILE, "Too many open files")
-        return real(*args, **options)  # type: ignore[arg-type]
+        return real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "_tcp_socket", scarce)
     with pytest.raises(OSError, match="Too many open files"):
-        open_listeners(["127.0.0.1:0"], backlog=8, reuseport_groups=4)
+        open_listeners(["127.0.0.1:0"] * 4, backlog=8)
     # The guard looks for descriptors that were left.
 
 

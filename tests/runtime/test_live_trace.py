@@ -13,7 +13,6 @@ import pytest
 
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._observe.live_trace import LiveTrace
 from asyncpool._observe.trace import Trace
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.monitoring.job_watch import JobWatch
@@ -31,7 +30,7 @@ def figures() -> PoolStats:
     return PoolStats(state=RunState.RUNNING, workers=2, queued=5, busy=2)
 
 
-def trace_of(path: Path, hub: PoolHub) -> LiveTrace:
+def trace_of(path: Path, hub: PoolHub) -> Trace:
     return Trace(
         str(path), name="shop", concurrency=1, hub=hub, stats=figures, most=None
     )

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -67,7 +67,9 @@ class Running:
     def __init__(self, **options: Any) -> None:
         self.cluster = FakeCluster()
         self.ready = asyncio.Event()
-        self.operation = Operation(self.cluster, on_ready=self.ready.set, **options)
+        self.operation = Operation(
+            cast("Any", self.cluster), on_ready=self.ready.set, **options
+        )
         self.task = asyncio.create_task(self.operation.run())
 
     async def ask(self, action: Any, **fields: Any) -> dict[str, Any]:
@@ -568,7 +570,7 @@ async def test_run_is_what_clusters_do() -> None:
     cluster.up.set()
     cluster.drained.set()
     async with patience():
-        task = asyncio.create_task(run(cluster, ""))
+        task = asyncio.create_task(run(cast("Any", cluster), ""))
         await cluster.asked_for("start")
         signal.raise_signal(signal.SIGTERM)
         assert await task == _run.STOPPED

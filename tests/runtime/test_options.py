@@ -218,7 +218,7 @@ def test_a_pool_can_replace_workers_somehow() -> None:
         (
             {"spread": "all"},
             ValueError,
-            "spread must be one of handoff, shared, reuseport, not 'all'",
+            "spread must be one of handoff, shared, not 'all'",
         ),
         (
             {"reload_drain_timeout": 0},

@@ -17,12 +17,10 @@ from typing import Any
 
 import pytest
 
-from asyncpool import UnsupportedPlatformError
 from asyncpool._runtime.control import folder_locks, socket_files
 from asyncpool._runtime.control.folder_locks import folders_locked
 from asyncpool._runtime.control.paths import peer_pid, peer_uid
 from asyncpool._runtime.control.socket_files import listen_at
-from asyncpool.cluster import Cluster, _options
 from tests.helpers.gate import short_folder
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.patience import PATIENCE, patience
@@ -273,15 +271,3 @@ def test_a_system_that_does_not_say_who_connects_is_an_error(
         with pytest.raises(OSError, match="does not say who the other process is"):
             peer_uid(one)
         assert peer_pid(one) is None
-
-
-def test_no_sockets_are_to_share_a_port_on_macos(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_options, "sys", SimpleNamespace(platform="darwin"))
-    with pytest.raises(UnsupportedPlatformError) as caught:
-        Cluster(serve, bind="127.0.0.1:0", spread="reuseport")
-    assert str(caught.value) == (
-        "spread='reuseport': macOS gives all connections to one of the sockets; use "
-        "'handoff' or 'shared'"
-    )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpool
 from asyncpool._worker.cluster import serve
-from asyncpool.cluster._servers import asgi as _asgi
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
 
@@ -69,7 +68,9 @@ class Patient:
         self._target = target
 
     async def __call__(self, worker: Worker) -> None:
-        serve._CLEAN_UP = _asgi._CLEAN_UP = PATIENCE
+        from asyncpool.cluster._servers import uvicorn_parts
+
+        serve._CLEAN_UP = uvicorn_parts._CLEAN_UP = PATIENCE
         await self._target(worker)
 
 

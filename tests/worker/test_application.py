@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-import wsgiref.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,10 @@ import pytest
 from aiohttp import web
 from starlette.applications import Starlette
 
-from asyncpool.cluster._servers.application import (
+from asyncpool.cluster._servers.asgi import (
     asgi_application,
     asgi_version,
     load_environment,
-    with_usual_keys,
     wsgi_application,
 )
 
@@ -167,22 +164,3 @@ def test_a_file_of_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (os.environ["SHOP_SET"], os.environ["SHOP_KEPT"]) == ("new", "as it was")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load_environment("nowhere")
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_a_wsgi_application_finds_the_keys_of_other_servers(threads: int) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> Any:
-        return environ, start_response
-
-    def start(*_: Any) -> None: ...
-
-    given = {"PATH_INFO": "/", "wsgi.errors": sys.stdout, "wsgi.multithread": True}
-    environ, started = with_usual_keys(app, threads)(given, start)
-    assert started is start
-    assert environ == {
-        "PATH_INFO": "/",
-        "wsgi.errors": sys.stderr,
-        "wsgi.file_wrapper": wsgiref.util.FileWrapper,
-        "wsgi.input_terminated": True,
-        "wsgi.multithread": threads > 1,
-    }

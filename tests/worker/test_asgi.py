@@ -20,7 +20,7 @@ from asyncpool._core.wire.frames import FrameKind
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._core.wire.messages import Failure
 from asyncpool.cluster import asgi
-from asyncpool.cluster._servers import asgi as _asgi
+from asyncpool.cluster._servers import uvicorn_parts
 from tests.helpers import web_app
 from tests.helpers.loops import LOOP_NAMES
 from tests.helpers.patience import PATIENCE
@@ -409,7 +409,7 @@ def test_workers_may_not_serve_equally_many_requests() -> None:
         for slot in range(4):
             worker: Any = SimpleNamespace(id=slot, generation=1)
             limit = config.limit_max_requests
-            found.append(_asgi._most_requests(config, worker))
+            found.append(uvicorn_parts._most_requests(config, worker))
             assert config.limit_max_requests is None
             config.limit_max_requests = limit
         return found

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncpool._core.figures.request_figures import CLASSES, RequestFigures
-from asyncpool.cluster._servers.asgi_figures import counted
+from asyncpool.cluster._servers.uvicorn_parts import counted
 
 pytestmark = pytest.mark.asyncio
 
@@ -45,7 +45,7 @@ def counts(figures: RequestFigures) -> dict[str, int]:
 async def ask(app: Any) -> RequestFigures:
     figures = RequestFigures()
     with suppress(ArithmeticError):
-        await counted(app, figures)({"type": "http"}, None, ignore)
+        await counted(app, figures, set())({"type": "http"}, None, ignore)
     return figures
 
 
@@ -84,7 +84,7 @@ async def test_all_messages_get_to_the_server_and_errors_to_it_too() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    app = counted(saying(*said(), error=ArithmeticError("no")), RequestFigures())
+    app = counted(saying(*said(), error=ArithmeticError("no")), RequestFigures(), set())
     with pytest.raises(ArithmeticError, match="no"):
         await app({"type": "http"}, None, send)
     assert sent == said()
@@ -98,7 +98,9 @@ async def test_a_response_counts_although_the_application_goes_on() -> None:
             await send(message)
         await go.wait()
 
-    request = asyncio.create_task(counted(app, figures)({"type": "http"}, None, ignore))
+    request = asyncio.create_task(
+        counted(app, figures, set())({"type": "http"}, None, ignore)
+    )
     while not counts(figures):  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0)
     assert not request.done()
@@ -113,7 +115,9 @@ async def test_what_is_cut_off_is_no_response() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.Event().wait()
 
-    request = asyncio.create_task(counted(app, figures)({"type": "http"}, None, ignore))
+    request = asyncio.create_task(
+        counted(app, figures, set())({"type": "http"}, None, ignore)
+    )
     await asyncio.sleep(0)
     figures.end()
     request.cancel()
@@ -131,7 +135,7 @@ async def test_websockets_are_counted_apart() -> None:
         raise ArithmeticError
 
     with pytest.raises(ArithmeticError):
-        await counted(app, figures)({"type": "websocket"}, None, ignore)
+        await counted(app, figures, set())({"type": "websocket"}, None, ignore)
     assert seen == [(1, 1)]
     assert (figures.websockets, figures.open_websockets) == (1, 0)
     assert counts(figures) == {}

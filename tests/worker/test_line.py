@@ -9,7 +9,7 @@ import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, strategies as st
@@ -41,7 +41,7 @@ class Peer:
         self.line = MasterLink(
             other,
             max_payload=MAX_PAYLOAD,
-            owner=self,
+            owner=cast("Any", self),
         )
 
     def on_frame(self, frame: Frame, descriptor: int | None) -> None:

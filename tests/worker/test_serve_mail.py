@@ -212,14 +212,13 @@ def test_a_thousand_connections_leave_nothing(master: Master) -> None:
     assert master.taken == list(range(1, 1001))
 
 
-@pytest.mark.parametrize("spread", ["shared", "reuseport"])
-def test_a_worker_accepts_on_what_it_was_given(start: Start, spread: str) -> None:
+def test_a_worker_accepts_on_what_it_was_given(start: Start) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("::1", 0), family=socket.AF_INET6) as other,
     ):
         addresses = [one.getsockname(), other.getsockname()]
-        master = start("tests.worker.serves:echo", spread=spread)
+        master = start("tests.worker.serves:echo", spread="shared")
         master.listen(one, other)
         master.ready()
         clients = [socket.create_connection(name[:2]) for name in addresses * 2]

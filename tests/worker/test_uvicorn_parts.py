@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from asyncpool._core.figures.request_figures import RequestFigures
-from asyncpool.cluster._servers.asgi_bounds import bounded
-from asyncpool.cluster._servers.asgi_drain import _KNOWN
+from asyncpool.cluster._servers.uvicorn_parts import _KNOWN, bounded
 
 pytestmark = pytest.mark.asyncio
 
@@ -29,6 +29,16 @@ OF_BOTH = (
     "scope",
     "shutdown",
     "timeout_keep_alive_task",
+    "transport",
+)
+OF_CYCLES = (
+    "body",
+    "disconnected",
+    "flow",
+    "message_event",
+    "more_body",
+    "response_complete",
+    "response_started",
     "transport",
 )
 PARTS = {
@@ -60,7 +70,8 @@ async def test_protocols_have_the_parts_that_are_used(http: Any) -> None:
     config = loaded(http)
     kind: Any = config.http_protocol_class
     assert f"{kind.__module__}.{kind.__name__}" in _KNOWN
-    protocol = bounded(kind, most=1, within=1.0, figures=RequestFigures())(
+    make = bounded(kind, most=1, within=1.0, figures=RequestFigures(), threaded=True)
+    protocol = make(
         config=config,
         server_state=ServerState(),
         app_state={},
@@ -69,6 +80,8 @@ async def test_protocols_have_the_parts_that_are_used(http: Any) -> None:
     missing = [name for name in PARTS[http] if not hasattr(protocol, name)]
     assert set(missing) <= LATER, f"uvicorn {uvicorn.__version__} has no {missing}"
     assert protocol.head_until is None
+    made = inspect.getmodule(kind).RequestResponseCycle.__init__.__code__.co_names  # type: ignore[union-attr]
+    assert set(OF_CYCLES) <= set(made), f"uvicorn {uvicorn.__version__}: {made}"
     # What answers the requests beyond limit_concurrency.
     assert callable(inspect.getmodule(kind).service_unavailable)  # type: ignore[union-attr]
 
@@ -76,6 +89,8 @@ async def test_protocols_have_the_parts_that_are_used(http: Any) -> None:
 async def test_servers_have_them() -> None:
     server = uvicorn.Server(loaded("h11"))
     state = vars(server.server_state)
+    flow = FlowControl(None)  # type: ignore[arg-type]
+    assert {"read_paused", "write_paused"} <= vars(flow).keys()
     assert {"connections", "default_headers", "tasks", "total_requests"} <= state.keys()
     assert list(inspect.signature(server.on_tick).parameters) == ["counter"]
     lifespan = LifespanOn(loaded("h11"))

@@ -81,6 +81,8 @@ def _requests(told: dict[str, Any]) -> Iterator[Text]:
         line.append(f" ({times})", "dim")
     line.append(f"   {told['open']:,} open, {told['refused']:,} refused, ")
     line.append(f"{told['cut']:,} cut off", "yellow" if told["cut"] else "")
+    if late := told.get("timed_out", 0):
+        line.append(f", {late:,} timed out", "yellow")
     yield line
 
 
@@ -103,7 +105,9 @@ def _table(slots: list[dict[str, Any]]) -> Table:
             str(slot["generation"]),
             str(slot["pid"] or "-"),
             # One that serves is idle as far as jobs go.
-            Text("ready", style="green") if slot["ready"] else Text(slot["state"]),
+            Text("ready", style="green")
+            if slot["ready"]
+            else Text(slot["state"], style="red" if slot["state"] == "busy" else ""),
             f"{slot['connections']:,}",
             f"{slot['handed']:,}",
             duration(slot["uptime"]),

@@ -8,14 +8,21 @@ import importlib.util
 import logging
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from asyncpool._cli.logs.command_log import CommandLog
 from asyncpool._cli.logs.log_options import log_format, log_level
-from asyncpool._cli.parameters import CommandError, Exit, RefusedError
-from asyncpool._cli.serve.life_options import life_options
+from asyncpool._cli.parameters import (
+    CommandError,
+    Exit,
+    RefusedError,
+    seconds,
+    seconds_or_never,
+    size,
+)
 from asyncpool._cli.serve.server_options import read_options, server_options
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._cli.shared_pools import named_pools
@@ -23,9 +30,11 @@ from asyncpool._core.base.validation import MAX_WORKERS
 from asyncpool._core.control.program_names import NAMES, is_name
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._runtime.base.machine import raise_descriptor_limit
+from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, raise_descriptor_limit
 from asyncpool._runtime.cluster.first_process import look_after_orphans
 from asyncpool.errors import AsyncPoolError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _BIND = "127.0.0.1:8000"
 
@@ -45,6 +54,131 @@ _OF_UVICORN = (
 
 # What listen() takes; the kernel has a limit of its own, below that.
 _MAX_BACKLOG = (1 << 31) - 1
+
+
+# In the order in which --help shows them.
+_TIMES = (
+    click.option(
+        "--start-timeout",
+        type=seconds,
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a worker may take until it is ready.",
+    ),
+    click.option(
+        "--ping-timeout",
+        type=seconds_or_never,
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a worker, or its event loop, may hang before it is killed; "
+        "0 for any time.",
+    ),
+    click.option(
+        "--drain-timeout",
+        type=seconds,
+        default=5.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long workers may take to finish their connections when the server "
+        "ends.",
+    ),
+    click.option(
+        "--reload-drain-timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help="How long a worker that is replaced may take for it, while others serve; by "
+        "default as long.",
+    ),
+)
+
+_RESTARTS = (
+    click.option(
+        "--max-restarts",
+        type=click.IntRange(min=1),
+        metavar="NUMBER",
+        help="Give up, with exit code 3, after more restarts than that within "
+        "--within; by default a server never gives up.",
+    ),
+    click.option(
+        "--within",
+        type=seconds,
+        metavar="SECONDS",
+        help="For --max-restarts; 60 by default.",
+    ),
+)
+
+_LIMITS = (
+    click.option(
+        "--max-connections",
+        type=click.IntRange(min=1),
+        metavar="NUMBER",
+        help="Replace a worker after so many connections, or somewhat fewer.",
+    ),
+    click.option(
+        "--max-age",
+        type=seconds,
+        metavar="SECONDS",
+        help="Replace a worker that is older; each a little earlier or later.",
+    ),
+    click.option(
+        "--max-memory",
+        type=size,
+        metavar="SIZE",
+        help="Replace a worker that has more memory to itself, such as 512M or 2G: it "
+        "drains when its successor is ready (Linux).",
+    ),
+    click.option(
+        "--kill-memory",
+        type=size,
+        metavar="SIZE",
+        help="Kill a worker that has more memory to itself, and cut its connections off "
+        "(Linux).",
+    ),
+    click.option(
+        "--nice",
+        type=click.IntRange(-20, 19),
+        default=0,
+        show_default=True,
+        metavar="NUMBER",
+        help="What is added to the niceness of workers.",
+    ),
+)
+
+_REPLACEMENTS = (
+    click.option(
+        "--max-surge",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        metavar="NUMBER",
+        help="How many workers are replaced at a time: so many more there may be.",
+    ),
+    click.option(
+        "--launcher",
+        type=click.Choice(["forkserver", "spawn"]),
+        default=DEFAULT_LAUNCHER,
+        show_default=True,
+        help="How workers are started: forked from a process that has what they need, "
+        "or each as a Python of its own.",
+    ),
+    click.option(
+        "--preload",
+        multiple=True,
+        metavar="MODULE",
+        help="Import a module once, before workers are forked: they start faster and "
+        "share its memory.  A reload does not load it anew.  Several may be given.",
+    ),
+)
+
+
+def _life_options(function: F) -> F:
+    """Add the options that say how long workers live, and how they begin and end."""
+    # The decorator that is applied last is shown first.
+    for option in reversed((*_TIMES, *_RESTARTS, *_LIMITS, *_REPLACEMENTS)):
+        function = option(function)
+    return function
 
 
 @click.command("serve", short_help="Serve an application with several workers.")
@@ -76,11 +210,10 @@ _MAX_BACKLOG = (1 << 31) - 1
 )
 @click.option(
     "--spread",
-    type=click.Choice(["handoff", "shared", "reuseport"]),
+    type=click.Choice(["handoff", "shared"]),
     default="handoff",
     show_default=True,
-    help="How connections get to workers: handed to the least busy one; accepted by all on "
-    "one socket; or on a socket for each.",
+    help="How connections get to workers: handed to the least busy one, or accepted by all.",
 )
 @click.option(
     "--loop",
@@ -90,7 +223,7 @@ _MAX_BACKLOG = (1 << 31) - 1
     show_default=True,
     help="The event loop of workers.",
 )
-@life_options
+@_life_options
 @server_options
 @click.option(
     "--backlog",
@@ -129,13 +262,6 @@ _MAX_BACKLOG = (1 << 31) - 1
     "127.0.0.1; whoever can connect can read them.",
 )
 @click.option(
-    "--trace",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="Write to this file how workers start, serve, drain and end; "
-    "https://ui.perfetto.dev shows it.",
-)
-@click.option(
     "--pool",
     "pools",
     multiple=True,
@@ -161,6 +287,7 @@ def serve_command(
     metrics: str | None,
     pools: tuple[str, ...],
     reload_on_change: bool,  # noqa: FBT001
+    request_timeout: float | None,
     header_timeout: float,
     header_size: int,
     threads: int,
@@ -224,6 +351,7 @@ def serve_command(
     if interface != "serve":
         server = read_options(options, given, password_file=ssl_keyfile_password_file)
         server |= {"header_timeout": header_timeout, "header_size": header_size}
+        server["request_timeout"] = request_timeout
         server["access_log"] = access_log
     if interface == "wsgi":
         server["threads"] = threads
@@ -282,7 +410,6 @@ def _check_installed(interface: str, *, metrics: bool, reload_on_change: bool) -
     needed = [("uvicorn", "cluster", f"--interface {interface}")] * (
         interface != "serve"
     )
-    needed += [("a2wsgi", "wsgi", "--interface wsgi")] * (interface == "wsgi")
     needed += [("prometheus_client", "prometheus", "--metrics")] * metrics
     needed += [("watchfiles", "reload", "--reload-on-change")] * reload_on_change
     for package, extra, what in needed:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import click
 
-from asyncpool._cli.parameters import CommandError, seconds, size
+from asyncpool._cli.parameters import CommandError, seconds, seconds_or_never, size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,6 +87,15 @@ _OPTIONS = (
         type=click.IntRange(min=1),
         metavar="NUMBER",
         help="Answer 503 while a worker has so many connections or requests.",
+    ),
+    click.option(
+        "--request-timeout",
+        type=seconds_or_never,
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a request may go without a response, or its client without reading "
+        "one; 0 for any time.",
     ),
     click.option(
         "--header-timeout",

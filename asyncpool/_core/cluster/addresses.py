@@ -104,19 +104,11 @@ def parse(text: str) -> Bind:
     return _tcp(text, rest if text.startswith("tcp://") else text)
 
 
-def parse_all(
-    texts: Iterable[str], *, once_per_group: bool = False
-) -> tuple[Bind, ...]:
+def parse_all(texts: Iterable[str]) -> tuple[Bind, ...]:
     """Return what several addresses mean.
 
-    Args:
-        texts: The addresses.
-        once_per_group: Whether each address is opened several times
-            (``SO_REUSEPORT``).
-
     Raises:
-        ValueError: If there is no address, or if one is not valid, is there twice,
-            or cannot be opened several times.
+        ValueError: If there is no address, or if one is not valid, or is there twice.
     """
     binds = tuple(map(parse, texts))
     if not binds:
@@ -125,11 +117,6 @@ def parse_all(
         anything = isinstance(bind, Tcp) and bind.port == 0
         if bind in binds[:number] and not anything:
             raise ValueError(f"{bind} is given twice")
-        if once_per_group and not isinstance(bind, Tcp):
-            raise ValueError(
-                f"{bind} cannot be opened once per worker, which "
-                "spread='reuseport' needs: use 'handoff' or 'shared'"
-            )
     return binds
 
 

@@ -28,6 +28,10 @@ WINDOW = 16
 # seconds.
 SLOW = 0.1
 
+# A worker is late if it has not taken a connection after this many seconds: its event loop is
+# blocked, or it is stopped.
+LATE = 1.0
+
 # For this many seconds a worker gets nothing after it ran out of descriptors.
 PASSED_OVER = 0.1
 
@@ -49,6 +53,7 @@ class _Share(Generic[H]):
 
     Attributes:
         open: Whether it may get more.
+        busy: Whether it says that it can take no request.
         handed: How many connections it got, without those that it gave back.
         opened: How many it has had, as it says itself.
         closed: How many of them are closed.
@@ -63,6 +68,7 @@ class _Share(Generic[H]):
     """
 
     open: bool = False
+    busy: bool = False
     handed: int = 0
     opened: int = 0
     closed: int = 0
@@ -88,6 +94,11 @@ class _Share(Generic[H]):
     def on_their_way(self) -> int:
         """How many of its connections it has not taken yet."""
         return sum(it.connection for it in self.pending.values())
+
+    def is_late(self, now: float) -> bool:
+        """Tell whether it leaves lying what it got."""
+        first = next(iter(self.pending.values()), None)
+        return first is not None and first.at + LATE <= now
 
     @property
     def full_since(self) -> float | None:
@@ -130,6 +141,14 @@ class ConnectionBalancing(Generic[H]):
         """Give nothing more to a worker; it may still take what was handed to it."""
         self._shares[worker].open = False
 
+    def set_busy(self, worker: int, *, busy: bool) -> None:
+        """Note whether a worker can take no request."""
+        self._shares[worker].busy = busy
+
+    def late(self, now: float) -> set[int]:
+        """Return the workers that leave lying what they got."""
+        return {worker for worker, share in self._shares.items() if share.is_late(now)}
+
     def gone(self, worker: int) -> list[H]:
         """Forget a dead worker: the connections that it has not taken go to others.
 
@@ -150,16 +169,24 @@ class ConnectionBalancing(Generic[H]):
     def choose(self, now: float, besides: Collection[int] = ()) -> int | None:
         """Return which worker gets the next connection; ``None`` if the connection has to wait.
 
+        One that is busy or late gets it only if no other worker can.
+
         Args:
             now: The time.
             besides: Workers that do not get it.
         """
         able = [
-            (share.connections, share.turn, worker, share.full_since)
+            (
+                share.busy or share.is_late(now),
+                share.connections,
+                share.turn,
+                worker,
+                share.full_since,
+            )
             for worker, share in self._shares.items()
             if share.open and share.passed_until <= now and worker not in besides
         ]
-        for _, _, worker, full_since in sorted(able):
+        for *_, worker, full_since in sorted(able):
             if full_since is None:
                 return worker
             if full_since + SLOW > now:

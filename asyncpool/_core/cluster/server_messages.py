@@ -66,6 +66,13 @@ WORKER_OVERRAN = LogMessage(
     "%(title)s: worker %(pid)d in slot %(slot)d was killed since %(why)s%(cost)s",
     "pool slot generation pid limit cut_off",
 )
+WORKER_LATE = LogMessage(
+    "worker-late",
+    WARNING,
+    "%(title)s: worker %(slot)d does not take its connections, since its event loop is blocked; "
+    "new ones go to others that can",
+    "pool slot",
+)
 MESSAGES_DROPPED = LogMessage(
     "messages-dropped",
     WARNING,

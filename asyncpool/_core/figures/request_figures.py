@@ -15,8 +15,11 @@ from asyncpool.errors import ProtocolError
 CLASSES = ("other", "1xx", "2xx", "3xx", "4xx", "5xx")
 
 # The numbers at the beginning of a report.
-_COUNTERS = ("open", "open_websockets", "cut", "refused", "websockets")
-_GROWING = ("cut", "refused", "websockets")
+_COUNTERS = (
+    *("open", "open_websockets", "busy"),
+    *("cut", "refused", "timed_out", "websockets"),
+)
+_GROWING = ("cut", "refused", "timed_out", "websockets")
 
 
 class RequestFigures:
@@ -25,8 +28,10 @@ class RequestFigures:
     Attributes:
         open: Requests whose application has not returned yet.
         open_websockets: The same of WebSockets.
+        busy: Whether it can take no request now; of several workers, how many.
         cut: Requests and WebSockets whose worker did not wait for their end.
         refused: Requests that were answered without asking the application.
+        timed_out: Requests that were given up.
         websockets: WebSockets that clients have asked for.
         responses: How long each response took, for each of :data:`CLASSES`.
         lag: How late the event loop ran what was due.
@@ -38,8 +43,10 @@ class RequestFigures:
     def __init__(self) -> None:
         self.open: int = 0
         self.open_websockets: int = 0
+        self.busy: int = 0
         self.cut: int = 0
         self.refused: int = 0
+        self.timed_out: int = 0
         self.websockets: int = 0
         self.responses: list[Durations] = [Durations() for _ in CLASSES]
         self.lag: Durations = Durations()
@@ -55,7 +62,7 @@ class RequestFigures:
     def end(self) -> None:
         """Count what is open as cut off: the worker waits for nothing any more, or is gone."""
         self.cut += self.open + self.open_websockets
-        self.open = self.open_websockets = 0
+        self.open = self.open_websockets = self.busy = 0
         self.ended = True
 
     def pack_requests(self) -> list[int]:

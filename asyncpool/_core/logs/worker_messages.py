@@ -60,6 +60,23 @@ NOT_HANDED_ON = LogMessage(
 CONNECTION_FAILED = LogMessage(
     "connection-failed", DEBUG, "a connection failed: %(why)s"
 )
+REQUEST_TIMED_OUT = LogMessage(
+    "request-timed-out",
+    WARNING,
+    "%(method)s %(path)s%(who)s %(why)s, and is %(done)s, %(seconds).1f s after it came",
+    "method path seconds status",
+)
+WORKER_BUSY = LogMessage(
+    "worker-busy",
+    WARNING,
+    "this worker takes no requests now: %(why)s; new connections go to others that can",
+)
+WORKER_FREE = LogMessage(
+    "worker-free",
+    INFO,
+    "this worker takes requests again, after %(seconds).1f s",
+    "seconds",
+)
 LOOKS_LIKE_FACTORY = LogMessage(
     "looks-like-factory",
     WARNING,

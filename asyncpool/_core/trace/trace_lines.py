@@ -183,33 +183,6 @@ class LineMaker:
         }
         return f"{json.dumps(line, separators=(',', ':'))},\n"
 
-    def phase(self, track: int, name: str, at: int, args: Mapping[str, object]) -> str:
-        """Return the line with which something begins that lasts; see :meth:`phase_over`."""
-        line = {
-            "ph": "B",
-            "cat": "worker",
-            "name": name,
-            "pid": self._number,
-            "tid": track,
-            "ts": at,
-            "args": {key: _plain(value) for key, value in args.items()},
-        }
-        return f"{json.dumps(line, separators=(',', ':'))},\n"
-
-    def phase_over(
-        self, track: int, name: str, at: int, args: Mapping[str, object]
-    ) -> str:
-        """Return the line with which it ends."""
-        line = {
-            "ph": "E",
-            "name": name,
-            "pid": self._number,
-            "tid": track,
-            "ts": at,
-            "args": {key: _plain(value) for key, value in args.items()},
-        }
-        return f"{json.dumps(line, separators=(',', ':'))},\n"
-
     def counter(self, name: str, at: int, unit: str, value: float) -> str:
         """Return the line of a figure that has changed."""
         return (

@@ -90,6 +90,7 @@ class ConnectionBalancer:
         self._exhausted = self._stopped = False
         self._look = Alarm(loop, self._on_alarm)
         self._paused: set[WorkerLink] = set()
+        self._late: set[int] = set()
         self.lost = 0
         self.core: ConnectionBalancing[SocketHandle] = ConnectionBalancing()
 
@@ -158,18 +159,6 @@ class ConnectionBalancer:
             self._paused.add(link)
             link.pause()
 
-    def lose(self, _: WorkerLink, more: int) -> None:
-        """Count connections that no other worker gets, since there are too few descriptors."""
-        self.lost += more
-
-    def load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
-        """Note how many connections a worker has had; see :meth:`ConnectionBalancing.load`.
-
-        Raises:
-            ProtocolError: If the numbers cannot be right.
-        """
-        self.core.load(link.slot, opened, closed, cut)
-
     # What the user sends.
 
     async def send(self, worker: int, fd: int, payload: bytes) -> None:
@@ -203,14 +192,18 @@ class ConnectionBalancer:
 
     # Connections.
 
-    def listen_on(self, listeners: Sequence[socket.socket]) -> None:
-        """Accept on these sockets from now on, and on no others."""
-        if self._listeners == list(listeners):
-            return
-        self._listen(wanted=False)
-        self._listeners = list(listeners)
-        self._ready.clear()  # the loop reports those that are still ready
-        self.dispatch()
+    def is_late(self, slot: int) -> bool:
+        """Tell whether a worker leaves lying what it got, and log that once."""
+        now = self._loop.time()
+        self._note_late(now)
+        return slot in self._late
+
+    def _note_late(self, now: float) -> None:
+        late = self.core.late(now)
+        for slot in late - self._late:
+            extra = {"pool": self._name, "slot": slot}
+            say.WORKER_LATE.log(_LOGGER, extra, title=f"cluster {self._name}")
+        self._late = late
 
     def dispatch(self) -> None:
         """Hand on what can go to a worker now, and decide whether to accept more."""
@@ -221,6 +214,7 @@ class ConnectionBalancer:
                 self.core.waiting.popleft().close()
             return
         now, left = self._loop.time(), _ACCEPTS_A_TURN
+        self._note_late(now)
         worker = self.core.choose(now)
         while worker is not None and (left or self.core.waiting):
             left -= not self.core.waiting

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from typing import TYPE_CHECKING
 
 from asyncpool._core.cluster.link_rules import MOST_MESSAGES, HandleTag, MessageCredit
 from asyncpool._core.figures.request_figures import MOST_NUMBERS, RequestFigures
@@ -19,8 +20,10 @@ from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import unpack_numbers
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
-from asyncpool._runtime.cluster.link_events import LinkEvents
 from asyncpool.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.cluster.service import Service
 
 # The most bytes of a pickled message.
 MAX_MESSAGE = 1 << 20
@@ -42,11 +45,10 @@ class WorkerLink:
         generation: Which worker of that slot it is, counting from 1.
         sock: The socket at which descriptors arrive.
         channel: The channel that reads frames from *sock*.
-        events: Hears what the worker sends.
+        service: Has what the worker sends to go to.
 
     Attributes:
         open: Whether the worker is ready, and may be sent something.
-        listens: Whether it accepts for itself, by means of :meth:`Worker.connections`.
         lost: How many of its connections no other worker got, since there were too few
             descriptors.
         figures: What it has counted of its requests, as far as it has told.
@@ -58,16 +60,15 @@ class WorkerLink:
         generation: int,
         sock: DescriptorSocket,
         channel: Channel,
-        events: LinkEvents,
+        service: Service,
     ) -> None:
         self.slot = slot
         self.generation = generation
-        self.open = self.listens = self._shut = False
-        self._may_listen = False
+        self.open = self._shut = False
         self.lost = self._lost_there = 0
         self.figures = RequestFigures()
         self._socket, self._channel = sock, channel
-        self._events = events
+        self._service = service
         self._last = 0  # the number of the last handle that was put
         self._received = 0  # the number of the last handle that came
         self._credit = MessageCredit("it", _TELL_EVERY)
@@ -76,13 +77,11 @@ class WorkerLink:
 
     # To the worker.
 
-    def listen(self, sockets: list[tuple[str, socket.socket]]) -> None:
+    def listen(self, sockets: list[socket.socket]) -> None:
         """Have the worker accept on these sockets; this must come before anything else."""
-        self._may_listen = bool(sockets)
-        for index, (address, sock) in enumerate(sockets):
-            name = address.encode()
-            head = header(FrameKind.LISTEN, len(name), index, tag=len(sockets))
-            self._channel.put_descriptor(head + name, os.dup(sock.fileno()))
+        head = header(FrameKind.LISTEN, 0, tag=len(sockets))
+        for sock in sockets:
+            self._channel.put_descriptor(head, os.dup(sock.fileno()))
         self._channel.flush()
 
     def hand(
@@ -139,10 +138,10 @@ class WorkerLink:
             return
         self.open, self._shut = False, True
         self._room.set()
-        if self._events.others_serve():
+        if not self._service.stopped:
             self._channel.put(header(FrameKind.RETURN, 0))
             self._channel.flush()
-        self._events.on_shut(self)
+        self._service.begin_drain(self)
 
     # From the worker.
 
@@ -173,9 +172,9 @@ class WorkerLink:
                     f"it answered for handle {frame.job}, which was not sent"
                 )
             if frame.kind is FrameKind.TAKEN:
-                self._events.on_taken(self, frame.job)
+                self._service.balancer.taken(self, frame.job)
             else:
-                self._events.on_refused(self, frame.job)
+                self._service.balancer.refused(self, frame.job)
         elif frame.kind is FrameKind.LOAD:
             self._on_load(frame)
         elif frame.kind is FrameKind.FIGURES:
@@ -187,9 +186,6 @@ class WorkerLink:
             self._room.set()
         elif frame.kind is FrameKind.HANDLE:
             self._on_handle(frame)
-        elif frame.kind is FrameKind.LISTEN and self._may_listen:
-            self.listens = True
-            self._events.on_listens(self)
         else:
             raise ProtocolError(f"it sent {frame.kind.name} on its link")
 
@@ -202,7 +198,7 @@ class WorkerLink:
             raise ProtocolError(
                 f"it lost {frame.job} connections, after {self._lost_there}"
             )
-        self._events.on_load(self, *numbers)
+        self._service.count_load(self, *numbers)
         if more:
             self._lost_there = frame.job
             self._lose(more)
@@ -210,13 +206,14 @@ class WorkerLink:
     def _on_figures(self, frame: Frame) -> None:
         if len(frame.payload) > _MOST_FIGURES:
             raise ProtocolError(f"its figures have {len(frame.payload)} bytes")
-        self.figures = RequestFigures.unpack(
-            unpack_numbers(frame.payload), self.figures
-        )
+        before = self.figures
+        self.figures = RequestFigures.unpack(unpack_numbers(frame.payload), before)
+        if self.figures.busy != before.busy:
+            self._service.note_busy(self)
 
     def _on_message(self, frame: Frame) -> None:
         self._credit.receive()
-        self._events.on_message(self, bytes(frame.payload))
+        self._service.queues.take_message(self, bytes(frame.payload))
 
     def _on_handle(self, frame: Frame) -> None:
         if not self._socket.arrived:
@@ -230,16 +227,16 @@ class WorkerLink:
             if fd is None:
                 self._lose(1)
             else:
-                self._events.on_returned(self, fd)
+                self._service.balancer.returned(self, fd)
             return
-        wanted = fd is not None and self._events.on_socket(
+        wanted = fd is not None and self._service.queues.take_socket(
             self, fd, bytes(frame.payload)
         )
         self._answer(FrameKind.TAKEN if wanted else FrameKind.REFUSED, frame.job)
 
     def _lose(self, more: int) -> None:
         self.lost += more
-        self._events.on_lost(self, more)
+        self._service.balancer.lost += more
 
     def _answer(self, kind: FrameKind, number: int) -> None:
         if self._channel.unsent > _MOST_UNSENT:

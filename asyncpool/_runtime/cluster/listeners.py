@@ -48,57 +48,22 @@ class _Listener:
 class Listeners:
     """Listening sockets, all non-blocking and close-on-exec; :func:`open_listeners` opens them.
 
-    With ``SO_REUSEPORT`` there is a socket for each address and *group*, and each socket has a
-    queue of its own.
-
     Attributes:
         addresses: The addresses, with the real ports.
     """
 
-    def __init__(
-        self, groups: dict[int | None, list[_Listener]], *, backlog: int
-    ) -> None:
-        self._groups = groups
-        self._backlog = backlog
-        first = next(iter(groups.values()))
-        # The names are the same in every group.  They are kept, since every group may be closed.
-        self._names = [listener.sock.getsockname() for listener in first]
-        self._families = [listener.sock.family for listener in first]
-        self.addresses: tuple[str, ...] = tuple(
-            _shown(listener.sock) for listener in first
-        )
+    def __init__(self, listeners: list[_Listener]) -> None:
+        self._listeners = listeners
+        self.addresses: tuple[str, ...] = tuple(_shown(it.sock) for it in listeners)
 
-    def sockets(self, group: int | None = None) -> list[socket.socket]:
-        """Return the sockets of a group, in the order of :attr:`addresses`; ``None``: of all."""
-        if group is None:
-            return [it.sock for group in self._groups.values() for it in group]
-        return [it.sock for it in self._groups.get(group, ())]
-
-    def open_group(self, group: int) -> None:
-        """Open the sockets of one more group, or of a group that was closed.
-
-        Raises:
-            OSError: If a socket cannot be opened; then none of them is open.
-        """
-        if group not in self._groups:
-            with _all_or_nothing() as opened:
-                for family, name in zip(self._families, self._names, strict=True):
-                    opened.append(
-                        _Listener(_tcp_socket(family, name, self._backlog, reuse=True))
-                    )
-            self._groups[group] = opened
-
-    def close_group(self, group: int) -> None:
-        """Close the sockets of a group; connections in their kernel queues are lost."""
-        for listener in self._groups.pop(group, ()):
-            listener.close()
+    def sockets(self) -> list[socket.socket]:
+        """Return the sockets, in the order of :attr:`addresses`."""
+        return [it.sock for it in self._listeners]
 
     def close(self) -> None:
         """Close all, and remove the files of Unix sockets, if they are still the same."""
-        while self._groups:
-            _, listeners = self._groups.popitem()
-            for listener in listeners:
-                listener.close()
+        while self._listeners:
+            self._listeners.pop().close()
 
 
 @contextlib.asynccontextmanager
@@ -120,39 +85,25 @@ async def addresses_locked(binds: Sequence[str]) -> AsyncGenerator[None]:
         yield
 
 
-def open_listeners(
-    binds: Sequence[str], *, backlog: int, reuseport_groups: int = 0
-) -> Listeners:
+def open_listeners(binds: Sequence[str], *, backlog: int) -> Listeners:
     """Open everything that a cluster listens on, or nothing; see :func:`addresses_locked`.
 
     Args:
         binds: The addresses; see :mod:`asyncpool._core.cluster.addresses`.
         backlog: How many connections may wait in each socket.  A socket that is
             inherited and listens already keeps its own backlog.
-        reuseport_groups: How many sockets each address has; 0 for a single one without
-            ``SO_REUSEPORT``.
 
     Raises:
         ValueError: If an address makes no sense, or systemd has passed no socket.
         OSError: If one cannot be opened; the text names it, and says why.
     """
-    addresses = parse_all(binds, once_per_group=reuseport_groups > 0)
     with _all_or_nothing() as opened:
-        for bind in addresses:
+        for bind in parse_all(binds):
             try:
-                opened.extend(_open(bind, backlog, reuse=reuseport_groups > 0))
+                opened.extend(_open(bind, backlog))
             except OSError as error:
                 raise _explained(bind, error) from error
-        if not reuseport_groups:
-            return Listeners({None: opened}, backlog=backlog)
-        listeners = Listeners({0: opened}, backlog=backlog)
-        try:
-            for group in range(1, reuseport_groups):
-                listeners.open_group(group)
-        except OSError:
-            listeners.close()
-            raise
-    return listeners
+    return Listeners(opened)
 
 
 @contextlib.contextmanager
@@ -166,10 +117,10 @@ def _all_or_nothing() -> Generator[list[_Listener]]:
         raise
 
 
-def _open(bind: Bind, backlog: int, *, reuse: bool) -> list[_Listener]:
+def _open(bind: Bind, backlog: int) -> list[_Listener]:
     match bind:
         case Tcp():
-            return _open_tcp(bind, backlog, reuse=reuse)
+            return _open_tcp(bind, backlog)
         case Unix():
             return [_open_unix(bind, backlog)]
         case Inherited(fd):
@@ -188,7 +139,7 @@ def _open(bind: Bind, backlog: int, *, reuse: bool) -> list[_Listener]:
             return opened
 
 
-def _open_tcp(bind: Tcp, backlog: int, *, reuse: bool) -> list[_Listener]:
+def _open_tcp(bind: Tcp, backlog: int) -> list[_Listener]:
     """Listen on every address of a host, with the same port on each."""
     found = socket.getaddrinfo(
         bind.host or None, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -198,11 +149,7 @@ def _open_tcp(bind: Tcp, backlog: int, *, reuse: bool) -> list[_Listener]:
         for family, _, _, _, name in dict.fromkeys(found):
             there = (name[0], port, *name[2:])
             try:
-                if reuse and port == bind.port:
-                    # Fails if the port is in use.  Otherwise two servers with
-                    # SO_REUSEPORT would share it.
-                    _tcp_socket(family, there, backlog, reuse=False).close()
-                sock = _tcp_socket(family, there, backlog, reuse=reuse)
+                sock = _tcp_socket(family, there, backlog)
             except OSError as error:
                 # A host name, or "all interfaces", may have addresses that this machine lacks.
                 if error.errno not in _NOT_HERE:
@@ -216,15 +163,11 @@ def _open_tcp(bind: Tcp, backlog: int, *, reuse: bool) -> list[_Listener]:
     return opened
 
 
-def _tcp_socket(
-    family: int, name: tuple[object, ...], backlog: int, *, reuse: bool
-) -> socket.socket:
+def _tcp_socket(family: int, name: tuple[object, ...], backlog: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     with closed_on_error(sock):
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             # Without this, some systems would take the same port of version 4 as well.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -25,9 +25,7 @@ from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
 from asyncpool._runtime.cluster.balancer import ConnectionBalancer
 from asyncpool._runtime.cluster.link import WorkerLink
 from asyncpool._runtime.cluster.listeners import Listeners
-from asyncpool._runtime.cluster.listening_groups import ListeningGroups
 from asyncpool._runtime.cluster.message_queues import MessageQueues
-from asyncpool._runtime.cluster.service_link_events import ServiceLinkEvents
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 
@@ -36,7 +34,7 @@ _LOGGER = logging.getLogger("asyncpool")
 # The main module of a worker that serves.
 _MAIN = "asyncpool._worker.cluster.serve"
 
-Spread = Literal["handoff", "shared", "reuseport"]
+Spread = Literal["handoff", "shared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +56,6 @@ class ServingConfig:
     listeners: Listeners | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """The figures of one worker."""
-
-    ready: bool
-    connections: int
-    had: int
-    uptime: float
-    requests: RequestFigures
-
-
 class Service:
     """What the workers of one cluster need from its master.
 
@@ -79,7 +66,6 @@ class Service:
 
     Attributes:
         balancer: Hands connections to them.
-        groups: The sockets that they listen on.
         queues: What they have sent.
         links: The links to the workers that have a process, by slot.
         stopped: Whether the end has begun.
@@ -105,7 +91,6 @@ class Service:
         )
         # Broadcasts, which each new worker gets in their order.
         self._remembered: dict[Hashable, bytes] = {}
-        self.groups = ListeningGroups(config, state, self.balancer, self.links)
         self.stopped = self._served = False
         self._stopped_at: float | None = None
         # When the worker of each slot began to drain, and whether others went on serving then.
@@ -114,7 +99,6 @@ class Service:
         self.cut = 0
         self._past = RequestFigures()  # of workers that are gone
         state.loop_lag.go()
-        self._link_events = ServiceLinkEvents(self)
 
     # The life of a worker.
 
@@ -144,14 +128,13 @@ class Service:
         """
         keeping = DescriptorSocket(sock)
         channel = make_channel(keeping)
-        link = WorkerLink(
-            handle.slot, handle.generation, keeping, channel, self._link_events
-        )
-        link.listen(self.groups.sockets_for(handle.slot))
+        link = WorkerLink(handle.slot, handle.generation, keeping, channel, self)
+        listeners = self._config.listeners
+        if listeners and self._config.spread == "shared" and not self.stopped:
+            link.listen(listeners.sockets())
         # Last: if something above fails, nothing would remove the link again.
         self.links[handle.slot] = link
         self.balancer.core.add(handle.slot)
-        self.groups.fill_in()
         return link
 
     def ready(self, handle: WorkerHandle) -> None:
@@ -160,7 +143,6 @@ class Service:
         if self._state.core.slots[handle.slot].state in UP:
             link = self.links[handle.slot]
             link.open = True
-            self.groups.fill_in()  # else the master hands it what it accepts itself
             self.balancer.joined(link)
 
     def ended(self, handle: WorkerHandle) -> bool:
@@ -168,7 +150,6 @@ class Service:
         slot, link = self._state.core.slots[handle.slot], self.links.get(handle.slot)
         if handle.status == 0 and not slot.exit_planned and slot.ready_at is not None:
             handle.detail = handle.detail or "serve() returned"
-        self.groups.leave(handle.slot)
         if link is None:
             return False  # there were too few descriptors to open its link
         spread = self.balancer.core
@@ -180,7 +161,6 @@ class Service:
         link.shut()
         self.balancer.gone(link)
         self.queues.drop_worker(link)
-        self.groups.fill_in()
         self.cut += unsaid
         if self.stopped:
             self._cut += unsaid
@@ -262,7 +242,6 @@ class Service:
         self._drains[link.slot] = self._state.loop.time(), not self.stopped
         self._state.handles[link.slot].since = monotonic()
         self.balancer.left(link)
-        self.groups.fill_in()
 
     def count_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
         """Note how many connections a worker has had.
@@ -272,7 +251,7 @@ class Service:
         """
         spread = self.balancer.core
         had, cut_before = spread.totals(link.slot), spread.count_cut_off(link.slot)
-        self.balancer.load(link, opened, closed, cut)
+        self.balancer.core.load(link.slot, opened, closed, cut)
         self.cut += cut - cut_before
         if self.stopped:
             # Perhaps it has accepted what was waiting.
@@ -283,25 +262,14 @@ class Service:
             self._state.core.workers.served(link.slot, closed, now)
         )
 
-    def figures(self, slot: int) -> Figures:
-        """Return the figures of the worker in a slot."""
-        link = self.links.get(slot)
-        if link is None:
-            return Figures(
-                ready=False,
-                connections=0,
-                had=0,
-                uptime=0.0,
-                requests=RequestFigures(),
-            )
-        spread, began_at = self.balancer.core, self._state.handles[slot].began_at
-        return Figures(
-            ready=link.open,
-            connections=spread.connections(slot),
-            had=spread.totals(slot),
-            uptime=self._state.loop.time() - began_at,
-            requests=link.figures,
-        )
+    def note_busy(self, link: WorkerLink) -> None:
+        """Give connections to others while a worker can take no request."""
+        self.balancer.core.set_busy(link.slot, busy=bool(link.figures.busy))
+        self.balancer.dispatch()
+
+    def is_busy(self, link: WorkerLink) -> bool:
+        """Tell whether a worker that may be sent something can take no request."""
+        return bool(link.figures.busy) or self.balancer.is_late(link.slot)
 
     def requests(self) -> RequestFigures:
         """Return what all workers have counted of their requests, as far as they have told."""
@@ -324,7 +292,8 @@ class Service:
             self.balancer.stop()
             self.stopped = True
             self._stopped_at = self._state.loop.time()
-            self.groups.stop()
+            if self._config.listeners is not None:
+                self._config.listeners.close()
             spread = self.balancer.core
             self._at_end = sum(spread.connections(slot) for slot in self.links)
             self._cut = sum(map(spread.still_open, self.links))

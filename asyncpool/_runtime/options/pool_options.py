@@ -137,6 +137,7 @@ POOL_CHECKS: dict[str, Check] = {
     "initargs": items("a tuple of arguments"),
     "worker_env": _worker_env,
     "fresh": switch,
+    "trace": path,
     "max_traced": at_least(1, optional=True),
     "control": _control,
     "codec": _codec,
@@ -174,6 +175,7 @@ class PoolOptions(WorkerOptions):
     worker_env: WorkerEnv | None
     fresh: bool
     propagate: Iterable[ContextVar[Any] | str]
+    trace: str | None
     max_traced: int | None
     control: str | None
     codec: Format | None

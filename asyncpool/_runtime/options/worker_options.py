@@ -15,7 +15,6 @@ from asyncpool._runtime.options.checks import (
     instance,
     items,
     one_of,
-    path,
     seconds,
 )
 
@@ -49,7 +48,6 @@ WORKER_CHECKS: dict[str, Check] = {
     "start_timeout": seconds(),
     "ping_timeout": seconds(optional=True),
     "ready": one_of(get_args(ReadyWhen)),
-    "trace": path,
 }
 
 
@@ -73,7 +71,6 @@ class WorkerOptions:
     ping_timeout: float | None
     ready: ReadyWhen
     max_surge: int
-    trace: str | None
 
     def shared(self) -> dict[str, Any]:
         """Return the options of this class, by name, without those of a subclass."""

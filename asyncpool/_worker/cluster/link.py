@@ -25,25 +25,7 @@ from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    class LinkOwner(Protocol):
-        """Hears of all that comes on a link; it is :class:`ServerWorker`."""
-
-        def on_frame(self, frame: Frame, descriptor: int | None) -> None:
-            """Take a frame, and own the descriptor that came with it.
-
-            The descriptor is ``None`` if none has come, or if the kernel has dropped it.
-
-            Raises:
-                ProtocolError: If the frame breaks the protocol.
-            """
-            ...
-
-        def on_end(self, error: ProtocolError | None) -> None:
-            """Hear, once, that nothing more comes; *error* says how the pool broke the protocol."""
-            ...
-
+    from asyncpool._worker.cluster.server_worker import ServerWorker
 
 _READ_SIZE = 65_536
 # Each read brings one descriptor at most.  After these reads the rest of the loop has its turn.
@@ -79,7 +61,7 @@ class MasterLink:
         sock: socket.socket,
         *,
         max_payload: int,
-        owner: LinkOwner,
+        owner: ServerWorker,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = sock

@@ -8,12 +8,13 @@ import os
 import pickle
 import socket
 from functools import partial
+from itertools import islice
 
 from asyncpool._core.logs import worker_messages as say
 from asyncpool._core.wire.messages import WorkerConfig
+from asyncpool._core.wire.stacks import COROUTINE
 from asyncpool._worker.cluster.drain_time import DrainTime
 from asyncpool._worker.cluster.server_worker import ServerWorker
-from asyncpool._worker.cluster.task_stacks import task_stacks
 from asyncpool._worker.cluster.worker import Worker
 from asyncpool._worker.job.control import Control
 from asyncpool._worker.job.coroutines import Coroutines
@@ -32,6 +33,11 @@ _MASTERS = (
     *("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"),
     *("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"),
 )
+
+# The most tasks that are shown, the most calls of each, and the most characters in all.
+_MOST_TASKS = 100
+_DEEPEST = 20
+_LONGEST = 16_384
 
 # Seconds in which code that is cancelled at the end of its time may clean up.  The pool ends the
 # process after a second, so it is less.
@@ -141,7 +147,7 @@ class _Life:
     ) -> int:
         """Run everything, and return the status to leave with."""
         self._loop = asyncio.get_running_loop()
-        self._coroutines.show(partial(task_stacks, self._loop))
+        self._coroutines.show(partial(_task_stacks, self._loop))
         time = DrainTime(*self._drain_timeouts)
         server_worker = self._server_worker = ServerWorker(
             jobs,
@@ -228,3 +234,17 @@ class _Life:
     def _mourn(self) -> None:
         self._thread_died = True
         self._loop.call_soon_threadsafe(self._server_worker.drain)
+
+
+def _task_stacks(loop: asyncio.AbstractEventLoop) -> str:
+    """Return where the tasks of *loop* wait; another thread calls this."""
+    lines = [COROUTINE]
+    for task in islice(asyncio.all_tasks(loop), _MOST_TASKS):
+        lines.append(f"  task {task.get_name()!r}:")
+        lines += [
+            f'    File "{frame.f_code.co_filename}", line {frame.f_lineno} in '
+            f"{frame.f_code.co_name}"
+            for frame in task.get_stack(limit=_DEEPEST)[::-1]
+        ]
+    text = "\n".join(lines)
+    return f"\n{text[:_LONGEST]}\n"

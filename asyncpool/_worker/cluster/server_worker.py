@@ -77,7 +77,7 @@ class ServerWorker:
         self.error: ProtocolError | None = None
         self.time = time
         self.is_ready = self.returning = self._retired = self._refusing = False
-        self._is_worn = False
+        self._is_worn = self._is_busy = False
         self.listeners: list[socket.socket] = []
         self._listening: asyncio.Future[None] = self._loop.create_future()
         if not accepts:
@@ -144,12 +144,20 @@ class ServerWorker:
 
     async def connections(self) -> AsyncIterator[Connection]:
         if self._acceptor is not None and not self.draining.is_set():
-            if not self._acceptor.used:
-                self.link.put(header(FrameKind.LISTEN, 0))
             self._acceptor.listen()
         async for number, descriptor in self._came:
             # Without a variable, so that it is freed as soon as the user drops it.
             yield await self._open(number, descriptor)
+
+    def accept(self, *, wanted: bool) -> None:
+        """Accept connections, or leave them to other workers, where workers accept themselves."""
+        self._is_busy = not wanted
+        if (
+            self._acceptor is not None
+            and self._acceptor.used
+            and not self.draining.is_set()
+        ):
+            self._acceptor.listen() if wanted else self._acceptor.pause()
 
     def refuse_rest(self) -> None:
         """Give back what nobody here has taken, and what still comes."""
@@ -190,7 +198,9 @@ class ServerWorker:
                 except BaseException:
                     connection.close()
                     raise
-        elif self._acceptor is not None and not self.draining.is_set():
+        elif self._acceptor is not None and not (
+            self._is_busy or self.draining.is_set()
+        ):
             self._acceptor.listen()
         return connection
 

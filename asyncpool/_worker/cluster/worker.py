@@ -23,9 +23,8 @@ class Worker:
         id: Its slot.  Its replacement may have another slot, and numbers may be missing.
         generation: Which worker of this slot it is, counting from 1.
         listening_sockets: The listening sockets, if workers accept connections themselves
-            (``spread`` is ``"shared"`` or ``"reuseport"``).  Use them or
-            :meth:`connections`, not both.  If you use them, close them when the worker
-            drains.
+            (``spread`` is ``"shared"``).  Use them or :meth:`connections`, not both.  If
+            you use them, close them when the worker drains.
     """
 
     def __init__(self, slot: int, generation: int, server_worker: Any) -> None:

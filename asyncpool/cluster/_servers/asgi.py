@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
+
 from asyncpool._core.base.validation import check_function
+from asyncpool._core.logs import worker_messages as say
 from asyncpool._runtime.base.arguments import check_int, check_seconds
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
     from typing import Any
 
     import uvicorn
 
-    from asyncpool._core.figures.request_figures import RequestFigures
     from asyncpool._worker.cluster.worker import Worker
+    from asyncpool.cluster._servers.wsgi import Threads
 
 # What the cluster decides, and what makes sense for one process only.
 _NOT_OURS = {
@@ -36,19 +38,26 @@ _NOT_OURS = {
 }
 
 
+# How many arguments each kind is called with.
+_ASGI3, _WSGI, _ASGI2, _FACTORY = 3, 2, 1, 0
+
 # The request's head, its line included: what h11, nginx and Apache allow, or more.
 _MOST_HEAD = 64 * 1024
+
+# How many WSGI requests a worker runs at once.
+_THREADS = 10
 
 # Seconds for a head, and for the first byte of a connection.
 _HEADER_TIMEOUT = 30.0
 
-# How long requests may clean up when their time is over, in seconds.
-_CLEAN_UP = 0.2
+# Seconds without progress until a request is given up: as long as nginx waits for a response.
+_REQUEST_TIMEOUT = 60.0
 
 
 def asgi(
     app: Any,
     *,
+    request_timeout: float | None = _REQUEST_TIMEOUT,
     header_timeout: float = _HEADER_TIMEOUT,
     header_size: int = _MOST_HEAD,
     **options: Any,
@@ -64,6 +73,12 @@ def asgi(
     Args:
         app: The application, a factory of it, or where to import it from:
             ``package.module:app``.
+        request_timeout: Seconds until a request is given up that has had no response, and no
+            further piece of its body, for so long.  Its client gets 503, or 408 if the body
+            stopped coming, and the application is cancelled.  A worker in which it goes on
+            nevertheless is replaced.  A response that has begun may take any time, unless the
+            client has left, or reads nothing, for so long.  WebSockets have no such limit.
+            ``None`` is for any time.
         header_timeout: Seconds that a client has for the head of a request, from its
             first byte, and for that from the beginning of the connection; then it is
             closed, with 408 if a part of a head has come.  With TLS it has as many for
@@ -82,24 +97,26 @@ def asgi(
 
     What a worker finds not to be an ASGI application is a failed start.
     """
-    return _target(
-        app, options, header_timeout=header_timeout, header_size=header_size, threads=0
-    )
+    return _Asgi(app, options, 0, request_timeout, header_timeout, header_size)
 
 
 def wsgi(
     app: Any,
     *,
-    threads: int = 10,
+    threads: int = _THREADS,
+    request_timeout: float | None = _REQUEST_TIMEOUT,
     header_timeout: float = _HEADER_TIMEOUT,
     header_size: int = _MOST_HEAD,
     **options: Any,
 ) -> _Asgi:
-    """Serve a WSGI application, in threads, with a2wsgi, which the extra ``wsgi`` installs.
+    """Serve a WSGI application, in threads behind uvicorn, which the extra ``cluster`` installs.
 
     Args:
         app: The application, a factory of it, or where to import it from.
         threads: How many requests a worker runs at once; others wait.
+        request_timeout: As of :func:`asgi`; the time includes the wait for a thread.  Nothing
+            can end a thread, so a worker in which one goes on is replaced, and has its time to
+            drain.
         header_timeout: As of :func:`asgi`.
         header_size: Likewise.
         **options: Likewise.
@@ -109,36 +126,7 @@ def wsgi(
         ValueError: Likewise; if there is to be no thread.
     """
     check_int("threads", threads, at_least=1)
-    return _target(
-        app,
-        options,
-        header_timeout=header_timeout,
-        header_size=header_size,
-        threads=threads,
-    )
-
-
-def _target(
-    app: Any,
-    options: dict[str, Any],
-    *,
-    header_timeout: float,
-    header_size: int,
-    threads: int,
-) -> _Asgi:
-    check_function("app", app, "an application")
-    check_seconds("header_timeout", header_timeout)
-    check_int("header_size", header_size, at_least=1)
-    foreign = sorted(_NOT_OURS & options.keys())
-    if foreign:
-        raise TypeError(f"these options are not for workers: {', '.join(foreign)}")
-    return _Asgi(
-        app,
-        options,
-        header_timeout=header_timeout,
-        header_size=header_size,
-        threads=threads,
-    )
+    return _Asgi(app, options, threads, request_timeout, header_timeout, header_size)
 
 
 class _Asgi:
@@ -147,25 +135,37 @@ class _Asgi:
     Args:
         app: The application, or where to find it.
         options: Those of uvicorn.
+        threads: How many run WSGI requests; 0 for an ASGI application.
+        request_timeout: Seconds without progress until a request is given up.
         header_timeout: Seconds for the head of a request.
         header_size: The most bytes of one.
-        threads: How many run WSGI requests; 0 for an ASGI application.
     """
 
     def __init__(
         self,
         app: Any,
         options: dict[str, Any],
-        *,
+        threads: int,
+        request_timeout: float | None,
         header_timeout: float,
         header_size: int,
-        threads: int,
     ) -> None:
+        check_function("app", app, "an application")
+        if request_timeout is not None:
+            check_seconds("request_timeout", request_timeout)
+        check_seconds("header_timeout", header_timeout)
+        check_int("header_size", header_size, at_least=1)
+        foreign = sorted(_NOT_OURS & options.keys())
+        if foreign:
+            raise TypeError(f"these options are not for workers: {', '.join(foreign)}")
         self._app = app
         self._options = options
+        if options.get("interface") == "wsgi":  # uvicorn's own way, which goes away
+            threads = threads or _THREADS
+        self._threads = threads
+        self._request_timeout = request_timeout
         self._header_timeout = header_timeout
         self._header_size = header_size
-        self._threads = threads
 
     async def __call__(self, worker: Worker) -> None:
         """Serve, in a worker.
@@ -173,82 +173,26 @@ class _Asgi:
         Raises:
             RuntimeError: If the application refuses to start.
         """
-        import asyncio  # noqa: PLC0415 - the pool's process need not have the rest
+        from asyncpool.cluster._servers.uvicorn_parts import serve  # noqa: PLC0415 - the pool's process need not have it
 
-        import uvicorn  # noqa: PLC0415
-
-        from asyncpool._core.figures.request_figures import RequestFigures  # noqa: PLC0415
-        from asyncpool.cluster._servers.asgi_bounds import close_late  # noqa: PLC0415
-        from asyncpool.cluster._servers.asgi_drain import Drain  # noqa: PLC0415
-        from asyncpool.cluster._servers.asgi_figures import Reports  # noqa: PLC0415
-        from asyncpool.cluster._servers.lifespan import begin_lifespan  # noqa: PLC0415
-        from asyncpool.cluster._servers.transports import connect  # noqa: PLC0415
-
-        config = self._config()
-        config.load()
-        most = _most_requests(config, worker)
-        server = uvicorn.Server(config)
-        server.lifespan = lifespan = config.lifespan_class(config)
-        await begin_lifespan(lifespan, config)
-        loop, state = asyncio.get_running_loop(), server.server_state
-        figures = RequestFigures()
-        kind = self._protocol_class(config, figures)
-
-        def make() -> asyncio.Protocol:
-            return kind(  # type: ignore[no-any-return]
-                config=config,
-                server_state=state,
-                app_state=lifespan.state,
-                _loop=loop,
-            )
-
-        await server.on_tick(0)
-        ticking = loop.create_task(
-            _tick(server, worker, most, close_late), name="asyncpool server tick"
-        )
-        reports = Reports(worker, state, figures)
-        try:
-            worker.ready()
-            connecting = loop.create_task(
-                connect(worker, make, config.ssl, self._header_timeout),
-                name="asyncpool connections",
-            )
-            await worker.wait_draining()
-            ticking.cancel()
-            await Drain(worker, config, state).run(connecting)
-            await connecting
-        finally:
-            ticking.cancel()
-            reports.end()
-            await _cancel(state.tasks)
-            await lifespan.shutdown()
-
-    def _protocol_class(self, config: uvicorn.Config, figures: RequestFigures) -> Any:
-        """Return the protocol of uvicorn with its bounds, and have it count."""
-        from asyncpool.cluster._servers.asgi_bounds import bounded  # noqa: PLC0415
-        from asyncpool.cluster._servers.asgi_figures import count_in  # noqa: PLC0415
-
-        count_in(config, figures)
-        return bounded(
-            config.http_protocol_class,
-            most=self._header_size,
-            within=self._header_timeout,
-            figures=figures,
+        config, threads = self._config()
+        await serve(
+            worker,
+            config,
+            threads,
+            request_timeout=self._request_timeout,
+            header_timeout=self._header_timeout,
+            header_size=self._header_size,
         )
 
-    def _config(self) -> uvicorn.Config:
-        """Find the application, and configure uvicorn for it."""
+    def _config(self) -> tuple[uvicorn.Config, Threads | None]:
+        """Find the application, and configure uvicorn for it, and the threads that it needs."""
         import os  # noqa: PLC0415 - as above
 
         import uvicorn  # noqa: PLC0415
 
         from asyncpool._worker.cluster.serve import find_object  # noqa: PLC0415
-        from asyncpool.cluster._servers.application import (  # noqa: PLC0415
-            asgi_application,
-            asgi_version,
-            load_environment,
-            wsgi_application,
-        )
+        from asyncpool.cluster._servers.wsgi import Threads  # noqa: PLC0415
 
         options = dict(self._options)
         if (env_file := options.pop("env_file", None)) is not None:
@@ -258,11 +202,12 @@ class _Asgi:
             name = app
             app = find_object(app)
         factory = options.pop("factory", False)
+        threads = None
         if self._threads:
             app = wsgi_application(app, name, factory=factory)
-            app = _in_threads(app, self._threads)
-            options["lifespan"] = "off"
-        elif options.get("interface") != "wsgi":  # uvicorn's own way, which goes away
+            app = threads = Threads(app, self._threads)
+            options |= {"lifespan": "off", "interface": "asgi3"}
+        else:
             app = asgi_application(app, name, factory=factory)
             if options.get("interface", "auto") == "auto":
                 options["interface"] = asgi_version(app)
@@ -273,68 +218,110 @@ class _Asgi:
             "proxy_headers": bool(trusted or os.environ.get("FORWARDED_ALLOW_IPS")),
             "h11_max_incomplete_event_size": self._header_size,
         }
-        return uvicorn.Config(app, **defaults | options, loop="none")
+        return uvicorn.Config(app, **defaults | options, loop="none"), threads
 
 
-def _in_threads(app: Any, threads: int) -> Any:
+def asgi_application(found: Any, name: str, *, factory: bool) -> Any:
+    """Return an ASGI application.
+
+    Args:
+        found: It, or what makes it.
+        name: What it is called in errors.
+        factory: Whether it is certain to be what makes it.
+
+    Raises:
+        TypeError: If it is none; the text says what it looks like, and the way out.
+    """
+    found = _made(found, name, factory=factory)
+    if _takes(found, _ASGI3) or _takes(found, _ASGI2):
+        return found
+    if _takes(found, _WSGI):
+        raise TypeError(
+            f"{name} is a WSGI application, not ASGI: serve it with --interface wsgi, in a "
+            "program with asyncpool.cluster.wsgi()"
+        )
+    raise TypeError(
+        f"{name} is no ASGI application: {_kind(found)} cannot be called with "
+        "(scope, receive, send)"
+    )
+
+
+def asgi_version(app: Any) -> str:
+    """Return how an ASGI application is to be called, as an ``interface`` of uvicorn's.
+
+    uvicorn takes whatever is not written with ``async def`` for ASGI 2, which is called
+    with the scope alone, and so a plain function that returns a coroutine, or a partial.
+    """
+    return "asgi3" if _takes(app, _ASGI3) else "auto"
+
+
+def wsgi_application(found: Any, name: str, *, factory: bool) -> Any:
+    """Return a WSGI application; see :func:`asgi_application`."""
+    found = _made(found, name, factory=factory)
+    if _takes(found, _WSGI):
+        return found
+    if _takes(found, _ASGI3):
+        raise TypeError(
+            f"{name} is an ASGI application, not WSGI: serve it with --interface asgi"
+        )
+    raise TypeError(
+        f"{name} is no WSGI application: {_kind(found)} cannot be called with "
+        "(environ, start_response)"
+    )
+
+
+def load_environment(path: str) -> None:
+    """Set the variables of a file, but for those that are set already.
+
+    Raises:
+        ModuleNotFoundError: If python-dotenv is missing.
+        FileNotFoundError: If there is no such file.
+    """
+    # Its own answer to a missing file is silence.
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
+        try:
+            from dotenv import load_dotenv  # noqa: PLC0415 - an extra
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "an env_file needs python-dotenv: "
+                "pip install 'asyncpool-supervised[cluster]'"
+            ) from error
+        load_dotenv(stream=file)
+
+
+def _made(found: Any, name: str, *, factory: bool) -> Any:
+    if not callable(found):
+        raise TypeError(f"{name} is no application: {_kind(found)} cannot be called")
+    if not factory and not _is_factory(found):
+        return found
+    if not factory:
+        say.LOOKS_LIKE_FACTORY.log(logging.getLogger("asyncpool"), {"function": name})
+    made = found()
+    if not callable(made):
+        raise TypeError(
+            f"{name} has made no application: {_kind(made)} cannot be called"
+        )
+    return made
+
+
+def _is_factory(found: Any) -> bool:
+    taken = [count for count in (_ASGI3, _WSGI, _ASGI2) if _takes(found, count)]
+    return not taken and _takes(found, _FACTORY)
+
+
+def _takes(found: Any, count: int) -> bool:
+    """Tell whether something can be called with so many arguments, as far as is known."""
     try:
-        from a2wsgi import WSGIMiddleware  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "WSGI needs a2wsgi: pip install 'asyncpool-supervised[wsgi]'"
-        ) from error
-    from asyncpool.cluster._servers.application import with_usual_keys  # noqa: PLC0415
-
-    return WSGIMiddleware(with_usual_keys(app, threads), workers=threads)
-
-
-async def _cancel(requests: set[asyncio.Task[None]]) -> None:
-    """End what could not end in time; the application is still whole."""
-    import asyncio  # noqa: PLC0415 - as above
-
-    for request in requests:
-        request.cancel()
-    if requests:
-        await asyncio.wait(requests, timeout=_CLEAN_UP)
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # of some that are made in C
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
-def _most_requests(config: uvicorn.Config, worker: Worker) -> float:
-    """Take the limit of requests out of *config*, since uvicorn would end because of it.
-
-    Returns:
-        It, or a little less, as of :class:`asyncpool.WorkerLimits`: each worker has
-        another one, so that not all are replaced together.
-    """
-    import random  # noqa: PLC0415 - as above
-
-    from asyncpool._core.policies.worker_limits import WorkerLimits  # noqa: PLC0415
-
-    most, config.limit_max_requests = config.limit_max_requests, None
-    if most is None:
-        return float("inf")
-    jitter: int = getattr(config, "limit_max_requests_jitter", 0)
-    if jitter:
-        return most + random.randint(0, jitter)  # noqa: S311 - no secret
-    return WorkerLimits(max_jobs=most).recycle_limits(worker.id, worker.generation).jobs
-
-
-async def _tick(
-    server: uvicorn.Server,
-    worker: Worker,
-    most: float,
-    close_late: Callable[[set[Any]], object],
-) -> None:
-    """Keep the date in the headers, and count requests, as uvicorn's main loop does.
-
-    And close the connections that have had their time for a head.
-    """
-    import asyncio  # noqa: PLC0415 - as above
-
-    while True:
-        await asyncio.sleep(1)
-        await server.on_tick(0)
-        close_late(server.server_state.connections)
-        if server.server_state.total_requests >= most:
-            worker.request_replacement(
-                "it has served as many requests as it may (limit_max_requests)"
-            )
+def _kind(found: Any) -> str:
+    cls = type(found)
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")

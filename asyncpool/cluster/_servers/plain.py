@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Ssl = Callable[[], ssl_module.SSLContext]
 
 
-def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Streams:
+def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Plain:
     """Serve with a stream handler, as ``asyncio.start_server()`` takes it.
 
     While the worker drains, handlers go on, until its time is over: then they are
@@ -34,10 +34,10 @@ def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Streams
         ValueError: If one is a name of nothing.
     """
     check_function("handler", handler)
-    return _Streams(handler, ssl)
+    return _Plain(handler, ssl, handles=True)
 
 
-def protocol(factory: Factory | str, *, ssl: Ssl | str | None = None) -> _Protocol:
+def protocol(factory: Factory | str, *, ssl: Ssl | str | None = None) -> _Plain:
     """Serve with a protocol, as ``loop.create_server()`` takes it.
 
     While the worker drains, transports stay open, until its time is over.
@@ -51,51 +51,41 @@ def protocol(factory: Factory | str, *, ssl: Ssl | str | None = None) -> _Protoc
         ValueError: If one is a name of nothing.
     """
     check_function("factory", factory)
-    return _Protocol(factory, ssl)
+    return _Plain(factory, ssl, handles=False)
 
 
 class _Plain:
-    """What both have in common; it is pickled.
+    """Such a target; it is pickled.
 
     Args:
         function: The user's.
         ssl: What makes the TLS context.
+        handles: Whether the function handles streams, or else makes protocols.
     """
 
-    def __init__(self, function: Any, ssl: Any) -> None:
+    def __init__(self, function: Any, ssl: Any, *, handles: bool) -> None:
         if ssl is not None:
             check_function("ssl", ssl, "a function that makes the context")
         self._function = function
         self._ssl = ssl
+        self._handles = handles
 
     async def __call__(self, worker: Worker) -> None:
         """Serve, in a worker."""
-        from asyncpool.cluster._servers.transports import connect  # noqa: PLC0415 - asyncio
-
-        factory = self._protocols(_resolve(self._function))
-        context = None if self._ssl is None else _resolve(self._ssl)()
-        worker.ready()
-        await connect(worker, factory, context)
-
-    def _protocols(self, function: Any) -> Factory:
-        raise NotImplementedError
-
-
-class _Protocol(_Plain):
-    def _protocols(self, function: Any) -> Factory:
-        return function  # type: ignore[no-any-return]
-
-
-class _Streams(_Plain):
-    def _protocols(self, function: Any) -> Factory:
         import asyncio  # noqa: PLC0415 - see _core/base/records.py
 
-        def make() -> asyncio.BaseProtocol:
+        from asyncpool.cluster._servers.transports import connect  # noqa: PLC0415
+
+        function = _resolve(self._function)
+
+        def handle() -> asyncio.BaseProtocol:
             loop = asyncio.get_running_loop()
             reader = asyncio.StreamReader(loop=loop)
             return asyncio.StreamReaderProtocol(reader, function, loop=loop)
 
-        return make
+        context = None if self._ssl is None else _resolve(self._ssl)()
+        worker.ready()
+        await connect(worker, handle if self._handles else function, context)
 
 
 def _resolve(function: Any) -> Any:

@@ -1,0 +1,1063 @@
+"""Serve with uvicorn: its protocols with bounds, requests that are watched, and a drain that loses none.
+
+This is the only module that uses what uvicorn does not promise; ``test_uvicorn_parts.py`` names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import random
+import socket
+import sys
+import termios
+from contextlib import suppress
+from time import monotonic
+from traceback import clear_frames
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from asyncpool._core.figures.durations import Durations
+from asyncpool._core.figures.request_figures import RequestFigures, class_of
+from asyncpool._core.logs import worker_messages as say
+from asyncpool._core.pickling.calls import describe
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._worker.job.coroutines import waiting_frames
+from asyncpool.cluster._servers.transports import connect
+from asyncpool.cluster._servers.wsgi import CALL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import FrameType
+
+    from uvicorn.server import ServerState
+
+    from asyncpool._worker.cluster.worker import Worker
+    from asyncpool.cluster._servers.wsgi import Call, Threads
+
+    _Protocol = Any
+else:
+    _Protocol = object
+
+# How long requests may clean up when their time is over, in seconds.
+_CLEAN_UP = 0.2
+
+
+async def serve(
+    worker: Worker,
+    config: uvicorn.Config,
+    threads: Threads | None,
+    *,
+    request_timeout: float | None,
+    header_timeout: float,
+    header_size: int,
+) -> None:
+    """Serve until the worker drains, and drain.
+
+    Args:
+        worker: The worker.
+        config: The configuration of uvicorn.
+        threads: The application, if it is one of WSGI.
+        request_timeout: Seconds without progress until a request is given up.
+        header_timeout: Seconds for the head of a request.
+        header_size: The most bytes of one.
+
+    Raises:
+        RuntimeError: If the application refuses to start.
+    """
+    config.load()
+    most = _most_requests(config, worker)
+    server = uvicorn.Server(config)
+    server.lifespan = lifespan = config.lifespan_class(config)
+    await _begin_lifespan(lifespan, config)
+    loop, state = asyncio.get_running_loop(), server.server_state
+    figures = RequestFigures()
+    await server.on_tick(0)
+    requests = Requests(worker, server, figures, request_timeout, threads, most)
+    kind = bounded(
+        config.http_protocol_class,
+        most=header_size,
+        within=header_timeout,
+        figures=figures,
+        threaded=threads is not None,
+    )
+
+    def make() -> asyncio.Protocol:
+        return kind(  # type: ignore[no-any-return]
+            config=config, server_state=state, app_state=lifespan.state, _loop=loop
+        )
+
+    try:
+        worker.ready()
+        connecting = loop.create_task(
+            connect(worker, make, config.ssl, header_timeout),
+            name="asyncpool connections",
+        )
+        await worker.wait_draining()
+        await Drain(worker, config, state).run(connecting)
+        await connecting
+    finally:
+        requests.end()
+        for task in state.tasks:  # the application is still whole
+            task.cancel()
+        if state.tasks:
+            await asyncio.wait(state.tasks, timeout=_CLEAN_UP)
+        await lifespan.shutdown()
+
+
+def _most_requests(config: uvicorn.Config, worker: Worker) -> float:
+    """Take the limit of requests out of *config*, since uvicorn would end because of it.
+
+    Returns:
+        It, or a little less, as of :class:`asyncpool.WorkerLimits`: each worker has
+        another one, so that not all are replaced together.
+    """
+    most, config.limit_max_requests = config.limit_max_requests, None
+    if most is None:
+        return float("inf")
+    jitter: int = getattr(config, "limit_max_requests_jitter", 0)
+    if jitter:
+        return most + random.randint(0, jitter)  # noqa: S311 - no secret
+    return WorkerLimits(max_jobs=most).recycle_limits(worker.id, worker.generation).jobs
+
+
+# The lifespan of an ASGI application, which uvicorn runs: how it begins, and why it does not.
+
+# Characters of a reason; a line of a traceback is shorter, a line of an application may not be.
+_LONGEST = 500
+
+
+async def _begin_lifespan(lifespan: Any, config: uvicorn.Config) -> None:
+    """Begin a lifespan of uvicorn's, and return when the application is ready.
+
+    Raises:
+        RuntimeError: If it refuses; the text has the reason that it gave, which uvicorn
+            tells the log alone.
+    """
+    app = config.loaded_app
+    witness = config.loaded_app = _Witness(app)
+    logger = getattr(lifespan, "logger", None)  # there is none where it is off
+    try:
+        if logger is not None:
+            lifespan.logger = _WithoutErrors(logger)
+        await lifespan.startup()
+    finally:
+        config.loaded_app = app  # no request goes through the witness
+        if logger is not None:
+            lifespan.logger = logger
+    if lifespan.should_exit:
+        if witness.error is None and logger is not None and "\n" in witness.message:
+            logger.error(witness.message)  # the reason below is its last line alone
+        text = "the application's lifespan has refused to start"
+        reason = f"{text}: {witness.reason}" if witness.reason else text
+        raise RuntimeError(reason) from witness.error
+
+
+class _WithoutErrors(logging.LoggerAdapter[logging.Logger]):
+    """A logger without the errors: the master tells of a start that has failed.
+
+    uvicorn would tell of it twice more, with its own frames.
+    """
+
+    def error(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """Do not log the record."""
+
+
+class _Witness:
+    """An application in its lifespan, and why it did not begin.
+
+    Args:
+        app: The application.
+
+    Attributes:
+        message: What it said of that; empty if it said nothing.
+        reason: The last line of what it said, or of its traceback; empty if there is none.
+        error: What it has raised, if it did.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.message = self.reason = ""
+        self.error: BaseException | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def listen(message: Any) -> None:
+            if message["type"] == "lifespan.startup.failed":
+                # Of Starlette it is a whole traceback.
+                self.message = str(message.get("message", "")).strip()
+                self.reason = _last_line(self.message)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, listen)
+        except BaseException as error:
+            self.error = error
+            self.reason = self.reason or _last_line(describe(error))
+            raise
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:_LONGEST] if lines else ""
+
+
+# Bounds for what clients may send before there is a request, and behind it.
+#
+# uvicorn's protocol for httptools takes heads of any size, and h11 those that are complete when
+# it sees them, which may be hundreds of kilobytes.  Both of its protocols wait for the rest of
+# a head as long as the client likes: one client could fill the memory, and a few hundred that
+# say nothing could take all connections.  The trailers of a chunked body are headers as well.
+
+_TOO_LARGE = "431 Request Header Fields Too Large"
+_TOO_LARGE_STATUS = 431
+_TOO_SLOW = "408 Request Timeout"
+
+# Of each line of a head, besides name and value: ": " and the line's end.
+_PER_HEADER = 4
+
+
+def bounded(
+    protocol_class: Any,
+    *,
+    most: int,
+    within: float,
+    figures: RequestFigures,
+    threaded: bool,
+) -> Any:
+    """Return a protocol of uvicorn with these bounds; one that is not known as it is.
+
+    Args:
+        protocol_class: The class of the protocol.
+        most: Bytes of a request's head.  For h11 that is an option of uvicorn, too, which
+            bounds a head that is not complete.
+        within: Seconds for a head, from its first byte or, for the first one, from the
+            beginning of the connection.
+        figures: Counts what is refused.
+        threaded: Whether the application runs in threads.
+    """
+    if hasattr(protocol_class, "on_headers_complete"):
+        bounds: Any = _HttptoolsBounds
+    elif hasattr(protocol_class, "handle_events"):
+        bounds = _H11Bounds
+    else:
+        return protocol_class
+    return type(
+        protocol_class.__name__,
+        (bounds, protocol_class),
+        {"most": most, "within": within, "figures": figures, "threaded": threaded},
+    )
+
+
+def close_late(protocols: Iterable[Any]) -> None:
+    """Close the connections whose clients have had their time for a head."""
+    now = monotonic()
+    for protocol in list(protocols):
+        until = getattr(protocol, "head_until", None)
+        if until is not None and now >= until:
+            # A client that has sent nothing gets no answer.
+            _refuse(protocol, _TOO_SLOW if protocol.in_head() else "")
+
+
+class _Bounds(_Protocol):  # type: ignore[misc]
+    """What is the same for both protocols of uvicorn, before which it stands."""
+
+    most: int
+    within: float
+    figures: RequestFigures
+    threaded: bool
+    head_until: float | None = None
+    body_at = 0.0  # when the last piece of a body came
+    half_closed = False
+    request: Any = None  # the last one whose application was called
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        above: Any = super()
+        above.connection_made(transport)
+        self.expect_head()
+
+    def eof_received(self) -> bool | None:
+        """Answer a client that sends no more, where its application would not hear of its end.
+
+        It may have left, or wait for the rest.  For a thread this makes no difference: it hears of it
+        when it sends something.  A coroutine waits for the news, so its connection is closed.
+        """
+        cycle, request = self.cycle, self.request
+        if self.half_closed:  # uvloop says so again when it reads on
+            return True
+        wanted = cycle is not None and not (cycle.response_complete or cycle.more_body)
+        if wanted and request is not None and not request.cycle.response_complete:
+            # Who leaves the queue is gone, as far as one can know.
+            call = request.scope.get(CALL)
+            wanted = call is not None and call.runs
+        if not (self.threaded and wanted) or self.scheme == "https":
+            above: Any = super()
+            return above.eof_received()  # type: ignore[no-any-return]
+        self.half_closed = True
+        return True
+
+    def on_response_complete(self) -> None:
+        above: Any = super()
+        above.on_response_complete()
+        if self.half_closed and self.cycle.response_complete:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        above: Any = super()
+        above.connection_lost(exc)
+        if self.request is not None:
+            self.request.leave()
+
+    def expect_head(self) -> None:
+        """Have the time for a head begin, if it has not."""
+        if self.head_until is None:
+            self.head_until = monotonic() + self.within
+
+
+class _HttptoolsBounds(_Bounds):
+    """Knows how much of a head, or of trailers, has come, and since when."""
+
+    _in_head = _in_message = _has_begun = False
+    _bytes = 0  # in a row, without anything of a body among them
+    _piece = 0  # bytes of the piece that is being read
+
+    def in_head(self) -> bool:
+        return self._in_head
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():  # TLS and uvloop may bring what had come before
+            return
+        self._has_begun, self._piece = False, len(data)
+        above: Any = super()
+        above.data_received(data)
+        # Of a piece in which it has begun it is not known how much is the head's.
+        if self._in_message and not self._has_begun and not self.transport.is_closing():
+            self._bytes += len(data)
+            if self._bytes > self.most:
+                said = not self._in_head and self.cycle.response_started
+                _refuse(self, "" if said else _TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        above: Any = super()
+        above.on_message_begin()
+        self._in_head = self._in_message = True
+        self._begin_to_count()
+        self.expect_head()
+
+    def on_body(self, body: bytes) -> None:
+        above: Any = super()
+        above.on_body(body)
+        self.body_at = monotonic()
+        self._begin_to_count()
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        above: Any = super()
+        above.on_message_complete()
+
+    def _begin_to_count(self) -> None:
+        self._has_begun, self._bytes = True, 0
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self.head_until = False, None
+        # A head is no larger than the only piece that it came in: to add up takes 0.3 us for each header.
+        in_one = self._has_begun and self._piece <= self.most
+        if not in_one and _size(self.url, self.headers) > self.most:
+            _refuse(self, _TOO_LARGE)
+            raise ValueError(_TOO_LARGE)  # the parser stops, see send_400_response
+        above: Any = super()
+        above.on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            above: Any = super()
+            above.send_400_response(msg)
+
+
+class _H11Bounds(_Bounds):
+    """Knows since when a head is coming, and how large it was."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._unbounded_event = self.conn.next_event
+        self.conn.next_event = self._next_event
+        super().connection_made(transport)
+
+    def in_head(self) -> bool:
+        return self._is_idle() and bool(self.conn.trailing_data[0])
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():  # as above
+            return
+        if self._is_idle():
+            self.expect_head()
+        else:
+            self.body_at = monotonic()
+        above: Any = super()
+        above.data_received(data)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        above: Any = super()
+        above.handle_events()
+        if self.cycle is not before:
+            self.head_until = None
+
+    def _next_event(self) -> Any:
+        """Return what h11 finds, unless it is a head that is too large, or such a part."""
+        import h11  # noqa: PLC0415 - with httptools nobody needs it
+
+        in_head = self._is_idle()
+        try:
+            event = self._unbounded_event()
+        except h11.RemoteProtocolError as error:
+            # Of a body there is no answer to give: one may have begun.
+            if not in_head or error.error_status_hint != _TOO_LARGE_STATUS:
+                raise
+        else:
+            if (
+                not isinstance(event, h11.Request)
+                or _size(event.target, event.headers) <= self.most
+            ):
+                return event
+        self.logger.warning("a head of more than %d bytes is refused", self.most)
+        _refuse(self, _TOO_LARGE)
+        return h11.NEED_DATA
+
+    def _is_idle(self) -> bool:
+        """Tell whether h11 waits for a request, or for the rest of its head."""
+        return str(self.conn.their_state) == "IDLE"
+
+
+def _size(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """Return how large a head is, but for its method, its version, and idle blanks."""
+    return len(target) + sum(len(n) + len(v) + _PER_HEADER for n, v in headers)
+
+
+def _refuse(protocol: Any, status: str) -> None:
+    """Close a connection, after an answer if there is a *status*."""
+    protocol.head_until = None
+    if status:
+        protocol.figures.refused += 1
+        answer = (
+            f"HTTP/1.1 {status}\r\nconnection: close\r\n"
+            f"content-type: text/plain\r\ncontent-length: {len(status)}\r\n\r\n{status}"
+        )
+        protocol.transport.write(answer.encode())
+    protocol.transport.close()
+
+
+# The open requests: what is counted of them, who has left, and which take too long.
+#
+# A request that does nothing takes uvicorn some 60 us, and whatever is done here comes on top of
+# that.  So nothing is made for a request but one object, and its coroutine; the rest is looked up
+# once a second.
+
+# Seconds between two looks at the requests, and at the event loop.
+_INTERVAL = 1.0
+
+_REQUEST_TIMEOUT, _SERVER_ERROR, _UNAVAILABLE = 408, 500, 503
+
+# The status of a response that has been counted.
+_OVER = -1
+
+# How many pieces may be sent to a client that has left until that is an error.  An application
+# that waits for the news meanwhile is cancelled where it waits, so that its generators end too, and
+# not in send(), where they would be left to the garbage collector.
+_UNHEARD = 2
+
+# Calls of a stack that tell the user nothing.
+_NOT_THEIRS = ("/uvicorn/", "/asyncpool/", "/asyncio/", "/threading.py")
+_DEEPEST = 20
+
+
+class ClientLeftError(ConnectionResetError):
+    """The client of a stream has left.  Who goes on sending gets it, as of ASGI 2.4."""
+
+
+class Requests:
+    """The requests of one worker.
+
+    Args:
+        worker: The worker.
+        server: Its server, whose lifespan has begun.
+        figures: What is counted.
+        timeout: Seconds without progress until a request is given up; ``None`` for any time.
+        threads: Where a WSGI application runs.
+        most: After how many requests the worker is replaced.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        server: uvicorn.Server,
+        figures: RequestFigures,
+        timeout: float | None,
+        threads: Threads | None,
+        most: float,
+    ) -> None:
+        config = server.config
+        self.figures = figures
+        self.open: set[_Request] = set()
+        self._worker = worker
+        self._server = server
+        self._state = server.server_state
+        self._timeout = timeout
+        self._threads = threads
+        self._limit = config.limit_concurrency
+        self._most = most
+        self._busy_since = 0.0
+        self._logger = logging.getLogger("asyncpool")
+        self._told = figures.pack_requests()
+        config.loaded_app = counted(config.loaded_app, figures, self.open)
+        if self._limit is not None:
+            self._count_refusals(config.http_protocol_class)
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name="asyncpool server requests"
+        )
+
+    def end(self) -> None:
+        """Report for the last time, with what is open as cut off."""
+        self._task.cancel()
+        self._count_open()
+        self.figures.end()
+        self._tell()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _INTERVAL
+            await asyncio.sleep(_INTERVAL)
+            if not self._worker.is_draining:
+                await self._tick()
+            if self._timeout is not None:
+                self._look(self._timeout)
+            self._tell_busy(self._why_busy())
+            self._count_open()
+            self._tell()
+            # It goes with the next report, as an idle worker has nothing else to tell.
+            self.figures.lag.note(loop.time() - due)
+
+    async def _tick(self) -> None:
+        """Keep the date in the headers, and count requests, as uvicorn's main loop does.
+
+        And close the connections that have had their time for a head.
+        """
+        await self._server.on_tick(0)
+        close_late(self._state.connections)
+        if self._state.total_requests >= self._most:
+            self._worker.request_replacement(
+                "it has served as many requests as it may (limit_max_requests)"
+            )
+
+    def _tell(self) -> None:
+        """Report what is new."""
+        requests = self.figures.pack_requests()
+        if requests != self._told:
+            self._told = requests
+            report = requests + self.figures.lag.pack()
+            self._worker._server_worker.report(report)  # noqa: SLF001 - no user calls it
+
+    def _count_open(self) -> None:
+        # uvicorn has a task for each, so nothing has to be counted when one begins and ends.
+        figures = self.figures
+        figures.open = max(0, len(self._state.tasks) - figures.open_websockets)
+
+    # A worker that can take no request.
+
+    def _count_refusals(self, protocol_class: Any) -> None:
+        """Count the requests that uvicorn refuses for its ``limit_concurrency``.
+
+        They never get to the application, but to one of uvicorn's own.
+        """
+        module: Any = sys.modules[protocol_class.__module__]
+        refuse = module.service_unavailable
+
+        async def count(scope: Any, receive: Any, send: Any) -> None:
+            self.figures.refused += 1
+            if (
+                not self.figures.busy
+            ):  # at once, or the next connection may come here as well
+                self._tell_busy(self._why_busy())
+                self._tell()
+            await refuse(scope, receive, send)
+
+        module.service_unavailable = count
+
+    def _why_busy(self) -> str:
+        """Return why the worker can take no request now; nothing if it can."""
+        held = 0 if self._threads is None else self._threads.stuck(monotonic())
+        if held:
+            return (
+                f"its {held} threads are in requests, and none becomes free (threads)"
+            )
+        connections, tasks = len(self._state.connections), len(self._state.tasks)
+        if self._limit is not None and max(connections, tasks) >= self._limit:
+            return f"it has {connections} connections (limit_concurrency)"
+        return ""
+
+    def _tell_busy(self, why: str) -> None:
+        if bool(why) is bool(self.figures.busy):
+            return
+        self.figures.busy = int(bool(why))
+        self._worker._server_worker.accept(wanted=not why)  # noqa: SLF001 - as above
+        now = monotonic()
+        if why:
+            self._busy_since = now
+            say.WORKER_BUSY.log(self._logger, {}, why=why)
+        else:
+            extra = {"seconds": round(now - self._busy_since, 1)}
+            say.WORKER_FREE.log(self._logger, extra)
+
+    # Requests that take too long.
+
+    def _look(self, timeout: float) -> None:
+        now, lost = monotonic(), 0
+        for request in list(self.open):
+            if request.answer is not None:
+                # Nothing ends a thread, and its code may ignore that it was cancelled.
+                lost += 1
+            elif request.cycle is not None:
+                self._judge(request, now, timeout)
+        if lost:
+            self._worker.request_replacement(
+                f"{lost} of its requests go on, which were given up after {timeout:g} s (request_timeout)"
+            )
+
+    def _judge(self, request: _Request, now: float, timeout: float) -> None:
+        """Give a request up if nothing has happened for too long."""
+        cycle = request.cycle
+        protocol = cycle.transport.get_protocol()
+        # A thread is held until the application has ended, also behind the response.
+        if (
+            cycle.disconnected
+            or getattr(protocol, "half_closed", False)
+            or (cycle.response_complete and CALL in request.scope)
+        ):
+            request.left_at = request.left_at or now
+            if now - request.left_at > timeout:
+                self._give_up(request, now, f"goes on for nobody for {timeout:g} s", 0)
+        elif not cycle.response_started:
+            since = max(request.began, getattr(protocol, "body_at", 0.0))
+            if now - since <= timeout:
+                return
+            if cycle.more_body and not cycle.body and not cycle.flow.read_paused:
+                why = f"has sent nothing more of its body for {timeout:g} s"
+                self._give_up(request, now, why, _REQUEST_TIMEOUT)
+            else:
+                call: Call | None = request.scope.get(CALL)
+                waits = call is not None and not call.runs
+                why = (
+                    "has found no free thread for" if waits else "has no response after"
+                )
+                why += f" {timeout:g} s"
+                self._give_up(request, now, why, _UNAVAILABLE)
+        elif not cycle.response_complete and cycle.flow.write_paused:
+            unsent = cycle.transport.get_write_buffer_size()
+            if unsent != request.unsent:
+                request.unsent, request.unsent_since = unsent, now
+            elif now - request.unsent_since > timeout:
+                why = f"has read nothing of its response for {timeout:g} s"
+                self._give_up(request, now, why, 0)
+
+    def _give_up(self, request: _Request, now: float, why: str, status: int) -> None:
+        """End a request as far as it can be ended, and answer its client if there is a *status*."""
+        figures = self.figures
+        figures.timed_out += 1
+        extra = {
+            "method": request.scope["method"],
+            "path": request.scope["path"],
+            "seconds": round(now - request.began, 1),
+            "status": status or None,
+        }
+        client = request.scope.get("client")
+        say.REQUEST_TIMED_OUT.log(
+            self._logger,
+            extra,
+            stack=request.stack(),
+            who=f" of {client[0]}:{client[1]}" if client else "",
+            why=why,
+            done=f"answered {status}" if status else "cut off",
+        )
+        loop = asyncio.get_running_loop()
+        request.answer = loop.create_task(
+            request.refuse(status), name="asyncpool request timeout"
+        )
+        assert request.task is not None
+        request.task.cancel()
+
+
+def counted(app: Any, figures: RequestFigures, requests: set[_Request]) -> Any:
+    """Return an application that counts what *app* answers, and keeps its open requests.
+
+    A response counts when its last piece is handed to the server, also if the application
+    goes on.  If the application ends before that, with an error or without one, it counts with the
+    status that it has, or as 500, with which the server answers then.
+    """
+    durations = _ByStatus(
+        {status: figures.responses[class_of(status)] for status in range(600)}
+    )
+    durations[None] = figures.responses[class_of(None)]
+
+    async def count(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await _count_websocket(app, figures, scope, receive, send)
+            return
+        request = _Request(scope, receive, send, durations)
+        requests.add(request)
+        try:
+            await app(scope, receive, request.tell)
+        except BaseException as error:
+            if not request.explains(error):
+                raise
+            # What it has streamed from ends now, and not with the next garbage collection.
+            clear_frames(error.__traceback__)
+        finally:
+            requests.discard(request)
+            if request.answer is not None:
+                await asyncio.shield(request.answer)
+            # What is open when figures end is counted as cut off.
+            if request.status != _OVER and not figures.ended:
+                took = monotonic() - request.began
+                durations[request.status or _SERVER_ERROR].note(took)
+
+    return count
+
+
+class _ByStatus(dict[Any, Durations]):
+    """Where the durations of responses are noted; those of other numbers are with ``None``."""
+
+    def __missing__(self, status: object) -> Durations:
+        return self[None]
+
+
+class _Request:
+    """One request, whose application has not returned.
+
+    Attributes:
+        cycle: What uvicorn knows of it; ``None`` with another implementation of HTTP.
+        status: Of its response; 0 if there is none yet.
+        answer: The task that answers in place of the application, which was given up.
+    """
+
+    # Of the class, since they would cost each request some time otherwise.
+    status = unsent = refused = 0
+    left_at = unsent_since = 0.0
+    answer: asyncio.Task[None] | None = None
+
+    def __init__(
+        self, scope: Any, receive: Any, send: Any, durations: _ByStatus
+    ) -> None:
+        self.scope, self._send = scope, send
+        self._durations = durations
+        self.task = asyncio.current_task()
+        cycle: Any = getattr(receive, "__self__", None)
+        self.cycle: Any = cycle
+        if cycle is not None:
+            try:
+                cycle.transport.get_protocol().request = self
+            except AttributeError:  # another implementation of HTTP, which is let be
+                self.cycle = None
+        self.began = monotonic()
+
+    def tell(self, message: Any) -> Any:
+        """Send a message; an application that goes on for nobody gets an error."""
+        if self.answer is not None:
+            return _refuse_more(message)
+        if self.status == 0:
+            self.status = message.get("status", 0)
+        elif message.get("more_body"):
+            # Who never waits keeps the loop from telling uvicorn, but not the transport.
+            if self.cycle is not None and self.cycle.transport.is_closing():
+                self.refused += 1
+                if self.refused > _UNHEARD:
+                    return _refuse_more(message)
+        elif self.status != _OVER:
+            took = (monotonic() - self.began) * 1e6
+            # As Durations.note() does, whose call would take as long again.
+            durations = self._durations[self.status]
+            durations.counts[int(took).bit_length()] += 1
+            durations.total += took
+            self.status = _OVER
+        return self._send(message)
+
+    def explains(self, error: BaseException) -> bool:
+        """Tell whether the application has ended with *error* only because it was told to."""
+        if isinstance(error, asyncio.CancelledError):
+            return self.answer is not None
+        group: Any = error
+        if isinstance(error, BaseExceptionGroup):
+            return group.split(ClientLeftError)[1] is None
+        return isinstance(error, ClientLeftError)
+
+    def leave(self) -> None:
+        """Note that the client is gone, of which uvicorn tells the last request alone."""
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.disconnected = True
+        cycle.message_event.set()
+        call: Call | None = self.scope.get(CALL)
+        if call is not None:
+            call.leave()
+
+    async def refuse(self, status: int) -> None:
+        """Answer in place of the application, or cut the connection."""
+        call: Call | None = self.scope.get(CALL)
+        if call is not None:
+            call.leave()
+        if not status:
+            if not self.cycle.response_complete:  # else the next request may be there
+                self.cycle.transport.abort()
+            return
+        text = (
+            b"Request Timeout" if status == _REQUEST_TIMEOUT else b"Service Unavailable"
+        )
+        headers = [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-length", b"%d" % len(text)),
+            (b"connection", b"close"),
+        ]
+        self.status = status
+        with suppress(Exception):  # the connection may end at any time
+            await self._send(
+                {"type": "http.response.start", "status": status, "headers": headers}
+            )
+            await self._send({"type": "http.response.body", "body": text})
+
+    def stack(self) -> str:
+        """Return where the application is, the innermost call first."""
+        call: Call | None = self.scope.get(CALL)
+        if call is None:
+            assert self.task is not None
+            frames = list(waiting_frames(self.task.get_coro()))[::-1]
+        else:
+            frames = list(_outwards(sys._current_frames().get(call.thread or 0)))  # noqa: SLF001 - it is documented
+        theirs = [
+            frame
+            for frame in frames
+            if not any(part in frame.f_code.co_filename for part in _NOT_THEIRS)
+        ]
+        return "\n".join(
+            f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}'
+            for frame in theirs[:_DEEPEST]
+        )
+
+
+def _outwards(frame: FrameType | None) -> Iterable[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+async def _refuse_more(message: Any) -> None:
+    """Have an application that streams stop, also if it never waits for anything else."""
+    await asyncio.sleep(0)
+    if message.get("more_body"):
+        raise ClientLeftError("the client has left")
+
+
+async def _count_websocket(
+    app: Any, figures: RequestFigures, scope: Any, receive: Any, send: Any
+) -> None:
+    figures.websockets += 1
+    figures.open_websockets += 1
+    try:
+        await app(scope, receive, send)
+    finally:
+        if not figures.ended:
+            figures.open_websockets -= 1
+
+
+# Drain the connections, so that no request is lost.
+#
+# A client may send its next request at any time, also just when its keep-alive connection is
+# closed: that request is lost.  So a connection at rest is not closed, but given to another
+# worker: the socket stays open, and what is on its way arrives there.  Where that cannot be,
+# the next response says that it is the last one, which leaves the client to open another
+# connection, and only what stays at rest for long is closed.
+
+# How often connections are looked at, besides the moments when a response is complete.
+_LOOK = 0.02  # seconds
+
+# How long a connection stays open for a last request, if the worker has the time.
+_PATIENCE = 1.0  # seconds
+
+_CLOSE = (b"connection", b"close")
+
+# Those of uvicorn's protocols of which it is known when they are at rest.
+_KNOWN = {
+    "uvicorn.protocols.http.h11_impl.H11Protocol",
+    "uvicorn.protocols.http.httptools_impl.HttpToolsProtocol",
+}
+
+
+class Drain:
+    """The end of all connections of one server.
+
+    Args:
+        worker: The worker, which drains.
+        config: The configuration of the server.
+        state: What the server knows of its connections.
+    """
+
+    def __init__(
+        self, worker: Worker, config: uvicorn.Config, state: ServerState
+    ) -> None:
+        self._worker = worker
+        self._state = state
+        self._loop = asyncio.get_running_loop()
+        self._patience = min(_PATIENCE, worker.drain_timeout / 2)
+        self._headers = state.default_headers
+        kind = config.http_protocol_class
+        is_known = f"{kind.__module__}.{kind.__name__}" in _KNOWN
+        self._can_move = config.ssl is None and is_known
+        self._lacks = False  # descriptors
+        self._watched: set[Any] = set()
+        self._lost: set[Any] = set()
+        # Since when each is at rest, and the timer that tells one rest from another.
+        self._resting: dict[Any, tuple[object, float]] = {}
+
+    async def run(self, connecting: asyncio.Task[None]) -> None:
+        """Wait until no connection and no request is left.
+
+        Args:
+            connecting: What brings new connections, as long as it runs.
+        """
+        while True:
+            self._set_headers()
+            connections = self._state.connections
+            self._watched &= connections
+            self._lost &= connections
+            self._resting = {
+                protocol: rest
+                for protocol, rest in self._resting.items()
+                if protocol in connections
+            }
+            for protocol in list(connections):
+                self._visit(protocol)
+            if connecting.done() and not connections and not self._state.tasks:
+                return
+            await asyncio.sleep(_LOOK)
+
+    def _set_headers(self) -> None:
+        """Have responses that are begun from now on be the last ones of their connections.
+
+        Unless another worker may go on with these.
+        """
+        closing = [] if self._moves else [_CLOSE]
+        self._state.default_headers = [*self._headers, *closing]
+
+    @property
+    def _moves(self) -> bool:
+        return self._can_move and self._worker.can_give_back
+
+    def _visit(self, protocol: Any) -> None:
+        is_new = protocol not in self._watched
+        if not hasattr(protocol, "cycle"):  # a WebSocket, or HTTP/2
+            # In the middle of its handshake it would be told that the server has failed.
+            if is_new and _is_open(protocol):
+                self._watched.add(protocol)
+                protocol.shutdown()
+            return
+        if is_new:
+            self._watched.add(protocol)
+            self._watch(protocol)
+        if protocol.transport.is_closing() or self._move(protocol):
+            return
+        if self._lacks and protocol not in self._lost:
+            self._lost.add(protocol)
+            self._worker.lost()
+        cycle = protocol.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not self._moves and not cycle.response_started:
+                cycle.default_headers = self._state.default_headers
+        elif self._has_rested(protocol):
+            protocol.shutdown()
+
+    def _watch(self, protocol: Any) -> None:
+        """Look at a connection as soon as its response is complete, too."""
+        complete = protocol.on_response_complete
+
+        def on_response_complete() -> None:
+            complete()
+            if not protocol.transport.is_closing():
+                self._move(protocol)
+
+        protocol.on_response_complete = on_response_complete
+        cycle = protocol.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.on_response = on_response_complete
+
+    def _move(self, protocol: Any) -> bool:
+        """Have another worker go on with a connection, if it is at rest."""
+        transport = protocol.transport
+        if (
+            not self._moves
+            or transport.get_write_buffer_size()
+            or not _is_at_rest(protocol)
+        ):
+            return False
+        # The copy outlives the transport, which closes without a word to the client.
+        transport.pause_reading()
+        try:
+            self._give_back(transport.get_extra_info("socket").fileno())
+        except OSError as error:
+            self._can_move, self._lacks = False, True
+            self._set_headers()
+            transport.resume_reading()
+            logger, extra = logging.getLogger("asyncpool"), {"seconds": self._patience}
+            say.NOT_HANDED_ON.log(logger, extra, why=error.strerror)
+            return False
+        transport.abort()
+        return True
+
+    def _give_back(self, descriptor: int) -> None:
+        copy = socket.socket(fileno=os.dup(descriptor))
+        try:
+            self._worker.give_back(copy)
+        except OSError:
+            copy.close()
+            raise
+
+    def _has_rested(self, protocol: Any) -> bool:
+        """Tell whether it has been at rest for long, with nothing to be read."""
+        timer = protocol.timeout_keep_alive_task
+        if timer is None and protocol.scope is not None:
+            return False  # in the middle of a request
+        now = self._loop.time()
+        known, since = self._resting.setdefault(protocol, (timer, now))
+        if known is not timer:
+            self._resting[protocol] = timer, now
+            return False
+        if now - since < self._patience:
+            return False
+        sock = protocol.transport.get_extra_info("socket")
+        unread = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
+        return not int.from_bytes(unread, sys.byteorder)
+
+
+def _is_at_rest(protocol: Any) -> bool:
+    """Tell whether nothing of a request was read that is not answered."""
+    cycle, conn = protocol.cycle, getattr(protocol, "conn", None)
+    if cycle is not None and protocol.timeout_keep_alive_task is None:
+        return False
+    if conn is not None:  # of h11
+        states = {str(state) for state in conn.states.values()}
+        return states == {"IDLE"} and not conn.trailing_data[0]
+    if cycle is None:
+        return protocol.scope is None
+    return (
+        cycle.response_complete
+        and not cycle.more_body
+        and not protocol.pipeline
+        and protocol.scope is cycle.scope
+    )
+
+
+def _is_open(protocol: Any) -> bool:
+    """Tell whether the handshake of a WebSocket is over."""
+    event = getattr(protocol, "handshake_completed_event", None)
+    if event is not None:
+        return bool(event.is_set())
+    return bool(getattr(protocol, "handshake_complete", True))

@@ -1,0 +1,384 @@
+"""A server always answers: whoever leaves gives back what he held, and what hangs is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import struct
+from collections.abc import AsyncGenerator
+from typing import Any, Self
+
+import pytest
+
+from asyncpool import Cluster
+from asyncpool.cluster import asgi, wsgi
+from asyncpool.events import Retiring
+from tests.helpers.clusters import all_ready, cluster_of, come_true
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.pools import next_of
+
+pytestmark = BOTH_LOOPS
+
+KINDS = {
+    "raw WSGI": ("raw_wsgi", "/stream"),
+    "write()": ("raw_wsgi", "/write"),
+    "Flask": ("flask_app", "/stream"),
+    "Django": ("django_app", "/stream"),
+    "raw ASGI": ("raw_asgi", "/stream"),
+    "ASGI that never waits": ("raw_asgi", "/torrent"),
+    "Starlette": ("starlette_app", "/stream"),
+    "FastAPI in a thread": ("fast", "/stream"),
+}
+GET = "GET {} HTTP/1.1\r\nhost: localhost\r\n\r\n"
+THREADS, CLIENTS, MOST = 2, 5, 6
+
+
+def web(name: str, **options: Any) -> Cluster:
+    """Return a cluster with one worker; a WSGI application has two threads."""
+    workers = options.pop("workers", 1)
+    spread = options.pop("spread", "handoff")
+    if name in {"raw_wsgi", "flask_app", "django_app"}:
+        make: Any = wsgi
+        options.setdefault("threads", THREADS)
+    else:
+        make = asgi
+    target = make(f"tests.helpers.leaving:{name}", **options)
+    return cluster_of(target, workers=workers, spread=spread, drain_timeout=PATIENCE)
+
+
+class Caller:
+    """A client without manners; an async context manager."""
+
+    def __init__(self, cluster: Cluster, address: int = 0) -> None:
+        host, _, port = (
+            cluster.addresses[address].removeprefix("tcp://").rpartition(":")
+        )
+        self._where = host, int(port)
+
+    async def __aenter__(self) -> Self:
+        self.reader, self.writer = await asyncio.open_connection(*self._where)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+    def say(self, text: str) -> None:
+        self.writer.write(text.encode("latin-1"))
+
+    async def head(self) -> str:
+        return (await self.reader.readuntil(b"\r\n\r\n")).decode()
+
+    async def ask(self, path: str) -> tuple[int, bytes]:
+        """Return status and body of a response whose length is known."""
+        self.say(GET.format(path))
+        return await self.response()
+
+    async def response(self) -> tuple[int, bytes]:
+        head = (await self.head()).lower()
+        size = int(head.partition("content-length: ")[2].split("\r\n")[0])
+        return int(head.split()[1]), await self.reader.readexactly(size)
+
+    def reset(self) -> None:
+        sock: socket.socket = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+async def get(cluster: Cluster, path: str) -> tuple[int, bytes]:
+    async with Caller(cluster) as caller:
+        return await caller.ask(path)
+
+
+async def told(cluster: Cluster, **wanted: int) -> dict[str, int]:
+    """Ask the application what has happened until it is so."""
+    while True:
+        status, body = await get(cluster, "/told")
+        assert status == 200
+        found: dict[str, int] = json.loads(body)
+        if all(found.get(name.replace("_", " "), 0) >= wanted[name] for name in wanted):
+            return found
+
+
+@contextlib.asynccontextmanager
+async def serving(name: str, **options: Any) -> AsyncGenerator[Cluster]:
+    """Serve with what hangs in the end released."""
+    async with patience(), web(name, **options) as cluster:
+        await all_ready(cluster)
+        yield cluster
+        await cluster.close(timeout=0)
+
+
+# Clients that leave.
+
+
+@pytest.mark.parametrize(
+    "way", ["closes", "resets", "leaves a pipeline", "half-closes before"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_leaves_a_stream_gives_back_what_it_held(
+    kind: str, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, path = KINDS[kind]
+    async with serving(name) as cluster:
+        found: dict[str, int] = {}
+        for number in range(1, CLIENTS + 1):
+            async with Caller(cluster) as caller:
+                caller.say(GET.format(path) * (1 + (way == "leaves a pipeline")))
+                assert "200 OK" in await caller.head()
+                await caller.reader.readexactly(1000)
+                if way == "half-closes before":
+                    caller.writer.write_eof()
+                elif way == "resets":
+                    caller.reset()
+            found = await told(cluster, closed=number)
+        assert found["begun"] == found["closed"] == CLIENTS
+        if path == "/stream" and name == "raw_wsgi":
+            await told(cluster, **{"close()": CLIENTS})
+        await come_true(lambda: cluster.stats().requests.open == 0)
+    assert [
+        it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["raw_wsgi", "flask_app", "django_app", "raw_asgi", "starlette_app"]
+)
+async def test_an_upload_that_breaks_off_is_no_whole_one(name: str) -> None:
+    async with serving(name) as cluster:
+        for number in range(1, CLIENTS + 1):
+            async with Caller(cluster) as caller:
+                caller.say(
+                    "POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n1234"
+                )
+            assert (await told(cluster, broken_off=number))["broken off"] == number
+
+
+async def test_who_leaves_the_queue_costs_no_thread() -> None:
+    async with serving("raw_wsgi", threads=1) as cluster, Caller(cluster) as first:
+        first.say(GET.format("/hang"))
+        await come_true(lambda: cluster.stats().requests.open == 1)
+        for _ in range(CLIENTS):
+            async with Caller(cluster) as caller:
+                caller.say(GET.format("/hang"))
+                await come_true(lambda: cluster.stats().requests.open == 2)
+            await come_true(lambda: cluster.stats().requests.open == 1)
+
+
+async def test_a_stream_that_was_asked_for_its_head_ends_there() -> None:
+    async with serving("raw_wsgi") as cluster:
+        for number in range(1, CLIENTS + 1):
+            async with Caller(cluster) as caller:
+                caller.say(GET.format("/stream").replace("GET", "HEAD"))
+                assert "200 OK" in await caller.head()
+                assert (await told(cluster, closed=number))["begun"] == number
+                assert (await caller.ask("/told"))[0] == 200
+
+
+async def test_who_sends_no_more_gets_an_answer_from_a_thread() -> None:
+    async with serving("raw_wsgi") as cluster, Caller(cluster) as caller:
+        caller.say(GET.format("/hang") + GET.format("/told"))
+        await come_true(lambda: cluster.stats().requests.open == 1)
+        caller.writer.write_eof()
+        await get(cluster, "/release")
+        for _ in range(2):
+            assert (await caller.response())[0] == 200
+        assert await caller.reader.read() == b""
+
+
+# Requests that take too long.
+
+
+def records(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
+    return [it for it in caplog.records if getattr(it, "message_id", "") == name]
+
+
+@pytest.mark.logs("request-timed-out")
+async def test_a_request_without_a_response_is_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving("raw_asgi", request_timeout=0.5) as cluster:
+        async with Caller(cluster) as events:
+            events.say(GET.format("/events"))
+            await events.head()
+            for _ in range(2):  # what has begun to answer may take any time
+                assert await get(cluster, "/wait") == (503, b"Service Unavailable")
+            await get(cluster, "/release")
+            assert b"at last" in await events.reader.readuntil(b"at last")
+        await come_true(lambda: cluster.stats().requests.timed_out == 2)
+        assert cluster.stats().spawned == 1
+    record, _ = records(caplog, "request-timed-out")
+    assert (record.method, record.path, record.status) == ("GET", "/wait", 503)
+    assert "has no response after 0.5 s, and is answered 503" in record.getMessage()
+    assert record.stack_info.endswith("in raw_asgi")
+    assert [
+        it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("raw_asgi", "/stubborn"), ("raw_wsgi", "/hang")]
+)
+async def test_a_worker_with_what_cannot_be_ended_is_replaced(
+    name: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "asyncpool")
+    async with serving(name, request_timeout=0.5) as cluster:
+        events = cluster.events()
+        # Both threads, if it is WSGI, and two that wait for one.
+        answers = await asyncio.gather(*(get(cluster, path) for _ in range(4)))
+        assert answers == [(503, b"Service Unavailable")] * 4
+        await next_of(events, Retiring)
+        assert [it.ready for it in cluster.stats().slots] == [False, True]
+        assert await get(cluster, "/told") == (200, b"{}")
+    late = records(
+        caplog, "request-timed-out"
+    )  # some of them waited, and have no stack
+    stack = next(it.stack_info for it in late if it.stack_info)
+    assert ("in hang" if name == "raw_wsgi" else "in ignore_cancellation") in stack
+    reason = records(caplog, "replacement-called")[0].reason
+    assert reason.endswith("which were given up after 0.5 s (request_timeout)")
+
+
+async def test_a_quiet_stream_whose_client_has_left_is_given_up() -> None:
+    async with serving("raw_wsgi", request_timeout=0.5) as cluster:
+        for _ in range(THREADS):
+            async with Caller(cluster) as caller:
+                caller.say(GET.format("/silence"))
+                await caller.head()
+        await come_true(lambda: cluster.stats().spawned == 2)
+        await get(cluster, "/told")
+
+
+async def test_a_body_that_stops_coming_is_the_clients_fault() -> None:
+    async with (
+        serving("raw_wsgi", request_timeout=0.5) as cluster,
+        Caller(cluster) as caller,
+    ):
+        caller.say("POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n1234")
+        assert await caller.response() == (408, b"Request Timeout")
+        assert (await told(cluster, broken_off=1))["broken off"] == 1
+        assert cluster.stats().spawned == 1
+
+
+@pytest.mark.parametrize("name", ["raw_wsgi", "raw_asgi"])
+async def test_who_reads_nothing_is_cut_off(name: str) -> None:
+    async with serving(name, request_timeout=0.5) as cluster:
+        async with Caller(cluster) as caller:
+            path = "/flood" if name == "raw_wsgi" else "/torrent"
+            caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            caller.say(GET.format(path))
+            await told(cluster, closed=1)
+        assert cluster.stats().requests.timed_out == 1
+
+
+# Workers that can take no request.
+
+
+async def hold(cluster: Cluster, stack: contextlib.AsyncExitStack, path: str) -> None:
+    """Send requests until one worker says that it can take no more."""
+    while all(slot.state != "busy" for slot in cluster.stats().slots):
+        if sum(slot.connections for slot in cluster.stats().slots) < MOST:
+            caller = await stack.enter_async_context(Caller(cluster))
+            caller.say(GET.format(path))
+        await asyncio.sleep(0)
+
+
+@pytest.mark.logs("worker-busy")
+@pytest.mark.parametrize("spread", ["handoff", "shared"])
+async def test_no_connection_goes_where_no_thread_is_free(spread: str) -> None:
+    """Of two workers one is full: it is not ready, and all others get to the other one."""
+    async with (
+        serving("raw_wsgi", threads=1, request_timeout=None, spread=spread) as cluster,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        await hold(cluster, stack, "/hang")
+        assert [slot.ready for slot in cluster.stats().slots] == [False]
+        await cluster.resize(2)
+        for _ in range(20):
+            assert await get(cluster, "/told") == (200, b"{}")
+        [full] = [slot for slot in cluster.stats().slots if not slot.ready]
+        assert (full.state, full.slot) == ("busy", 0)
+
+
+@pytest.mark.logs("worker-free")
+async def test_a_worker_at_its_limit_of_connections_is_not_ready_until_it_is_below(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "asyncpool")
+    async with serving("raw_asgi", limit_concurrency=4) as cluster:
+        async with contextlib.AsyncExitStack() as stack:
+            await hold(cluster, stack, "/wait")
+            await cluster.resize(2)
+            for _ in range(20):
+                assert await get(cluster, "/told") == (200, b"{}")
+        await come_true(lambda: all(slot.ready for slot in cluster.stats().slots))
+
+
+@pytest.mark.logs("worker-late")
+async def test_no_connection_goes_where_the_loop_is_blocked() -> None:
+    async with (
+        serving("raw_asgi") as cluster,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        await hold(cluster, stack, "/block")
+        await cluster.resize(2)
+        for _ in range(20):
+            assert await get(cluster, "/told") == (200, b"{}")
+        assert [slot.state for slot in cluster.stats().slots] == ["busy", "ready"]
+        cluster.kill(0)
+
+
+# What a WSGI application is given, and what clients may send.
+
+
+async def test_wsgi_as_its_specification_has_it() -> None:
+    async with (
+        serving("raw_wsgi", root_path="/root") as cluster,
+        Caller(cluster) as caller,
+    ):
+        caller.say(
+            "GET /a%20b%FF HTTP/1.1\r\nhost: x\r\nX_Remote_User: root\r\n"
+            "X-Remote-User: me\r\ncookie: a=1\r\ncookie: b=2\r\n\r\n".replace(
+                "/a", "/headers?/a"
+            )
+        )
+        status, body = await caller.response()
+        assert status == 200
+        assert json.loads(body) == {
+            "HTTP_X_REMOTE_USER": "me",
+            "HTTP_COOKIE": "a=1; b=2",
+            "PATH_INFO": "/headers",
+            "SCRIPT_NAME": "/root",
+        }
+        caller.say("POST /lines HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")
+        caller.say("abcde\nfg\n")
+        assert json.loads((await caller.response())[1]) == ["abc", "de\n"]
+        caller.say(GET.format("/late"))
+        head = await caller.head()
+        assert head.startswith("HTTP/1.1 418 ")
+        assert "x: second" in head
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_large_head_is_refused_without_an_error(
+    http: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving("raw_asgi", http=http) as cluster:
+        for _ in range(20):
+            async with Caller(cluster) as caller:
+                with contextlib.suppress(ConnectionError):
+                    caller.say(
+                        "GET / HTTP/1.1\r\nhost: x\r\nx: " + "x" * 200_000 + "\r\n\r\n"
+                    )
+                    await caller.writer.drain()
+                    assert (await caller.head()).startswith("HTTP/1.1 431 ")
+        await come_true(lambda: cluster.stats().requests.refused == 20)
+    assert [
+        it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
+    ] == []
