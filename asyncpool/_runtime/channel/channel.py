@@ -453,8 +453,3 @@ def _unread(sock: socket.socket) -> int:
     except OSError:
         return READ_SIZE
     return int.from_bytes(data, sys.byteorder)
-
-
-# Seconds that a peer may be silent in the middle of a frame.  A worker that has lost its
-# processor in the middle of a write goes on within a few seconds.
-SILENCE = 60.0
