@@ -463,7 +463,8 @@ _REQUEST_TIMEOUT, _SERVER_ERROR, _UNAVAILABLE = 408, 500, 503
 _OVER = -1
 
 # How many pieces may be sent to a client that has left until that is an error.  An application
-# that waits for the news meanwhile ends in its own way, its generators included.
+# that waits for the news meanwhile is cancelled where it waits, so that its generators end too, and
+# not in send(), where they would be left to the garbage collector.
 _UNHEARD = 2
 
 # Calls of a stack that tell the user nothing.
@@ -770,9 +771,8 @@ class _Request:
             # Who never waits keeps the loop from telling uvicorn, but not the transport.
             if self.cycle is not None and self.cycle.transport.is_closing():
                 self.refused += 1
-                if self.refused <= _UNHEARD:
-                    return asyncio.sleep(0)
-                return _refuse_more(message)
+                if self.refused > _UNHEARD:
+                    return _refuse_more(message)
         elif self.status != _OVER:
             took = (monotonic() - self.began) * 1e6
             # As Durations.note() does, whose call would take as long again.
