@@ -118,6 +118,7 @@ def test_so_do_the_arguments_of_a_call(
     "value",
     [
         "x" * 200_000,
+        '[{"a, b": 1}, ' * 100_000,
         ["\u20ac" * 200_000, "\N{GRINNING FACE}" * 9000],
         list(range(100_000)),
         {f"k{number}": [number, {}] for number in range(50_000)},

@@ -78,6 +78,9 @@ _TABLES: dict[type, int] = {set: SET, frozenset: FROZENSET}
 _DTYPE = re.compile(r"[<>|=][biufcmMSU][1-9][0-9]{0,6}(\[[0-9]{0,6}[A-Za-zμ]{1,7}\])?")
 _DIMENSIONS = 32
 
+# The strings of a text; the last one may have no end, so that a search takes one pass.
+_STRINGS = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
+
 
 class NotDataError(TypeError):
     """A value is no plain data."""
@@ -330,7 +333,8 @@ class Parts:
 
 
 def _counts(text: bytes) -> tuple[int, int]:
-    """Return how many lists and dicts a text has, and how many values; it may have fewer."""
+    """Return how many lists and dicts a text has, and how many values, roughly."""
+    text = _STRINGS.sub(b"", text)
     return text.count(b"[") + text.count(b"{"), text.count(b",")
 
 
