@@ -129,7 +129,7 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
             the workers, see :meth:`close`.  ``None`` for no limit.
 
     Args: Data only
-        codec: How calls and outcomes become bytes: ``"json"``, ``"msgspec"`` (MessagePack, read as
+        codec: How calls and outcomes become bytes: ``"json"``, ``"msgspec"`` (by msgspec, read as
             the types of the function's annotations; the extra ``msgspec``) or a :class:`Codec`.
             ``None`` for pickle.  With a codec, nothing that a worker sends is unpickled, functions
             travel by name, and what is no plain data is refused.

@@ -76,7 +76,7 @@ async def _loot(
             1,
             preload=["tests.helpers.planted"],
             sandbox=sandbox,
-            codec="json",
+            codec="msgspec",
             functions=["tests.helpers.planted:*"],
         ) as pool,
     ):

@@ -65,7 +65,7 @@ async def lifespan(_: Starlette) -> AsyncIterator[dict[str, Sessions]]:
                 # The memory of a cell bounds itself; this is for what it maps otherwise.
                 worker_limits=asyncpool.WorkerLimits(kill_memory=2 * MAX_MEMORY),
                 # What a session sends is read as data, and it calls nothing but this.
-                codec="json",
+                codec="msgspec",
                 functions=["code_interpreter.cells:*"],
                 max_message_size=8 << 20,
                 max_shared_memory=0,

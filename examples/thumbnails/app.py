@@ -60,7 +60,7 @@ async def lifespan(_: Starlette) -> AsyncIterator[dict[str, asyncpool.Pool]]:
         name="thumbnails",
         preload=["thumbnails.images"],  # imported once, before the sandbox
         sandbox=SANDBOX,
-        codec="json",  # nor is anything unpickled that such a worker sends
+        codec="msgspec",  # nor is anything unpickled that such a worker sends
         functions=[make_thumbnail],
         errors=[BadImageError],
         worker_limits=asyncpool.WorkerLimits(kill_memory=MAX_MEMORY),

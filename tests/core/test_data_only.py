@@ -34,7 +34,8 @@ def test_a_function_without_a_name_has_no_number_and_is_refused() -> None:
 def test_what_came_beside_a_message_is_heavy() -> None:
     serializer = DataOnly(JSON).serializer_of(echo, JSON)
     assert serializer.is_heavy(ReceivedPickle(b"\x01\x00[]", []))
-    assert not serializer.is_heavy(b"\x01\x00[]")
+    assert serializer.is_heavy(b"\x01\x01" + bytes(3000))  # in parts
+    assert not serializer.is_heavy(b"\x01\x00[]" + bytes(3000))
 
 
 def test_details_that_are_no_json_are_an_error_of_who_reads_them() -> None:

@@ -34,4 +34,4 @@ def test_a_call_that_comes_alone_brings_its_function() -> None:
     found, call = WorkerFunctions(data.config).split(
         data.pack_alone(echo, (1,), {}, how)
     )
-    assert (found.function, call) == (echo, b"\x01\x00[[1],[],[]]")
+    assert (found.function, call) == (echo, b"\x01\x00[[1],[]]")

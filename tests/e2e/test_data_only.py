@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import marshal
 import pickle
-import struct
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -31,21 +31,27 @@ pytestmark = BOTH_LOOPS
 
 CODECS = ["json", "msgspec"]
 
-# Values that formats such as JSON change, or have no place for.
+PLAIN: list[Any] = [
+    None,
+    True,
+    1.5,
+    2**64,
+    -(2**200),
+    "\u20ac",
+    [None, {"deep": [[1]], "": {}}],
+]
+
+# Values that JSON changes, or has no place for.
 ODD: list[Any] = [
+    *PLAIN,
+    float("inf"),
     (1, (2, [3])),
     {1, 2},
     frozenset(("a",)),
     {1: "one", (2, 3): "pair", None: "none", "$tuple": [1]},
     {"$tuple": [1]},
-    2**64,
-    -(2**200),
-    -(2**63),
     b"\x00\xff",
     bytearray(b"ab"),
-    1.5,
-    True,
-    "\u20ac",
     [None, {"deep": [(1,)]}],
 ]
 
@@ -87,33 +93,38 @@ async def test_all_that_a_pool_does_works_where_nothing_can_be_unpickled(
 ) -> None:
     async with Pool(2, codec=codec, concurrency=concurrency) as pool:
         no_unpickling()
-        for value in ODD:
+        for value in ODD if codec == "msgspec" else PLAIN:
             found = await pool.submit(data_jobs.echo, value)
             assert (found, type(found)) == (value, type(value))
-        assert await pool.submit(data_jobs.echo_later, value=[(1, 2)]) == [(1, 2)]
+        assert await pool.submit(data_jobs.echo_later, value=[[1, 2]]) == [[1, 2]]
         with pytest.raises(RemoteError, match=r"builtins\.ValueError: no"):
             await pool.submit(data_jobs.raise_value_error, "no")
-        values = [(n, "x") for n in range(20)]
+        values = [[n, "x"] for n in range(20)]
         assert [x async for x in pool.map(data_jobs.echo, values)] == values
         found = [x async for x in pool.stream(data_jobs.count_to, 3)]
-        assert found == [(0, b""), (1, b"\0"), (2, b"\0\0")]
+        assert found == [[0, ""], [1, "x"], [2, "xx"]]
         found = [x async for x in pool.stream(data_jobs.count_later, 2)]
         assert found == [{"number": 0}, {"number": 1}]
-        job = pool.submit(data_jobs.beat, {"at": (1, 2)})
-        assert [details async for details in job.progress()] == [{"at": (1, 2)}]
+        job = pool.submit(data_jobs.beat, {"at": [1, 2]})
+        assert [details async for details in job.progress()] == [{"at": [1, 2]}]
         assert await job == f"{HOME}.beat"
-        again = pool.options(max_attempts=2).submit(data_jobs.last_details, (1, b"x"))
-        assert await again == (1, b"x")
-        assert await pool.broadcast(data_jobs.echo, (5,)) == {0: (5,), 1: (5,)}
+        again = pool.options(max_attempts=2).submit(data_jobs.last_details, [1, "x"])
+        assert await again == [1, "x"]
+        assert await pool.broadcast(data_jobs.echo, [5]) == {0: [5], 1: [5]}
         async with pool.worker() as worker:
-            assert await worker.submit(data_jobs.echo, (1,)) == (1,)
+            assert await worker.submit(data_jobs.echo, [1]) == [1]
         with caplog.at_level(logging.WARNING):
             await pool.submit(data_jobs.log, "hello")
         with pytest.raises(WorkerCrashedError):
             await pool.submit(data_jobs.die)
+        assert "it says hello" in caplog.text
         # The worker that came in its place has run the broadcast at its start.
         found = await pool.broadcast(data_jobs.echo, 6)
         assert [*found.values()] == [6, 6]
+        large: Any = [{"number": n, "text": "x" * 90} for n in range(30_000)]
+        assert await pool.submit(data_jobs.echo, large) == large
+        if codec == "json":
+            return
         large = b"x" * 3_000_000
         assert await pool.submit(data_jobs.echo, large) == large
         array = np.arange(300_000.0).reshape(300, 1000).T
@@ -124,14 +135,18 @@ async def test_all_that_a_pool_does_works_where_nothing_can_be_unpickled(
             array[:2, 0].tolist(),
         ]
         found[0][0, 0] = 7  # it is the caller's own
-    assert "it says hello" in caplog.text
 
 
 EVIL = b"cos\nsystem\n(S'true'\ntR."
 
 
-def message(number: int, *rest: Any) -> bytes:
-    return bytes((number, 1)) + b"".join(rest)
+def parts(program: list[Any], *texts: bytes) -> bytes:
+    """Return a value in parts, as a worker may lie: instructions, and the texts of values."""
+    told = [json.dumps(program).encode(), b"", *texts, b""]
+    return b"\x02\x01" + bytes(8) + b"".join(len(t).to_bytes(4) + t for t in told)
+
+
+PUSH, LIST, DICT, TUPLE, SET, ARRAY, BYTES, BUFFER = 0, 1, 2, 5, 6, 8, 9, 11
 
 
 @pytest.mark.parametrize(
@@ -140,16 +155,31 @@ def message(number: int, *rest: Any) -> bytes:
         EVIL,
         b"",
         b"\x01",
-        b"\x01\x00[1]",  # it is JSON, and this pool has another codec
-        b"\x02\x02\xc0",
+        b"\x01\x00[1]",  # this pool has another codec
+        b"\x02\x02[1]",
         b"\x02\x00",
-        b"\x02\x00\x92\x01",
-        message(2, b"\xc1"),
-        message(2, b"\xd4\x06\x00"),  # a buffer that has not come
-        message(2, b"\xd4\x63\x00"),  # no such extension
-        message(2, b"\xdd\xff\xff\xff\xff"),  # four billion items, which are not there
-        message(2, b"\x91" * 100_000),
-        message(2, b"\xc7\x08\x07", b"\x94\xa3|O8\x91\x01\xa1C"),  # an array of objects
+        b"\x02\x00[1",
+        b"\x02\x00" + b"[" * 100_000,
+        b"\x02\x01",
+        b"\x02\x01" + b"\xff" * 30,
+        parts([]),
+        parts([PUSH, 2], b"[1]"),  # values that are not there
+        parts([PUSH, 1], b"[1,2]"),  # and one too many
+        parts([PUSH, 1], b"1"),
+        parts([LIST, 1]),
+        parts([LIST, -1]),
+        parts([LIST]),
+        parts([LIST, 0] + [LIST, 1] * 2000),  # a list in a list in a list
+        parts([99, 0]),
+        parts([BYTES, 1]),
+        parts([BUFFER, 0]),  # a buffer that has not come
+        parts([LIST, 0, SET, 1]),  # a list in a set
+        parts([PUSH, 1, ARRAY, 1], b"[1]"),
+        parts(
+            [PUSH, 1, BYTES, 0, ARRAY, 2], b'[["|O8",[1],"C"]]'
+        ),  # an array of objects
+        parts([PUSH, 1, BYTES, 0, ARRAY, 2], b'[["<f8",[1],"C"]]'),
+        parts([PUSH, 1], b"[" + b" " * 200_000 + b"1]"),
     ],
 )
 @pytest.mark.parametrize("what", ["pack_value", "pack_error"])
@@ -215,13 +245,14 @@ async def test_annotations_say_what_arguments_and_results_are() -> None:
 async def test_what_is_no_data_is_refused_before_it_is_sent_and_says_where() -> None:
     async with Pool(1, codec="json") as pool:
         for value, why in {
-            "complex is no plain data - at `$.args[0].a[1]`": {"a": [1, 2j]},
-            "ValueError: Out of range float values are not JSON compliant": [
-                1.0,
-                float("nan"),
-            ],
-            "type object is no plain data": np.array([object()]),
-            "tests.helpers.data_jobs.Order is no plain data": [Order("a", [])],
+            "complex is no JSON - at `$.args[0].a[1]`": {"a": [1, 2j]},
+            "nan is no JSON - at `$.args[0][1]`": [1.0, float("nan")],
+            "numpy.ndarray is no JSON - at `$.args[0]`": np.arange(3),
+            "tests.helpers.data_jobs.Order is no JSON": [Order("a", [])],
+            "tuple is no JSON, and would come back as a list: send a list": [(1, 2)],
+            "a dict whose keys are not all str is no JSON": {1: 2},
+            "bytes is no JSON": b"x",
+            "set is no JSON": {1},
         }.items():
             with pytest.raises(JobNotPicklableError) as caught:
                 await pool.submit(data_jobs.echo, why)
@@ -281,9 +312,9 @@ async def test_a_view_may_have_another_codec_in_a_pool_that_has_one() -> None:
         view = pool.options(codec="msgspec")
         assert await view.submit(data_jobs.count_pages, Order("a", [1])) == 1
         jobs = [
-            each.submit(data_jobs.echo, (n,)) for n in range(9) for each in (pool, view)
+            each.submit(data_jobs.echo, [n]) for n in range(9) for each in (pool, view)
         ]
-        assert await asyncio.gather(*jobs) == [(n,) for n in range(9) for _ in range(2)]
+        assert await asyncio.gather(*jobs) == [[n] for n in range(9) for _ in range(2)]
         with pytest.raises(
             ValueError, match="codec must be 'json', 'msgspec' or a Codec"
         ):
@@ -331,4 +362,4 @@ async def test_a_worker_that_changes_a_buffer_after_it_was_sent_changes_no_resul
     async with Pool(1, codec="msgspec") as pool:
         found = await pool.submit(data_jobs.echo, np.zeros(200_000))
         assert found.base is None  # not a view of memory that the worker has too
-        assert struct.calcsize("d") * 200_000 == found.nbytes
+        assert found.nbytes == 8 * 200_000

@@ -190,6 +190,12 @@ def _log(entries: bytes) -> bytes:
     return LOG_HEAD.pack(4, 0, 1, 1, 0, 0, 0) + entries
 
 
+def _part(text: bytes) -> bytes:
+    return len(text).to_bytes(4) + text
+
+
+# Two bytes, and a set of a tuple of them, a list and an int.
+_IN_PARTS = b"\2\1" + (2).to_bytes(8) + b"ab" + _part(b"[9,2,0,2,5,3,6,1]") + _part(b"")
 _FAILURE = b'\1\0{"type": "ValueError", "text": "no", "traceback": "T", "notes": ["n"], "args": [1]}'
 _BEAT = heartbeat_records.Beat(1, 1, 1, 2.5, b"abc").pack()
 SEEDS = [
@@ -210,7 +216,12 @@ SEEDS = [
     ),
     _seed("figures", pack_numbers(range(20))),
     _seed("control_requests", b'{"version": 1, "action": "status"}\n'),
-    _seed("data_values", b'\0\0\1\1{"$tuple": [1, 2], "a": [null, 1.5]}'),
-    _seed("data_values", b"\1\0\2\1\x92\x01\xa1a"),
+    _seed("data_values", b'\0\0\1\0{"b": [1, 2], "a": [null, 1.5]}'),
+    *(
+        _seed("data_values", bytes((number, 0)) + _IN_PARTS + rest)
+        for number, rest in itertools.product(
+            (1, 3, 65), (_part(b"[[1,2],3]") + _part(b""), b"")
+        )
+    ),
     _seed("data_errors", _FAILURE),
 ]

@@ -83,9 +83,9 @@ def raise_value_error(text: str) -> None:
     raise ValueError(text)
 
 
-def count_to(number: int) -> Iterator[tuple[int, bytes]]:
+def count_to(number: int) -> Iterator[list[int | str]]:
     for each in range(number):
-        yield each, bytes(each)
+        yield [each, "x" * each]
 
 
 async def count_later(number: int) -> AsyncIterator[dict[str, int]]:
@@ -121,3 +121,54 @@ def send_instead(payload: bytes, what: str = "pack_value") -> Any:
     if what == "pack_error":
         raise ValueError
     return None
+
+
+def meeting(bits: int = 15) -> list[int]:
+    """Return ints of different hashes that meet in a dict of ``2 ** bits`` slots.
+
+    The first ones fill the slots that Python looks at one after the other.  The others are led
+    there, and look at thousands of slots each.
+    """
+    mask, slot = (1 << bits) - 1, 0
+    place: dict[int, int] = {}
+    while len(place) <= mask // 3:
+        place[slot] = len(place)
+        slot = (5 * slot + 1) & mask
+    keys, key = [*place], mask
+    while len(keys) < mask * 5 // 8:
+        key += 1
+        slot, rest = key & mask, key
+        while rest and slot in place:
+            rest >>= 5
+            slot = (5 * slot + rest + 1) & mask
+        if not rest and place.get(slot, mask) < len(place) // 2:
+            keys.append(key)
+    return keys
+
+
+def meet() -> Any:
+    return dict.fromkeys(meeting(), 1)
+
+
+def meet_as_said() -> dict[int, int]:
+    return dict.fromkeys(meeting(), 1)
+
+
+def meet_in_a_list() -> Any:
+    return [[{"of one hash": {n * (2**61 - 1) for n in range(20_000)}}]]
+
+
+def meet_in_a_stream() -> Iterator[Any]:
+    yield dict.fromkeys(meeting(), 1)
+
+
+def meet_in_an_error() -> None:
+    raise ValueError({1: 2})
+
+
+def give_lists(count: int) -> Any:
+    return [[] for _ in range(count)]
+
+
+def give_rows(count: int) -> list[list[int]]:
+    return [[1] for _ in range(count)]

@@ -1,44 +1,127 @@
-"""Calls and results as messages of a format.
+"""Calls and results as messages, and which part of one cannot be sent.
 
-A call is three lists: its arguments, and the names and values of its keyword arguments.
+A message begins with the number of its format, which is only compared, and with whether its value
+is written in parts (``plain_data.py``).  A call is two lists: its arguments, and the names of the
+last of them.
 """
 
 from __future__ import annotations
 
-import json
-import struct
-from functools import partial
-
-from asyncpool._core.codec.formats import Format, MismatchError, MsgspecFormat
-from asyncpool._core.codec.message_bodies import (
-    HEAD,
-    NUMBERS,
-    culprit_in,
-    joined,
-    open_message,
-    part_of,
-    read_value,
-    reason_of,
-    refusal_of,
-    write_native,
-    write_walked,
+from asyncpool._core.codec.formats import Format, MismatchError
+from asyncpool._core.codec.plain_data import (
+    MOST_BYTES,
+    PIECE,
+    Assembly,
+    MalformedError,
+    MissingPackageError,
+    NotDataError,
+    Parts,
+    private,
+    weigh,
 )
-from asyncpool._core.codec.tagged_values import MalformedError, MissingPackageError
-from asyncpool._core.pickling.calls import is_flat
-from asyncpool._core.pickling.out_of_band import OutOfBandPickle, StreamTooLongError
+from asyncpool._core.pickling.calls import describe, is_flat
+from asyncpool._core.pickling.out_of_band import (
+    HEAVY,
+    OutOfBandPickle,
+    ReceivedPickle,
+    StreamTooLongError,
+)
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any, Literal
 
     from asyncpool._core.codec.function_names import Place, Plan
-    from asyncpool._core.codec.message_bodies import Payload
 
     Direction = Literal["arguments", "result", "exception", "details"]
+    Payload = bytes | memoryview | ReceivedPickle
 
-_SIZE = struct.Struct("!I")
+# The bytes of a message before its body.
+_HEAD = 2
+
+# Types whose values are short, and the same as plain data.
+_NUMBERS: frozenset[type] = frozenset((int, float, bool, type(None)))
+
+# How deep the part of a value is looked for that cannot be sent.
+_DEEPEST = 30
+
+
+def _any() -> Any:
+    from typing import Any as anything  # noqa: PLC0415, N813 - only pools with a codec need it
+
+    return anything
+
+
+_ANY = _any()
+
+
+def _write(
+    how: Format,
+    value: Any,
+    *,
+    limit: int | None = None,
+    in_band: bool = False,
+    share: int | None = 1,
+) -> bytes | OutOfBandPickle:
+    """Return the message for plain data.
+
+    Raises:
+        StreamTooLongError: If *limit* is too low.
+        Exception: If it is no plain data.
+    """
+    most = PIECE if limit is None else min(PIECE, limit)
+    if _are_simple((value,)) or weigh([value], most) is not None:
+        text = how.text(value)
+        if len(text) <= PIECE:
+            return _joined(how, [text])
+    buffers: list[memoryview] | None = None if in_band else []
+    pieces = Parts(how, buffers, limit, share=share).message(value)
+    return _joined(how, pieces, buffers, parts=True)
+
+
+def _joined(
+    how: Format,
+    pieces: list[bytes],
+    buffers: list[memoryview] | None = None,
+    *,
+    parts: bool = False,
+) -> bytes | OutOfBandPickle:
+    pieces = [bytes((how.number, parts)), *pieces]
+    if buffers or sum(map(len, pieces)) > HEAVY:
+        return OutOfBandPickle(pieces, buffers or [])
+    return b"".join(pieces)
+
+
+def _open(
+    how: Format,
+    payload: Payload,
+    *,
+    copy: bool,
+    pause: Callable[[], None] | None = None,
+) -> bytes | Assembly:
+    """Return the body of a message, or what makes its value of parts."""
+    received = payload if isinstance(payload, ReceivedPickle) else None
+    stream: Any = payload if received is None else received.stream
+    if copy and len(stream) > MOST_BYTES + PIECE and how.codec is None:
+        raise MalformedError("it is too long")
+    if type(stream) is not bytes:
+        # The worker may write to it while it is read.
+        stream = private(memoryview(stream).cast("B"), pause or _go_on)
+    if stream[:1] != bytes((how.number,)) or stream[1:_HEAD] not in (b"\0", b"\1"):
+        raise MalformedError(f"it is no message of {how.name}")
+    if stream[1]:
+        buffers = [] if received is None else received.buffers
+        body = memoryview(stream)[_HEAD:]
+        return Assembly(how, body, buffers, copy=copy, pause=pause)
+    if len(stream) > PIECE + _HEAD and how.codec is None:
+        raise MalformedError("it is too long for one part")
+    return bytes(stream[_HEAD:])
+
+
+def _go_on() -> None:
+    pass
 
 
 def pack_call(
@@ -64,96 +147,119 @@ def pack_call(
         StreamTooLongError: If *limit* is too low.
         JobNotPicklableError: If an argument is no plain data, and not of the annotated type.
     """
+    values: list[Any] = [*args, *kwargs.values()]
     try:
-        if how.walks:
-            values = (*args, *kwargs.values())
-            places = _places(plan, args, kwargs)
-            message = args, (*kwargs,), values[len(args) :]
-            body = write_native(how, places, values, message, limit, in_band=in_band)
-            if body is not None:
-                return joined(how, tagged=False, body=body)
-            return write_walked(
-                how,
-                lambda walk: (
-                    [
-                        part_of(walk, plan.argument(index), value)
-                        for index, value in enumerate(args)
-                    ],
-                    [*kwargs],
-                    [
-                        part_of(walk, plan.named(name), value)
-                        for name, value in kwargs.items()
-                    ],
-                ),
-                limit=limit,
-                in_band=in_band,
-            )
-        return joined(how, tagged=False, body=_pack_parts(how, args, kwargs))
+        if plan.typed or how.codec is not None:
+            places = [*map(plan.argument, range(len(args))), *map(plan.named, kwargs)]
+            room = limit
+            for at, (place, value) in enumerate(zip(places, values, strict=True)):
+                if room is not None:
+                    room = _probe(value, room)
+                values[at] = _plain(how, place, value)
+        return _write(
+            how, [values, [*kwargs]], limit=limit, in_band=in_band, share=None
+        )
     except StreamTooLongError:
         raise
     except Exception as error:
         name, where, why = _find_culprit(how, plan, args, kwargs, error)
         raise JobNotPicklableError(
-            f"{name} cannot be sent as {how.name}: {reason_of(why)} - at `{where}`",
+            f"{name} cannot be sent as {how.name}: {_reason_of(why)} - at `{where}`",
             direction="arguments",
             name=name,
         ) from why
 
 
+def _plain(how: Format, place: Place, value: Any) -> Any:
+    """Return the plain data of an argument or a result."""
+    if how.codec is None and (place.kind is None or type(value) in _NUMBERS):
+        return value
+    return how.plain(value)
+
+
+def _probe(value: Any, room: int) -> int:
+    """Return what is left of *room* for other values of any type.
+
+    Raises:
+        StreamTooLongError: If it is too little.
+    """
+    cls = type(value)
+    room -= len(value) if cls in (str, bytes, bytearray) else 8
+    if room < 0:
+        raise StreamTooLongError
+    if cls is dict:
+        parts: Any = value.values()
+    elif cls in (list, tuple, set, frozenset):
+        parts = value
+    elif (names := getattr(cls, "__struct_fields__", None)) is not None:
+        parts = [getattr(value, name) for name in names]
+    else:
+        attributes = getattr(value, "__dict__", None)
+        parts = attributes.values() if type(attributes) is dict else ()
+    for part in parts:
+        room = _probe(part, room)
+    return room
+
+
 def packer(how: Format, plan: Plan) -> Callable[..., bytes | OutOfBandPickle]:
     """Return :func:`pack_call` for one function, which is faster for small calls."""
-    write, untagged = how.write, how.untagged
+    head = bytes((how.number, 0))
 
     def pack(
         args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int | None
     ) -> bytes | OutOfBandPickle:
-        if is_flat(args) and (not kwargs or is_flat(kwargs.values())):
+        values = [*args, *kwargs.values()] if kwargs else args
+        if plain and _are_simple(values):
             try:
-                return untagged + write((args, (*kwargs,), (*kwargs.values(),)))
-            except Exception:  # noqa: S110 - a large int, or JSON's lack of bytes
-                pass
+                text = how.text((values, (*kwargs,)))
+            except Exception:
+                text = b""  # what comes next says what is wrong
+            if 0 < len(text) <= PIECE:
+                return head + text
         return pack_call(how, plan, args, kwargs, limit=limit)
 
-    if how.walks and not plan.typed:
-        return pack
-    return partial(_pack_call, how, plan)
+    plain = how.codec is None  # what is simple is the same if a type is made of it
+    return pack
 
 
-def _pack_call(
-    how: Format,
-    plan: Plan,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    limit: int | None,
-) -> bytes | OutOfBandPickle:
-    return pack_call(how, plan, args, kwargs, limit=limit)
+# What a simple value may have; floats may be none that JSON knows.
+_QUICK: frozenset[type] = frozenset((int, str, bool, type(None)))
+_FEW = 8
+
+
+def _are_simple(values: Sequence[Any]) -> bool:
+    """Tell whether JSON knows *values*, and they are small and flat, quicker than :func:`weigh`."""
+    if len(values) > _FEW:
+        return False
+    for value in values:
+        cls = type(value)
+        if cls is dict:
+            parts: Any = value.values()
+            if not ({str}.issuperset(map(type, value)) and is_flat(value)):
+                return False
+        else:
+            parts = value if cls is list else (value,)
+        if not (_QUICK.issuperset(map(type, parts)) and is_flat(parts)):
+            return False
+    return True
 
 
 def loader(how: Format, place: Place, what: str) -> Callable[..., Any]:
     """Return :func:`load_value` for one function, which is faster for small results."""
-    if not how.walks or place.expected is not None:
-        return partial(_load_value, how, place, what)
-    read, untagged = how.reader(place.kind), how.untagged
+    head = bytes((how.number, 0))
+    plain = how.codec is None and place.expected is None
+    read = how.reader(place.kind) if plain else None
 
     def load(payload: Payload, pause: Callable[[], None] | None = None) -> Any:
-        if type(payload) is bytes and payload[:HEAD] == untagged:
+        if type(payload) is bytes and payload[:_HEAD] == head and len(payload) <= PIECE:
             try:
-                return read(payload[HEAD:])
+                if read is not None:
+                    return read(payload[_HEAD:])
             except Exception:  # noqa: S110 - what comes next says what is wrong
                 pass
         return load_value(how, place, payload, what=what, pause=pause)
 
     return load
-
-
-def _load_value(
-    how: Format,
-    place: Place,
-    what: str,
-    payload: Payload,
-    pause: Callable[[], None] | None = None,
-) -> Any:
-    return load_value(how, place, payload, what=what, pause=pause)
 
 
 def load_call(
@@ -165,31 +271,43 @@ def load_call(
         JobNotPicklableError: If one is not of the annotated type, or cannot be had here.
     """
     where = "the call"
-    plain = not plan.typed and how.walks
     try:
-        if plain and type(payload) is bytes and payload[:HEAD] == how.untagged:
-            args, names, values = how.read(payload[HEAD:], None)
-            return args, dict(zip(names, values, strict=True)) if names else {}
-        body, untag = open_message(how, payload, copy=False)
-        if plain:
-            args, names, values = how.read(body, untag)
-            return args, dict(zip(names, values, strict=True)) if names else {}
-        args, names, values = _split(how, body)
-        for index, part in enumerate(args):
-            where = f"args[{index}]"
-            args[index] = read_value(how, plan.argument(index), part, untag)
-        kwargs: dict[str, Any] = {}
-        for name, part in zip(names, values, strict=True):
-            where = f"kwargs[{name!r}]"
-            kwargs[name] = read_value(how, plan.named(name), part, untag)
+        if type(payload) is bytes and payload[1] == 0 and not plan.typed:
+            values, names = how.parse(payload[_HEAD:])
+            if not names:
+                return values, {}
+        body = _open(how, payload, copy=False)
+        found = body.value() if isinstance(body, Assembly) else how.parse(body)
+        values, names = found
+        count = len(values) - len(names)
+        if plan.typed or how.codec is not None:
+            for at in range(len(values)):
+                named = at >= count
+                where = f"kwargs[{names[at - count]!r}]" if named else f"args[{at}]"
+                place = plan.named(names[at - count]) if named else plan.argument(at)
+                values[at] = _typed(how, place, values[at])
     except Exception as error:
-        text = reason_of(error)
+        text = _reason_of(error)
         if isinstance(error, MismatchError):
             text = _at(str(error), f"$.{where}")
         raise JobNotPicklableError(
             f"{where} cannot be read: {text}", direction="arguments", name=where
         ) from error
-    return args, kwargs
+    return values[:count], dict(zip(names, values[count:], strict=True))
+
+
+def _typed(how: Format, place: Place, value: Any) -> Any:
+    """Return what a value stands for that has come as plain data.
+
+    Raises:
+        MismatchError: If it is not of the annotated type.
+    """
+    if how.codec is not None or place.kind is not None:
+        return how.typed_of(value, _ANY if place.kind is None else place.kind)
+    if place.expected is not None and type(value) is not place.expected:
+        found = type(value).__qualname__
+        raise MismatchError(f"Expected `{place.expected.__qualname__}`, got `{found}`")
+    return value
 
 
 def pack_value(
@@ -207,23 +325,13 @@ def pack_value(
     Raises:
         JobNotPicklableError: If it is no plain data, and not of the annotated type, or too large.
     """
-    if type(value) in NUMBERS and how.walks:
-        try:
-            return how.untagged + how.write(value)
-        except Exception:  # noqa: S110 - a large int, or no number in JSON
-            pass
     name = type(value).__qualname__
     try:
-        if not how.walks:
-            data = joined(how, tagged=False, body=how.write(value))
-        elif (body := write_native(how, (place,), (value,), value)) is not None:
-            data = joined(how, tagged=False, body=body)
-        else:
-            data = write_walked(how, lambda walk: part_of(walk, place, value))
+        data = _pack_value(how, place, value)
     except Exception as error:
-        where, why = culprit_in(how, place, value, "$", error)
+        where, why = _culprit_in(how, place, value, "$", error)
         raise JobNotPicklableError(
-            f"{what}, of type {name}, cannot be sent as {how.name}: {reason_of(why)} - at "
+            f"{what}, of type {name}, cannot be sent as {how.name}: {_reason_of(why)} - at "
             f"`{where}`",
             direction="result",
             name=name,
@@ -235,6 +343,17 @@ def pack_value(
             name="",
         )
     return data
+
+
+def _pack_value(how: Format, place: Place, value: Any) -> bytes | OutOfBandPickle:
+    if how.codec is not None:
+        return _joined(how, [how.plain(value)])
+    if place.kind is not None:
+        text = how.text(value)
+        # It writes NaN as null.
+        if len(text) <= PIECE and b"null" not in text:
+            return _joined(how, [text])
+    return _write(how, _plain(how, place, value), share=1 if place.kind is None else 2)
 
 
 def load_value(
@@ -252,9 +371,15 @@ def load_value(
         JobNotPicklableError: If it is not of the annotated type, or cannot be had here.
         ProtocolError: If it is no message of this format.
     """
+    foreign = False
     try:
-        body, untag = open_message(how, payload, copy=True, pause=pause)
-        return read_value(how, place, body, untag)
+        body = _open(how, payload, copy=True, pause=pause)
+        if isinstance(body, Assembly):
+            value = body.value(1 if place.kind is None else 2)
+        else:
+            value = how.parse(body) if how.codec is None else body
+        foreign = how.codec is not None
+        return _typed(how, place, value)
     except MismatchError as error:
         raise JobNotPicklableError(
             f"{what} is not what the function's annotation says: {_at(str(error), '$')}",
@@ -262,46 +387,14 @@ def load_value(
             name="",
         ) from error
     except Exception as error:
-        here = not how.walks or isinstance(error, MissingPackageError)
-        if isinstance(error, MalformedError) or not here:
-            text = f"it sent {what} that is no {how.name}: {reason_of(error)}"
+        if not (foreign or isinstance(error, MissingPackageError)):
+            text = f"it sent {what} that is no {how.name}: {_reason_of(error)}"
             raise ProtocolError(text) from error
         raise JobNotPicklableError(
-            f"{what} cannot be read here: {reason_of(error)}",
+            f"{what} cannot be read here: {_reason_of(error)}",
             direction=direction,
             name="",
         ) from error
-
-
-def _places(
-    plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> list[Place]:
-    if not plan.typed:
-        return []
-    places = [plan.argument(index) for index in range(len(args))]
-    return [*places, *map(plan.named, kwargs)]
-
-
-def _split(how: Format, body: bytes) -> tuple[list[Any], list[str], list[Any]]:
-    if isinstance(how, MsgspecFormat):
-        args, names, values = how.split(body)
-        return args, names, values
-    size = _SIZE.unpack_from(body)[0]
-    begin = _SIZE.size + size
-    names, sizes = json.loads(body[_SIZE.size : begin])
-    parts: list[Any] = []
-    for part in sizes:
-        parts.append(body[begin : begin + part])
-        begin += part
-    count = len(parts) - len(names)
-    return parts[:count], names, parts[count:]
-
-
-def _pack_parts(how: Format, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """Return the arguments as a codec of the user's writes them, one after the other."""
-    parts = [how.write(value) for value in (*args, *kwargs.values())]
-    head = json.dumps([[*kwargs], [*map(len, parts)]]).encode()
-    return b"".join((_SIZE.pack(len(head)), head, *parts))
 
 
 def _at(text: str, root: str) -> str:
@@ -323,7 +416,55 @@ def _find_culprit(
     parts = [(f"args[{i}]", plan.argument(i), value) for i, value in enumerate(args)]
     parts += [(f"kwargs[{n!r}]", plan.named(n), value) for n, value in kwargs.items()]
     for name, place, value in parts:
-        own = refusal_of(how, place, value)
+        own = _refusal_of(how, place, value)
         if own is not None:
-            return name, *culprit_in(how, place, value, f"$.{name}", own)
+            return name, *_culprit_in(how, place, value, f"$.{name}", own)
     return "the call", "$", error
+
+
+def _culprit_in(
+    how: Format, place: Place, value: Any, path: str, error: Exception
+) -> tuple[str, Exception]:
+    """Return the path of the part of *value* that cannot be sent, and why."""
+    if place.kind is not None or how.codec is not None:
+        return path, error
+    for _ in range(_DEEPEST):
+        for where, part in _parts_of(value, path, wide=how.wide):
+            own = _refusal_of(how, place, part)
+            if own is not None:
+                value, path, error = part, where, own
+                break
+        else:
+            return path, error
+    return path, NotDataError("it is nested too deeply, or holds itself")
+
+
+def _parts_of(value: Any, path: str, *, wide: bool) -> Iterator[tuple[str, Any]]:
+    if type(value) is dict:
+        for key, one in value.items():
+            name = str(key) if type(key) is str and key.isidentifier() else None
+            yield (f"{path}[{key!r}]" if name is None else f"{path}.{name}"), one
+            yield f"{path}[{key!r}]", key
+    elif type(value) is list or (type(value) is tuple and wide):
+        for index, one in enumerate(value):
+            yield f"{path}[{index}]", one
+    elif type(value) in (set, frozenset) and wide:
+        for one in value:
+            yield f"{path}[...]", one
+
+
+def _refusal_of(how: Format, place: Place, value: Any) -> Exception | None:
+    """Return why *value* cannot be sent; ``None`` if it can."""
+    try:
+        _pack_value(how, place, value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _reason_of(why: Exception) -> str:
+    """Return the text of an error that says why a value cannot be sent or read."""
+    if isinstance(why, RecursionError):
+        return "it is nested too deeply, or holds itself"
+    own = isinstance(why, NotDataError | MalformedError | MissingPackageError)
+    return str(why) if own else describe(why)

@@ -20,6 +20,7 @@ from asyncpool._core.main.main_module import CACHED
 from asyncpool._core.pickling.functions import FunctionTable
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
+    LIGHT,
     OutOfBandPickle,
     ReceivedPickle,
 )
@@ -185,8 +186,11 @@ def _load_details(payload: bytes) -> Any:
 
 
 def _is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
-    # All that came beside a message is copied, which takes a while.
-    return isinstance(payload, ReceivedPickle) or len(payload) > HEAVY
+    # All that came beside a message is copied, which takes a while; and what is in parts may have
+    # tables whose keys meet, each of which may take as long as a long one.
+    if isinstance(payload, ReceivedPickle) or len(payload) > HEAVY:
+        return True
+    return len(payload) > LIGHT and payload[1] == 1
 
 
 def _spec(how: Format) -> object:

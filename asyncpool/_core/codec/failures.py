@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from asyncpool._core.codec.message_bodies import Payload
+    from asyncpool._core.codec.call_messages import Payload
 
     Errors = Mapping[str, type[BaseException]]
 

@@ -1,14 +1,14 @@
-"""How plain data becomes bytes: JSON, msgspec's MessagePack, or a codec of the user's."""
+"""How plain data becomes text, and typed data plain: JSON, msgspec, or a codec of the user's."""
 
 from __future__ import annotations
 
 import json
-from functools import cache, cached_property
+import re
+import sys
+from functools import cache
 
 from asyncpool._core.codec.codec import Codec
-from asyncpool._core.codec.map_keys import KeyCheck
-from asyncpool._core.codec.plain_data import NotDataError
-from asyncpool._core.codec.tagged_values import MalformedError, Untag
+from asyncpool._core.codec.plain_data import MalformedError, NotDataError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -20,95 +20,46 @@ class MismatchError(TypeError):
     """A value is not of the type that the function's annotation names."""
 
 
-class Format:
-    """A way to write values.
-
-    Attributes:
-        number: What the messages in it begin with.
-        name: Its name in errors.
-        has_bytes: Whether it writes bytes.
-        key_types: The types of the keys of dicts that it writes.
-        typed: Whether it reads values as the types that annotations name.
-        walks: Whether a :class:`Walk` makes plain data for it.
-    """
-
-    number: int
-    name: str
-    has_bytes = False
-    key_types: frozenset[type] = frozenset((str,))
-    typed = False
-    walks = True
-
-    @cached_property
-    def untagged(self) -> bytes:
-        """What messages begin with that have no tagged value."""
-        return bytes((self.number, 0))
-
-    def tag(self, name: str, content: Any) -> Any:
-        """Return what stands for a tagged value."""
-        raise NotImplementedError
-
-    def write(self, value: Any) -> bytes:
-        """Return plain data, or a value of an annotated type, as bytes.
-
-        Raises:
-            Exception: If the format does not know the value.
-        """
-        raise NotImplementedError
-
-    def read(self, data: bytes, untag: Untag | None) -> Any:
-        """Return the plain data in *data*; *untag* is ``None`` if no value is tagged.
-
-        Raises:
-            Exception: If there is none.
-        """
-        raise NotImplementedError
-
-    def read_typed(self, data: Any, kind: Any) -> Any:
-        """Return the value of the type *kind* in *data*.
-
-        Raises:
-            MismatchError: If it has another type.
-            Exception: If there is no value.
-        """
-        raise NotImplementedError
-
-    def reader(self, kind: Any) -> Callable[[bytes], Any]:
-        """Return what reads a message without tagged values, which is of the type *kind*.
-
-        ``None`` stands for plain data.  It raises any exception if there is no such value.
-        """
-        raise NotImplementedError
-
-    def is_closed(self, kind: Any) -> bool:
-        """Tell whether the type *kind* says of each value in it what it is."""
-        raise NotImplementedError
-
-
 # What JSON writes for a character beyond U+FFFF begins with it, and for half a surrogate pair.
 _SURROGATES = "\\ud"
+
+# What takes a time that grows with the square of its length, if the interpreter has no limit.
+_MOST_DIGITS = 4300
+_LONG_INT = re.compile(r"[0-9]{4301}")
 
 
 def _refuse(text: str) -> NoReturn:
     raise MalformedError(f"{text} is no JSON")
 
 
-class JsonFormat(Format):
-    """JSON, by the standard library; a tagged value is an object with one name, ``$tuple``."""
+class Format:
+    """JSON, by the standard library.
+
+    Attributes:
+        number: What the messages in it begin with.
+        name: Its name in errors.
+        wide: Whether it also sends tuples, sets, bytes, arrays, and dicts with other keys than texts.
+        typed: Whether it reads values as the types that annotations name.
+        codec: What turns each value into bytes, if a user has written it.
+        text: Returns what JSON knows as bytes; raises any exception if it does not know it.
+        parse: Returns the value of such bytes; raises any exception if they are none.
+    """
 
     number = 1
     name = "json"
+    wide = False
+    typed = False
+    codec: Codec | None = None
 
     def __init__(self) -> None:
+        self.text: Callable[[Any], bytes] = self._text
+        self.parse: Callable[[bytes], Any] = self._parse
         self._encode = json.JSONEncoder(
             allow_nan=False, separators=(",", ":"), check_circular=False
         ).encode
         self._decode = json.JSONDecoder(parse_constant=_refuse).decode
 
-    def tag(self, name: str, content: Any) -> Any:
-        return {f"${name}": content}
-
-    def write(self, value: Any) -> bytes:
+    def _text(self, value: Any) -> bytes:
         text = self._encode(value)
         if _SURROGATES in text and self._decode(text) != value:
             raise NotDataError(
@@ -116,147 +67,127 @@ class JsonFormat(Format):
             )
         return text.encode("ascii")
 
-    def reader(self, kind: Any) -> Callable[[bytes], Any]:  # noqa: ARG002 - has no types
-        decode = self._decode
-        return lambda data: decode(str(data, "ascii"))
-
-    def read(self, data: bytes, untag: Untag | None) -> Any:
+    def _parse(self, data: bytes) -> Any:
         text = str(data, "ascii")
-        if untag is None:
-            return self._decode(text)
+        limit = sys.get_int_max_str_digits()
+        if not 0 < limit <= _MOST_DIGITS and _LONG_INT.search(text):
+            raise MalformedError(f"an int has more than {_MOST_DIGITS} digits")
+        return self._decode(text)
 
-        def hook(found: dict[str, Any]) -> Any:
-            if len(found) == 1:
-                [(name, content)] = found.items()
-                if name[:1] == "$":
-                    return untag(name[1:], content)
-            return found
+    def reader(self, kind: Any) -> Callable[[bytes], Any]:
+        """Return what reads a text of a value of the type *kind*; ``None`` stands for plain data."""
+        assert kind is None
+        return self.parse
 
-        return json.JSONDecoder(parse_constant=_refuse, object_hook=hook).decode(text)
+    def plain(self, value: Any) -> Any:
+        """Return the plain data of a value of an annotated type.
 
+        Raises:
+            Exception: If there is none.
+        """
+        raise NotImplementedError
 
-# The numbers of tagged values in MessagePack.
-_EXTENSIONS = (
-    "tuple",
-    "set",
-    "frozenset",
-    "dict",
-    "bytearray",
-    "int",
-    "buffer",
-    "array",
-)
+    def typed_of(self, value: Any, kind: Any) -> Any:
+        """Return the value of the type *kind* for plain data.
+
+        Raises:
+            MismatchError: If it is for another type.
+            Exception: If there is none.
+        """
+        raise NotImplementedError
+
+    def is_closed(self, kind: Any) -> bool:
+        """Tell whether the type *kind* says of each value in it what it is, and hashes only texts.
+
+        The hash of a number is known to whoever sends it.
+        """
+        raise NotImplementedError
 
 
 class MsgspecFormat(Format):
-    """MessagePack, by msgspec, which knows the types that annotations name."""
+    """JSON, by msgspec, which knows the types that annotations name."""
 
     number = 2
     name = "msgspec"
-    has_bytes = True
-    key_types = frozenset((str, int))
+    wide = True
     typed = True
 
     def __init__(self) -> None:
         import msgspec  # noqa: PLC0415 - an extra
 
         self._msgspec = msgspec
-        self._ext = msgspec.msgpack.Ext
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._keys = KeyCheck(msgspec)
-        self._decode: Callable[[bytes], Any] = self._keys.before(
-            msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode
-        )
-        self._decoders: dict[Any, Callable[[Any], Any]] = {}
-
-    def tag(self, name: str, content: Any) -> Any:
-        return self._ext(_EXTENSIONS.index(name), self._encode(content))
-
-    def write(self, value: Any) -> bytes:
-        return self._encode(value)
-
-    def read(self, data: bytes, untag: Untag | None) -> Any:
-        if untag is None:
-            return self._decode(data)
-
-        def hook(number: int, content: memoryview) -> Any:
-            if not 0 <= number < len(_EXTENSIONS):
-                _refuse_extension(number, content)
-            return untag(_EXTENSIONS[number], decode(content))
-
-        decode = self._keys.before(self._msgspec.msgpack.Decoder(ext_hook=hook).decode)
-        return decode(data)
+        self.text = msgspec.json.Encoder().encode
+        self.parse = msgspec.json.Decoder().decode
+        self._decoders: dict[Any, Callable[[bytes], Any]] = {None: self.parse}
 
     def reader(self, kind: Any) -> Callable[[bytes], Any]:
-        if kind is None:
-            return self._decode
         decode = self._decoders.get(kind)
         if decode is None:
-            decode = self._msgspec.msgpack.Decoder(kind).decode
-            self._decoders[kind] = decode
+            decode = self._decoders[kind] = self._msgspec.json.Decoder(kind).decode
         return decode
 
-    def read_typed(self, data: Any, kind: Any) -> Any:
+    def plain(self, value: Any) -> Any:
+        return self._msgspec.to_builtins(value, builtin_types=(bytes, bytearray))
+
+    def typed_of(self, value: Any, kind: Any) -> Any:
         try:
-            return self.reader(kind)(data)
+            return self._msgspec.convert(value, kind, builtin_types=(bytes, bytearray))
         except self._msgspec.ValidationError as error:
             raise MismatchError(str(error)) from error
-
-    @cached_property
-    def split(self) -> Callable[[bytes], Any]:
-        """Reads a call whose arguments are to be read one by one."""
-        raw = self._msgspec.Raw
-        return self.reader(tuple[list[raw], list[str], list[raw]])  # type: ignore[valid-type]
 
     def is_closed(self, kind: Any) -> bool:
         inspect = self._msgspec.inspect
         try:
             info = inspect.type_info(kind)
-            self._msgspec.msgpack.Decoder(kind)
+            self.reader(kind)
         except Exception:  # noqa: BLE001 - msgspec does not know it, or a user's class raises
             return False
+        hashes = (
+            inspect.DictType,
+            inspect.FrozenDictType,
+            inspect.SetType,
+            inspect.FrozenSetType,
+        )
+        texts = (
+            inspect.StrType,
+            inspect.EnumType,
+            inspect.LiteralType,
+            inspect.BytesType,
+        )
         open_ones = (
             inspect.AnyType,
             inspect.CustomType,
             inspect.RawType,
             inspect.ExtType,
         )
-        return _all_known(info, inspect.Type, inspect.Field, open_ones, set())
-
-
-def _refuse_extension(number: int, _: object) -> NoReturn:
-    raise MalformedError(f"there is no extension {number}")
-
-
-def _all_known(
-    info: Any, kind: type, field: type, open_ones: tuple[type, ...], seen: set[int]
-) -> bool:
-    """Tell whether no part of a type that msgspec describes is one of *open_ones*."""
-    if isinstance(info, open_ones):
-        return False
-    if id(info) in seen:
+        seen: set[int] = set()
+        parts: list[Any] = [info]
+        while parts:
+            part = parts.pop()
+            if not isinstance(part, inspect.Type | inspect.Field) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            if isinstance(part, open_ones):
+                return False
+            key = getattr(part, "key_type", getattr(part, "item_type", None))
+            if isinstance(part, hashes) and not isinstance(key, texts):
+                return False
+            for name in part.__struct_fields__:
+                value = getattr(part, name)
+                parts += value if isinstance(value, tuple) else (value,)
         return True
-    seen.add(id(info))
-    parts: list[Any] = []
-    for name in info.__struct_fields__:
-        value = getattr(info, name)
-        parts += value if isinstance(value, tuple) else (value,)
-    return all(
-        _all_known(part, kind, field, open_ones, seen)
-        for part in parts
-        if isinstance(part, kind | field)
-    )
 
 
 class PluggedFormat(Format):
     """A codec of the user's, which is asked for each argument."""
 
     number = 3
+    wide = True
     typed = True
-    walks = False
 
     def __init__(self, codec: Codec) -> None:
-        self.codec = codec
+        super().__init__()
+        self.codec = self._own = codec
         self.name = codec.name
 
     # Two of one codec are the same, so that a view that is made for each job costs nothing.
@@ -267,20 +198,20 @@ class PluggedFormat(Format):
     def __hash__(self) -> int:
         return hash(id(self.codec))
 
-    def write(self, value: Any) -> bytes:
-        data: object = self.codec.encode(value)
+    def plain(self, value: Any) -> bytes:
+        data: object = self._own.encode(value)
         if type(data) is not bytes:
             raise NotDataError(f"its encode() has returned a {type(data).__qualname__}")
         return data
 
-    def read_typed(self, data: Any, kind: Any) -> Any:
-        return self.codec.decode(bytes(data), kind)
+    def typed_of(self, value: Any, kind: Any) -> Any:
+        return self._own.decode(value, kind)
 
 
 @cache
-def json_format() -> JsonFormat:
+def json_format() -> Format:
     """Return the format for JSON."""
-    return JsonFormat()
+    return Format()
 
 
 @cache

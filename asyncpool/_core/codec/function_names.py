@@ -34,20 +34,13 @@ class Place:
     Attributes:
         kind: The type by which the format reads it; ``None`` if it reads plain data.
         expected: The class that plain data must have, if the annotation says that much.
-        read: Reads a message of that type.
     """
 
-    __slots__ = ("expected", "kind", "read")
+    __slots__ = ("expected", "kind")
 
-    def __init__(
-        self,
-        kind: Any = None,
-        expected: type | None = None,
-        read: Callable[[Any], Any] | None = None,
-    ) -> None:
+    def __init__(self, kind: Any = None, expected: type | None = None) -> None:
         self.kind = kind
         self.expected = expected
-        self.read = read
 
     @property
     def plain(self) -> bool:
@@ -119,11 +112,11 @@ def _place(hints: Mapping[str, Any], name: str, how: Format) -> Place:
     if name not in hints:
         return _ANYTHING
     kind = hints[name]
-    if not how.walks:
+    if how.codec is not None:
         return Place(kind)
     if kind is bytes or kind is bytearray:
         return Place(None, kind)  # it may be large, and travel beside the message
-    return Place(kind, None, how.reader(kind)) if how.is_closed(kind) else _ANYTHING
+    return Place(kind) if how.is_closed(kind) else _ANYTHING
 
 
 class FunctionNames:

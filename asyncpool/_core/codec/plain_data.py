@@ -1,287 +1,625 @@
-"""Which values are plain data, and how those that a format does not know are written.
+"""Plain data as bytes, in steps that are short for whoever reads it.
 
-A format such as JSON turns a tuple into a list and a number that is none into null, and says
-nothing.  So a value is looked at before it is written.  A format writes what comes back as the
-same value.  Other values that are plain data become *tagged*: they are written as a name and a
-content that the format knows.  Everything else is refused.
+A short value that JSON knows is one JSON text.  Any other value is written in *parts*: the values
+that JSON knows, in texts of at most :data:`PIECE` bytes, and a *program* for a stack that makes the
+rest of them.  ``(1, [2, 3])`` is the text ``[1,[2,3]]`` and the program "push 2, tuple of 2".
 
-``tagged_values.py`` makes the values again.
+Whoever reads believes nothing.  No step of C code takes long: JSON's keys are texts, whose hashes
+nobody can choose, and a table with other keys is built here, some keys at a time, against a budget of
+CPU time.  Python's threads take turns between two steps.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import sys
-from binascii import b2a_base64
+import time
+from io import BytesIO
 from itertools import chain
 
-from asyncpool._core.pickling.out_of_band import StreamTooLongError
+from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
 from asyncpool._core.pickling.reducers import LARGE
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any, Protocol
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
 
-    class Notation(Protocol):
-        """What the walk must know of a format."""
+    from asyncpool._core.codec.formats import Format
 
-        @property
-        def has_bytes(self) -> bool:
-            """Whether it writes bytes."""
-            ...
+# The most bytes of a text that is read in one step: of the densest JSON some 10 ms.
+PIECE = HEAVY
 
-        @property
-        def key_types(self) -> frozenset[type]:
-            """The types of the keys of dicts that it writes."""
-            ...
+# How many lists, dicts and others a result may hold, since the garbage collector looks at all of them
+# in one step; and how many values, since one step frees them.  A type is made in one step of half as
+# many.
+_MOST, _MOST_VALUES = 200_000, 5_000_000
 
-        def tag(self, name: str, content: Any) -> Any:
-            """Return what it writes for a tagged value."""
-            ...
+# The most bytes of a result that do not travel beside it.  To free memory is one step too.
+MOST_BYTES = 256 << 20
 
+# How many keys a table may have, if they are texts, and if they are others.  It grows in one step, which
+# takes longer if their hashes were chosen.
+_MOST_TEXTS, _MOST_KEYS = 500_000, 100_000
 
-# What every format writes and reads back as it was, but for large ints and floats such as NaN.
+# Seconds of CPU time that the tables of a message may take, beside those for each key.
+_FREE, _EACH_KEY = 0.005, 1e-6
+
+# The most bytes of a text in memory, of which one step makes a whole.
+_LONGEST = 16 << 20
+
+# How deep values may be nested: to hash a tuple or to compare lists takes C's stack.
+_DEEPEST = 1000
+
+# What a value counts, beside its characters; what makes a text; and how deep is looked for that.
+_EACH, _WEIGHT, _LEVELS = 8, 8192, 100
+_CHARACTERS = 4096
+
+# How many bytes are copied, and how many keys of texts are collected, while a thread holds the GIL.
+_COPIED, _COLLECTED = 262_144, 4096
+
+# How many other keys are collected before the next look at the clock.
+_FEW = 16
+
+# The instructions: what each makes of so many values on the stack; or, from BYTES on, of so many
+# bytes, or of the buffer of that number.
+PUSH, LIST, DICT, TEXT, FLOAT, TUPLE, SET, FROZENSET, ARRAY = range(9)
+BYTES, BYTEARRAY, BUFFER, LARGE_BYTEARRAY = range(9, 13)
+
 _SCALARS: frozenset[type] = frozenset((str, int, float, bool, type(None)))
-_QUICK = _SCALARS
-
-# The same with what holds others, and with bytes, which few formats write.
-_FLAT = _SCALARS | {bytes}
 _NATIVE = _SCALARS | {list, dict}
-_NATIVE_WITH_BYTES = _NATIVE | {bytes}
-
-# What is between these, both included, fits any format.
-_LEAST, _GREATEST = -(1 << 63), (1 << 64) - 1
-
-# The bytes that a value counts with, beside its characters, against a limit.
-_EACH = 8
+_TEXTS: frozenset[type] = frozenset((str,))
+_KEYS = _SCALARS | {bytes}
+_TABLES: dict[type, int] = {set: SET, frozenset: FROZENSET}
 
 # The types of arrays: booleans, numbers, times, and texts of fixed length.
-DTYPE = re.compile(r"[<>|=][biufcmMSU][1-9][0-9]{0,6}(\[[0-9]{0,6}[A-Za-zμ]{1,7}\])?")
-DIMENSIONS = 32
+_DTYPE = re.compile(r"[<>|=][biufcmMSU][1-9][0-9]{0,6}(\[[0-9]{0,6}[A-Za-zμ]{1,7}\])?")
+_DIMENSIONS = 32
+
+# The strings of a text; the last one may have no end, so that a search takes one pass.
+_STRINGS = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
 
 
 class NotDataError(TypeError):
     """A value is no plain data."""
 
 
-# How deep and how wide a value is looked at that may be written as it is.  What is deeper may hold
-# itself.
-_LEVELS = 100
-_WIDEST = 10_000_000
+class MalformedError(Exception):
+    """Bytes are no message of a format, or say of a value what cannot be."""
 
 
-def is_native(values: Iterable[Any], notation: Notation, limit: int | None) -> bool:
-    """Tell whether a format writes all *values*, and what is in them, as they are.
+class MissingPackageError(Exception):
+    """A value needs a package that this process has not imported."""
 
-    It looks at one level after the other, and so takes a tenth of the time of a :class:`Walk`.
 
-    Raises:
-        StreamTooLongError: If the message would become larger than the limit, roughly.
+def weigh(values: Sequence[Any], most: int) -> int | None:
+    """Return how large the text of *values* gets, roughly; ``None`` if JSON has none, or above *most*.
+
+    It looks at one level after the other, which takes a tenth of the time of a walk.
     """
-    native = _NATIVE_WITH_BYTES if notation.has_bytes else _NATIVE
-    level, room = [*values], math.inf if limit is None else limit
+    level, weight = values, 0
     for _ in range(_LEVELS):
+        weight += _EACH * len(level)
+        if weight > most:
+            return None
         kinds = set(map(type, level))
-        if not kinds <= native or len(level) > _WIDEST:
-            return False
-        if limit is not None:
-            room -= _EACH * len(level)
-            if str in kinds:
-                room -= sum(len(one) for one in level if type(one) is str)
-            if room < 0:
-                raise StreamTooLongError
-        if bytes in kinds and any(type(b) is bytes and len(b) >= LARGE for b in level):
-            return False
-        if kinds <= _FLAT:
-            return True
-        lists = [one for one in level if type(one) is list]
+        if not kinds <= _NATIVE:
+            return None
+        if str in kinds:
+            weight += sum(len(one) for one in level if type(one) is str)
+        if int in kinds:
+            bits = sum(one.bit_length() for one in level if type(one) is int)
+            weight += bits >> 3
+        # JSON has no other floats; a sum that overflows only costs some time.
+        if float in kinds and not math.isfinite(
+            sum(one for one in level if type(one) is float)
+        ):
+            return None
+        if kinds <= _SCALARS:
+            return weight if weight <= most else None
         dicts = [one for one in level if type(one) is dict]
         keys = [*chain.from_iterable(dicts)]
-        if not set(map(type, keys)) <= notation.key_types:
-            return False
-        if limit is not None:
-            room -= sum(len(key) for key in keys if type(key) is str)
-        level = [
-            *chain.from_iterable(lists),
-            *chain.from_iterable(one.values() for one in dicts),
-        ]
-    return False
+        if not set(map(type, keys)) <= _TEXTS:
+            return None
+        weight += sum(map(len, keys))
+        lists = chain.from_iterable(one for one in level if type(one) is list)
+        level = [*lists, *chain.from_iterable(one.values() for one in dicts)]
+    return None
 
 
-class Walk:
-    """Makes plain data of values, for one message.
+class Parts:
+    """Writes a value in parts.
 
     Args:
-        notation: The format.
-        buffers: Where large buffers go that stay out of the message; ``None`` if all stay in.
-        limit: How large the message may become, roughly; ``None`` for any size.
-        wide: Whether each int is looked at, since one was too large for the format.
-
-    Attributes:
-        tagged: Whether there was a tagged value.
+        how: The format.
+        buffers: Where large buffers go; ``None`` if they stay in the message.
+        limit: How large the message may become, roughly.
+        share: What share of the most values it may hold, 1 or 2 for a half; ``None`` if it may hold
+            any number, since a worker reads it.
     """
 
     def __init__(
         self,
-        notation: Notation,
+        how: Format,
         buffers: list[memoryview] | None,
+        limit: int | None,
         *,
-        limit: int | None = None,
-        wide: bool = False,
+        share: int | None = 1,
     ) -> None:
-        self.tagged = False
-        self._notation = notation
+        self._how = how
+        self._share = share
         self._buffers = buffers
-        self._bounded = limit is not None
         self._room: float = math.inf if limit is None else limit
-        self._quick = _QUICK - {int} if wide else _QUICK
+        self._program: list[int] = []
+        self._made = 0
+        self._values: list[Any] = []
+        self._weight = 0
+        self._texts: list[bytes] = []
+        self._bytes: list[bytes | bytearray | memoryview] = []
 
-    def plain(self, value: Any) -> Any:
-        """Return what the format writes for *value*.
+    def message(self, value: Any) -> list[bytes]:
+        """Return the message for *value*, in pieces.
 
         Raises:
             NotDataError: If it is no plain data.
             StreamTooLongError: If the message would become larger than the limit.
             RecursionError: If it holds itself, or is nested too deeply.
         """
-        cls = type(value)
-        if cls in _SCALARS:
-            if cls is str:
-                self._spend(len(value))
-            elif cls is int and not _LEAST <= value <= _GREATEST:
-                return self._wide_int(value)
-            return value
-        make = _WRITERS.get(cls)
-        if make is not None:
-            return make(self, value)
-        numpy: Any = sys.modules.get("numpy")
-        if numpy is not None and cls is getattr(numpy, "ndarray", None):
-            return self._array(value)
-        name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
-        raise NotDataError(f"{name} is no plain data")
-
-    def probe(self, value: Any) -> None:
-        """Raise a :exc:`StreamTooLongError` if *value*, of any type, is larger than the limit."""
-        if not self._bounded:
-            return
-        cls = type(value)
-        if cls is str or cls is bytes:
-            self._spend(len(value))
-            return
-        self._spend(_EACH)
-        if cls is dict:
-            parts: Iterable[Any] = value.values()
-        elif cls in _SEQUENCES:
-            parts = value
-        else:
-            names = getattr(cls, "__struct_fields__", None)
-            attributes = getattr(value, "__dict__", None)
-            if names is not None:
-                parts = [getattr(value, name) for name in names]
-            else:
-                parts = attributes.values() if type(attributes) is dict else ()
-        for part in parts:
-            self.probe(part)
+        self._put([value])
+        self._flush(self._values)
+        program = [
+            self._how.text(self._program[start : start + _CHARACTERS])
+            for start in range(0, len(self._program), _CHARACTERS)
+        ]
+        if self._share is not None:
+            made, values = map(
+                sum, zip(*map(_counts, [*program, *self._texts]), strict=True)
+            )
+            _check_counts(made + self._made, values, self._share)
+            if sum(map(len, [*self._bytes, *self._texts])) > MOST_BYTES:
+                raise NotDataError(
+                    f"its texts and short bytes have more than {MOST_BYTES >> 20} MiB: yield it in "
+                    "parts"
+                )
+        pieces = [sum(map(len, self._bytes)).to_bytes(8), *map(bytes, self._bytes)]
+        for texts in (program, self._texts):
+            for text in texts:
+                pieces += (len(text).to_bytes(4), text)
+            pieces.append(bytes(4))
+        return pieces
 
     def _spend(self, size: int) -> None:
         self._room -= size
         if self._room < 0:
             raise StreamTooLongError
 
-    def _tag(self, name: str, content: Any) -> Any:
-        self.tagged = True
-        return self._notation.tag(name, content)
+    def _add(self, instruction: int, count: int) -> None:
+        if instruction == PUSH and self._program[-2:-1] == [PUSH]:
+            self._program[-1] += count
+        else:
+            self._program += (instruction, count)
+            self._made += instruction != PUSH
 
-    def _is_quick(self, values: Any) -> bool:
-        """Tell whether all *values* are written as they are."""
-        kinds = set(map(type, values))
-        if not kinds <= self._quick:
+    def _flush(self, values: list[Any]) -> None:
+        if not values:
+            return
+        text = self._how.text(values)
+        if len(text) <= PIECE or len(values) == 1:
+            self._texts.append(text)
+            return
+        half = len(values) // 2
+        self._flush(values[:half])
+        self._flush(values[half:])
+
+    def _put(self, values: list[Any]) -> None:
+        """Put *values* on the stack: as they are if JSON knows them, each by itself if not."""
+        weight = weigh(values, _WEIGHT)
+        if weight is not None:
+            self._spend(weight)
+            self._add(PUSH, len(values))
+            self._push(values, weight)
+        elif len(values) == 1:
+            self._put_one(values[0])
+        elif not self._put_tuples(values):
+            half = len(values) // 2
+            self._put(values[:half])
+            self._put(values[half:])
+
+    def _push(self, values: list[Any], weight: int) -> None:
+        self._values += values
+        self._weight += weight
+        if self._weight > _WEIGHT:
+            self._flush(self._values)
+            self._values, self._weight = [], 0
+
+    def _put_tuples(self, values: list[Any]) -> bool:
+        """Put *values* on the stack if all are tuples of what JSON knows, as rows of a table are."""
+        if len(values) * _EACH > _WEIGHT or not (
+            self._how.wide and {tuple}.issuperset(map(type, values))
+        ):
             return False
-        if self._bounded:
-            self._spend(_EACH * len(values))
-            if str in kinds:
-                self._spend(sum(len(one) for one in values if type(one) is str))
+        flat = [*chain.from_iterable(values)]
+        weight = weigh(flat, _WEIGHT)
+        if weight is None:
+            return False
+        self._spend(weight + _EACH * len(values))
+        for value in values:
+            self._program += (PUSH, len(value), TUPLE, len(value))
+        self._made += len(values)
+        self._push(flat, weight)
         return True
 
-    def _items(self, values: Any) -> list[Any]:
-        if self._is_quick(values):
-            return list(values)
+    def _make(self, instruction: int, values: list[Any]) -> None:
         self._spend(_EACH * len(values))
-        return [self.plain(value) for value in values]
+        if values:
+            self._put(values)
+        self._add(instruction, len(values))
 
-    def _list(self, value: list[Any]) -> Any:
-        return value if self._is_quick(value) else self._items(value)
+    def _put_one(self, value: Any) -> None:
+        cls, wide = type(value), self._how.wide
+        if cls is list:
+            self._make(LIST, value)
+        elif cls is dict and (wide or set(map(type, value)) <= _TEXTS):
+            self._check_keys(value)
+            self._make(DICT, [*chain.from_iterable(value.items())])
+        elif cls is str:
+            self._spend(len(value))
+            if _size(value) > _LONGEST:
+                raise NotDataError(f"a text of {len(value)} characters: send bytes")
+            starts = range(0, len(value), _CHARACTERS)
+            self._make(TEXT, [value[at : at + _CHARACTERS] for at in starts])
+        elif cls is int:
+            self._how.text(value)  # which refuses it, if the interpreter has a limit
+            raise NotDataError("an int of more than 4300 digits is no plain data")
+        elif cls is float and wide:
+            self._make(FLOAT, [repr(value)])
+        elif cls is tuple and wide:
+            self._make(TUPLE, [*value])
+        elif cls in _TABLES and wide:
+            self._check_keys(value)
+            self._make(_TABLES[cls], [*value])
+        elif cls is bytes and wide:
+            self._put_bytes(value, BYTES, BUFFER)
+        elif cls is bytearray and wide:
+            self._put_bytes(bytes(value), BYTEARRAY, LARGE_BYTEARRAY)
+        elif wide and cls is getattr(sys.modules.get("numpy"), "ndarray", None):
+            self._put_array(value)
+        else:
+            raise NotDataError(_refusal(value, wide=wide))
 
-    def _tuple(self, value: tuple[Any, ...]) -> Any:
-        return self._tag("tuple", self._items(value))
+    def _check_keys(self, table: Any) -> None:
+        """Refuse keys of which no table is built again."""
+        if set(map(type, table)) <= _TEXTS:
+            most = _MOST_TEXTS
+        elif all(map(_is_key, table)):
+            most = _MOST_KEYS
+        else:
+            raise NotDataError(
+                f"the keys of a {type(table).__name__} must be texts, numbers, bytes, None, or "
+                "tuples of up to 8 of these"
+            )
+        if self._share is not None and len(table) > most:
+            raise NotDataError(
+                f"a {type(table).__name__} of more than {most:,} such keys would hold up the "
+                "service: send a list, or yield it in parts"
+            )
 
-    def _set(self, value: set[Any]) -> Any:
-        return self._tag("set", self._items(value))
+    def _put_bytes(self, view: Any, small: int, large: int) -> None:
+        if len(view) >= LARGE and self._buffers is not None:
+            self._buffers.append(memoryview(view))
+            self._add(large, len(self._buffers) - 1)
+        else:
+            self._spend(len(view))
+            self._bytes.append(view)
+            self._add(small, len(view))
 
-    def _frozenset(self, value: frozenset[Any]) -> Any:
-        return self._tag("frozenset", self._items(value))
-
-    def _dict(self, value: dict[Any, Any]) -> Any:
-        kinds = set(map(type, value))
-        plain_keys = kinds <= self._notation.key_types and (
-            int not in kinds or int in self._quick
-        )
-        if not plain_keys or any(type(key) is str and key[:1] == "$" for key in value):
-            pairs = [[self.plain(key), self.plain(one)] for key, one in value.items()]
-            return self._tag("dict", pairs)
-        if self._bounded:
-            self._spend(sum(len(key) for key in value if type(key) is str))
-        if self._is_quick(value.values()):
-            return value
-        return {key: self.plain(one) for key, one in value.items()}
-
-    def _bytes(self, value: bytes) -> Any:
-        if len(value) >= LARGE and self._buffers is not None:
-            return self._buffer(memoryview(value))
-        self._spend(len(value))
-        if self._notation.has_bytes:
-            return value
-        return self._tag("bytes", b2a_base64(value, newline=False).decode())
-
-    def _bytearray(self, value: bytearray) -> Any:
-        return self._tag("bytearray", self._bytes(bytes(value)))
-
-    def _buffer(self, view: memoryview) -> Any:
-        assert self._buffers is not None
-        self._buffers.append(view)
-        return self._tag("buffer", len(self._buffers) - 1)
-
-    def _wide_int(self, value: int) -> Any:
-        self._spend(value.bit_length() >> 3)
-        return self._tag("int", hex(value))
-
-    def _array(self, array: Any) -> Any:
+    def _put_array(self, array: Any) -> None:
         dtype = array.dtype
-        if not DTYPE.fullmatch(dtype.str) or array.ndim > DIMENSIONS:
+        if not _DTYPE.fullmatch(dtype.str) or array.ndim > _DIMENSIONS:
             raise NotDataError(f"an array of type {dtype} is no plain data")
         if not array.flags.forc:
             array = array.copy("C")  # copying releases the GIL
         order = "C" if array.flags.c_contiguous else "F"
-        content: Any
+        self._put([[dtype.str, [*array.shape], order]])
         if array.nbytes >= LARGE and self._buffers is not None:
             flat = array.reshape(-1, order=order)
             self._buffers.append(memoryview(flat.view("u1")))
-            content = len(self._buffers) - 1
+            self._put([len(self._buffers) - 1])
         else:
-            content = self._bytes(array.tobytes(order))
-        return self._tag("array", [dtype.str, list(array.shape), order, content])
+            self._put_bytes(array.tobytes(order), BYTES, BUFFER)
+        self._add(ARRAY, 2)
 
 
-_SEQUENCES: frozenset[type] = frozenset((list, tuple, set, frozenset))
+def _counts(text: bytes) -> tuple[int, int]:
+    """Return how many lists and dicts a text has, and how many values, roughly."""
+    text = _STRINGS.sub(b"", text)
+    return text.count(b"[") + text.count(b"{"), text.count(b",")
 
-_WRITERS: dict[type, Callable[[Any, Any], Any]] = {
-    list: Walk._list,
-    dict: Walk._dict,
-    tuple: Walk._tuple,
-    set: Walk._set,
-    frozenset: Walk._frozenset,
-    bytes: Walk._bytes,
-    bytearray: Walk._bytearray,
-}
+
+def _check_counts(made: int, values: int, share: int) -> None:
+    if made * share > _MOST or values * share > _MOST_VALUES:
+        raise NotDataError(
+            f"it holds more than {_MOST // share:,} lists, dicts or others, or "
+            f"{_MOST_VALUES // share:,} values, which would hold up the service: send an array or "
+            "bytes, or yield it in parts"
+        )
+
+
+def _size(text: str) -> int:
+    return len(text) * (1 if text.isascii() else 4)
+
+
+def _refusal(value: Any, *, wide: bool) -> str:
+    cls = type(value)
+    name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
+    if wide:
+        return f"{name} is no plain data"
+    if cls is tuple:
+        return "tuple is no JSON, and would come back as a list: send a list"
+    if cls is dict:
+        return "a dict whose keys are not all str is no JSON"
+    if cls is float:
+        return f"{value} is no JSON"
+    return f"{name} is no JSON"
+
+
+def _is_key(key: Any) -> bool:
+    cls = type(key)
+    return cls in _KEYS or (
+        cls is tuple and len(key) <= _EACH and set(map(type, key)) <= _KEYS
+    )
+
+
+class Assembly:
+    """Reads a value that was written in parts, once.
+
+    Args:
+        how: The format.
+        body: The message.
+        buffers: What came beside it.
+        copy: Whether the sender is a worker, which may write into the buffers later on, and must
+            not make this process import anything.
+        pause: Called now and then.
+    """
+
+    def __init__(
+        self,
+        how: Format,
+        body: memoryview,
+        buffers: list[memoryview],
+        *,
+        copy: bool,
+        pause: Callable[[], None] | None,
+    ) -> None:
+        self._how = how
+        self._copy = copy
+        self._pause = pause or _go_on
+        self._buffers: list[memoryview | None] = [*buffers]
+        size = int.from_bytes(body[:8])
+        self._bytes, self._rest = body[8 : 8 + size], body[8 + size :]
+        self._share = 1
+        self._made = self._values = 0
+        self._free = _FREE
+
+    def value(self, share: int = 1) -> Any:
+        """Return the value.
+
+        Args:
+            share: What share of the most values it may hold: 1, or 2 for a half.
+
+        Raises:
+            MissingPackageError: If it is an array, and this process has not imported NumPy.
+            Exception: If there is none.
+        """
+        self._share = share
+        program: list[Any] = []
+        for some in self._texts():
+            program += some
+        stack: list[Any] = []
+        ready: list[Any] = []
+        texts, at = self._texts(), 0
+        where: list[int] = []  # on the stack the instructions have put something
+        deep: list[int] = []  # and how deep it is nested
+        for instruction, count in zip(program[::2], program[1::2], strict=True):
+            if type(count) is not int or count < 0:
+                raise MalformedError("its program is none")
+            if instruction == PUSH:
+                end = at + count
+                while end > len(ready):
+                    stack += ready[at:]
+                    ready, at, end = next(texts), 0, end - len(ready)
+                stack += ready[at:end]
+                at = end
+                continue
+            self._pause()
+            self._count(1)
+            if instruction >= BYTES:
+                stack.append(self._binary(instruction, count))
+                continue
+            start = len(stack) - count
+            if start < 0:
+                raise MalformedError("its program takes what is not there")
+            depth = 1
+            while where and where[-1] >= start:
+                where.pop()
+                depth = max(depth, deep.pop() + 1)
+            if depth > _DEEPEST:
+                raise MalformedError("it is nested too deeply")
+            stack.append(self._make(instruction, self._last(stack, count)))
+            where.append(start)
+            deep.append(depth)
+        if len(stack) != 1 or at < len(ready) or next(texts, None) is not None:
+            raise MalformedError("it is not one value")
+        return stack[0]
+
+    def _texts(self) -> Iterator[list[Any]]:
+        while True:
+            size = int.from_bytes(self._rest[:4])
+            text, self._rest = bytes(self._rest[4 : 4 + size]), self._rest[4 + size :]
+            if not size:
+                return
+            if size > PIECE:
+                raise MalformedError("one of its parts is too long")
+            self._pause()
+            self._count(*_counts(text))
+            values = self._how.parse(text)
+            if type(values) is not list:
+                raise MalformedError("one of its parts is no list")
+            yield values
+
+    def _count(self, made: int, values: int = 0) -> None:
+        self._made += made
+        self._values += values
+        if self._copy:
+            _check_counts(self._made, self._values, self._share)
+
+    def _last(self, stack: list[Any], count: int) -> list[Any]:
+        """Take the last *count* values off the stack, some at a time."""
+        pieces: list[list[Any]] = []
+        while count:
+            some = min(count, _COLLECTED)
+            pieces.append(stack[-some:])
+            del stack[-some:]
+            count -= some
+            self._pause()
+        if len(pieces) == 1:
+            return pieces[0]
+        values: list[Any] = []
+        while pieces:
+            values += pieces.pop()
+            self._pause()
+        return values
+
+    def _make(self, instruction: int, parts: list[Any]) -> Any:
+        if instruction == LIST:
+            return parts
+        if len(parts) > 2 * _MOST_TEXTS and self._copy:
+            raise MalformedError(f"one of its parts has {len(parts)} values")
+        if instruction == TUPLE:
+            return tuple(parts)
+        if instruction == DICT:
+            return self._table({}, parts[::2], parts[1::2])
+        if instruction == SET:
+            return self._table(set(), parts)
+        if instruction == FROZENSET:
+            return frozenset(self._table(set(), parts))
+        if instruction == TEXT:
+            width = 1 if all(map(str.isascii, parts)) else 4
+            if sum(map(len, parts)) * width > _LONGEST:
+                raise MalformedError("one of its texts is too long")
+            return "".join(parts)
+        if instruction == FLOAT:
+            return float(*parts)
+        return self._array(*parts)
+
+    def _table(
+        self, made: Any, keys: list[Any], values: list[Any] | None = None
+    ) -> Any:
+        """Return the dict or set *made* with *keys* in it.
+
+        Raises:
+            MalformedError: If it takes longer than it would with keys that nobody has chosen.
+        """
+        kinds = set(map(type, keys))
+        most = _MOST_TEXTS if kinds <= _TEXTS else _MOST_KEYS
+        if len(keys) > most and self._copy:
+            raise MalformedError("one of its tables has too many keys")
+        if kinds <= _TEXTS:
+            for at in range(0, len(keys), _COLLECTED):
+                self._collect(made, keys, values, at, _COLLECTED)
+                self._pause()
+            return made
+        if not self._how.wide or not all(map(_is_key, keys)):
+            raise MalformedError("one of its tables has keys that are none")
+        begin, late = time.thread_time(), 0.0
+        for at in range(0, len(keys), _FEW):
+            self._collect(made, keys, values, at, _FEW)
+            late = time.thread_time() - begin - _EACH_KEY * (at + _FEW)
+            if late > self._free and self._copy:
+                raise MalformedError("keys of a table were chosen for their hash")
+            self._pause()
+        self._free -= max(late, 0.0)
+        return made
+
+    @staticmethod
+    def _collect(
+        made: Any, keys: list[Any], values: list[Any] | None, at: int, count: int
+    ) -> None:
+        some = keys[at : at + count]
+        made.update(
+            some if values is None else zip(some, values[at : at + count], strict=True)
+        )
+
+    def _binary(self, instruction: int, count: int) -> Any:
+        large = instruction in (BUFFER, LARGE_BYTEARRAY)
+        if large:
+            view = self._take(count)
+        elif count <= len(self._bytes):
+            view, self._bytes = self._bytes[:count], self._bytes[count:]
+        else:
+            raise MalformedError("its bytes are not there")
+        if instruction in (BYTES, BUFFER):
+            return private(view, self._pause)
+        if instruction not in (BYTEARRAY, LARGE_BYTEARRAY):
+            raise MalformedError("there is no such instruction")
+        made = bytearray()
+        for start in range(0, len(view), _COPIED):
+            made += view[start : start + _COPIED]
+            self._pause()
+        return made
+
+    def _take(self, index: Any) -> memoryview:
+        """Return a buffer, once: a message that named it often would take any memory."""
+        known = type(index) is int and 0 <= index < len(self._buffers)
+        found: memoryview | None = self._buffers[index] if known else None
+        if found is None:
+            raise MalformedError("there is no such buffer")
+        self._buffers[index] = None
+        return found.cast("B")
+
+    def _array(self, meta: list[Any], data: Any) -> Any:
+        dtype, shape, order = meta
+        if not (type(dtype) is str and _DTYPE.fullmatch(dtype) and order in ("C", "F")):
+            raise MalformedError("there is no such type of array")
+        if (
+            type(shape) is not list
+            or len(shape) > _DIMENSIONS
+            or any(type(size) is not int or size < 0 for size in shape)
+        ):
+            raise MalformedError("an array has no such shape")
+        beside = type(data) is int
+        if beside:
+            data = self._take(data)
+        elif type(data) is not bytes:
+            raise MalformedError("an array has no bytes")
+        numpy = _numpy() if self._copy else importlib.import_module("numpy")
+        real = numpy.dtype(dtype)
+        if len(data) != math.prod(shape) * real.itemsize:
+            raise MalformedError("the bytes of an array do not fit its shape")
+        array = numpy.ndarray(shape, real, data, order=order)
+        # What is in bytes cannot be written to.
+        return array if beside and not self._copy else array.copy("A")
+
+
+def _go_on() -> None:
+    pass
+
+
+def _numpy() -> Any:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        raise MissingPackageError(
+            "a NumPy array has come, and this process has not imported numpy"
+        )
+    return numpy
+
+
+def private(view: memoryview, pause: Callable[[], None]) -> bytes:
+    """Return a copy that nobody else can write into, made in pieces."""
+    copy = BytesIO()
+    for start in range(0, len(view), _COPIED):
+        copy.write(view[start : start + _COPIED])
+        pause()
+    return copy.getvalue()  # which is the object itself, and no other copy

@@ -32,6 +32,9 @@ MAIN = b"__main__"
 # objects of this size takes half a millisecond.
 HEAVY = 131_072
 
+# No shorter one is long to read, whatever it holds.
+LIGHT = 2048
+
 # How many bytes are copied at once while the thread holds the GIL: in fresh memory that
 # takes 0.2 ms.
 _CHUNK = 262_144

@@ -174,7 +174,7 @@ class ClientBroadcasts:
         finally:
             self._runs.remove(run)
             hold.release()
-        results = self._read(run.call, _found(run.answers))
+        results = await self._read(run.call, _found(run.answers))
         self._remember(run.call)
         return results
 
@@ -201,14 +201,18 @@ class ClientBroadcasts:
         task.add_done_callback(_mark_as_read)
         return task
 
-    def _read(self, call: _Call, answers: list[Answer]) -> dict[int, Any]:
+    def _read(
+        self, call: _Call, answers: list[Answer]
+    ) -> asyncio.Future[dict[int, Any]]:
         errors = AgentErrors(
             call.broadcast.name,
             call.options.limits,
             call.serializer,
             self._owner.next_id,
         )
-        return read_broadcast(answers, errors)
+        return self._threads.pickle(
+            read_broadcast, answers, errors, unwanted=lambda: False
+        )
 
     def give_up(self) -> None:
         """Take back those that are under way: their callers get a ``PoolClosedError``."""
@@ -251,7 +255,7 @@ class ClientBroadcasts:
         try:
             # The callers of those that are under way hear of their errors.
             for call, answer in asked:
-                self._read(call, [(node.first_slot, answer.result())])
+                await self._read(call, [(node.first_slot, answer.result())])
         except PoolClosedError:
             return  # the agent is lost, or the client is closed
         except AsyncPoolError as error:

@@ -44,18 +44,24 @@ class AgentErrors(NamedTuple):
     serializer: Serializer
     next_id: Callable[[], int]
 
-    def read(self, found: object, first_slot: int) -> BaseException:
+    def read(
+        self,
+        found: object,
+        first_slot: int,
+        pause: Callable[[], None] | None = None,
+    ) -> BaseException:
         """Return an error as the client knows it.
 
         Args:
             found: What :func:`pack_error` has returned.
             first_slot: What is added to the slots of the agent's workers.
+            pause: Called now and then, in a thread.
 
         Raises:
             ProtocolError: If it is something else.
         """
         if isinstance(found, bytes):
-            error = self.serializer.load_error(found)
+            error = self.serializer.load_error(found, pause)
             if isinstance(error, JobError):
                 claim_as(error, self.next_id(), 1, self.name)
             return error

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from asyncpool._core.pickling.serializers import Serializer
 from asyncpool._core.remote_wire.own_objects import kind_of
 from asyncpool._core.remote_wire.remote_messages import load_parts, pack_parts
 from asyncpool._runtime.remote.agent_errors import AgentErrors, pack_error
@@ -25,12 +25,15 @@ def pack_failure(error: BroadcastError) -> tuple[Any, Any]:
     return pack_results(error.results), errors
 
 
-def read_broadcast(answers: list[Answer], errors: AgentErrors) -> dict[int, Any]:
+def read_broadcast(
+    answers: list[Answer], errors: AgentErrors, pause: Callable[[], None] | None = None
+) -> dict[int, Any]:
     """Return the result of each worker, by slot.
 
     Args:
         answers: Those of the agents.
         errors: Reads the errors of the calls.
+        pause: Called now and then.
 
     Raises:
         BroadcastError: If some of the calls have failed.
@@ -42,9 +45,10 @@ def read_broadcast(answers: list[Answer], errors: AgentErrors) -> dict[int, Any]
         match answer:
             case (dict() as results, dict() as found):
                 for slot, it in results.items():
-                    values[first + slot] = _value(errors.serializer, it)
+                    value = errors.serializer.load_value(load_parts(it), pause)
+                    values[first + slot] = value
                 for slot, it in found.items():
-                    failed[first + slot] = errors.read(it, first)
+                    failed[first + slot] = errors.read(it, first, pause)
             case _:
                 raise ProtocolError(
                     f"an agent answered a broadcast by {kind_of(answer)}"
@@ -52,7 +56,3 @@ def read_broadcast(answers: list[Answer], errors: AgentErrors) -> dict[int, Any]
     if not failed:
         return values
     raise BroadcastError(errors.name, results=values, errors=failed)
-
-
-def _value(serializer: Serializer, packed: bytes) -> Any:
-    return serializer.load_value(load_parts(packed))

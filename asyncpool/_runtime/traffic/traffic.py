@@ -19,6 +19,7 @@ from asyncpool._core.base.job_traits import LEAST
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
+    LIGHT,
     OutOfBandPickle,
     StreamTooLongError,
 )
@@ -353,11 +354,10 @@ class Traffic:
                     registry.watch.ran(job, slot, frame, at)
                 job._slot = job.worker_pid = None
                 payload = frame.payload
-                # Most are bytes, for which the call would cost 50 ns and say the same.
-                if type(payload) is bytes:
-                    heavy = len(payload) > HEAVY
-                else:
-                    heavy = function.serializer.is_heavy(payload)
+                # Most are short, for which the call would cost 50 ns and say the same.
+                heavy = (
+                    type(payload) is not bytes or len(payload) > LIGHT
+                ) and function.serializer.is_heavy(payload)
                 if heavy and job._exceeded is None:
                     self.timers.end(job)
                     self._large.unpack(job, frame, handle)

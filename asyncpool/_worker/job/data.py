@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from asyncpool._core.codec.message_bodies import Payload
+    from asyncpool._core.codec.call_messages import Payload
 
 _ANY = Place()
 

@@ -1,0 +1,81 @@
+"""What a worker sends takes no long step in the service: keys that meet, and too many objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncpool import JobNotPicklableError, Pool, RemoteError
+from asyncpool.enums import CrashKind
+from tests.helpers import data_jobs
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+
+pytestmark = BOTH_LOOPS
+
+CHOSEN = "keys of a table were chosen for their hash"
+
+
+@pytest.mark.parametrize(
+    "function", [data_jobs.meet, data_jobs.meet_as_said, data_jobs.meet_in_a_list]
+)
+async def test_keys_that_were_chosen_to_meet_end_their_worker(
+    function: Callable[[], Any],
+) -> None:
+    crashes: list[Any] = []
+    async with (
+        patience(),
+        Pool(1, codec="msgspec", on_crash=crashes.append) as pool,
+    ):
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(function)
+        assert str(caught.value).startswith(
+            "the job's outcome cannot be read, and its worker is killed: it sent the job's "
+            f"result that is no msgspec: {CHOSEN}"
+        )
+        assert await pool.submit(data_jobs.echo, {1: {2, 3}}) == {1: {2, 3}}
+    assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL]
+
+
+async def test_nor_do_they_come_as_items_details_or_arguments_of_errors() -> None:
+    async with patience(), Pool(1, codec="msgspec") as pool:
+        with pytest.raises(JobNotPicklableError, match=CHOSEN):
+            async for _ in pool.stream(data_jobs.meet_in_a_stream):
+                pass
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(data_jobs.beat, {1: 2})
+        assert str(caught.value).endswith(
+            "the details, of type dict, cannot be sent as json: a dict whose keys are not all "
+            "str is no JSON - at `$`"
+        )
+        with pytest.raises(RemoteError) as remote:
+            await pool.submit(data_jobs.meet_in_an_error)
+        assert remote.value.args_sent is None
+
+
+@pytest.mark.parametrize("codec", ["json", "msgspec"])
+async def test_more_objects_than_a_service_can_look_at_in_a_step_are_not_sent(
+    codec: Any,
+) -> None:
+    async with patience(), Pool(1, codec=codec) as pool:
+        assert len(await pool.submit(data_jobs.give_lists, 150_000)) == 150_000
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(data_jobs.give_lists, 250_000)
+        assert str(caught.value).startswith(
+            "the job's result, of type list, cannot be sent as "
+            f"{codec}: it holds more than 200,000 lists, dicts or others, or 5,000,000 values, "
+            "which would hold up the service: send an array or bytes, or yield it in parts"
+        )
+        # A worker is trusted with what its service sends.
+        many: list[list[int]] = [[]] * 250_000
+        assert await pool.submit(len, many) == 250_000
+        assert pool.stats().restarts == 0
+
+
+async def test_half_as_many_are_sent_as_an_annotated_type() -> None:
+    async with patience(), Pool(1, codec="msgspec") as pool:
+        assert await pool.submit(data_jobs.give_rows, 60_000) == [[1]] * 60_000
+        with pytest.raises(JobNotPicklableError, match="more than 100,000 lists"):
+            await pool.submit(data_jobs.give_rows, 150_000)
