@@ -103,3 +103,9 @@ def test_arguments_may_be_missing() -> None:
 def test_only_classes_of_exceptions_are_registered() -> None:
     with pytest.raises(TypeError, match="errors takes classes of exceptions, not 3"):
         registered([3])  # type: ignore[list-item]
+
+
+def test_a_text_of_any_length_comes_home() -> None:
+    error = there_and_back(ValueError("x" * (20 << 20)))
+    assert isinstance(error, RemoteError)
+    assert error.text == "x" * (1 << 20)

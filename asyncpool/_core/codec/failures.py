@@ -34,6 +34,9 @@ _ANY = Place()
 _TEXTS = ("type", "text", "traceback")
 _MOST_NOTES = 100
 
+# Of a text so many characters are sent.
+_LONGEST = 1 << 20
+
 
 def registered(errors: Iterable[type[BaseException]]) -> dict[str, type[BaseException]]:
     """Return classes of exceptions by their names.
@@ -67,8 +70,8 @@ def _fields(error: BaseException, skip: int) -> dict[str, Any]:
         tb = tb.tb_next if tb is not None else None
     fields: dict[str, Any] = {
         "type": _name(type(error)),
-        "text": text_of(error),
-        "traceback": format_error(error, tb),
+        "text": text_of(error)[:_LONGEST],
+        "traceback": format_error(error, tb)[:_LONGEST],
         "notes": _notes(error),
         "args": _plain_args(error),
     }
@@ -92,7 +95,7 @@ def _notes(error: BaseException) -> list[str]:
     notes = getattr(error, "__notes__", None)
     if type(notes) is not list:
         return []
-    return [note for note in notes if type(note) is str]
+    return [note[:_LONGEST] for note in notes if type(note) is str][:_MOST_NOTES]
 
 
 def load_failure(
