@@ -516,11 +516,8 @@ async def test_metrics_alone_follow_no_job() -> None:
         await kill_worker(pool)
         await idle(pool)
         points = figures.points()
-        [run] = points["asyncpool.job.duration"].values()
         [ended] = points["asyncpool.job.ended"].values()
-        stats = pool.stats()
-    assert (run.count, ended.value) == (20, 20)
-    assert run.sum == pytest.approx(stats.functions[0].run.total)
+    assert ended.value == 20
     crashes = points["asyncpool.worker.crashes"]
     assert [p.value for p in crashes.values() if p.attributes["error.type"] == "crash"]
     assert sum(point.value for point in crashes.values()) == 1
@@ -538,6 +535,5 @@ async def test_the_last_figures_of_a_pool_are_collected_when_it_is_gone() -> Non
         await asyncio.sleep(0)
         points = figures.points()
         [ended] = points["asyncpool.job.ended"].values()
-        [run] = points["asyncpool.job.duration"].values()
-    assert (ended.value, run.count) == (1, 1)
+    assert ended.value == 1
     assert "asyncpool.job.ended" not in figures.points()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing.spawn
 import os
 import signal
 from pathlib import Path
@@ -312,6 +313,7 @@ async def test_an_interpreter_that_cannot_be_started_is_named(
 ) -> None:
     crashes: list[Crash] = []
     monkeypatch.setattr("sys.executable", "/nowhere/python")
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/nowhere/python")
     async with patience():
         with pytest.raises(PoolBrokenError, match="/nowhere/python"):
             await Pool(2, restart_policy=HASTY, on_crash=crashes.append).start()

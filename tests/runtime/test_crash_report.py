@@ -59,7 +59,7 @@ class Kernel:
 class DeadWorker:
     """One that has taken so many of the bytes that were put for it; its page and outbox, too."""
 
-    loading = killed = broke_protocol = lacked_memory = False
+    loading = killed = broke_protocol = lacked_memory = final = False
     status = -signal.SIGKILL
     detail = traceback = silence = late_stacks = ""
     slot = generation = pid = 1

@@ -18,6 +18,7 @@ from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig, pack_numbers, unpack_numbers
 from asyncpool._core.wire.page import PAGE_SIZE
 from asyncpool._runtime.launcher.interpreter import worker_command
+from asyncpool._system.interpreter import command_line
 from tests.helpers.parcels import plain
 from tests.helpers.patience import PATIENCE
 
@@ -75,10 +76,9 @@ class Worker:
         os.ftruncate(self.page, PAGE_SIZE)
         self._frames: dict[socket.socket, Iterator[Frame]] = {}
         with jobs_end, control_end:
-            fds = [jobs_end.fileno(), control_end.fileno(), self.page]
-            command = [*worker_command()]
+            fds = (jobs_end.fileno(), control_end.fileno(), self.page)
             self.process = subprocess.Popen(
-                [*command, *map(str, fds)],
+                command_line(worker_command(), "worker", fds),
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

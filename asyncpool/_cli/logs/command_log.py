@@ -21,7 +21,13 @@ from typing import Any, TextIO, cast
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.logs.log_message import LogMessage
-from asyncpool._core.logs.pool_messages import ERROR_LINE, LINE, LOG_UNREAD, REPEATED
+from asyncpool._core.logs.pool_messages import (
+    ERROR_LINE,
+    LINE,
+    LOG_UNREAD,
+    POOL_BROKEN,
+    REPEATED,
+)
 from asyncpool._core.wire.log_records import plain_fields
 from asyncpool.enums import CrashKind
 from asyncpool.events import Crash
@@ -259,7 +265,7 @@ class CommandLog(logging.StreamHandler[TextIO]):
     """Prints records to stderr, and what workers print.
 
     From :meth:`start_over` until a worker was ready, it does not show crashes of code that cannot
-    be loaded: the message at the end of the command has the reason.  If a warning comes again and
+    be loaded, nor that the server is broken: the message at the end of the command has the reason.  If a warning comes again and
     again, it shows the first few, and then how many there were: an application whose clients leave
     while it writes makes thousands in a second.
 
@@ -308,11 +314,14 @@ class CommandLog(logging.StreamHandler[TextIO]):
             return
         if not self._is_admitted(record):
             return
-        args = record.args if self._starting else None
-        if isinstance(args, Mapping):
-            crash = args.get("crash")
+        if self._starting:  # what is left out is told of when all has ended
+            crash = (
+                record.args.get("crash") if isinstance(record.args, Mapping) else None
+            )
             if isinstance(crash, Crash) and cannot_be_loaded(crash):
-                return  # that is told of when all has ended
+                return
+            if getattr(record, "message_id", None) == POOL_BROKEN.id:
+                return
         super().emit(record)
 
     def _gap(self, count: int) -> str:

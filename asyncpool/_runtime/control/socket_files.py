@@ -7,7 +7,6 @@ folder, so that two servers that start at once cannot remove each other's file.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -232,8 +231,6 @@ def file_number(found: os.stat_result) -> tuple[int, int]:
 
 
 # Locks of the folders in which Unix sockets are made.
-#
-# A module of its own: commands, which make no socket, do without asyncio.
 
 # Seconds to wait for locks, and between two tries: a program may keep a folder locked for ever.
 _LOCK_PATIENCE = 1.0
@@ -253,6 +250,8 @@ async def folders_locked(paths: Iterable[str]) -> AsyncGenerator[None]:
     Cancellation:
         Safe.
     """
+    import asyncio  # noqa: PLC0415 - commands, which make no socket, do without it
+
     give_up_at = time.monotonic() + _LOCK_PATIENCE
     with contextlib.ExitStack() as stack:
         for fd in _folders_of(paths, stack):
