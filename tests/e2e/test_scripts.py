@@ -776,3 +776,52 @@ def test_workers_have_a_stderr_though_the_program_has_none(tmp_path: Path) -> No
             asyncio.run(main())
     """
     assert run_script(tmp_path, program) == "True\n"
+
+
+def test_a_sandboxed_pool_is_told_of_a_script_that_fails_where_it_is_imported(
+    tmp_path: Path,
+) -> None:
+    source = """
+        import asyncio, asyncpool
+
+        if __name__ != "__main__":
+            raise RuntimeError("not here")
+
+        def work():
+            return 1
+
+        async def main():
+            async with asyncpool.Pool(1, sandbox=asyncpool.Sandbox.parser()) as pool:
+                try:
+                    await pool.submit(work)
+                except ImportError as error:
+                    print("RuntimeError: not here" in str(error))
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    assert run_script(tmp_path, source) == "True\n"
+
+
+def test_an_error_that_is_its_own_cause_ends_a_start_at_once(tmp_path: Path) -> None:
+    source = """
+        import asyncio, asyncpool
+
+        def prepare():
+            error = ValueError("no such setting")
+            raise error from error
+
+        async def main():
+            try:
+                async with asyncpool.Pool(1, initializer=prepare):
+                    pass
+            except asyncpool.PoolBrokenError as error:
+                print("no such setting" in str(error))
+
+        if __name__ == "__main__":
+            import logging
+
+            logging.disable()
+            asyncio.run(main())
+    """
+    assert run_script(tmp_path, source) == "True\n"

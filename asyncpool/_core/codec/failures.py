@@ -60,8 +60,21 @@ def pack_failure(error: BaseException, *, skip: int) -> bytes:
         error: What the job raised.
         skip: How many of the outermost frames of its traceback belong to the worker.
     """
-    data = pack_value(json_format(), _ANY, _fields(error, skip), "an exception", None)
+    fields = _fields(error, skip)
+    try:
+        return _packed(fields)
+    except Exception:  # noqa: BLE001 - with its arguments it may exceed what one message holds
+        return _packed(fields | {"args": None})
+
+
+def _packed(fields: dict[str, Any]) -> bytes:
+    data = pack_value(json_format(), _ANY, fields, "an exception", None)
     return data if isinstance(data, bytes) else b"".join(data.pieces)
+
+
+def _text(value: str) -> str:
+    """Return *value* as text that can be sent: not too long, and without halves of surrogate pairs."""
+    return value[:_LONGEST].encode(errors="backslashreplace").decode()
 
 
 def _fields(error: BaseException, skip: int) -> dict[str, Any]:
@@ -70,15 +83,15 @@ def _fields(error: BaseException, skip: int) -> dict[str, Any]:
         tb = tb.tb_next if tb is not None else None
     fields: dict[str, Any] = {
         "type": _name(type(error)),
-        "text": text_of(error)[:_LONGEST],
-        "traceback": format_error(error, tb)[:_LONGEST],
+        "text": _text(text_of(error)),
+        "traceback": _text(format_error(error, tb)),
         "notes": _notes(error),
         "args": _plain_args(error),
     }
     if isinstance(error, HookError):
         fields["hook"] = [error.hook, error.stage, _fields(error.exception, 0)]
     elif isinstance(error, JobNotPicklableError):
-        fields["args"] = [error.direction, error.name, error.text]
+        fields["args"] = [error.direction, error.name, _text(error.text)]
     return fields
 
 
@@ -95,7 +108,7 @@ def _notes(error: BaseException) -> list[str]:
     notes = getattr(error, "__notes__", None)
     if type(notes) is not list:
         return []
-    return [note[:_LONGEST] for note in notes if type(note) is str][:_MOST_NOTES]
+    return [_text(note) for note in notes if type(note) is str][:_MOST_NOTES]
 
 
 def load_failure(

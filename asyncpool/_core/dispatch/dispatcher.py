@@ -17,7 +17,7 @@ Where workers run several jobs at once, workers with a free lane come after the 
 ones.  They get one job each in turn, so that a burst spreads over all.
 
 A job with a key is for one worker, whatever the others do.  It waits in a queue of its
-own (``affinity_queues.py``).  When that worker has room, it gets the head of that queue
+own (:class:`AffinityQueues`).  When that worker has room, it gets the head of that queue
 or of the common queue, whichever comes first by the rules of the queue.  While jobs
 wait in its own queue, the worker gets jobs only from the heads of these two, so no job
 passes them.

@@ -1,8 +1,8 @@
 """Decide which lease gets the next renewal, and which leases are given up.
 
 A lease that is held in an outside system lapses unless it is extended in time.  So each lease
-has one turn in each *interval*.  ``lease_queues.py`` says which lease has the next turn, and
-``renewal_pace.py`` when its renewal may begin.
+has one turn in each *interval*.  ``LeaseQueues`` says which lease has the next turn, and
+``RenewalPace`` when its renewal may begin.
 
 If it is known how long a lease lasts after an extension, its *ttl*, the ledger also says
 which leases have to be given up (:meth:`LeaseLedger.lapsed`): early enough for their jobs

@@ -1,7 +1,7 @@
 """Which worker has which bucket, so that jobs with the same key find the same worker.
 
 A *bucket* is a number that stands for one worker.  The keys are divided among the
-buckets (``affinity_queues.py``).  A bucket passes from a worker to the one that follows
+buckets (``dispatch/dispatcher.py``).  A bucket passes from a worker to the one that follows
 it:
 
 * If a worker ends and another one follows at once in its slot, that one gets the

@@ -151,7 +151,9 @@ def cannot_succeed(error: BaseException, *, fixed: bool) -> bool:
             What an initializer does may depend on anything.
     """
     reason: BaseException | None = error
-    while reason is not None:
+    seen: set[int] = set()
+    while reason is not None and id(reason) not in seen:
+        seen.add(id(reason))  # `raise error from error` makes a ring
         if isinstance(reason, MemoryError):
             return False
         if isinstance(reason, OSError) and not isinstance(reason, _FINDINGS):

@@ -1,12 +1,12 @@
 """The options of a job, as a client writes them for an agent, and as the agent reads them.
 
 The client decides by most of them itself, about its queue and about attempts.  What the agent's
-pool has to know, it writes here, in one form for all three that an agent's pool runs for a client:
+pool has to know, it writes here, in one form for both that an agent's pool runs for a client:
 
 - *Jobs.*  Many have the same options, so those are sent once, and name no time: what is left until
   the deadline, and for how long the job may wait, comes with each job.
-- *Calls that the client does not watch*: those of a broadcast, and that which restores the state
-  of a session.  Their options go with the question that asks for them, with all limits.
+- *Calls that the client does not watch*: those of a broadcast.  Their options go with the question
+  that asks for them, with all limits.
 
 An agent does not believe its clients, so the reading functions check everything.
 """

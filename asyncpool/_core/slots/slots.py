@@ -103,7 +103,7 @@ class Slot:
 
     Attributes:
         index: Its number in the pool, from 0.
-        rank: The number that its worker knows itself by; see ``ranks.py``.
+        rank: The number that its worker knows itself by; see ``lifecycle.py``.
         state: See :data:`TRANSITIONS`.
         generation: Which worker of the slot it is, or was last, counting from 1.
         in_flight: The jobs that its worker has in flight.

@@ -63,11 +63,6 @@ class RelayedJob(Job[Any]):
     relay: Relay
 
     @property
-    def has_client(self) -> bool:
-        """Whether a client has sent it; else the pool has, for a session."""
-        return hasattr(self, "client")
-
-    @property
     def _awaited(self) -> bool:
         """Its client waits for it."""
         return True
@@ -393,10 +388,10 @@ class Relay:
             return
         if job in self._streams:
             client, number = self._streams[job]
-        elif isinstance(job, RelayedJob) and job.has_client:
+        elif isinstance(job, RelayedJob):
             client, number = job.client, job.number
         else:
-            return  # it restores the state of a session, and nobody has a future of it
+            return  # that of a broadcast, which its client does not watch
         client.put_news(Message(Kind.HEARTBEAT, number, payload=beat.details))
 
     # Workers that belong to a client.

@@ -71,7 +71,7 @@ class ControlSocket:
 
     Args:
         path: The path of the socket's file, which is for this user only.  Its folder is locked;
-            see ``folder_locks.py``.
+            see ``socket_files.py``.
         answer: Returns the answer to a request.  If it raises, the client gets an error.
         watch: Returns what tells a client how it goes that wants to watch.
 

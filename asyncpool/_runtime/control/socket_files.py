@@ -70,7 +70,7 @@ def folder_of(path: str) -> str:
 def listen_at(
     sock: socket.socket, path: str, *, mode: int | None, backlog: int
 ) -> SocketFile:
-    """Make a Unix socket listen at a path, whose folder is locked; see ``folder_locks.py``.
+    """Make a Unix socket listen at a path, whose folder is locked; see :func:`folders_locked`.
 
     Args:
         sock: The socket.

@@ -177,9 +177,9 @@ class Launcher:
         sandboxed = config.namespaces is not None
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
+        # In a sandbox workers share what has threads, too; but not a script that fails.
         known = _known.setdefault((sandboxed, config.env, inherited), set())
-        if not sandboxed:
-            config = _without(config, known)
+        config = _without(config, known)
         key = (id(self._loop), config, inherited)
         process = _processes.get(key)
         if process is None or process.lost or not process.users:
@@ -213,6 +213,9 @@ class Launcher:
         except (LaunchError, OSError):
             # Descriptors or processes may be scarce just now.  Until then each worker imports it.
             self._later = self._loop.call_later(_AGAIN, self._prepare)
+            return
+        if coming is self._process:  # the script is left to the workers
+            coming.users -= 1
             return
         self._others.append(coming)
         coming.ready.add_done_callback(

@@ -135,8 +135,9 @@ class WorkerReplacement:
     def __init__(self, state: PoolState, threads: Threads) -> None:
         self._state = state
         self._threads = threads
-        # How much of a worker's memory is shared, and when to weigh that worker again.
-        self._weighed: WeakKeyDictionary[WorkerHandle, tuple[int, float]] = (
+        # From which upper bound on a worker may have reached the next limit, and when to weigh it
+        # again even below that.
+        self._weighed: WeakKeyDictionary[WorkerHandle, tuple[float, float]] = (
             WeakKeyDictionary()
         )
         self._replacements = state.core.replacements
@@ -288,14 +289,14 @@ class WorkerReplacement:
 
     def _look_at(self, slot: Slot, handle: WorkerHandle, now: float) -> None:
         """Have a worker weighed that may have reached a limit."""
-        limits = (self._hard, slot.recycle_limits.memory)
-        least = min(limit for limit in limits if limit is not None)
+        both = (self._hard, slot.recycle_limits.memory)
+        limits = [limit for limit in both if limit is not None]
         pid = handle.pid
         if pid is None:
             return
         most = memory_at_most(pid)
-        shared, again_at = self._weighed.get(handle, (0, now))
-        if most < least or (most - shared < least and now < again_at):
+        reached, again_at = self._weighed.get(handle, (0, now))
+        if most < min(limits) or (most < reached and now < again_at):
             return
 
         def weigh() -> tuple[int, float]:
@@ -306,10 +307,12 @@ class WorkerReplacement:
             if not weight.cancelled():  # the pool does not close
                 memory, took = weight.result()
                 again_at = self._state.loop.time() + took / _WEIGHING
-                self._weighed[handle] = max(0, most - memory), again_at
+                # One that has reached max_memory may go on for long, with its job.
+                left = min((it for it in limits if it > memory), default=math.inf)
+                self._weighed[handle] = max(0, most - memory) + left, again_at
                 self._judge(handle, memory)
 
-        self._weighed[handle] = most, math.inf  # until there is an answer
+        self._weighed[handle] = math.inf, math.inf  # until there is an answer
         self._threads.copy(weigh).add_done_callback(note)
 
     @decision

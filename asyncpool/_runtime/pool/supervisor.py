@@ -1,7 +1,7 @@
 """The supervisor of a pool: it makes the parts, runs until all is over, and closes them.
 
 It carries out what the core decides, hears what workers send, and passes each thing to the part
-that it is for; ``worker_exit.py`` does what the end of a worker requires.  All of this runs in the
+that it is for; ``crash_report.py`` does what the end of a worker requires.  All of this runs in the
 loop's thread and does not wait in between, so there are no locks.
 """
 

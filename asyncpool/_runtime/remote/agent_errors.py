@@ -1,4 +1,4 @@
-"""Errors of calls that have no job at the client: those of broadcasts, and what rebuilds a session.
+"""Errors of calls that have no job at the client: those of broadcasts.
 
 The agent does not read what a function has raised.
 """

@@ -63,7 +63,10 @@ def _plain(value: object, pieces: list[bytes]) -> Any:
     if cls in _SCALARS:
         return value
     name = cls.__name__
-    if isinstance(value, Enum):
+    own = (
+        _CLASSES.get(name) is cls
+    )  # and not a class of the user's that has the same name
+    if own and isinstance(value, Enum):
         return [name, value.value]
     if isinstance(value, bytes):
         pieces.append(value)
@@ -72,9 +75,9 @@ def _plain(value: object, pieces: list[bytes]) -> Any:
         return ["dict", *map(each, value.items())]
     if isinstance(value, tuple | list):
         return ["list" if isinstance(value, list) else "tuple", *each(value)]
-    if name in _FIELDS:
+    if own and name in _FIELDS:
         return [name, *each([getattr(value, field) for field in _FIELDS[name]])]
-    if isinstance(value, AsyncPoolError):
+    if own and isinstance(value, AsyncPoolError):
         return [name, each(value.args), _plain(value.__dict__, pieces)]
     # Somebody has put an object of his own into an error: the error is to arrive all the same.
     return kind_of(value)

@@ -2,7 +2,7 @@
 
 Every job takes this way: :meth:`Traffic.submit`, :meth:`Traffic.send`,
 :meth:`Traffic.on_outcomes`.  ``job_control.py`` has what else can happen to a job on its
-way.  ``large_jobs.py`` and ``large_sender.py`` have the part of the way that only large jobs take.
+way.  ``large_jobs.py`` and :class:`LargeSender` have the part of the way that only large jobs take.
 """
 
 from __future__ import annotations

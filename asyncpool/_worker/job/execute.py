@@ -202,19 +202,19 @@ def pack_failure(
     error: BaseException, max_payload: int, serializer: WorkerSerializer
 ) -> bytes:
     """Return what an ``ERROR`` frame carries for what a job has raised."""
-    payload = serializer.pack_error(error, skip=ours(error))
-    if len(payload) <= max_payload:
-        return payload
     name = type(error).__qualname__
-    return serializer.pack_error(
-        JobNotPicklableError(
-            f"the job raised {name}, which has {len(payload)} bytes when pickled, and "
-            f"max_message_size is {max_payload}",
-            direction="exception",
-            name=name,
-        ),
-        skip=0,
+    try:
+        payload = serializer.pack_error(error, skip=ours(error))
+    except Exception as why:  # else its caller would wait for ever
+        text = f"cannot be sent: {type(why).__name__}: {why}"
+    else:
+        if len(payload) <= max_payload:
+            return payload
+        text = f"has {len(payload)} bytes when pickled, and max_message_size is {max_payload}"
+    told = JobNotPicklableError(
+        f"the job raised {name}, which {text}", direction="exception", name=name
     )
+    return serializer.pack_error(told, skip=0)
 
 
 def ours(error: BaseException) -> int:

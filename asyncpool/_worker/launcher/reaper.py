@@ -59,7 +59,10 @@ class Reaper:
         if pid:
             self._workers[pid] = self._last
         elif self._marks:
-            _mark_self(self._last)
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # this is no launcher any more
+                _mark_self(self._last)
         else:
             adopt_orphans()
         return pid

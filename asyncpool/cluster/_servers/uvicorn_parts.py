@@ -137,7 +137,8 @@ async def _begin_lifespan(lifespan: Any, config: uvicorn.Config) -> None:
         RuntimeError: If it refuses; the text has the reason that it gave, which uvicorn
             tells the log alone.
     """
-    app = config.loaded_app
+    # What uvicorn says of its type is unknown where a2wsgi is not installed.
+    app: Any = config.loaded_app  # pyright: ignore[reportUnknownMemberType]
     witness = config.loaded_app = _Witness(app)
     logger = getattr(lifespan, "logger", None)  # there is none where it is off
     try:
@@ -510,7 +511,8 @@ class Requests:
         self._busy_since = 0.0
         self._logger = logging.getLogger("asyncpool")
         self._told = figures.pack_requests()
-        config.loaded_app = counted(config.loaded_app, figures, self.open)
+        app: Any = config.loaded_app  # pyright: ignore[reportUnknownMemberType]
+        config.loaded_app = counted(app, figures, self.open)
         if self._limit is not None:
             self._count_refusals(config.http_protocol_class)
         self._task = asyncio.get_running_loop().create_task(

@@ -318,11 +318,12 @@ class Call:
         root = scope.get("root_path", "") or os.environ.get("SCRIPT_NAME", "")
         script = root.encode().decode("latin-1")
         path = unquote_to_bytes(scope["raw_path"]).decode("latin-1")
+        inside = f"{path}/".startswith(f"{script.rstrip('/')}/")
         host, port = scope.get("server") or ("localhost", 80)
         environ: dict[str, Any] = {
             "REQUEST_METHOD": scope["method"],
             "SCRIPT_NAME": script,
-            "PATH_INFO": path.removeprefix(script),
+            "PATH_INFO": path[len(script) :] if inside else path,
             "QUERY_STRING": scope["query_string"].decode("latin-1"),
             "SERVER_PROTOCOL": f"HTTP/{scope['http_version']}",
             "SERVER_NAME": host,
