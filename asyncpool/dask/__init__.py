@@ -30,7 +30,7 @@ __all__ = ["pool_plugin"]
 # What Dask asks of a plugin for its workers, by an executor.
 
 
-class PoolPlugin(WorkerPlugin):
+class _PoolPlugin(WorkerPlugin):
     """Gives each Dask worker an executor; its copies on the Dask workers have one each.
 
     Args:
@@ -79,4 +79,4 @@ def pool_plugin(max_workers: int | None = None, **options: Any) -> WorkerPlugin:
         **options: What :class:`asyncpool.ProcessPoolExecutor` takes, such as *initializer*.
             The client raises what is wrong with them, as it registers the plugin.
     """
-    return PoolPlugin(max_workers, options)
+    return _PoolPlugin(max_workers, options)

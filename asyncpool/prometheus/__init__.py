@@ -47,14 +47,14 @@ __all__ = ["register", "unregister"]
 # What a registry asks at each scrape: a collector for its pools, and one for its clusters.
 
 # Reentrant, since the garbage collector may run any code, also an unregister().
-lock = threading.RLock()
+_lock = threading.RLock()
 
 
 S = TypeVar("S", bound=Stats)
 S_co = TypeVar("S_co", bound=Stats, covariant=True)
 
 
-class Exported(Protocol[S_co]):
+class _Exported(Protocol[S_co]):
     """A pool or a cluster."""
 
     name: str
@@ -73,11 +73,11 @@ class _Entry(Generic[S]):
         reader: What reads its figures.
     """
 
-    exported: weakref.ref[Exported[S]]
+    exported: weakref.ref[_Exported[S]]
     reader: StatsReader[S] = field(default_factory=StatsReader)
 
 
-class StatsCollector(Collector, Generic[S]):
+class _StatsCollector(Collector, Generic[S]):
     """All pools of one registry, or all clusters: a registry may have each metric only once.
 
     Args:
@@ -90,7 +90,7 @@ class StatsCollector(Collector, Generic[S]):
         self._metrics = metrics
         self._entries: dict[str, _Entry[S]] = {}
 
-    def add(self, exported: Exported[S]) -> None:
+    def add(self, exported: _Exported[S]) -> None:
         """Export *exported*.
 
         Raises:
@@ -109,7 +109,7 @@ class StatsCollector(Collector, Generic[S]):
             )
         self._entries[name] = _Entry(weakref.ref(exported))
 
-    def remove(self, exported: Exported[S]) -> bool:
+    def remove(self, exported: _Exported[S]) -> bool:
         """Forget *exported*; tell whether it was there."""
         entry = self._entries.get(exported.name)
         if entry is None or entry.exported() is not exported:
@@ -127,50 +127,50 @@ class StatsCollector(Collector, Generic[S]):
         return (metric.family(readings) for metric in self._metrics)
 
     def _readings(self) -> Iterator[tuple[str, Reading[S]]]:
-        with lock:
+        with _lock:
             entries = list(self._entries.items())
         for name, entry in entries:
             exported = entry.exported()
             if exported is not None:
                 yield name, entry.reader.read(exported)
                 continue
-            with lock:  # a new one may have got the name
+            with _lock:  # a new one may have got the name
                 if self._entries.get(name) is entry:
                     del self._entries[name]
 
 
-class Collectors:
+class _Collectors:
     """The collectors of all registries, of pools or of clusters.
 
     Args:
-        what: As of :class:`StatsCollector`.
+        what: As of :class:`_StatsCollector`.
         metrics: Likewise.
     """
 
     def __init__(self, what: str, metrics: Sequence[ExportedMetric[Any]]) -> None:
         self._what = what
         self._metrics = metrics
-        self._of: weakref.WeakKeyDictionary[CollectorRegistry, StatsCollector[Any]] = (
+        self._of: weakref.WeakKeyDictionary[CollectorRegistry, _StatsCollector[Any]] = (
             weakref.WeakKeyDictionary()
         )
 
-    def add(self, exported: Exported[Any], registry: CollectorRegistry) -> None:
-        """Export *exported* in *registry*; see :meth:`StatsCollector.add`."""
-        with lock:
+    def add(self, exported: _Exported[Any], registry: CollectorRegistry) -> None:
+        """Export *exported* in *registry*; see :meth:`_StatsCollector.add`."""
+        with _lock:
             collector = self._of.get(registry)
             if collector is None:
-                collector = StatsCollector(self._what, self._metrics)
+                collector = _StatsCollector(self._what, self._metrics)
                 registry.register(collector)  # which calls its describe()
                 self._of[registry] = collector
             collector.add(exported)
 
-    def remove(self, exported: Exported[Any], registry: CollectorRegistry) -> None:
+    def remove(self, exported: _Exported[Any], registry: CollectorRegistry) -> None:
         """Export *exported* in *registry* no more.
 
         Raises:
             ValueError: If it was not.
         """
-        with lock:
+        with _lock:
             collector = self._of.get(registry)
             if collector is None or not collector.remove(exported):
                 raise ValueError(
@@ -178,8 +178,8 @@ class Collectors:
                 )
 
 
-_POOLS = Collectors("pool", METRICS)
-_CLUSTERS = Collectors("cluster", CLUSTER_METRICS)
+_POOLS = _Collectors("pool", METRICS)
+_CLUSTERS = _Collectors("cluster", CLUSTER_METRICS)
 
 
 def register(
@@ -234,5 +234,5 @@ def unregister(
     _collectors_of(pool).remove(exported, registry)
 
 
-def _collectors_of(pool: Pool | RemotePool | Cluster) -> Collectors:
+def _collectors_of(pool: Pool | RemotePool | Cluster) -> _Collectors:
     return _CLUSTERS if isinstance(pool, Cluster) else _POOLS
