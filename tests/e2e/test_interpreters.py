@@ -37,9 +37,10 @@ STARTS = """
 CHOSEN = "multiprocessing.set_executable(name)"
 EMBEDDED = "sys.executable = name; sys.orig_argv.clear()"
 
-ANOTHER = f"""#!{sys.executable}
-import os, sys
-os.write(int(sys.argv[-1]), b"cpython-38 3.8.1\\n")
+# No "#!" names an interpreter whose path has a blank.
+PYTHON = f'exec "{sys.executable}"'
+ANOTHER = f"""#!/bin/sh
+{PYTHON} -c 'import os, sys; os.write(int(sys.argv[-1]), b"cpython-38 3.8.1\\n")' "$@"
 """
 OWN = f"{sys.implementation.cache_tag} {platform.python_version()}"
 
@@ -63,7 +64,7 @@ def starts(
 def test_the_executable_that_multiprocessing_has_is_used(
     executable: Path, launcher: str
 ) -> None:
-    executable.write_text(f'#!/bin/sh\nWRAPPED=1 exec {sys.executable} "$@"\n')
+    executable.write_text(f'#!/bin/sh\nexport WRAPPED=1\n{PYTHON} "$@"\n')
     assert starts(CHOSEN, executable, launcher) == "1\nNone\n"
 
 
