@@ -532,7 +532,7 @@ class Supervisor:
             if handle.killed and not self._state.core.slots[handle.slot].exit_planned:
                 why = await self.launcher.on_start_timeout(error)
             handle.detail, handle.traceback = str(why), why.trace
-            handle.final = why.final
+            handle.final, handle.status = why.final, why.status
         self._worker_exit.handle_exit(handle)
         self.status.check_all_ready()
 
