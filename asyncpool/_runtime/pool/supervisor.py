@@ -226,7 +226,7 @@ class PoolStatus:
     def cannot_start(self) -> bool:
         """Whether the pool was never ready and cannot become ready, so that it ends."""
         if self.ready.done():
-            return False
+            return self.ready.exception() is not None
         core = self._state.core
         breaks_pool = self._state.config.wait_for_all and core.failure is not None
         return breaks_pool or core.broken is not None
