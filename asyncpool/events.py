@@ -133,12 +133,12 @@ class Crash:
     @property
     def how(self) -> str:
         """How the worker ended, as the predicate of a sentence."""
-        if self.signal is not None:
+        if self.pid is None:
+            ended = "could not be started"
+        elif self.signal is not None:
             ended = f"was killed by {self.signal}"
         elif self.exit_code is not None:
             ended = f"exited with status {self.exit_code}"
-        elif self.pid is None:
-            ended = "could not be started"
         else:
             ended = "ended with an unknown status"
         plain = self.kind is CrashKind.CRASH or self.pid is None

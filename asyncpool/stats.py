@@ -137,7 +137,8 @@ class SlotStats:
         jobs: How many jobs the worker has brought to an outcome.
         uptime: Seconds since the worker was started; 0 without one.
         cpu: Seconds of CPU time that the worker has used; 0 where ``/proc`` is missing.
-        memory: Bytes of memory that the worker has to itself; 0 where ``/proc`` is missing.
+        memory: Bytes of memory of the worker, with pages that it shares with the launcher and shared
+            memory that it has mapped; 0 where ``/proc`` is missing.
     """
 
     slot: int
@@ -172,7 +173,7 @@ class NodeStats:
         crashes: How many workers have crashed.
         restarts: How many were replaced after that.
         cpu: Seconds of CPU time of its workers, also of those that are gone.
-        memory: Bytes that its workers have to themselves.
+        memory: Bytes of memory of its workers, the sum of :attr:`SlotStats.memory`.
         clock_ahead: Seconds that its monotonic clock is ahead of that of this process.
         clock_error: By how many seconds that may be wrong, either way; ``None`` if nothing is
             known.  The times of its jobs in traces and events are as good as that.

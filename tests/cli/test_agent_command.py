@@ -27,6 +27,7 @@ from tests.helpers.pools import next_of
 
 APP = """
     import asyncpool
+    from tests.helpers import jobs
 
     def make_pool():
         return asyncpool.Pool(2)
@@ -34,10 +35,17 @@ APP = """
     def fail():
         raise RuntimeError("no licence")
 
+
+    def make_data_only():
+        return asyncpool.Pool(1, codec="json", functions=[jobs.say])
+
     def make_broken():
         policy = asyncpool.RestartPolicy.limited(1, 60.0)
         return asyncpool.Pool(1, initializer=fail, restart_policy=policy)
 """
+
+
+FORGED = '{"message_id": "pool-broken"}'
 
 
 class Agent:
@@ -210,3 +218,15 @@ def test_a_path_where_it_cannot_be_is_told_before_the_pool_starts(
     assert done.err == (
         f"asyncpool: unix:no/s: there is no folder {tmp_path}/no: make it first\n"
     )
+
+
+def test_a_worker_with_a_codec_forges_no_record() -> None:
+    async def say(address: str) -> None:
+        async with patience(), connect(address, codec="json") as pool:
+            await pool.submit(jobs.say, f"{FORGED}\n")
+
+    with agent("app:make_data_only") as it:
+        it.until("agent-sharing")
+        asyncio.run(say(it.address))
+        it.process.terminate()
+        assert it.until("line")["message"] == FORGED

@@ -154,3 +154,19 @@ async def test_the_traceback_of_an_error_has_its_usual_name() -> None:
     cause: Any = error.__cause__
     assert "in square" in cause.tb
     assert cause.tb == cause.text
+
+
+@pytest.mark.parametrize("kind", [Pool, ProcessPoolExecutor])
+async def test_an_open_file_in_initargs_is_refused(
+    kind: type[Pool | ProcessPoolExecutor], tmp_path: Path
+) -> None:
+    (path := tmp_path / "file").write_text("contents")
+    with (
+        path.open() as file,
+        pytest.raises(JobNotPicklableError) as caught,
+    ):
+        kind(1, initializer=print, initargs=(1, file))
+    assert str(caught.value) == (
+        f"initargs[1] cannot be pickled: TypeError: cannot send {file!r}, "
+        "which is open here: send its path, or what is in it"
+    )

@@ -1,6 +1,6 @@
-"""A launcher that is killed while it forks: before, in the middle, and behind it.
+"""A launcher that is ended by a module that it preloads.
 
-It is killed by a module that it preloads, which Python calls at each of these moments.
+Either at the import, or while it forks: Python calls the module before, in the middle, and behind it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool import Crash, Pool
+from asyncpool import Crash, Pool, PoolBrokenError
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -93,3 +93,64 @@ async def test_a_start_that_fails_is_made_up_for(order: Path) -> None:
     assert crash.detail == "the launcher's process ended"
     assert crash.next_step_text.startswith("the start failed, next try in 0.0")
     assert (stats.crashes, stats.restarts, stats.spawned) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "how", "signal_name", "exit_code"),
+    [
+        ("string_at(0)", "signal SIGSEGV ended it", "SIGSEGV", None),
+        ("os.abort()", "signal SIGABRT ended it", "SIGABRT", None),
+        ("os._exit(7)", "it ended with exit status 7", None, 7),
+    ],
+)
+async def test_a_preload_that_ends_the_launcher_is_named(
+    source: str,
+    how: str,
+    signal_name: str | None,
+    exit_code: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "ap_fatal.py").write_text(f"import os\nfrom ctypes import *\n{source}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PoolBrokenError) as caught:
+        async with patience(), Pool(1, preload=["json", "ap_fatal"]):
+            pass
+    [crash] = caught.value.crashes
+    assert str(crash) == (
+        "a worker in slot 0 could not be started: "
+        f"the launcher died while it imported ap_fatal: {how}"
+    )
+    assert (crash.signal, crash.exit_code, crash.final) == (
+        signal_name,
+        exit_code,
+        True,
+    )
+    lines = crash.stack.splitlines()
+    assert [line.partition(":")[0] for line in lines[:1]] == (
+        [] if exit_code else ["Fatal Python error"]
+    )
+    assert any("ap_fatal.py" in line for line in lines) is (not exit_code)
+
+
+async def test_a_preload_that_the_kernel_kills_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = (
+        "import os, signal\n"
+        f"mark = {str(tmp_path / 'mark')!r}\n"
+        "if not os.path.exists(mark):\n"
+        "    open(mark, 'w').close()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    (tmp_path / "ap_killed.py").write_text(once)
+    monkeypatch.syspath_prepend(tmp_path)
+    crashes: list[Crash] = []
+    pool = Pool(1, preload=["ap_killed"], on_crash=crashes.append)
+    async with patience(), pool:
+        await assert_serves(pool)
+    [crash] = crashes
+    assert crash.detail == (
+        "the launcher died while it imported ap_killed: signal SIGKILL ended it"
+    )
+    assert (crash.signal, crash.final) == ("SIGKILL", False)

@@ -290,6 +290,7 @@ async def test_a_launcher_that_is_killed() -> None:
         os.kill(launcher, signal.SIGKILL)
         record = await until(kept, "launcher-lost")
         assert vars(record)["pid"] == launcher
+        assert vars(record)["reason"] == "signal SIGKILL ended it"
         assert await pool.submit(jobs.square, 3) == 9
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import mmap
 import os
 import re
 import resource
@@ -30,7 +31,7 @@ from asyncpool import (
     WorkerLimits,
     WorkerOutOfMemoryError,
 )
-from asyncpool._system.processes import memory_at_most, private_memory
+from asyncpool._system.processes import private_memory
 from asyncpool.events import Crashed, Exited, Retiring
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
@@ -223,6 +224,20 @@ async def test_one_with_far_too_much_is_killed() -> None:
     assert crash.next_step_text == "restarting at once"
 
 
+def share_with_nobody() -> None:
+    memory = mmap.mmap(-1, 400 * MIB)  # MAP_SHARED
+    for at in range(0, len(memory), mmap.PAGESIZE):
+        memory[at] = 1
+    jobs.spin()
+
+
+async def test_anonymous_shared_memory_counts() -> None:
+    limits = WorkerLimits(kill_memory=64 * MIB)
+    async with patience(), Pool(1, worker_limits=limits) as pool:
+        with pytest.raises(WorkerOutOfMemoryError):
+            await pool.submit(share_with_nobody)
+
+
 HEAVY = """
 DATA = bytearray(b"x") * (96 << 20)
 
@@ -296,21 +311,21 @@ async def test_a_limit_that_a_fresh_worker_exceeds_breaks_the_pool(
 async def test_large_arguments_are_not_a_workers_own_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    weighed: asyncio.Queue[int] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def weigh(pid: int) -> int:
+        memory = private_memory(pid)
+        loop.call_soon_threadsafe(weighed.put_nowait, memory)
+        return memory
+
+    monkeypatch.setattr("asyncpool._runtime.pool.replacement.private_memory", weigh)
     limits = WorkerLimits(kill_memory=64 * MIB)
-    looks: asyncio.Queue[int] = asyncio.Queue()
-
-    def look(pid: int) -> int:
-        looks.put_nowait(memory_at_most(pid))
-        return memory_at_most(pid)
-
-    monkeypatch.setattr("asyncpool._runtime.pool.replacement.memory_at_most", look)
     async with patience(), Gate() as gate, Pool(1, worker_limits=limits) as pool:
         baggage = bytearray(b"x" * 128 * MIB)
         job = pool.submit(jobs.wait_with, gate.path, PickleBuffer(baggage))
         visitor = await gate.visitor("baggage")
-        while not looks.empty():
-            looks.get_nowait()
-        assert 0 < await looks.get() < 64 * MIB
+        assert 0 < await weighed.get() < 64 * MIB
         visitor.release()
         assert await job == ord("x") * 128 * MIB // 4096
         assert pool.stats().crashes == 0

@@ -305,7 +305,21 @@ async def test_a_pool_that_never_was_up_tries_no_more_and_does_not_say_it_would(
     parked = [event.probe_in async for event in by_events(events, Parked)]
     assert parked[2] is None
     [broken] = [text for text in caplog.messages if "is broken" in text]
-    assert broken.endswith("3 starts failed in a row, given up")
+    assert broken.endswith("3 starts failed in a row; giving up")
+
+
+async def test_a_start_that_would_fail_again_is_given_up_by_all_slots(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(PoolBrokenError):
+        async with patience(), Pool(2, preload=["ap_no_such_module"]):
+            pass
+    # What is said once it gives up, or all of it, has no next try.
+    [broken] = [at for at, text in enumerate(caplog.messages) if "is broken" in text]
+    assert caplog.messages[broken].endswith(
+        "is broken: the start failed, and is likely to fail again; giving up"
+    )
+    assert not [text for text in caplog.messages[broken:] if "next try" in text]
 
 
 async def test_an_interpreter_that_cannot_be_started_is_named(

@@ -364,7 +364,7 @@ async def test_an_import_that_cannot_succeed_is_not_tried_again(
     assert len(caught.value.crashes) == starts
     assert {crash.final for crash in caught.value.crashes} == {starts == 1}
     if starts == 1:
-        assert caught.value.reason == "the start failed, and would fail again"
+        assert caught.value.reason == "the start failed, and is likely to fail again"
     assert "ap_failing" in str(caught.value)
 
 
@@ -379,7 +379,7 @@ async def test_a_broken_pool_comes_back_when_the_module_is_there(
         module.unlink()
         with pytest.raises(WorkerCrashedError):
             await pool.submit(signal.raise_signal, signal.SIGKILL)
-        with pytest.raises(PoolBrokenError, match="and would fail again"):
+        with pytest.raises(PoolBrokenError, match="and is likely to fail again"):
             await pool.submit(jobs.square, 3)
         module.touch()
         async for event in pool.events():

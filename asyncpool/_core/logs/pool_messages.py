@@ -50,7 +50,7 @@ POOL_CLOSED = LogMessage(
 POOL_BROKEN = LogMessage(
     "pool-broken",
     ERROR,
-    "%(title)s is broken: %(reason)s, %(then)s",
+    "%(title)s is broken: %(reason)s; %(then)s",
     "pool reason retry_after",
 )
 POOL_RECOVERED = LogMessage(

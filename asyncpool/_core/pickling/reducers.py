@@ -49,7 +49,8 @@ def teach(pickler: Any, others: Reducers | None = None) -> None:
     *others* are for objects that this module does not know, and go before its own.
     """
     known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
-    table: Reducers = {TextIOWrapper: _reduce_file} if TextIOWrapper in known else {}
+    table: Reducers = {}
+    files: Reducers = {TextIOWrapper: _reduce_file} if TextIOWrapper in known else {}
     for name, cls, reduce in (
         (ARRAYS, "ndarray", reduce_array),
         (CONNECTIONS, "Connection", _refuse),
@@ -58,11 +59,11 @@ def teach(pickler: Any, others: Reducers | None = None) -> None:
         found = getattr(sys.modules.get(name), cls, None)
         if found is not None:
             table[found] = reduce
-    if table or others:
+    if table or others or files:
         # cloudpickle's class has such an attribute too, which hides that of the
         # instance.
         table = {**known, **table} if others is None else {**table, **others, **known}
-        _DISPATCH_TABLE.__set__(pickler, table)
+        _DISPATCH_TABLE.__set__(pickler, {**table, **files})
 
 
 def _reduce_file(file: TextIOWrapper) -> Any:

@@ -232,7 +232,7 @@ class RestartLedger:
     def reason(self) -> str:
         """How starts have failed, as a clause."""
         if self.hopeless:
-            return "the start failed, and would fail again"
+            return "the start failed, and is likely to fail again"
         if self.failures == 1:
             return "the start failed"
         return f"{self.failures} starts failed in a row"

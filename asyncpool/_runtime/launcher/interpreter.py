@@ -22,6 +22,7 @@ from asyncpool._system.interpreter import (
     frozen,
     greeting,
 )
+from asyncpool._system.signals import signal_name
 
 # The new process needs the asyncpool of this process, even if another one is installed.  So its
 # directory comes first while asyncpool is imported, and last before anything else is imported.
@@ -124,15 +125,6 @@ class NewLauncher:
             what = f"it is {theirs[:100]}, and this process is {own.strip()}"
         raise ValueError(self.fault(what))
 
-    def end(self) -> str:
-        """Return how it has ended; empty if it has not."""
-        status = self.popen.poll()
-        if status is None:
-            return ""
-        if status < 0:
-            return f"signal {signal.Signals(-status).name} ended it"
-        return f"it ended with exit status {status}"
-
     def is_hopeless(self) -> bool:
         """Tell whether another try would come out the same, as far as one can know."""
         status = self.popen.poll()
@@ -154,6 +146,16 @@ class NewLauncher:
         return printable_lines(
             f"{self._shown} does not become the launcher of workers: {what}; {way_out}"
         )
+
+
+def end_of(popen: subprocess.Popen[bytes]) -> str:
+    """Return how a process has ended; empty if it has not."""
+    status = popen.poll()
+    if status is None:
+        return ""
+    if status < 0:
+        return f"signal {signal_name(-status).removeprefix('signal ')} ended it"
+    return f"it ended with exit status {status}"
 
 
 def worker_command() -> tuple[str, ...]:

@@ -22,7 +22,12 @@ import socket
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._core.policies.starting import SCRIPT, Thread, cannot_succeed, share
+from asyncpool._core.policies.starting import (
+    SCRIPT,
+    Thread,
+    cannot_succeed,
+    share,
+)
 from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import (
     Failure,
@@ -37,7 +42,7 @@ from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.arguments import is_refusal, tell_once
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.machine import status_of_zombie
-from asyncpool._runtime.launcher.interpreter import NewLauncher
+from asyncpool._runtime.launcher.interpreter import NewLauncher, end_of
 from asyncpool._system.descriptors import receive_fds
 from asyncpool._system.signals import STACKS
 from asyncpool._system.sockets import socket_pair
@@ -62,6 +67,15 @@ _LAST_LOOK = 4.0
 _LOOKS = 30
 _NEXT_LOOK = 0.01
 
+# The signals that an import brings upon itself; SIGKILL often comes for lack of memory.
+_FAULTS = {
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGILL,
+    signal.SIGBUS,
+    signal.SIGFPE,
+}
+
 # More requests than this at once would fill the launcher's socket.
 _MOST_REQUESTS = 16
 
@@ -77,12 +91,14 @@ class LaunchError(Exception):
     """No worker could be started; the text says why.
 
     Attributes:
-        trace: The traceback of the exception in the launcher, if there was one.
+        trace: The traceback of the exception in the launcher, or its stacks when a signal ended it.
+        status: The exit status of the launcher, if it has died of that and it is known.
         final: Whether another try would fail in the same way.
         again: Whether another launcher can start workers, with which they share less.
     """
 
     trace = ""
+    status: int | None = None
     final = False
     again = False
 
@@ -223,7 +239,7 @@ class LauncherProcess:
         self.users = 0
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.lost = self._useless = self._ends = False
+        self.lost = self._useless = self._ends = self._died = False
         self._room = asyncio.Semaphore(_MOST_REQUESTS)
         self._swept: list[asyncio.Future[None]] = []
         self.asked_at: float | None = loop.time()
@@ -248,10 +264,15 @@ class LauncherProcess:
         finally:
             theirs.close()
         self._popen = self._new.popen
+        # Here it writes what it imports, and its stacks if it dies of that.
+        self._imports: int | None = None
+        with contextlib.suppress(AttributeError, OSError):  # no Linux, or a sandbox
+            self._imports = os.memfd_create("asyncpool-imports")
+        self.ready.add_done_callback(lambda _: self._close_imports())
         self._stacks: bytes | None = None  # what it has written of them
         patience = self._new.patience
         what = f"it has said nothing for {patience} s"
-        self._patience = Alarm(loop, lambda _: self._never_begun(what))
+        self._patience = Alarm(loop, lambda _: self._died_early(what))
         if patience is not None:
             self._patience.set_in(patience)
         self._socket.setblocking(False)
@@ -264,19 +285,22 @@ class LauncherProcess:
             failure.final = True
             raise failure
         # Linux takes about a thousand directories at once, macOS 8 KB.
-        self._unsent = memoryview(data)
+        self._unsent, self._begun = memoryview(data), False
         loop.add_writer(self._socket.fileno(), self._send_config)
         self._send_config()
 
     def _send_config(self) -> None:
         """Send the rest of the configuration; nothing else is sent before the process is ready."""
+        fds: list[int] = []
+        if self._imports is not None and not self._begun:
+            fds.append(self._imports)
         try:
-            sent = self._socket.send(self._unsent)
+            sent = socket.send_fds(self._socket, [self._unsent], fds)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:  # the process is gone, and its channel reports that
             sent = len(self._unsent)
-        self._unsent = self._unsent[sent:]
+        self._unsent, self._begun = self._unsent[sent:], True
         if not self._unsent:
             self._loop.remove_writer(self._socket.fileno())
 
@@ -403,13 +427,12 @@ class LauncherProcess:
             data, self._new = rest, None
             self._patience.cancel()
         elif not data:
-            if self._new is not None and not self._ends:
+            asked = self._ends or self._stacks is not None
+            if not (asked or self.ready.done()):
                 self._loop.remove_reader(self._socket.fileno())
-                self._never_begun("it has closed its channel", _FIRST_LOOK)
+                self._died_early("it has closed its channel", _FIRST_LOOK)
                 return
-            if not self._ends and self._stacks is None:
-                extra = {"pid": self._popen.pid, "reason": "its process has ended"}
-                say.LAUNCHER_LOST.log(_LOGGER, extra)
+            self._died = not asked
             self._lose("the launcher's process ended")
             return
         self.asked_at = None
@@ -492,25 +515,54 @@ class LauncherProcess:
         self._unwanted.add(process.pid)
         process.signal(signal.SIGKILL)
 
-    def _never_begun(self, what: str, wait: float = _LAST_LOOK) -> None:
-        """Give up a process that has not shown that it is a launcher, and say how it has ended.
+    def _died_early(self, what: str, wait: float = _LAST_LOOK) -> None:
+        """Give up a process that was never ready, and say how it has ended.
 
         Args:
             what: What to say if it goes on.
             wait: Seconds until the next look whether it has ended.
         """
-        new = self._new
-        if self.lost or new is None:
+        if self.lost:
             return
-        ended = new.end()
+        ended = end_of(self._popen)
         # The kernel closes the channel first, and a moment later the process has a status.
         if not ended and wait < _LAST_LOOK:
-            self._loop.call_later(wait, self._never_begun, what, 2 * wait)
+            self._loop.call_later(wait, self._died_early, what, 2 * wait)
             return
-        error = InterpreterError(new.fault(ended or what))
-        error.final = new.is_hopeless()
+        error = self._death(ended or what)
         self._popen.kill()
         self._lose(error)
+
+    def _death(self, ended: str) -> LaunchError:
+        """Return the error of a process that was never ready, and has *ended* so."""
+        if self._new is not None:
+            failure = InterpreterError(self._new.fault(ended))
+            failure.final = self._new.is_hopeless()
+            return failure
+        written = (
+            b"" if self._imports is None else os.pread(self._imports, _MAX_REPORT, 0)
+        )
+        names, fatal, stacks = written.decode(errors="replace").partition(
+            "Fatal Python"
+        )
+        module = names.rpartition("\0")[2].strip()
+        what = "the script" if module == SCRIPT else module
+        step = f" while it imported {what}" if module else ""
+        error = LaunchError(printable_lines(f"the launcher died{step}: {ended}"))
+        # Python also lists the extension modules.
+        heading, _, stacks = stacks.partition("\nExtension modules:")[0].partition("\n")
+        if fatal:
+            error.trace = printable_lines(f"{fatal}{heading}\n{tidy(stacks)}")
+        # It is 0 also if another library has reaped the process, or the kernel.
+        status = error.status = self._popen.poll() or None
+        again = status is not None and (status > 0 or -status in _FAULTS)
+        error.final = bool(module) and again
+        return error
+
+    def _close_imports(self) -> None:
+        if self._imports is not None:
+            os.close(self._imports)
+            self._imports = None
 
     def _lose(self, reason: str | LaunchError) -> None:
         if self.lost:
@@ -539,8 +591,15 @@ class LauncherProcess:
         # sleeps in the kernel.  And if another library has reaped it already, it has ended too.
         if self._popen.poll() is None and wait < _LAST_LOOK:
             self._loop.call_later(wait, self._reap, 2 * wait)
-        else:
-            self.gone.set_result(None)
+            return
+        if self._died:
+            reason = end_of(self._popen) if self._popen.poll() else ""
+            extra = {
+                "pid": self._popen.pid,
+                "reason": reason or "its process has ended",
+            }
+            say.LAUNCHER_LOST.log(_LOGGER, extra)
+        self.gone.set_result(None)
 
 
 def _close_all(fds: list[int]) -> None:

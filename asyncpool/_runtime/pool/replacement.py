@@ -110,7 +110,7 @@ def _fail(wait: asyncio.Future[None], error: Exception) -> None:
     wait.exception()  # marks it as retrieved, since the caller may have left
 
 
-# Seconds between two looks at the workers' memory.  A look takes 5 us for each worker.
+# Seconds between two looks at the workers' memory.  A look takes 8 us for each worker.
 _LOOK_EVERY = 0.25
 
 # A worker is weighed at most this part of the time, unless it has become larger since: it may

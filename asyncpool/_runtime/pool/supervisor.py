@@ -226,7 +226,7 @@ class PoolStatus:
     def cannot_start(self) -> bool:
         """Whether the pool was never ready and cannot become ready, so that it ends."""
         if self.ready.done():
-            return False
+            return self.ready.exception() is not None
         core = self._state.core
         breaks_pool = self._state.config.wait_for_all and core.failure is not None
         return breaks_pool or core.broken is not None
@@ -532,7 +532,7 @@ class Supervisor:
             if handle.killed and not self._state.core.slots[handle.slot].exit_planned:
                 why = await self.launcher.on_start_timeout(error)
             handle.detail, handle.traceback = str(why), why.trace
-            handle.final = why.final
+            handle.final, handle.status = why.final, why.status
         self._worker_exit.handle_exit(handle)
         self.status.check_all_ready()
 

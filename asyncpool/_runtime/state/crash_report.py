@@ -25,6 +25,7 @@ from asyncpool._runtime.state.job_errors import crash_error, stacks_of
 from asyncpool._runtime.state.pool_state import decision
 from asyncpool._runtime.state.registry import Loss
 from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool._system.signals import signal_name
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.errors import JobTimeoutError
 from asyncpool.events import Crash
@@ -164,7 +165,7 @@ class CrashReporter:
             generation=handle.generation,
             pid=handle.pid,
             exit_code=status if status is not None and status >= 0 else None,
-            signal=_signal_name(-status) if status is not None and status < 0 else None,
+            signal=signal_name(-status) if status is not None and status < 0 else None,
             kind=kind,
             uptime=now - handle.began_at,
             job_id=None,
@@ -262,13 +263,6 @@ def after_exit(
             case _:
                 pass
     return AfterExit(NextStep.CLOSE)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal, which has a number and no name
-        return f"signal {number}"
 
 
 # The exit of workers: what the end of one means for its jobs, its slot and the log.

@@ -109,11 +109,12 @@ class LifeLog:
 
     def broken(self, reason: str, retry_after: float | None) -> None:
         """Log that no worker can be started, and there is none."""
-        then = "given up"
+        then = "giving up"
         if retry_after is not None:
             then = f"next try in {retry_after:.2g} s"
         words = {"then": then}
-        self._log(say.POOL_BROKEN, words, reason=reason, retry_after=retry_after)
+        # Behind the failed starts that came before it.
+        self._soon(say.POOL_BROKEN, words, reason=reason, retry_after=retry_after)
 
     def recovered(self, slot: int) -> None:
         """Log that starts succeed again."""

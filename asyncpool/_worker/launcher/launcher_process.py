@@ -95,6 +95,7 @@ class LauncherProcess:
         self._reaper = reaper
         self._decoder = FrameDecoder(max_payload=_MAX_REQUEST)
         self._config: LauncherConfig | None = None
+        self._imports: int | None = None
         self._wake_out, self._wake_in = os.pipe()
         self._serving = True
         self._parent = os.getppid()
@@ -152,6 +153,8 @@ class LauncherProcess:
         data, fds, truncated = receive_fds(self._channel, 65536, FDS_PER_WORKER)
         if not data:
             return False
+        if self._config is None and fds:  # with the first bytes of the configuration
+            self._imports = fds.pop()
         for frame in self._decoder.feed(data):
             if frame.kind is FrameKind.CONFIG:
                 self._configure(LauncherConfig.unpack(frame.payload))
@@ -172,12 +175,13 @@ class LauncherProcess:
         titles.load()
         titles.show("pool-launcher", "launcher")
         with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
-            faulthandler.enable()
+            faulthandler.enable(sys.stderr if self._imports is None else self._imports)
         # If this takes too long, the pool asks where it is, and reads nothing else any more.
         faulthandler.register(STACKS, self._channel)
         preloading = Preloading()
         for name in config.preload:
             try:
+                self._note(name)
                 with preloading.step(name):
                     importlib.import_module(name)
             except BaseException as error:
@@ -191,6 +195,7 @@ class LauncherProcess:
             warm_up()
         if config.script is not None:
             script.install(config.script)
+            self._note(SCRIPT)
             with preloading.step(SCRIPT):
                 failed = script.load()
             if failed:  # the next launcher leaves it to the workers
@@ -201,12 +206,22 @@ class LauncherProcess:
                 stream.flush()  # else every worker would print what is left in it
         if "logging" in sys.modules:  # workers will need it, and can share it
             importlib.import_module("asyncpool._worker.logs.log_handler")
+        self._note("")
+        with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
+            faulthandler.enable()
+        if self._imports is not None:
+            os.close(self._imports)
         faulthandler.unregister(STACKS)
         signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
         lost = preloading.left(whole=True) if config.fork else []
         self._send(FrameKind.HELLO, json.dumps(lost).encode() if lost else b"")
+
+    def _note(self, name: str) -> None:
+        """Note what is imported now: the process may die of it."""
+        if self._imports is not None:
+            os.write(self._imports, f"\0{name}\n".encode())
 
     def _launch(self, frame: Frame, fds: list[int], *, truncated: bool) -> None:
         if truncated or len(fds) != FDS_PER_WORKER:
