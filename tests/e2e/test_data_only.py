@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import marshal
 import pickle
@@ -24,7 +23,19 @@ from asyncpool import (
 )
 from asyncpool.enums import CrashKind
 from tests.helpers import data_jobs
-from tests.helpers.data_jobs import HOME, Order, Reversed, StockError
+from tests.helpers.data_jobs import (
+    ARRAY,
+    BUFFER,
+    BYTES,
+    HOME,
+    LIST,
+    PUSH,
+    SET,
+    Order,
+    Reversed,
+    StockError,
+    parts,
+)
 from tests.helpers.loops import BOTH_LOOPS
 
 pytestmark = BOTH_LOOPS
@@ -138,15 +149,6 @@ async def test_all_that_a_pool_does_works_where_nothing_can_be_unpickled(
 
 
 EVIL = b"cos\nsystem\n(S'true'\ntR."
-
-
-def parts(program: list[Any], *texts: bytes) -> bytes:
-    """Return a value in parts, as a worker may lie: instructions, and the texts of values."""
-    told = [json.dumps(program).encode(), b"", *texts, b""]
-    return b"\x02\x01" + bytes(8) + b"".join(len(t).to_bytes(4) + t for t in told)
-
-
-PUSH, LIST, DICT, TUPLE, SET, ARRAY, BYTES, BUFFER = 0, 1, 2, 5, 6, 8, 9, 11
 
 
 @pytest.mark.parametrize(
