@@ -37,6 +37,7 @@ from tests.helpers.data_jobs import (
     parts,
 )
 from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
 
 pytestmark = BOTH_LOOPS
 
@@ -220,6 +221,21 @@ async def test_errors_come_as_data_and_registered_ones_as_themselves() -> None:
     assert (error.args_sent, error.job_id) == (("no",), 2)
     assert "in raise_value_error" in error.traceback
     assert "in raise_value_error" in str(error.__cause__)
+
+
+@pytest.mark.parametrize("function", [data_jobs.raise_odd, data_jobs.raise_odd_later])
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("codec", CODECS)
+async def test_an_exception_whose_texts_or_arguments_cannot_be_sent_comes_all_the_same(
+    codec: Any, concurrency: int, function: Any
+) -> None:
+    async with patience(), Pool(1, codec=codec, concurrency=concurrency) as pool:
+        for what in ("surrogates", "long", "lists", "note"):
+            with pytest.raises(RemoteError) as caught:
+                await pool.submit(function, what)
+            assert caught.value.type_name == "builtins.ValueError"
+        assert await pool.submit(data_jobs.echo, 1) == 1
+        assert pool.stats().restarts == 0
 
 
 async def test_annotations_say_what_arguments_and_results_are() -> None:

@@ -228,3 +228,24 @@ def give_numbers(at: int) -> dict[str, list[tuple[int, ...]]]:
     numbers: Any = [(1, 2)] * 30_000
     numbers[at] = (1, "2")
     return {"few": [], "many": numbers}
+
+
+def _what_cannot_be_packed(what: str) -> ValueError:
+    error = ValueError(
+        {
+            "surrogates": "\ud83d" + "\ude00",
+            "long": "x" * (17 << 20),
+            "lists": [[] for _ in range(150_000)],
+        }.get(what, "no")
+    )
+    if what == "note":
+        error.add_note("\ud83d")
+    return error
+
+
+def raise_odd(what: str) -> None:
+    raise _what_cannot_be_packed(what)
+
+
+async def raise_odd_later(what: str) -> None:
+    raise _what_cannot_be_packed(what)
