@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncpool._core.codec import formats
-from asyncpool._core.codec.formats import MismatchError, PluggedFormat, format_of
+from asyncpool._core.codec.formats import PLAIN, MismatchError, PluggedFormat, format_of
 from asyncpool._core.codec.plain_data import NotDataError
 from tests.helpers.data_jobs import Order, Reversed
 
@@ -96,4 +96,4 @@ def test_a_codec_that_returns_no_bytes_is_refused() -> None:
             return repr(value)
 
     with pytest.raises(TypeError, match=r"its encode\(\) has returned a str"):
-        PluggedFormat(Wrong()).plain(1)
+        PluggedFormat(Wrong()).plain(1, PLAIN)

@@ -75,6 +75,21 @@ async def test_more_objects_than_a_service_can_look_at_in_a_step_are_not_sent(
         assert pool.stats().restarts == 0
 
 
+async def test_the_limits_are_what_errors_and_documentation_say() -> None:
+    async with patience(), Pool(1, codec="msgspec") as pool:
+        # The list that has the others counts as well.
+        assert len(await pool.submit(data_jobs.give_lists, 199_999)) == 199_999
+        assert len(await pool.submit(data_jobs.give_ints, 5_000_000)) == 5_000_000
+        for call in (
+            pool.submit(data_jobs.give_lists, 200_000),
+            pool.submit(data_jobs.give_ints, 5_000_001),
+        ):
+            with pytest.raises(
+                JobNotPicklableError, match="200,000 lists, dicts or others"
+            ):
+                await call
+
+
 async def test_half_as_many_are_sent_as_an_annotated_type() -> None:
     async with patience(), Pool(1, codec="msgspec") as pool:
         assert await pool.submit(data_jobs.give_rows, 60_000) == [[1]] * 60_000

@@ -8,7 +8,9 @@ import marshal
 import pickle
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import cloudpickle
 import numpy as np
@@ -258,6 +260,27 @@ async def test_annotations_say_what_arguments_and_results_are() -> None:
             "got `str` - at `$`"
         )
         assert await pool.submit(data_jobs.lie, 3) == 3  # the worker lives on
+
+
+async def test_a_local_time_that_is_there_twice_is_refused() -> None:
+    async with Pool(1, codec="msgspec") as pool:
+        first = datetime(2026, 10, 25, 2, 30)  # noqa: DTZ001 - so that it is there twice
+        second = first.replace(fold=1)
+        aware = second.replace(tzinfo=ZoneInfo("Europe/Berlin"))
+        found = await pool.submit(data_jobs.give_times, [first, aware])
+        assert found["0"] == first
+        assert found["1"].utcoffset() == aware.utcoffset()
+        why = (
+            "datetime.datetime(2026, 10, 25, 2, 30, fold=1) would come back with fold=0, another "
+            "instant: send an aware one - at `$"
+        )
+        for call in (
+            pool.submit(data_jobs.give_times, [first, second]),
+            pool.submit(data_jobs.give_second_time),
+        ):
+            with pytest.raises(JobNotPicklableError) as caught:
+                await call
+            assert why in str(caught.value)
 
 
 async def test_what_is_no_data_is_refused_before_it_is_sent_and_says_where() -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -249,3 +250,15 @@ def raise_odd(what: str) -> None:
 
 async def raise_odd_later(what: str) -> None:
     raise _what_cannot_be_packed(what)
+
+
+def give_times(times: list[datetime]) -> dict[str, datetime]:
+    return {str(at): time for at, time in enumerate(times)}
+
+
+def give_second_time() -> list[datetime | None]:
+    return [datetime(2026, 10, 25, 2, 30, fold=1)]  # noqa: DTZ001 - of which none says the zone
+
+
+def give_ints(count: int) -> Any:
+    return [1] * count

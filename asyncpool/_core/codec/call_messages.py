@@ -183,7 +183,7 @@ def _plain(how: Format, place: Place, value: Any) -> Any:
     """Return the plain data of an argument or a result."""
     if how.codec is None and (place.kind is None or type(value) in _NUMBERS):
         return value
-    return how.plain(value)
+    return how.plain(value, place.cost)
 
 
 def _probe(value: Any, room: int) -> int:
@@ -359,13 +359,14 @@ def pack_value(
 
 def _pack_value(how: Format, place: Place, value: Any) -> bytes | OutOfBandPickle:
     if how.codec is not None:
-        return _joined(how, [how.plain(value)])
+        return _joined(how, [how.plain(value, place.cost)])
     if place.kind is not None:
-        text = how.text(value)
-        # It writes NaN as null.
-        if len(text) <= PIECE // place.cost.effort and b"null" not in text:
-            return _joined(how, [text])
-        value = how.plain(value)
+        if not place.cost.times:
+            text = how.text(value)
+            # It writes NaN as null.
+            if len(text) <= PIECE // place.cost.effort and b"null" not in text:
+                return _joined(how, [text])
+        value = how.plain(value, place.cost)
         how.in_steps(value, place.kind, place.cost, make=False)
     return _write(how, value, cost=place.cost)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 import sys
@@ -32,6 +33,7 @@ class Cost(NamedTuple):
         shortest: How many those make of a list that stands for an object.
         slow: Whether texts may become what takes long to make, such as a UUID.
         tracked: Whether the garbage collector looks at objects made of texts.
+        times: Whether there may be a ``datetime`` or a ``time``.
     """
 
     copies: int = 1
@@ -40,6 +42,7 @@ class Cost(NamedTuple):
     shortest: int = 0
     slow: bool = False
     tracked: bool = False
+    times: bool = False
 
 
 PLAIN = Cost()
@@ -115,8 +118,8 @@ class Format:
         assert kind is None
         return self.parse
 
-    def plain(self, value: Any) -> Any:
-        """Return the plain data of a value of an annotated type.
+    def plain(self, value: Any, cost: Cost) -> Any:
+        """Return the plain data of a value of an annotated type, with its *cost*.
 
         Raises:
             Exception: If there is none.
@@ -180,8 +183,13 @@ class MsgspecFormat(Format):
             decode = self._decoders[kind] = self._msgspec.json.Decoder(kind).decode
         return decode
 
-    def plain(self, value: Any) -> Any:
-        return self._msgspec.to_builtins(value, builtin_types=(bytes, bytearray))
+    def plain(self, value: Any, cost: Cost) -> Any:
+        write = self._msgspec.to_builtins
+        if cost.times:
+            kept = (bytes, bytearray, dt.datetime, dt.time)
+            value = write(value, builtin_types=kept)
+            _check_folds(value)
+        return write(value, builtin_types=(bytes, bytearray))
 
     def typed_of(self, value: Any, kind: Any) -> Any:
         try:
@@ -328,6 +336,10 @@ class MsgspecFormat(Format):
             shortest=shortest,
             slow=any(isinstance(part, slow) for part in found),
             tracked=any(isinstance(part, inspect.UUIDType) for part in found),
+            times=any(
+                isinstance(part, inspect.DateTimeType | inspect.TimeType)
+                for part in found
+            ),
         )
 
     def _made_for(self, field: Any, depth: int) -> int:
@@ -380,6 +392,22 @@ def _holds(level: Sequence[Any], most: int) -> bool:
     return most >= 0
 
 
+def _check_folds(value: Any) -> None:
+    """Refuse the second of two local times that read the same: no text says which one it is."""
+    level = [value]
+    while level:
+        for one in level:
+            if (
+                isinstance(one, dt.datetime | dt.time)
+                and one.fold
+                and one.tzinfo is None
+            ):
+                raise NotDataError(
+                    f"{one!r} would come back with fold=0, another instant: send an aware one"
+                )
+        level = _below(*_split(level))
+
+
 def _objects(value: Any, cost: Cost) -> int:
     """Return how many lists, dicts and objects of defaults a type makes of *value*."""
     level, made = [value], 0
@@ -425,7 +453,8 @@ class PluggedFormat(Format):
     def __hash__(self) -> int:
         return hash(id(self.codec))
 
-    def plain(self, value: Any) -> bytes:
+    def plain(self, value: Any, cost: Cost) -> bytes:
+        del cost
         data: object = self._own.encode(value)
         if type(data) is not bytes:
             raise NotDataError(f"its encode() has returned a {type(data).__qualname__}")
