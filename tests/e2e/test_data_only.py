@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import marshal
 import pickle
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import cloudpickle
 import numpy as np
@@ -24,8 +25,21 @@ from asyncpool import (
 )
 from asyncpool.enums import CrashKind
 from tests.helpers import data_jobs
-from tests.helpers.data_jobs import HOME, Order, Reversed, StockError
+from tests.helpers.data_jobs import (
+    ARRAY,
+    BUFFER,
+    BYTES,
+    HOME,
+    LIST,
+    PUSH,
+    SET,
+    Order,
+    Reversed,
+    StockError,
+    parts,
+)
 from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
 
 pytestmark = BOTH_LOOPS
 
@@ -140,15 +154,6 @@ async def test_all_that_a_pool_does_works_where_nothing_can_be_unpickled(
 EVIL = b"cos\nsystem\n(S'true'\ntR."
 
 
-def parts(program: list[Any], *texts: bytes) -> bytes:
-    """Return a value in parts, as a worker may lie: instructions, and the texts of values."""
-    told = [json.dumps(program).encode(), b"", *texts, b""]
-    return b"\x02\x01" + bytes(8) + b"".join(len(t).to_bytes(4) + t for t in told)
-
-
-PUSH, LIST, DICT, TUPLE, SET, ARRAY, BYTES, BUFFER = 0, 1, 2, 5, 6, 8, 9, 11
-
-
 @pytest.mark.parametrize(
     "payload",
     [
@@ -220,6 +225,21 @@ async def test_errors_come_as_data_and_registered_ones_as_themselves() -> None:
     assert "in raise_value_error" in str(error.__cause__)
 
 
+@pytest.mark.parametrize("function", [data_jobs.raise_odd, data_jobs.raise_odd_later])
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("codec", CODECS)
+async def test_an_exception_whose_texts_or_arguments_cannot_be_sent_comes_all_the_same(
+    codec: Any, concurrency: int, function: Any
+) -> None:
+    async with patience(), Pool(1, codec=codec, concurrency=concurrency) as pool:
+        for what in ("surrogates", "long", "lists", "note"):
+            with pytest.raises(RemoteError) as caught:
+                await pool.submit(function, what)
+            assert caught.value.type_name == "builtins.ValueError"
+        assert await pool.submit(data_jobs.echo, 1) == 1
+        assert pool.stats().restarts == 0
+
+
 async def test_annotations_say_what_arguments_and_results_are() -> None:
     async with Pool(1, codec="msgspec") as pool:
         assert await pool.submit(data_jobs.count_pages, Order("a", [1, 2])) == 3
@@ -240,6 +260,27 @@ async def test_annotations_say_what_arguments_and_results_are() -> None:
             "got `str` - at `$`"
         )
         assert await pool.submit(data_jobs.lie, 3) == 3  # the worker lives on
+
+
+async def test_a_local_time_that_is_there_twice_is_refused() -> None:
+    async with Pool(1, codec="msgspec") as pool:
+        first = datetime(2026, 10, 25, 2, 30)  # noqa: DTZ001 - so that it is there twice
+        second = first.replace(fold=1)
+        aware = second.replace(tzinfo=ZoneInfo("Europe/Berlin"))
+        found = await pool.submit(data_jobs.give_times, [first, aware])
+        assert found["0"] == first
+        assert found["1"].utcoffset() == aware.utcoffset()
+        why = (
+            "datetime.datetime(2026, 10, 25, 2, 30, fold=1) would come back with fold=0, another "
+            "instant: send an aware one - at `$"
+        )
+        for call in (
+            pool.submit(data_jobs.give_times, [first, second]),
+            pool.submit(data_jobs.give_second_time),
+        ):
+            with pytest.raises(JobNotPicklableError) as caught:
+                await call
+            assert why in str(caught.value)
 
 
 async def test_what_is_no_data_is_refused_before_it_is_sent_and_says_where() -> None:

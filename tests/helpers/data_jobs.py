@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from asyncpool import current_job, heartbeat
 from asyncpool._core.pickling.serializers import WorkerSerializer
@@ -21,6 +24,25 @@ class Order:
 
     name: str
     pages: list[int]
+
+
+@dataclass
+class Form:
+    """What makes six objects of ``{}``."""
+
+    one: list[int] = field(default_factory=list)
+    two: list[int] = field(default_factory=list)
+    three: list[int] = field(default_factory=list)
+    four: list[int] = field(default_factory=list)
+    five: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Folder:
+    """What has many of them, in one step."""
+
+    forms: list[Form]
+    ids: list[UUID]
 
 
 class StockError(Exception):
@@ -123,6 +145,15 @@ def send_instead(payload: bytes, what: str = "pack_value") -> Any:
     return None
 
 
+def parts(program: list[Any], *texts: bytes) -> bytes:
+    """Return a value in parts, as a worker may lie: instructions, and the texts of values."""
+    told = [json.dumps(program).encode(), b"", *texts, b""]
+    return b"\x02\x01" + bytes(8) + b"".join(len(t).to_bytes(4) + t for t in told)
+
+
+PUSH, LIST, DICT, SET, ARRAY, BYTES, BUFFER = 0, 1, 2, 6, 8, 9, 11
+
+
 def meeting(bits: int = 15) -> list[int]:
     """Return ints of different hashes that meet in a dict of ``2 ** bits`` slots.
 
@@ -172,3 +203,62 @@ def give_lists(count: int) -> Any:
 
 def give_rows(count: int) -> list[list[int]]:
     return [[1] for _ in range(count)]
+
+
+def lie_of_forms(payload: bytes) -> list[Form]:
+    return send_instead(payload)  # type: ignore[no-any-return]
+
+
+def lie_of_a_folder(payload: bytes) -> Folder:
+    return send_instead(payload)  # type: ignore[no-any-return]
+
+
+def lie_of_ids(payload: bytes) -> list[UUID]:
+    return send_instead(payload)  # type: ignore[no-any-return]
+
+
+def give_forms(count: int) -> list[Form]:
+    return [Form() for _ in range(count)]
+
+
+def give_folder(forms: int, ids: int) -> Folder:
+    return Folder([Form() for _ in range(forms)], [UUID(int=n) for n in range(ids)])
+
+
+def give_numbers(at: int) -> dict[str, list[tuple[int, ...]]]:
+    numbers: Any = [(1, 2)] * 30_000
+    numbers[at] = (1, "2")
+    return {"few": [], "many": numbers}
+
+
+def _what_cannot_be_packed(what: str) -> ValueError:
+    error = ValueError(
+        {
+            "surrogates": "\ud83d" + "\ude00",
+            "long": "x" * (17 << 20),
+            "lists": [[] for _ in range(150_000)],
+        }.get(what, "no")
+    )
+    if what == "note":
+        error.add_note("\ud83d")
+    return error
+
+
+def raise_odd(what: str) -> None:
+    raise _what_cannot_be_packed(what)
+
+
+async def raise_odd_later(what: str) -> None:
+    raise _what_cannot_be_packed(what)
+
+
+def give_times(times: list[datetime]) -> dict[str, datetime]:
+    return {str(at): time for at, time in enumerate(times)}
+
+
+def give_second_time() -> list[datetime | None]:
+    return [datetime(2026, 10, 25, 2, 30, fold=1)]  # noqa: DTZ001 - of which none says the zone
+
+
+def give_ints(count: int) -> Any:
+    return [1] * count

@@ -7,7 +7,15 @@ last of them.
 
 from __future__ import annotations
 
-from asyncpool._core.codec.formats import Format, MismatchError
+from functools import partial
+
+from asyncpool._core.codec.formats import (
+    PLAIN,
+    Cost,
+    Format,
+    MismatchError,
+    path_from,
+)
 from asyncpool._core.codec.plain_data import (
     MOST_BYTES,
     PIECE,
@@ -63,21 +71,22 @@ def _write(
     *,
     limit: int | None = None,
     in_band: bool = False,
-    share: int | None = 1,
+    cost: Cost | None = PLAIN,
 ) -> bytes | OutOfBandPickle:
-    """Return the message for plain data.
+    """Return the message for plain data.  There is no *cost* if a worker reads it.
 
     Raises:
         StreamTooLongError: If *limit* is too low.
         Exception: If it is no plain data.
     """
-    most = PIECE if limit is None else min(PIECE, limit)
+    piece = PIECE if cost is None else PIECE // cost.effort
+    most = piece if limit is None else min(piece, limit)
     if _are_simple((value,)) or weigh([value], most) is not None:
         text = how.text(value)
-        if len(text) <= PIECE:
+        if len(text) <= piece:
             return _joined(how, [text])
     buffers: list[memoryview] | None = None if in_band else []
-    pieces = Parts(how, buffers, limit, share=share).message(value)
+    pieces = Parts(how, buffers, limit, cost=cost).message(value)
     return _joined(how, pieces, buffers, parts=True)
 
 
@@ -98,10 +107,11 @@ def _open(
     how: Format,
     payload: Payload,
     *,
-    copy: bool,
+    cost: Cost | None,
     pause: Callable[[], None] | None = None,
 ) -> bytes | Assembly:
     """Return the body of a message, or what makes its value of parts."""
+    copy = cost is not None
     received = payload if isinstance(payload, ReceivedPickle) else None
     stream: Any = payload if received is None else received.stream
     if copy and len(stream) > MOST_BYTES + PIECE and how.codec is None:
@@ -114,8 +124,9 @@ def _open(
     if stream[1]:
         buffers = [] if received is None else received.buffers
         body = memoryview(stream)[_HEAD:]
-        return Assembly(how, body, buffers, copy=copy, pause=pause)
-    if len(stream) > PIECE + _HEAD and how.codec is None:
+        return Assembly(how, body, buffers, cost=cost, pause=pause)
+    piece = PIECE if cost is None else PIECE // cost.effort
+    if len(stream) > piece + _HEAD and how.codec is None:
         raise MalformedError("it is too long for one part")
     return bytes(stream[_HEAD:])
 
@@ -156,9 +167,7 @@ def pack_call(
                 if room is not None:
                     room = _probe(value, room)
                 values[at] = _plain(how, place, value)
-        return _write(
-            how, [values, [*kwargs]], limit=limit, in_band=in_band, share=None
-        )
+        return _write(how, [values, [*kwargs]], limit=limit, in_band=in_band, cost=None)
     except StreamTooLongError:
         raise
     except Exception as error:
@@ -174,7 +183,7 @@ def _plain(how: Format, place: Place, value: Any) -> Any:
     """Return the plain data of an argument or a result."""
     if how.codec is None and (place.kind is None or type(value) in _NUMBERS):
         return value
-    return how.plain(value)
+    return how.plain(value, place.cost)
 
 
 def _probe(value: Any, room: int) -> int:
@@ -249,9 +258,10 @@ def loader(how: Format, place: Place, what: str) -> Callable[..., Any]:
     head = bytes((how.number, 0))
     plain = how.codec is None and place.expected is None
     read = how.reader(place.kind) if plain else None
+    most = _HEAD + PIECE // place.cost.effort
 
     def load(payload: Payload, pause: Callable[[], None] | None = None) -> Any:
-        if type(payload) is bytes and payload[:_HEAD] == head and len(payload) <= PIECE:
+        if type(payload) is bytes and payload[:_HEAD] == head and len(payload) <= most:
             try:
                 if read is not None:
                     return read(payload[_HEAD:])
@@ -276,7 +286,7 @@ def load_call(
             values, names = how.parse(payload[_HEAD:])
             if not names:
                 return values, {}
-        body = _open(how, payload, copy=False)
+        body = _open(how, payload, cost=None)
         found = body.value() if isinstance(body, Assembly) else how.parse(body)
         values, names = found
         count = len(values) - len(names)
@@ -285,25 +295,27 @@ def load_call(
                 named = at >= count
                 where = f"kwargs[{names[at - count]!r}]" if named else f"args[{at}]"
                 place = plan.named(names[at - count]) if named else plan.argument(at)
-                values[at] = _typed(how, place, values[at])
+                values[at] = _typed(how, place, values[at], how.typed_of)
     except Exception as error:
         text = _reason_of(error)
         if isinstance(error, MismatchError):
-            text = _at(str(error), f"$.{where}")
+            text = path_from(str(error), f"$.{where}")
         raise JobNotPicklableError(
             f"{where} cannot be read: {text}", direction="arguments", name=where
         ) from error
     return values[:count], dict(zip(names, values[count:], strict=True))
 
 
-def _typed(how: Format, place: Place, value: Any) -> Any:
+def _typed(
+    how: Format, place: Place, value: Any, convert: Callable[[Any, Any], Any]
+) -> Any:
     """Return what a value stands for that has come as plain data.
 
     Raises:
         MismatchError: If it is not of the annotated type.
     """
     if how.codec is not None or place.kind is not None:
-        return how.typed_of(value, _ANY if place.kind is None else place.kind)
+        return convert(value, _ANY if place.kind is None else place.kind)
     if place.expected is not None and type(value) is not place.expected:
         found = type(value).__qualname__
         raise MismatchError(f"Expected `{place.expected.__qualname__}`, got `{found}`")
@@ -347,13 +359,16 @@ def pack_value(
 
 def _pack_value(how: Format, place: Place, value: Any) -> bytes | OutOfBandPickle:
     if how.codec is not None:
-        return _joined(how, [how.plain(value)])
+        return _joined(how, [how.plain(value, place.cost)])
     if place.kind is not None:
-        text = how.text(value)
-        # It writes NaN as null.
-        if len(text) <= PIECE and b"null" not in text:
-            return _joined(how, [text])
-    return _write(how, _plain(how, place, value), share=1 if place.kind is None else 2)
+        if not place.cost.times:
+            text = how.text(value)
+            # It writes NaN as null.
+            if len(text) <= PIECE // place.cost.effort and b"null" not in text:
+                return _joined(how, [text])
+        value = how.plain(value, place.cost)
+        how.in_steps(value, place.kind, place.cost, make=False)
+    return _write(how, value, cost=place.cost)
 
 
 def load_value(
@@ -373,16 +388,18 @@ def load_value(
     """
     foreign = False
     try:
-        body = _open(how, payload, copy=True, pause=pause)
+        cost = place.cost
+        body = _open(how, payload, cost=cost, pause=pause)
         if isinstance(body, Assembly):
-            value = body.value(1 if place.kind is None else 2)
+            value = body.value()
         else:
             value = how.parse(body) if how.codec is None else body
         foreign = how.codec is not None
-        return _typed(how, place, value)
+        convert = how.typed_of if foreign else partial(how.in_steps, cost=cost)
+        return _typed(how, place, value, convert)
     except MismatchError as error:
         raise JobNotPicklableError(
-            f"{what} is not what the function's annotation says: {_at(str(error), '$')}",
+            f"{what} is not what the function's annotation says: {path_from(str(error), '$')}",
             direction=direction,
             name="",
         ) from error
@@ -395,14 +412,6 @@ def load_value(
             direction=direction,
             name="",
         ) from error
-
-
-def _at(text: str, root: str) -> str:
-    """Return the text of a mismatch with the path of the value from the call on."""
-    before, mark, path = text.rpartition("`$")
-    if not mark:
-        return f"{text} - at `{root}`"
-    return f"{before}`{root}{path}"
 
 
 def _find_culprit(

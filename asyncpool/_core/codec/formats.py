@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 import sys
 from functools import cache
+from itertools import chain
+from typing import NamedTuple, get_args, get_origin
 
 from asyncpool._core.codec.codec import Codec
 from asyncpool._core.codec.plain_data import MalformedError, NotDataError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, NoReturn
 
 
 class MismatchError(TypeError):
     """A value is not of the type that the function's annotation names."""
 
+
+class Cost(NamedTuple):
+    """What it costs to make values of an annotated type, beside what has come of them.
+
+    Attributes:
+        copies: How often each list and dict is there: as it comes, and as what is made of it.
+        effort: How many times as long as an empty list one of them may take.
+        defaults: How many objects the defaults of fields make that are not there, by the fields' names.
+        shortest: How many those make of a list that stands for an object.
+        slow: Whether texts may become what takes long to make, such as a UUID.
+        tracked: Whether the garbage collector looks at objects made of texts.
+        times: Whether there may be a ``datetime`` or a ``time``.
+    """
+
+    copies: int = 1
+    effort: int = 1
+    defaults: Mapping[str, int] = {}
+    shortest: int = 0
+    slow: bool = False
+    tracked: bool = False
+    times: bool = False
+
+
+PLAIN = Cost()
+
+# How many values are made in one step, if one alone does not hold more.  How many objects, and how many
+# slow values, one step makes at most; and how many objects a whole message.
+_STEP = 8192
+_MOST_OBJECTS, _MOST_SLOW = 80_000, 50_000
+_MOST = 150_000
+
+# What the call of a default's factory counts that the service has written.
+_FACTORY = 8
+
+# Fields with a default that take as long as an empty list.
+_FIELDS = 8
 
 # What JSON writes for a character beyond U+FFFF begins with it, and for half a surrogate pair.
 _SURROGATES = "\\ud"
@@ -79,8 +118,8 @@ class Format:
         assert kind is None
         return self.parse
 
-    def plain(self, value: Any) -> Any:
-        """Return the plain data of a value of an annotated type.
+    def plain(self, value: Any, cost: Cost) -> Any:
+        """Return the plain data of a value of an annotated type, with its *cost*.
 
         Raises:
             Exception: If there is none.
@@ -96,10 +135,27 @@ class Format:
         """
         raise NotImplementedError
 
-    def is_closed(self, kind: Any) -> bool:
-        """Tell whether the type *kind* says of each value in it what it is, and hashes only texts.
+    def in_steps(self, value: Any, kind: Any, cost: Cost, *, make: bool = True) -> Any:
+        """Return the value of the type *kind*, of which no single step takes long.
 
-        The hash of a number is known to whoever sends it.
+        Args:
+            value: The plain data.
+            kind: The type.
+            cost: What it costs.
+            make: Whether it is made, and not only checked.
+
+        Raises:
+            NotDataError: If one step would take long.
+            MismatchError: If it is for another type.
+        """
+        raise NotImplementedError
+
+    def cost(self, kind: Any) -> Cost | None:
+        """Return what values of the type *kind* cost.
+
+        Returns:
+            ``None`` if the type does not say of each value in it what it is, or if it hashes others than
+            texts: the hash of a number is known to whoever sends it.
         """
         raise NotImplementedError
 
@@ -119,6 +175,7 @@ class MsgspecFormat(Format):
         self.text = msgspec.json.Encoder().encode
         self.parse = msgspec.json.Decoder().decode
         self._decoders: dict[Any, Callable[[bytes], Any]] = {None: self.parse}
+        self._costs: dict[Any, Cost | None] = {}
 
     def reader(self, kind: Any) -> Callable[[bytes], Any]:
         decode = self._decoders.get(kind)
@@ -126,8 +183,13 @@ class MsgspecFormat(Format):
             decode = self._decoders[kind] = self._msgspec.json.Decoder(kind).decode
         return decode
 
-    def plain(self, value: Any) -> Any:
-        return self._msgspec.to_builtins(value, builtin_types=(bytes, bytearray))
+    def plain(self, value: Any, cost: Cost) -> Any:
+        write = self._msgspec.to_builtins
+        if cost.times:
+            kept = (bytes, bytearray, dt.datetime, dt.time)
+            value = write(value, builtin_types=kept)
+            _check_folds(value)
+        return write(value, builtin_types=(bytes, bytearray))
 
     def typed_of(self, value: Any, kind: Any) -> Any:
         try:
@@ -135,13 +197,83 @@ class MsgspecFormat(Format):
         except self._msgspec.ValidationError as error:
             raise MismatchError(str(error)) from error
 
-    def is_closed(self, kind: Any) -> bool:
-        inspect = self._msgspec.inspect
+    def in_steps(self, value: Any, kind: Any, cost: Cost, *, make: bool = True) -> Any:
+        if (cost.defaults or cost.shortest) and _objects(value, cost) > _MOST:
+            raise NotDataError(
+                f"with the defaults of its fields it holds more than {_MOST:,} lists, dicts or others, "
+                "which would hold up the service: yield it in parts"
+            )
+        return self._in_steps(value, kind, cost, make=make)
+
+    def _in_steps(self, value: Any, kind: Any, cost: Cost, *, make: bool) -> Any:
+        convert = self.typed_of if make else _leave
+        if _holds([value], _STEP // cost.effort):
+            return convert(value, kind)
+        origin, args, cls = get_origin(kind), get_args(kind), type(value)
+        if (cls is list or cls is tuple) and (
+            origin is list or (origin is tuple and args[1:] == (...,))
+        ):
+            made = self._elements(value, range(len(value)), args[0], cost, make=make)
+            return made if origin is list else tuple(made)
+        if (
+            cls is dict
+            and origin is dict
+            and {str, args[0]} == {*map(type, value), str}
+        ):
+            values = [*value.values()]
+            made = self._elements(values, None, args[1], cost, make=make)
+            return dict(zip(value, made, strict=True))
+        if _objects(value, cost) > _MOST_OBJECTS or (
+            cost.slow and not _holds([value], _MOST_SLOW)
+        ):
+            most = f"{_MOST_OBJECTS:,} lists, dicts or others"
+            most += f" or {_MOST_SLOW:,} values" * cost.slow
+            raise NotDataError(
+                f"one {_name_of(kind)} of more than {most} would hold up the service: return a list of "
+                "smaller ones, or yield it in parts"
+            )
+        return convert(value, kind)
+
+    def _elements(
+        self,
+        values: Sequence[Any],
+        at: range | None,
+        kind: Any,
+        cost: Cost,
+        *,
+        make: bool,
+    ) -> list[Any]:
+        """Return *values* as the type *kind*; *at* is where they are in their list."""
+        if _holds([values], _STEP // cost.effort):
+            try:
+                return list(self.typed_of(values, list[kind]) if make else values)
+            except MismatchError:
+                pass  # which says where it is in this part
+        if len(values) == 1:
+            try:
+                return [self._in_steps(values[0], kind, cost, make=make)]
+            except MismatchError as error:
+                place = "[...]" if at is None else f"[{at[0]}]"
+                raise MismatchError(path_from(str(error), f"${place}")) from error
+        half = len(values) // 2
+        made = self._elements(values[:half], at and at[:half], kind, cost, make=make)
+        made += self._elements(values[half:], at and at[half:], kind, cost, make=make)
+        return made
+
+    def cost(self, kind: Any) -> Cost | None:
         try:
-            info = inspect.type_info(kind)
-            self.reader(kind)
+            known = self._costs.get(kind, PLAIN)
+            if known is PLAIN:
+                self.reader(kind)
+                known = self._costs[kind] = self._cost(
+                    self._msgspec.inspect.type_info(kind)
+                )
         except Exception:  # noqa: BLE001 - msgspec does not know it, or a user's class raises
-            return False
+            return None
+        return known
+
+    def _cost(self, info: Any) -> Cost | None:
+        inspect = self._msgspec.inspect
         hashes = (
             inspect.DictType,
             inspect.FrozenDictType,
@@ -160,22 +292,145 @@ class MsgspecFormat(Format):
             inspect.RawType,
             inspect.ExtType,
         )
+        slow = (
+            inspect.UUIDType,
+            inspect.DecimalType,
+            inspect.DateTimeType,
+            inspect.DateType,
+            inspect.TimeType,
+            inspect.TimeDeltaType,
+        )
         seen: set[int] = set()
         parts: list[Any] = [info]
+        found: list[Any] = []
         while parts:
             part = parts.pop()
             if not isinstance(part, inspect.Type | inspect.Field) or id(part) in seen:
                 continue
             seen.add(id(part))
             if isinstance(part, open_ones):
-                return False
+                return None
             key = getattr(part, "key_type", getattr(part, "item_type", None))
             if isinstance(part, hashes) and not isinstance(key, texts):
-                return False
+                return None
+            found.append(part)
             for name in part.__struct_fields__:
                 value = getattr(part, name)
                 parts += value if isinstance(value, tuple) else (value,)
-        return True
+        defaults: dict[str, int] = {}
+        effort = 1
+        shortest = 0
+        for part in found:
+            fields = getattr(part, "fields", ())
+            made = {field.encode_name: self._made_for(field, 0) for field in fields}
+            effort = max(effort, 1 + sum(made.values()) + len(fields) // _FIELDS)
+            if getattr(part, "array_like", False):
+                shortest = max(shortest, sum(made.values()))
+            for name, count in made.items():
+                if count:
+                    defaults[name] = max(count, defaults.get(name, 0))
+        return Cost(
+            copies=2,
+            effort=effort,
+            defaults=defaults,
+            shortest=shortest,
+            slow=any(isinstance(part, slow) for part in found),
+            tracked=any(isinstance(part, inspect.UUIDType) for part in found),
+            times=any(
+                isinstance(part, inspect.DateTimeType | inspect.TimeType)
+                for part in found
+            ),
+        )
+
+    def _made_for(self, field: Any, depth: int) -> int:
+        """Return how many objects the default of a field makes, or takes as long as."""
+        factory = field.default_factory
+        if factory is self._msgspec.NODEFAULT:
+            return 0
+        if factory in _EMPTY or depth > _DEEPEST:
+            return 1
+        kinds = getattr(field.type, "types", (field.type,))
+        return _FACTORY + max(
+            sum(self._made_for(one, depth + 1) for one in getattr(kind, "fields", ()))
+            for kind in kinds
+        )
+
+
+# The factories of defaults that make one small object.
+_EMPTY: tuple[Any, ...] = (list, dict, set, frozenset, tuple, bytearray)
+_DEEPEST = 4
+
+
+def _leave(value: Any, kind: Any) -> Any:
+    del kind
+    return value
+
+
+def _name_of(kind: Any) -> str:
+    return str(getattr(kind, "__qualname__", kind))
+
+
+def _split(level: Sequence[Any]) -> tuple[list[dict[Any, Any]], list[Any]]:
+    dicts = [one for one in level if type(one) is dict]
+    return dicts, [one for one in level if type(one) in (list, tuple, set, frozenset)]
+
+
+def _below(dicts: list[dict[Any, Any]], lists: list[Any]) -> list[Any]:
+    level = [*chain.from_iterable(lists)]
+    level += chain.from_iterable(one.values() for one in dicts)
+    return level
+
+
+def _holds(level: Sequence[Any], most: int) -> bool:
+    """Tell whether there are at most so many values in *level* and below."""
+    while level:
+        dicts, lists = _split(level)
+        most -= len(level)
+        if sum(map(len, chain(dicts, lists))) > most:
+            return False
+        level = _below(dicts, lists)
+    return most >= 0
+
+
+def _check_folds(value: Any) -> None:
+    """Refuse the second of two local times that read the same: no text says which one it is."""
+    level = [value]
+    while level:
+        for one in level:
+            if (
+                isinstance(one, dt.datetime | dt.time)
+                and one.fold
+                and one.tzinfo is None
+            ):
+                raise NotDataError(
+                    f"{one!r} would come back with fold=0, another instant: send an aware one"
+                )
+        level = _below(*_split(level))
+
+
+def _objects(value: Any, cost: Cost) -> int:
+    """Return how many lists, dicts and objects of defaults a type makes of *value*."""
+    level, made = [value], 0
+    defaults, all_of_them = cost.defaults, sum(cost.defaults.values())
+    while level:
+        dicts, lists = _split(level)
+        made += len(dicts) + len(lists) * (1 + cost.shortest)
+        if defaults:
+            # Other keys do not stand for what is not there.
+            made += all_of_them * len(dicts)
+            made -= sum(
+                defaults[key] for one in dicts for key in one if key in defaults
+            )
+        level = _below(dicts, lists)
+    return made
+
+
+def path_from(text: str, root: str) -> str:
+    """Return the text of a mismatch with the path of the value from *root* on."""
+    before, mark, path = text.rpartition("`$")
+    if not mark:
+        return f"{text} - at `{root}`"
+    return f"{before}`{root}{path}"
 
 
 class PluggedFormat(Format):
@@ -198,7 +453,8 @@ class PluggedFormat(Format):
     def __hash__(self) -> int:
         return hash(id(self.codec))
 
-    def plain(self, value: Any) -> bytes:
+    def plain(self, value: Any, cost: Cost) -> bytes:
+        del cost
         data: object = self._own.encode(value)
         if type(data) is not bytes:
             raise NotDataError(f"its encode() has returned a {type(data).__qualname__}")

@@ -10,7 +10,7 @@ from collections import abc
 from functools import reduce
 
 from asyncpool._core.base.names import function_name
-from asyncpool._core.codec.formats import Format
+from asyncpool._core.codec.formats import PLAIN, Cost, Format
 from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -34,13 +34,17 @@ class Place:
     Attributes:
         kind: The type by which the format reads it; ``None`` if it reads plain data.
         expected: The class that plain data must have, if the annotation says that much.
+        cost: What values of the type cost whoever makes them.
     """
 
-    __slots__ = ("expected", "kind")
+    __slots__ = ("cost", "expected", "kind")
 
-    def __init__(self, kind: Any = None, expected: type | None = None) -> None:
+    def __init__(
+        self, kind: Any = None, expected: type | None = None, cost: Cost = PLAIN
+    ) -> None:
         self.kind = kind
         self.expected = expected
+        self.cost = cost
 
     @property
     def plain(self) -> bool:
@@ -116,7 +120,8 @@ def _place(hints: Mapping[str, Any], name: str, how: Format) -> Place:
         return Place(kind)
     if kind is bytes or kind is bytearray:
         return Place(None, kind)  # it may be large, and travel beside the message
-    return Place(kind) if how.is_closed(kind) else _ANYTHING
+    cost = how.cost(kind)
+    return _ANYTHING if cost is None else Place(kind, cost=cost)
 
 
 class FunctionNames:

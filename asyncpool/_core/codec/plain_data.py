@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
-    from asyncpool._core.codec.formats import Format
+    from asyncpool._core.codec.formats import Cost, Format
 
 # The most bytes of a text that is read in one step: of the densest JSON some 10 ms.
 PIECE = HEAVY
@@ -80,6 +80,10 @@ _DIMENSIONS = 32
 
 # The strings of a text; the last one may have no end, so that a search takes one pass.
 _STRINGS = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
+
+
+# A string that may stand for a UUID.
+_LONG_TEXT = re.compile(rb'"(?:[^"\\]|\\.){32,}"', re.DOTALL)
 
 
 class NotDataError(TypeError):
@@ -136,8 +140,8 @@ class Parts:
         how: The format.
         buffers: Where large buffers go; ``None`` if they stay in the message.
         limit: How large the message may become, roughly.
-        share: What share of the most values it may hold, 1 or 2 for a half; ``None`` if it may hold
-            any number, since a worker reads it.
+        cost: What its values cost whoever reads it; ``None`` if it may hold any number, since a worker
+            reads it.
     """
 
     def __init__(
@@ -146,10 +150,10 @@ class Parts:
         buffers: list[memoryview] | None,
         limit: int | None,
         *,
-        share: int | None = 1,
+        cost: Cost | None,
     ) -> None:
         self._how = how
-        self._share = share
+        self._cost = cost
         self._buffers = buffers
         self._room: float = math.inf if limit is None else limit
         self._program: list[int] = []
@@ -173,11 +177,10 @@ class Parts:
             self._how.text(self._program[start : start + _CHARACTERS])
             for start in range(0, len(self._program), _CHARACTERS)
         ]
-        if self._share is not None:
-            made, values = map(
-                sum, zip(*map(_counts, [*program, *self._texts]), strict=True)
-            )
-            _check_counts(made + self._made, values, self._share)
+        if self._cost is not None:
+            counts = [_counts(text, self._cost) for text in self._texts]
+            made, values = map(sum, zip((self._made, 0), *counts, strict=True))
+            _check_counts(made, values, self._cost)
             if sum(map(len, [*self._bytes, *self._texts])) > MOST_BYTES:
                 raise NotDataError(
                     f"its texts and short bytes have more than {MOST_BYTES >> 20} MiB: yield it in "
@@ -300,7 +303,7 @@ class Parts:
                 f"the keys of a {type(table).__name__} must be texts, numbers, bytes, None, or "
                 "tuples of up to 8 of these"
             )
-        if self._share is not None and len(table) > most:
+        if self._cost is not None and len(table) > most:
             raise NotDataError(
                 f"a {type(table).__name__} of more than {most:,} such keys would hold up the "
                 "service: send a list, or yield it in parts"
@@ -332,18 +335,22 @@ class Parts:
         self._add(ARRAY, 2)
 
 
-def _counts(text: bytes) -> tuple[int, int]:
-    """Return how many lists and dicts a text has, and how many values, roughly."""
+def _counts(text: bytes, cost: Cost) -> tuple[int, int]:
+    """Return how many lists and dicts the list in a text has, and how many other values, with keys."""
+    long = len(_LONG_TEXT.findall(text)) if cost.tracked else 0
     text = _STRINGS.sub(b"", text)
-    return text.count(b"[") + text.count(b"{"), text.count(b",")
+    made = text.count(b"[") + text.count(b"{") - 1
+    empty = text.count(b"[]") + text.count(b"{}")
+    return made + long, text.count(b",") + text.count(b":") + 1 - empty
 
 
-def _check_counts(made: int, values: int, share: int) -> None:
-    if made * share > _MOST or values * share > _MOST_VALUES:
+def _check_counts(made: int, values: int, cost: Cost) -> None:
+    most, most_values = _MOST // cost.copies, _MOST_VALUES // cost.copies
+    if made > most or values > most_values:
+        others = "UUIDs" if cost.tracked else "others"
         raise NotDataError(
-            f"it holds more than {_MOST // share:,} lists, dicts or others, or "
-            f"{_MOST_VALUES // share:,} values, which would hold up the service: send an array or "
-            "bytes, or yield it in parts"
+            f"it holds more than {most:,} lists, dicts or {others}, or {most_values:,} values, which "
+            "would hold up the service: send an array or bytes, or yield it in parts"
         )
 
 
@@ -379,8 +386,8 @@ class Assembly:
         how: The format.
         body: The message.
         buffers: What came beside it.
-        copy: Whether the sender is a worker, which may write into the buffers later on, and must
-            not make this process import anything.
+        cost: What its values cost; ``None`` if the sender is no worker, which may write into the buffers
+            later on, and must not make this process import anything.
         pause: Called now and then.
     """
 
@@ -390,33 +397,30 @@ class Assembly:
         body: memoryview,
         buffers: list[memoryview],
         *,
-        copy: bool,
+        cost: Cost | None,
         pause: Callable[[], None] | None,
     ) -> None:
         self._how = how
-        self._copy = copy
+        self._copy = cost is not None
+        self._cost = cost
         self._pause = pause or _go_on
         self._buffers: list[memoryview | None] = [*buffers]
         size = int.from_bytes(body[:8])
         self._bytes, self._rest = body[8 : 8 + size], body[8 + size :]
-        self._share = 1
         self._made = self._values = 0
         self._free = _FREE
 
-    def value(self, share: int = 1) -> Any:
+    def value(self) -> Any:
         """Return the value.
-
-        Args:
-            share: What share of the most values it may hold: 1, or 2 for a half.
 
         Raises:
             MissingPackageError: If it is an array, and this process has not imported NumPy.
             Exception: If there is none.
         """
-        self._share = share
         program: list[Any] = []
         for some in self._texts():
             program += some
+        self._made = self._values = 0  # of the value, and not of its program
         stack: list[Any] = []
         ready: list[Any] = []
         texts, at = self._texts(), 0
@@ -463,7 +467,8 @@ class Assembly:
             if size > PIECE:
                 raise MalformedError("one of its parts is too long")
             self._pause()
-            self._count(*_counts(text))
+            if self._cost is not None:
+                self._count(*_counts(text, self._cost))
             values = self._how.parse(text)
             if type(values) is not list:
                 raise MalformedError("one of its parts is no list")
@@ -472,8 +477,8 @@ class Assembly:
     def _count(self, made: int, values: int = 0) -> None:
         self._made += made
         self._values += values
-        if self._copy:
-            _check_counts(self._made, self._values, self._share)
+        if self._cost is not None:
+            _check_counts(self._made, self._values, self._cost)
 
     def _last(self, stack: list[Any], count: int) -> list[Any]:
         """Take the last *count* values off the stack, some at a time."""
