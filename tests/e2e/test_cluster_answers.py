@@ -382,3 +382,21 @@ async def test_a_large_head_is_refused_without_an_error(
     assert [
         it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
     ] == []
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+@pytest.mark.parametrize("name", ["raw_wsgi", "raw_asgi"])
+async def test_a_trailer_is_no_header(name: str, http: str) -> None:
+    where = "/headers" if name == "raw_wsgi" else "/echo"
+    async with serving(name, http=http) as cluster, Caller(cluster) as caller:
+        caller.say(
+            f"POST {where} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            "1\r\na\r\n0\r\nX-Remote-User: root\r\n\r\n"
+        )
+        status, body = await caller.response()
+        assert status == 200
+        found = json.loads(body)
+        if name == "raw_wsgi":
+            assert found["HTTP_X_REMOTE_USER"] is None
+        else:
+            assert found == ["POST", ["host", "transfer-encoding"], "a"]

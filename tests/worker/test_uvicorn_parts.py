@@ -48,6 +48,7 @@ PARTS = {
         "headers",
         "on_headers_complete",
         "on_message_begin",
+        "parser",
         "pipeline",
         "send_400_response",
         "url",

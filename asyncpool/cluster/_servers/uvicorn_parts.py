@@ -320,6 +320,7 @@ class _Bounds(_Protocol):  # type: ignore[misc]
 class _HttptoolsBounds(_Bounds):
     """Knows how much of a head, or of trailers, has come, and since when."""
 
+    headers: Any
     _in_head = _in_message = _has_begun = False
     _bytes = 0  # in a row, without anything of a body among them
     _piece = 0  # bytes of the piece that is being read
@@ -370,6 +371,10 @@ class _HttptoolsBounds(_Bounds):
             raise ValueError(_TOO_LARGE)  # the parser stops, see send_400_response
         above: Any = super()
         above.on_headers_complete()
+        if not self.parser.should_upgrade():
+            # Trailers come as headers do.  A proxy checks and sets headers, and lets trailers pass, so
+            # no application may take one for the other.
+            self.headers = []
 
     def send_400_response(self, msg: str) -> None:
         if not self.transport.is_closing():
