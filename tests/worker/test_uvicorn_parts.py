@@ -25,6 +25,7 @@ pytestmark = pytest.mark.asyncio
 OF_BOTH = (
     "connections",
     "cycle",
+    "flow",
     "on_response_complete",
     "scope",
     "shutdown",
@@ -51,6 +52,8 @@ PARTS = {
         "parser",
         "pipeline",
         "send_400_response",
+        "_should_upgrade",
+        "_unsupported_upgrade_warning",
         "url",
     ),
 }
