@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import json
 import logging
+import resource
 import socket
 import struct
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -382,3 +384,84 @@ async def test_a_large_head_is_refused_without_an_error(
     assert [
         it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
     ] == []
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+@pytest.mark.parametrize("name", ["raw_wsgi", "raw_asgi"])
+async def test_a_trailer_is_no_header(name: str, http: str) -> None:
+    where = "/headers" if name == "raw_wsgi" else "/echo"
+    async with serving(name, http=http) as cluster, Caller(cluster) as caller:
+        caller.say(
+            f"POST {where} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            "1\r\na\r\n0\r\nX-Remote-User: root\r\n\r\n"
+        )
+        status, body = await caller.response()
+        assert status == 200
+        found = json.loads(body)
+        if name == "raw_wsgi":
+            assert found["HTTP_X_REMOTE_USER"] is None
+        else:
+            assert found == ["POST", ["host", "transfer-encoding"], "a"]
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_an_offer_of_another_protocol_does_not_change_where_a_request_ends(
+    http: str, *, later: bool
+) -> None:
+    body = "GET /release HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with serving("raw_asgi", http=http) as cluster, Caller(cluster) as caller:
+        for _ in range(3):
+            caller.say(
+                "POST /echo HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\n"
+                f"upgrade: h2c\r\nhttp2-settings: AA\r\ncontent-length: {len(body)}\r\n\r\n"
+            )
+            if later:
+                await caller.writer.drain()
+                await get(cluster, "/told")  # the head has come by itself
+            caller.say(body + GET.format("/echo"))
+            status, answer = await caller.response()
+            method, headers, text = json.loads(answer)
+            assert (status, method, text) == (200, "POST", body)
+            assert {"connection", "content-length", "host"} <= set(headers)
+            status, answer = await caller.response()
+            assert json.loads(answer) == ["GET", ["host"], ""]
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_pipeline_is_answered_in_order(http: str) -> None:
+    count, size = 300, 1000
+    async with serving("raw_asgi", http=http) as cluster, Caller(cluster) as caller:
+        for number in range(count):
+            head = f"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n"
+            caller.say(head + str(number).rjust(size))
+        for number in range(count):
+            _, answer = await caller.response()
+            assert int(json.loads(answer)[2]) == number
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_pipeline_takes_no_memory_that_grows_with_it(http: str) -> None:
+    async with serving("raw_asgi", http=http) as cluster, Caller(cluster) as caller:
+        pid = cluster.stats().slots[0].pid
+        memory = Path(f"/proc/{pid}/statm")
+        page = resource.getpagesize()
+        before = int(memory.read_text().split()[1]) * page
+        transport = caller.writer.transport
+        transport.pause_reading()  # type: ignore[attr-defined]
+        sent = refused = 0
+        most = 16_000_000  # more than the kernel holds for both sides
+        while sent < most and refused < 20:
+            if (
+                transport.get_write_buffer_size()
+            ):  # the worker takes no more, or not yet
+                refused += 1
+                await get(cluster, "/told")
+                continue
+            refused = 0
+            piece = GET.format("/told") * 1000
+            caller.say(piece)
+            sent += len(piece)
+            await asyncio.sleep(0)
+        grown = int(memory.read_text().split()[1]) * page - before
+        assert (sent < most, grown < 40_000_000) == (True, True)

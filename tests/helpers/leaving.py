@@ -123,6 +123,7 @@ def raw_wsgi(environ: Message, start_response: Callable[..., Any]) -> Any:
             start_response("418 No", [("x", "second")], info)
             return [b"changed"]
     elif where == "/headers":
+        environ["wsgi.input"].read()
         names = ("HTTP_X_REMOTE_USER", "HTTP_COOKIE", "PATH_INFO", "SCRIPT_NAME")
         body = json.dumps({name: environ.get(name) for name in names}).encode()
     else:
@@ -226,17 +227,21 @@ async def raw_asgi(scope: Message, receive: Any, send: Any) -> None:
     """Answer without any framework."""
     if scope["type"] != "http":
         return
-    where, status = scope["path"], 200
+    where, status, echo = scope["path"], 200, b""
     if where in {"/stream", "/torrent"}:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         async for piece in later_pieces() if where == "/stream" else torrent():
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-    if where == "/upload":
-        while (message := await receive()).get("more_body"):
-            pass
+    if where in {"/upload", "/echo"}:
+        message: Message = {"more_body": True}
+        while message.get("more_body"):
+            message = await receive()
+            echo += message.get("body", b"")
         if message["type"] == "http.disconnect":
             told["broken off"] += 1
             return
+        names = sorted(name.decode() for name, _ in scope["headers"])
+        echo = json.dumps([scope["method"], names, echo.decode()]).encode()
     elif where == "/wait":
         await asyncio.Event().wait()
     elif where == "/stubborn":
@@ -249,7 +254,7 @@ async def raw_asgi(scope: Message, receive: Any, send: Any) -> None:
         return
     elif where == "/block":
         hang()
-    body = do(where)
+    body = echo if where == "/echo" else do(where)
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

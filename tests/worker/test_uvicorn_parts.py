@@ -25,6 +25,7 @@ pytestmark = pytest.mark.asyncio
 OF_BOTH = (
     "connections",
     "cycle",
+    "flow",
     "on_response_complete",
     "scope",
     "shutdown",
@@ -48,8 +49,11 @@ PARTS = {
         "headers",
         "on_headers_complete",
         "on_message_begin",
+        "parser",
         "pipeline",
         "send_400_response",
+        "_should_upgrade",
+        "_unsupported_upgrade_warning",
         "url",
     ),
 }

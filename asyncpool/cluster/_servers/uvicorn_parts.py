@@ -219,6 +219,14 @@ _TOO_SLOW = "408 Request Timeout"
 # Of each line of a head, besides name and value: ": " and the line's end.
 _PER_HEADER = 4
 
+# How many requests of one connection may wait for the one before them, and how many bytes are read
+# at a time, which might be full of them.  A request that waits takes some 5 KB.
+_MOST_WAITING = 16
+_PIECE = 4096
+
+# Bytes behind a request, or of the body of one that waits, from which on no more are read.
+_MOST_UNREAD = 65_536
+
 
 def bounded(
     protocol_class: Any,
@@ -272,11 +280,15 @@ class _Bounds(_Protocol):  # type: ignore[misc]
     head_until: float | None = None
     body_at = 0.0  # when the last piece of a body came
     half_closed = False
+    flow: Any
     request: Any = None  # the last one whose application was called
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         above: Any = super()
         above.connection_made(transport)
+        # uvicorn resumes it at each response, and when the application looks for a body.
+        self._flow_on: Any = self.flow.resume_reading
+        self.flow.resume_reading = self._resume_reading
         self.expect_head()
 
     def eof_received(self) -> bool | None:
@@ -302,6 +314,9 @@ class _Bounds(_Protocol):  # type: ignore[misc]
     def on_response_complete(self) -> None:
         above: Any = super()
         above.on_response_complete()
+        if not self.transport.is_closing():
+            self.read_on()
+            self.flow.resume_reading()  # it was refused while too much was unread
         if self.half_closed and self.cycle.response_complete:
             self.transport.close()
 
@@ -310,6 +325,13 @@ class _Bounds(_Protocol):  # type: ignore[misc]
         above.connection_lost(exc)
         if self.request is not None:
             self.request.leave()
+
+    def read_on(self) -> None:
+        """Read what had to wait, if there is something."""
+
+    def _resume_reading(self) -> None:
+        if not self.is_full():
+            self._flow_on()
 
     def expect_head(self) -> None:
         """Have the time for a head begin, if it has not."""
@@ -320,22 +342,60 @@ class _Bounds(_Protocol):  # type: ignore[misc]
 class _HttptoolsBounds(_Bounds):
     """Knows how much of a head, or of trailers, has come, and since when."""
 
+    headers: Any
+    parser: Any
     _in_head = _in_message = _has_begun = False
     _bytes = 0  # in a row, without anything of a body among them
     _piece = 0  # bytes of the piece that is being read
+    _declined = b""  # a head without the offer of another protocol that it had
+    _declined_at = 0  # where it ended in the piece
+    _unread = memoryview(b"")  # what waits, since many requests do
 
     def in_head(self) -> bool:
         return self._in_head
 
+    def is_full(self) -> bool:
+        waits = self.pipeline and len(self.cycle.body) > _MOST_UNREAD
+        return bool(self._unread or waits)
+
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():  # TLS and uvloop may bring what had come before
+        if self._unread:  # TLS and uvloop may bring more while nothing is to be read
+            self._unread = memoryview(bytes(self._unread) + data)
             return
-        self._has_begun, self._piece = False, len(data)
+        self._unread = memoryview(data)
+        self.read_on()
+
+    def read_on(self) -> None:
+        """Read what has come, piece by piece, until many requests wait."""
+        rest, self._unread = self._unread, memoryview(b"")
+        if rest and self._in_head:
+            self.expect_head()
+        # A WebSocket is none of the connections any more, and has nothing more to read yet.
+        while rest and self in self.connections and not self.transport.is_closing():
+            if len(self.pipeline) >= _MOST_WAITING:
+                self._unread, self.head_until = rest, None
+                self.flow.pause_reading()
+                return
+            piece = rest[:_PIECE]
+            self._feed(piece)
+            if not self._declined:
+                rest = rest[len(piece) :]
+                continue
+            # That parser has left out the body, so another one reads the request from its beginning.
+            head, self._declined = self._declined, b""
+            rest = rest[self._declined_at :]
+            self.parser = type(self.parser)(self)
+            with suppress(AttributeError):  # as uvicorn does
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._feed(memoryview(head))
+
+    def _feed(self, piece: memoryview) -> None:
+        self._has_begun, self._piece = False, len(piece)
         above: Any = super()
-        above.data_received(data)
+        above.data_received(piece)
         # Of a piece in which it has begun it is not known how much is the head's.
         if self._in_message and not self._has_begun and not self.transport.is_closing():
-            self._bytes += len(data)
+            self._bytes += len(piece)
             if self._bytes > self.most:
                 said = not self._in_head and self.cycle.response_started
                 _refuse(self, "" if said else _TOO_LARGE)
@@ -355,6 +415,8 @@ class _HttptoolsBounds(_Bounds):
 
     def on_message_complete(self) -> None:
         self._in_message = False
+        if self._declined:
+            return
         above: Any = super()
         above.on_message_complete()
 
@@ -368,13 +430,43 @@ class _HttptoolsBounds(_Bounds):
         if not in_one and _size(self.url, self.headers) > self.most:
             _refuse(self, _TOO_LARGE)
             raise ValueError(_TOO_LARGE)  # the parser stops, see send_400_response
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            self._decline()
+            return
         above: Any = super()
         above.on_headers_complete()
+        if not self.parser.should_upgrade():
+            # Trailers come as headers do.  A proxy checks and sets headers, and lets trailers pass, so
+            # no application may take one for the other.
+            self.headers = []
+
+    def _decline(self) -> None:
+        """Have the request read as if nothing but HTTP/1.1 was offered.
+
+        The parser takes whatever comes behind an offer for the other protocol, also where it is refused:
+        a body would be lost, or be read as the next request.
+        """
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        if method == b"CONNECT":
+            raise ValueError("no proxy")
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
+        lines += [b"%b: %b" % it for it in self.headers if it[0] != b"upgrade"]
+        self._declined = b"\r\n".join([*lines, b"", b""])
+
+    def _unsupported_upgrade_warning(self) -> None:
+        # Here the parser has stopped, and says where.
+        error = sys.exception()
+        assert error is not None
+        self._declined_at = error.args[0]
 
     def send_400_response(self, msg: str) -> None:
         if not self.transport.is_closing():
             above: Any = super()
             above.send_400_response(msg)
+
+
+# The states of h11 in which a request has been read, and the next one waits.
+_READ = {"DONE", "MIGHT_SWITCH_PROTOCOL"}
 
 
 class _H11Bounds(_Bounds):
@@ -384,6 +476,10 @@ class _H11Bounds(_Bounds):
         self._unbounded_event = self.conn.next_event
         self.conn.next_event = self._next_event
         super().connection_made(transport)
+
+    def is_full(self) -> bool:
+        done = str(self.conn.their_state) in _READ
+        return done and len(self.conn.trailing_data[0]) > _MOST_UNREAD
 
     def in_head(self) -> bool:
         return self._is_idle() and bool(self.conn.trailing_data[0])
