@@ -19,6 +19,7 @@ def _trouble(fault: Fault) -> str:
         return str(error)
     for test in fault.tests:
         file, _, name = test.partition("::")
+        name = name.rpartition("::")[2]  # behind its class
         if f"def {name}(" not in (ROOT / file).read_text() and name:
             return f"there is no {test}"
     return ""
