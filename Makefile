@@ -27,7 +27,7 @@ PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
 .DELETE_ON_ERROR:
 # Two installations at once into one environment would break it.
 .NOTPARALLEL:
-.PHONY: help demo demo-cluster test lint types docs soak fuzz unit real coverage mutants walks format test-all bench torture bytecode clean
+.PHONY: help demo demo-cluster test lint types docs soak fuzz unit real coverage faults walks format test-all bench torture bytecode clean
 
 help: ## Print the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=\"options of the program\"]"
@@ -87,8 +87,8 @@ coverage: $(VENV)/.installed-coverage bytecode ## Which lines the tests run, in 
 	    `$(PY) -m coverage report --format=total --include="asyncpool/$$layer/*"`; done
 	@echo "line by line: build/coverage/html/index.html"
 
-mutants: $(VENV)/.installed-test bytecode ## Which mutants of the core its tests let live; ARGS="queue pace"
-	$(PY) -m tests.mutants $(ARGS)
+faults: $(VENV)/.installed-test bytecode ## Which tests find planted faults, for hours; ARGS="leases mutants --all-tests"
+	$(PY) -m tests.faults $(ARGS)
 
 walks: $(VENV)/.installed-test bytecode ## The model of the supervisor at random; ARGS="--minutes 10 --seed 7"
 	$(PY) -m tests.random_walks $(ARGS)

@@ -52,7 +52,7 @@ settings.register_profile(
     derandomize=False,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# For mutants: what fails need not be small, and lives or dies the same each time.
+# For planted faults: what fails need not be small, and each run makes the same examples.
 settings.register_profile(
     "mutants",
     max_examples=60,
