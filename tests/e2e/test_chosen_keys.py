@@ -109,16 +109,16 @@ IDS = b"[" + b'"%032d",' % 7 * 2_999 + b'"%032d"]' % 7
             data_jobs.lie_of_forms,
             parts([PUSH, 40_000, LIST, 40_000], FORMS),
             (
-                "with the defaults of its fields it holds more than 150,000 lists, dicts or others, "
+                "with the defaults of its fields it holds more than 120,000 lists, dicts or others, "
                 "which would hold up the service: yield it in parts"
             ),
         ),
         (
             data_jobs.lie_of_a_folder,
             parts(
-                [PUSH, 1, PUSH, 20_000, LIST, 20_000, PUSH, 2, DICT, 4],
+                [PUSH, 1, PUSH, 15_000, LIST, 15_000, PUSH, 2, DICT, 4],
                 b'["forms"]',
-                FORMS[:60_000] + b"]",
+                FORMS[:45_000] + b"]",
                 b'["ids",[]]',
             ),
             (
@@ -130,7 +130,7 @@ IDS = b"[" + b'"%032d",' % 7 * 2_999 + b'"%032d"]' % 7
             data_jobs.lie_of_ids,
             parts([PUSH, 120_000, LIST, 120_000], *[IDS] * 40),
             (
-                "it holds more than 100,000 lists, dicts or UUIDs, or 2,500,000 values, which would "
+                "it holds more than 66,666 lists, dicts or UUIDs, or 1,666,666 values, which would "
                 "hold up the service: send an array or bytes, or yield it in parts"
             ),
         ),

@@ -24,6 +24,7 @@ from asyncpool._core.codec.plain_data import (
     MissingPackageError,
     NotDataError,
     Parts,
+    go_on,
     private,
     weigh,
 )
@@ -118,7 +119,7 @@ def _open(
         raise MalformedError("it is too long")
     if type(stream) is not bytes:
         # The worker may write to it while it is read.
-        stream = private(memoryview(stream).cast("B"), pause or _go_on)
+        stream = private(memoryview(stream).cast("B"), pause or go_on)
     if stream[:1] != bytes((how.number,)) or stream[1:_HEAD] not in (b"\0", b"\1"):
         raise MalformedError(f"it is no message of {how.name}")
     if stream[1]:
@@ -129,10 +130,6 @@ def _open(
     if len(stream) > piece + _HEAD and how.codec is None:
         raise MalformedError("it is too long for one part")
     return bytes(stream[_HEAD:])
-
-
-def _go_on() -> None:
-    pass
 
 
 def pack_call(

@@ -51,7 +51,7 @@ PLAIN = Cost()
 # slow values, one step makes at most; and how many objects a whole message.
 _STEP = 8192
 _MOST_OBJECTS, _MOST_SLOW = 80_000, 50_000
-_MOST = 150_000
+_MOST = 120_000
 
 # What the call of a default's factory counts that the service has written.
 _FACTORY = 8
@@ -329,13 +329,14 @@ class MsgspecFormat(Format):
             for name, count in made.items():
                 if count:
                     defaults[name] = max(count, defaults.get(name, 0))
+        tracked = any(isinstance(part, inspect.UUIDType) for part in found)
         return Cost(
-            copies=2,
+            copies=3 if tracked else 2,
             effort=effort,
             defaults=defaults,
             shortest=shortest,
             slow=any(isinstance(part, slow) for part in found),
-            tracked=any(isinstance(part, inspect.UUIDType) for part in found),
+            tracked=tracked,
             times=any(
                 isinstance(part, inspect.DateTimeType | inspect.TimeType)
                 for part in found

@@ -403,7 +403,7 @@ class Assembly:
         self._how = how
         self._copy = cost is not None
         self._cost = cost
-        self._pause = pause or _go_on
+        self._pause = pause or go_on
         self._buffers: list[memoryview | None] = [*buffers]
         size = int.from_bytes(body[:8])
         self._bytes, self._rest = body[8 : 8 + size], body[8 + size :]
@@ -608,8 +608,8 @@ class Assembly:
         return array if beside and not self._copy else array.copy("A")
 
 
-def _go_on() -> None:
-    pass
+def go_on() -> None:
+    """Do nothing, where others pause."""
 
 
 def _numpy() -> Any:
