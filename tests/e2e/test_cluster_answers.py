@@ -43,13 +43,14 @@ def web(name: str, **options: Any) -> Cluster:
     """Return a cluster with one worker; a WSGI application has two threads."""
     workers = options.pop("workers", 1)
     spread = options.pop("spread", "handoff")
+    drain = options.pop("drain_timeout", PATIENCE)
     if name in {"raw_wsgi", "flask_app", "django_app"}:
         make: Any = wsgi
         options.setdefault("threads", THREADS)
     else:
         make = asgi
     target = make(f"tests.helpers.leaving:{name}", **options)
-    return cluster_of(target, workers=workers, spread=spread, drain_timeout=PATIENCE)
+    return cluster_of(target, workers=workers, spread=spread, drain_timeout=drain)
 
 
 class Caller:
@@ -277,6 +278,37 @@ async def test_who_reads_nothing_is_cut_off(name: str) -> None:
             caller.say(GET.format(path))
             await told(cluster, closed=1)
         assert cluster.stats().requests.timed_out == 1
+
+
+async def test_who_reads_slowly_is_not_cut_off() -> None:
+    async with serving("raw_wsgi", request_timeout=0.5) as cluster:
+        host, _, port = cluster.addresses[0].removeprefix("tcp://").rpartition(":")
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, (host, int(port)))
+            await loop.sock_sendall(sock, GET.format("/flood").encode())
+            # Each look of the worker at its requests is one of these.
+            while cluster.stats().worker_loop_lag.count < 5:
+                assert await loop.sock_recv(sock, 1000)
+                await get(cluster, "/told")
+            assert cluster.stats().requests.timed_out == 0
+
+
+async def test_who_waits_for_a_thread_when_all_ends_is_told_so() -> None:
+    async with (
+        serving("raw_wsgi", threads=1, drain_timeout=0.5) as cluster,
+        Caller(cluster) as first,
+        Caller(cluster) as second,
+    ):
+        first.say(GET.format("/hang"))
+        await come_true(lambda: cluster.stats().requests.open == 1)
+        second.say(GET.format("/told"))
+        await come_true(lambda: cluster.stats().requests.open == 2)
+        closing = asyncio.create_task(cluster.close())
+        assert await second.response() == (503, b"Service Unavailable")
+        await closing
 
 
 # Workers that can take no request.

@@ -100,6 +100,7 @@ async def serve(
         await Drain(worker, config, state).run(connecting)
         await connecting
     finally:
+        requests.refuse_waiting()
         requests.end()
         for task in state.tasks:  # the application is still whole
             task.cancel()
@@ -615,6 +616,13 @@ class Requests:
             self._run(), name="asyncpool server requests"
         )
 
+    def refuse_waiting(self) -> None:
+        """Answer 503 to requests that still wait for a thread: they have never begun."""
+        waiting = set() if self._threads is None else set(self._threads.waiting)
+        for request in self.open:
+            if request.scope.get(CALL) in waiting and request.answer is None:
+                request.refuse_soon(_UNAVAILABLE)
+
     def end(self) -> None:
         """Report for the last time, with what is open as cut off."""
         self._task.cancel()
@@ -752,7 +760,7 @@ class Requests:
                 why += f" {timeout:g} s"
                 self._give_up(request, now, why, _UNAVAILABLE)
         elif not cycle.response_complete and cycle.flow.write_paused:
-            unsent = cycle.transport.get_write_buffer_size()
+            unsent = _unsent(cycle.transport)
             if unsent != request.unsent:
                 request.unsent, request.unsent_since = unsent, now
             elif now - request.unsent_since > timeout:
@@ -778,12 +786,17 @@ class Requests:
             why=why,
             done=f"answered {status}" if status else "cut off",
         )
-        loop = asyncio.get_running_loop()
-        request.answer = loop.create_task(
-            request.refuse(status), name="asyncpool request timeout"
-        )
-        assert request.task is not None
-        request.task.cancel()
+        request.refuse_soon(status)
+
+
+def _unsent(transport: Any) -> int:
+    """Return how much a client has not taken, with the megabytes that the kernel holds for it."""
+    held = transport.get_write_buffer_size()
+    with suppress(OSError, ValueError):  # its socket is closed
+        sock = transport.get_extra_info("socket")
+        left = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        held += int.from_bytes(left, sys.byteorder)
+    return held  # type: ignore[no-any-return]
 
 
 def counted(app: Any, figures: RequestFigures, requests: set[_Request]) -> Any:
@@ -899,11 +912,18 @@ class _Request:
         if call is not None:
             call.leave()
 
-    async def refuse(self, status: int) -> None:
-        """Answer in place of the application, or cut the connection."""
+    def refuse_soon(self, status: int) -> None:
+        """End the application, and answer in its place; without a status cut the connection."""
         call: Call | None = self.scope.get(CALL)
         if call is not None:
             call.leave()
+        self.answer = asyncio.get_running_loop().create_task(
+            self._refuse(status), name="asyncpool request refused"
+        )
+        assert self.task is not None
+        self.task.cancel()
+
+    async def _refuse(self, status: int) -> None:
         if not status:
             if not self.cycle.response_complete:  # else the next request may be there
                 self.cycle.transport.abort()

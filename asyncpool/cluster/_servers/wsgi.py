@@ -48,13 +48,14 @@ class Threads:
 
     Attributes:
         running: The calls that have a thread.
+        waiting: Those that wait for one, in order.
     """
 
     def __init__(self, app: Any, count: int) -> None:
         self.app = app
         self.count = count
         self.running: set[Call] = set()
-        self._waiting: deque[Call] = deque()
+        self.waiting: deque[Call] = deque()
         self._begun_at = 0.0
         self._started = 0
         self._work: SimpleQueue[Call] = SimpleQueue()
@@ -73,20 +74,20 @@ class Threads:
             return 0
         if all(call.over for call in self.running):
             return held
-        if not self._waiting:
+        if not self.waiting:
             return 0
-        since = max(self._begun_at, self._waiting[0].since)
+        since = max(self._begun_at, self.waiting[0].since)
         return held if now - since > _STUCK else 0
 
     def submit(self, call: Call) -> None:
         """Have a thread run a call, now or when one is free."""
-        self._waiting.append(call)
+        self.waiting.append(call)
         self.begin_next()
 
     def begin_next(self) -> None:
         """Hand waiting calls to threads that are free."""
-        while self._waiting and len(self.running) < self.count:
-            call = self._waiting.popleft()
+        while self.waiting and len(self.running) < self.count:
+            call = self.waiting.popleft()
             self._begun_at = monotonic()
             self.running.add(call)
             if self._started < len(self.running):
@@ -99,9 +100,9 @@ class Threads:
 
     def drop(self, call: Call) -> bool:
         """Forget a call that still waits; return whether it did."""
-        if call not in self._waiting:
+        if call not in self.waiting:
             return False
-        self._waiting.remove(call)
+        self.waiting.remove(call)
         return True
 
     def _serve(self) -> None:
