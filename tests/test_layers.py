@@ -25,6 +25,7 @@ PURE = {
     "contextvars",
     "copyreg",
     "dataclasses",
+    "datetime",
     "enum",
     "functools",
     "heapq",
