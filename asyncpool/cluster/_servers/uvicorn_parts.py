@@ -13,7 +13,9 @@ import random
 import socket
 import sys
 import termios
+import threading
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
@@ -566,7 +568,11 @@ _OVER = -1
 _UNHEARD = 2
 
 # Calls of a stack that tell the user nothing.
-_NOT_THEIRS = ("/uvicorn/", "/asyncpool/", "/asyncio/", "/threading.py")
+_NOT_THEIRS = (
+    f"{Path(__file__).parents[2]}/",
+    *(f"{Path(str(it.__file__)).parent}/" for it in (uvicorn, asyncio)),
+    str(threading.__file__),
+)
 _DEEPEST = 20
 
 
@@ -954,7 +960,7 @@ class _Request:
         theirs = [
             frame
             for frame in frames
-            if not any(part in frame.f_code.co_filename for part in _NOT_THEIRS)
+            if not frame.f_code.co_filename.startswith(_NOT_THEIRS)
         ]
         return "\n".join(
             f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}'
