@@ -173,7 +173,7 @@ class NodeStats:
         crashes: How many workers have crashed.
         restarts: How many were replaced after that.
         cpu: Seconds of CPU time of its workers, also of those that are gone.
-        memory: Bytes of memory of its workers, the sum of :attr:`SlotStats.memory`.
+        memory: Bytes of memory of its workers, the sum of ``SlotStats.memory``.
         clock_ahead: Seconds that its monotonic clock is ahead of that of this process.
         clock_error: By how many seconds that may be wrong, either way; ``None`` if nothing is
             known.  The times of its jobs in traces and events are as good as that.
