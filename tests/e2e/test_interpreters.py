@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import platform
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -125,5 +127,11 @@ def test_nothing_starts_itself_again(tmp_path: Path) -> None:
     assert "was itself started to have workers" in done.stderr
 
 
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_ENABLE_SHARED"))
+    and ctypes.util.find_library(f"python{sys.version_info[0]}.{sys.version_info[1]}")
+    is None,
+    reason="PyInstaller needs the shared library of this Python, which is not here",
+)
 def test_a_program_of_pyinstaller(tmp_path: Path) -> None:
     check_frozen(pyinstaller(tmp_path))
