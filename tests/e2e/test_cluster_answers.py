@@ -157,8 +157,12 @@ async def test_an_upload_that_breaks_off_is_no_whole_one(name: str) -> None:
         for number in range(1, CLIENTS + 1):
             async with Caller(cluster) as caller:
                 caller.say(
-                    "POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n1234"
+                    "POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n"
+                    "expect: 100-continue\r\n\r\n"
                 )
+                # Who leaves before an application asks for the body has no part in it.
+                assert "100 Continue" in await caller.head()
+                caller.say("1234")
             assert (await told(cluster, broken_off=number))["broken off"] == number
 
 

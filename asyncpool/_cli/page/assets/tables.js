@@ -145,7 +145,7 @@ function workerTable(page) {
     sparkCell("CPU", recent("cpu"), percent, () => 1),
     sparkCell("Memory", recent("memory"), bytes, (values) => 1.25 * Math.max(1, ...values)),
     { title: "Up", class: "number", text: (row) => (row.uptime ? duration(row.uptime) : "–") },
-    ...(page.live ? [{ title: "", class: "actions", make: (cell, row) => page.workerButtons(cell, row), update: () => {} }] : []),
+    { title: "", class: "actions", make: (cell, row) => page.workerButtons(cell, row), update: () => {} },
   ], (row) => row.slot);
 }
 
