@@ -349,6 +349,10 @@ class LauncherProcess:
             self.asked_at = self._loop.time()
         try:
             return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not (answer.cancelled() or answer.exception()):
+                self._disown(answer.result())  # both in one turn of the loop
+            raise
         finally:
             self._requests.pop(number, None)
 
@@ -511,7 +515,13 @@ class LauncherProcess:
         if answer is not None and not answer.done():
             answer.set_result(process)
             return
-        # The caller has left and has closed the channels, so the worker would end by itself.
+        self._disown(process)
+
+    def _disown(self, process: Process) -> None:
+        """End a worker whose caller has left: it has closed the channels, but this is sooner."""
+        if self._processes.get(process.pid) is not process:  # it has ended
+            process.close()
+            return
         self._unwanted.add(process.pid)
         process.signal(signal.SIGKILL)
 
