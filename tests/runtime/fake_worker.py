@@ -27,6 +27,7 @@ from asyncpool._runtime.cluster.link import (
 )
 from asyncpool._runtime.cluster.message_queues import MessageQueues
 from asyncpool.errors import ProtocolError
+from tests.helpers.patience import patience
 
 if TYPE_CHECKING:
     from asyncpool._runtime.cluster.service import Service
@@ -54,6 +55,7 @@ class Master:
         self.stopped = False
         self.workers: list[FakeWorker] = []
         self.guests: list[socket.socket] = []
+        self._patience = patience()
 
     def worker(self, *, ready: bool = True) -> FakeWorker:
         """Return one more worker."""
@@ -84,10 +86,11 @@ class Master:
         """How many connections have come back and wait."""
         return len(self.balancer.core.waiting)
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
+        await self._patience.__aenter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for worker in self.workers:
             worker.die()
         self.balancer.close()
@@ -95,6 +98,7 @@ class Master:
         self.listener.close()
         for guest in self.guests:
             guest.close()
+        await self._patience.__aexit__(*error)
 
 
 class FakeWorker:

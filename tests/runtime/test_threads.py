@@ -1,4 +1,4 @@
-"""The contract of a pool's threads: they start when needed, and end with the pool."""
+"""What threads do for a pool: copies and pickles, in their order, beside each other, until its end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,20 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
+from asyncpool._core.figures.function_figures import FunctionTotals
+from asyncpool._core.pickling.calls import pack_value
+from asyncpool._core.pickling.functions import FunctionTable
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
+from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base import threads
 from asyncpool._runtime.base.threads import AbandonedError, Pause, Threads
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.traffic.large_jobs import Packer, Unpacker
+from asyncpool.errors import JobNotPicklableError
+from tests.helpers import large
 from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.owner import Owner
 from tests.helpers.patience import PATIENCE, patience
 
 pytestmark = BOTH_LOOPS
@@ -131,7 +142,8 @@ async def test_work_that_nobody_wants_is_given_up(clock: Clock) -> None:
 
 
 async def test_what_is_long_rests_while_it_is_not_the_first(clock: Clock) -> None:
-    pause = Pause(lambda: False)
+    unwanted = False
+    pause = Pause(lambda: unwanted)
     pause.second = True
     pause()
     clock.compute(0.019)
@@ -150,56 +162,15 @@ async def test_what_is_long_rests_while_it_is_not_the_first(clock: Clock) -> Non
     assert clock.slept == [0.00005] * 4 + [0.005] * 3
     clock.compute(1)
     pause()
-    assert clock.slept[7:] == [0.00005]
-
-
-async def test_the_first_never_rests(clock: Clock) -> None:
-    pause = Pause(lambda: False)
-    for _ in range(3):
-        pause()
-        clock.compute(1)
-    assert clock.slept == [0.00005] * 3
-
-
-async def test_what_rests_is_given_up_when_nobody_wants_it(clock: Clock) -> None:
-    pause = Pause(lambda: len(clock.slept) > 3)
-    pause.second = True
-    pause()
+    assert clock.slept[7:] == [0.00005], "the first never rests"
+    pause.second, clock.on_sleep = True, lambda: None
+    unwanted = True
     clock.compute(1)
     with pytest.raises(AbandonedError):
         pause()
-    assert clock.slept == [0.00005] * 2 + [0.005] * 2
 
 
 # The threads.
-
-
-async def test_there_are_none_before_they_are_needed() -> None:
-    found = new()
-    assert names() == []
-    await found.close()
-    assert names() == []
-
-
-async def test_copies_and_pickles_are_made_apart() -> None:
-    found = new()
-    async with patience():
-        assert (await found.copy(thread_name)).startswith("asyncpool-copy")
-        assert (await pickle(found, thread_name)).startswith("asyncpool-pickle")
-        await found.close()
-    assert names() == []
-
-
-async def test_arguments_results_and_errors_are_passed_on() -> None:
-    found = new()
-    async with patience():
-        assert await found.copy(divmod, 7, 2) == (3, 1)
-        assert await pickle(found, divmod, 9, 4) == (2, 1)
-        with pytest.raises(ZeroDivisionError):
-            await found.copy(divmod, 7, 0)
-        with pytest.raises(AbandonedError):
-            await pickle(found, _abandon)
-        await found.close()
 
 
 def _abandon() -> None:
@@ -371,8 +342,6 @@ async def test_nobody_rests_behind_what_does_not_come_back(
 
 
 # When there may be no more of them.
-
-
 def refuse(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
@@ -476,27 +445,6 @@ async def test_a_close_waits_for_what_is_running(
     assert names() == []
 
 
-async def test_a_close_waits_for_what_has_not_begun(gate: threading.Event) -> None:
-    found = new()
-    async with patience():
-        calls = [pickle(found, gate.wait, PATIENCE) for _ in range(5)]
-        close = asyncio.create_task(found.close())
-        await asyncio.sleep(0)
-        gate.set()
-        await close
-    assert [call.result() for call in calls] == [True] * 5
-    assert names() == []
-
-
-async def test_a_call_that_fails_does_not_keep_the_close_from_its_end() -> None:
-    found = new()
-    async with patience():
-        call = pickle(found, divmod, 1, 0)
-        await found.close()
-    assert isinstance(call.exception(), ZeroDivisionError)
-    assert names() == []
-
-
 async def test_a_close_that_is_cancelled_ends_the_threads_as_well(
     gate: threading.Event,
 ) -> None:
@@ -538,15 +486,6 @@ async def test_what_does_not_come_back_is_left_alone(
             await asyncio.sleep(0)
 
 
-async def test_a_close_may_come_twice() -> None:
-    found = new()
-    async with patience():
-        await found.copy(thread_name)
-        await found.close()
-        await found.close()
-    assert names() == []
-
-
 @pytest.mark.parametrize("error", [AbandonedError(), LookupError()])
 async def test_nobody_hears_how_a_call_ends_that_was_given_up(
     error: BaseException, gate: threading.Event
@@ -572,24 +511,200 @@ async def test_nobody_hears_how_a_call_ends_that_was_given_up(
     assert complaints == []
 
 
-async def test_a_call_that_is_given_up_is_waited_for_all_the_same(
-    gate: threading.Event,
-) -> None:
-    """Its thread is still at it, and ends with the pool."""
-    found = new()
-    began, ended = threading.Event(), threading.Event()
+# What is packed and unpacked there.
 
-    def wait() -> None:
-        began.set()
-        gate.wait(PATIENCE)
-        ended.set()
 
-    async with patience():
-        call = found.copy(wait)
-        while not began.is_set():  # noqa: ASYNC110 - it has no loop
-            await asyncio.sleep(0)
-        call.cancel()
-        gate.set()
-        await found.close()
-    assert ended.is_set()
-    assert names() == []
+class Hands:
+    """Threads that do a call when they are told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[asyncio.Future[Any], Callable[[], Any]]] = []
+
+    def pickle(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        unwanted: Callable[[], bool],
+    ) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.calls.append((future, lambda: function(*args, Pause(unwanted))))
+        return future
+
+    async def work(self) -> None:
+        """Do the oldest call, and let whoever waits for it hear of that."""
+        future, call = self.calls.pop(0)
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - as a thread does
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        await asyncio.sleep(0)
+
+    async def work_all(self) -> int:
+        """Do calls as long as there are any, and return how many there were."""
+        count = 0
+        while self.calls:
+            await self.work()
+            count += 1
+        return count
+
+
+class Office:
+    """A packer, and what has come of its work."""
+
+    def __init__(self, ahead: int = 2) -> None:
+        self.hands = Hands()
+        self.done: list[Job[Any]] = []
+        self.refusals: list[tuple[Job[Any], JobNotPicklableError]] = []
+        self.packer = Packer(
+            self.hands,  # type: ignore[arg-type] # a fake
+            self,
+            ahead=ahead,
+        )
+        self._functions = FunctionTable(FunctionTotals())
+
+    def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+        """Take what is to travel."""
+        job._payload = payload
+        self.done.append(job)
+
+    def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
+        """Take what cannot be pickled."""
+        self.refusals.append((job, error))
+
+    def job(self, number: int = 0) -> Job[Any]:
+        return Job(
+            number,
+            self._functions.find(large.same),
+            JobOptions(),
+            Owner(),
+            asyncio.get_running_loop(),
+        )
+
+    def add(self, number: int = 0, value: object = None) -> Job[Any]:
+        """Have a call pickled; it is a large one, unless a *value* says otherwise."""
+        job = self.job(number)
+        argument = large.filler(200_000) if value is None else value
+        self.packer.add(job, (large.same, (argument,), {}))
+        return job
+
+
+# Arguments.
+
+
+async def test_no_more_are_pickled_ahead_than_was_said() -> None:
+    office = Office(ahead=2)
+    added = [office.add(number) for number in range(5)]
+    # Those that are being pickled are ahead too.
+    assert len(office.hands.calls) == 2
+    await office.hands.work()
+    assert len(office.hands.calls) == 1
+    assert await office.hands.work_all() == 1
+    assert office.done == added[:2]
+    # One that has a worker is not ahead any more.
+    added[0]._slot = 0
+    office.packer.go_on()
+    assert await office.hands.work_all() == 1
+    office.packer.go_on()
+    assert office.hands.calls == []
+    # Nor is one that is done, or was given up.
+    added[1]._payload = b""
+    added[2]._payload = b""
+    office.packer.go_on()
+    assert await office.hands.work_all() == 2
+    assert office.done == added
+
+
+async def test_one_that_lost_its_worker_is_not_ahead_again() -> None:
+    """It has been pickled already, and is sent again as it is."""
+    office = Office(ahead=1)
+    added = [office.add(number) for number in range(3)]
+    await office.hands.work_all()
+    added[0]._slot = 0
+    office.packer.go_on()
+    added[0]._slot = None
+    assert await office.hands.work_all() == 1
+    assert office.done == added[:2]
+
+
+async def test_a_job_that_is_given_up_meanwhile_is_not_told_of() -> None:
+    office = Office()
+    first, second = office.add(1), office.add(2)
+    first.cancel()
+    # Its thread notices, and gives up.
+    future, call = office.hands.calls[0]
+    with pytest.raises(AbandonedError):
+        call()
+    await office.hands.work()
+    assert isinstance(future.exception(), AbandonedError)
+    # Or it has been a moment too late.
+    office.hands.calls[0][0].set_result(b"small")
+    office.hands.calls.pop()
+    second.cancel()
+    await asyncio.sleep(0)
+    third = office.add(3)
+    assert await office.hands.work_all() == 1
+    assert office.done == [third]
+    assert office.refusals == []
+
+
+class Exits:
+    def __reduce__(self) -> Any:
+        raise SystemExit(3)
+
+
+async def test_whatever_pickling_raises_is_the_jobs_own_error() -> None:
+    office = Office()
+    bad, good = office.add(1, [Exits()]), office.add(2)
+    assert await office.hands.work_all() == 2
+    [(job, error)] = office.refusals
+    assert job is bad
+    assert type(error) is JobNotPicklableError
+    assert str(error) == "the call cannot be pickled: SystemExit: 3"
+    assert (error.direction, error.name) == ("arguments", "the call")
+    assert isinstance(error.__cause__, SystemExit)
+    assert office.done == [good]
+
+
+class Spoils:
+    """Writes over the end of a stream that is being unpickled, from its beginning."""
+
+    stream: memoryview
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return spoil, ()
+
+
+def spoil() -> str:
+    Spoils.stream[-1000:] = bytes(1000)
+    return "spoilt"
+
+
+class Desk:
+    """Takes what was unpickled."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Any] = []
+
+    def unpacked(self, _: Job[Any], outcome: Any) -> None:
+        self.outcomes.append(outcome)
+
+
+async def test_a_stream_may_change_under_the_eyes_of_who_reads_it() -> None:
+    """It is in memory that the worker can write to; each piece of it is a copy."""
+    desk, hands = Desk(), Hands()
+    unpacker = Unpacker(hands, desk)  # type: ignore[arg-type] # a fake
+    parcel = pack_value([*large.filler(200_000), Spoils(), *range(300)])
+    assert isinstance(parcel, OutOfBandPickle)
+    areas = [memoryview(bytearray().join(pieces)) for pieces in parcel.areas]
+    found = ReceivedPickle(parcel.payload, areas)
+    assert isinstance(found.stream, memoryview)
+    Spoils.stream = found.stream
+    job = Office().job(1)
+    unpacker.add(job, Frame(FrameKind.VALUE, 1, 1, 0, found), lambda _: None)
+    assert unpacker.unpacking == {1}
+    await hands.work_all()
+    assert desk.outcomes == [[*large.filler(200_000), "spoilt", *range(300)]]
+    assert bytes(found.stream[-1000:]) == bytes(1000)
+    assert unpacker.unpacking == set()
