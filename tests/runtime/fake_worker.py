@@ -210,9 +210,6 @@ class FakeWorker:
     def send(self, number: int, *fds: int, tag: int = 1) -> None:
         socket.send_fds(self.peer, [header(FrameKind.HANDLE, 0, number, tag=tag)], fds)
 
-    def send_one(self, number: int, fd: int) -> None:
-        self.send(number, fd)
-
     def send_slowly(self, number: int, fd: int) -> None:
         """Send the header of a handle in two pieces; the first brings the descriptor."""
         data = header(FrameKind.HANDLE, 0, number, tag=1)

@@ -26,7 +26,6 @@ from asyncpool._runtime.channel.channel import MOST_FRAMES, READ_SIZE, Channel
 from asyncpool.errors import ProtocolError
 from tests.helpers.inside import ask_frame_watch, unfinished_for_long
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.parcels import received
 from tests.helpers.patience import patience
 
 pytestmark = BOTH_LOOPS
@@ -290,25 +289,6 @@ async def test_a_flood_is_passed_on_in_parts_and_the_loop_turns_between() -> Non
         assert told(line) == [*range(count + 1)]
 
 
-async def test_a_flood_that_is_paused_goes_on_where_it_was() -> None:
-    with Line() as line:
-        count = 3 * MOST_FRAMES
-        line.peer.send(flood(count))
-        line.channel.read()
-        line.channel.pause()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert told(line) == [*range(MOST_FRAMES)]
-        line.channel.read()  # reads all the same, since it is asked to
-        assert told(line) == [*range(2 * MOST_FRAMES)]
-        line.channel.resume()
-        async with patience():
-            await line.heard(count)
-            await line.write(encode(count, b""))
-            await line.heard(count + 1)
-        assert told(line) == [*range(count + 1)]
-
-
 async def test_draining_passes_on_all_of_a_flood_and_its_offence() -> None:
     with Line() as line:
         count = 3 * MOST_FRAMES
@@ -349,18 +329,6 @@ async def test_a_channel_that_was_closed_leaves_alone_who_has_its_descriptor_now
             await line.heard(1)
 
 
-async def test_who_falls_silent_in_the_middle_of_a_frame_has_erred() -> None:
-    with Line() as line:
-        await line.write(encode(1, b"half")[:-2])
-        line.channel.read()
-        unfinished_for_long(line.channel)
-        [error] = line.ends
-        assert (
-            str(error)
-            == "it began a frame, sent 26 bytes of it, and then nothing for 60 s"
-        )
-
-
 async def test_who_goes_on_or_is_paused_has_not() -> None:
     with Line() as line:
         await line.write(encode(1, b"half")[:-2])
@@ -382,24 +350,6 @@ async def test_who_goes_on_or_is_paused_has_not() -> None:
 # What it sends.
 
 
-async def test_a_peer_that_reads_slowly_gets_everything_in_order() -> None:
-    large = bytes(range(256)) * 20_000
-    decoder, frames = FrameDecoder(max_payload=LIMIT), list[Frame]()
-    with Line() as line:
-        for job in range(1, 4):
-            line.channel.put(header(FrameKind.JOB, len(large), job, 1), large)
-            line.channel.flush()
-            line.channel.put(header(FrameKind.JOB, 0, 10 + job, 1))
-            line.channel.flush_soon()
-        async with patience():
-            while len(frames) < 6:
-                frames += received(decoder, await line.read(65_536))
-        assert line.channel.unsent == 0
-    assert [frame.job for frame in frames] == [1, 11, 2, 12, 3, 13]
-    assert all(frame.payload == large for frame in frames[::2])
-    assert {frame.payload for frame in frames[1::2]} == {b""}
-
-
 async def test_what_is_put_in_one_turn_goes_out_with_one_system_call() -> None:
     size = 5 * (HEADER_SIZE + 5)
     with Line() as line:
@@ -417,22 +367,6 @@ async def test_what_is_put_in_one_turn_goes_out_with_one_system_call() -> None:
                 (job, turn, b"hello") for job in range(5)
             ]
         assert line.ours.taken == [size] * 3
-
-
-async def test_a_flush_takes_along_what_was_to_go_soon() -> None:
-    with Line() as line:
-        line.channel.put(b"a", b"b")
-        await asyncio.sleep(0)
-        assert line.ours.calls == 0
-        line.channel.flush_soon()
-        line.channel.put(b"c")
-        line.channel.flush()
-        assert line.peer.recv(100) == b"abc"
-        # What is put behind it does not have to ask again, the turn being the same.
-        line.channel.put(b"d")
-        await asyncio.sleep(0)
-        assert line.peer.recv(100) == b"d"
-        assert line.ours.taken == [3, 1]
 
 
 async def test_a_flush_behind_a_full_socket_waits_its_turn() -> None:
@@ -487,19 +421,6 @@ async def test_what_was_never_sent_is_known_after_the_peer_left() -> None:
         assert line.channel.unsent == left + 8
         line.channel.close()
         assert line.channel.unsent == left + 8
-
-
-async def test_what_the_peer_refuses_is_known_at_once() -> None:
-    with Line() as line:
-        line.peer.close()
-        for n in range(1, 4):
-            line.send(b"abcd")
-            assert line.channel.unsent == 4 * n
-        assert line.ours.taken == []
-        async with patience():
-            await line.heard(0, ends=1)
-        assert line.ends == [None]
-        assert line.channel.unsent == 12
 
 
 async def test_nothing_is_sent_after_the_close() -> None:

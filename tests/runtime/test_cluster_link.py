@@ -18,7 +18,6 @@ from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
 from asyncpool._runtime.cluster.link import MAX_MESSAGE
-from asyncpool.errors import NoWorkerError
 from tests.helpers.clusters import come_true
 from tests.helpers.guards import few_descriptors, open_fds
 from tests.helpers.loops import BOTH_LOOPS
@@ -86,24 +85,6 @@ def refuse_accepts(monkeypatch: pytest.MonkeyPatch, *tries: int, error: int) -> 
 # Connections.
 
 
-async def test_connections_are_handed_over_and_let_go_of_when_taken() -> None:
-    async with Master() as master:
-        worker = master.worker()
-        before = len(open_fds())
-        for n in range(1, 4):
-            guest = await master.guest()
-            number, fd = await worker.handle()
-            assert number == n
-            # Ours, theirs, and the one that they have been given.
-            assert len(open_fds()) == before + 3
-            met(guest, fd)
-            worker.say(FrameKind.TAKEN, number)
-            await worker.heard()
-            guest.close()
-            assert len(open_fds()) == before
-        assert master.balancer.core.served == 3
-
-
 async def test_nothing_is_accepted_while_nobody_could_have_it() -> None:
     async with Master() as master:
         first = await master.guest()
@@ -135,38 +116,6 @@ async def test_a_window_is_all_that_is_accepted_at_once() -> None:
             met(guest, fd)
             worker.say(FrameKind.TAKEN, number)
         assert queued(master) == 0
-
-
-async def test_what_a_dead_worker_has_not_taken_goes_to_another() -> None:
-    async with Master() as master:
-        worker = master.worker()
-        first, *others = [await master.guest() for _ in range(3)]
-        handles = [await worker.handle() for _ in range(3)]
-        for guest, (_, fd) in zip([first, *others], handles, strict=True):
-            met(guest, fd)
-        worker.say(FrameKind.TAKEN, handles[0][0])
-        # Its last words are read, and count.
-        worker.die()
-        assert master.waiting == 2
-        late = await master.guest()
-        other = master.worker()
-        for guest in [*others, late]:
-            number, fd = await other.handle()
-            met(guest, fd)
-            other.say(FrameKind.TAKEN, number)
-        assert await nothing_left([first]) == b""
-
-
-async def test_a_refused_connection_goes_to_another() -> None:
-    async with Master() as master:
-        full, other = master.worker(), master.worker()
-        guest = await master.guest()
-        number, fd = await full.handle()
-        os.close(fd)
-        full.say(FrameKind.REFUSED, number)
-        _, fd = await other.handle()
-        met(guest, fd)
-        assert master.balancer.core.refused == 1
 
 
 async def test_a_connection_that_nobody_will_have_is_closed() -> None:
@@ -235,30 +184,6 @@ async def test_a_guest_that_is_gone_again_is_no_trouble(
         met(guest, fd)
 
 
-@pytest.mark.parametrize("how", ["refused", "dead"])
-async def test_a_socket_is_tried_with_each_worker_once(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("asyncpool._core.cluster.balancing.PASSED_OVER", 0.0)
-    async with Master() as master:
-        workers = [master.worker() for _ in range(3)]
-        with pair() as (_, theirs):
-            before = len(open_fds())
-            sending = asyncio.create_task(master.balancer.send(1, theirs.fileno(), b""))
-            for slot in (1, 0, 2):
-                worker = workers[slot]
-                number, fd = await worker.handle()
-                os.close(fd)
-                if how == "refused":
-                    worker.say(FrameKind.REFUSED, number)
-                else:
-                    worker.die()
-            with pytest.raises(NoWorkerError) as caught:
-                await sending
-            assert caught.value.worker is None
-            assert len(open_fds()) == before - (2 * 3 if how == "dead" else 0)
-
-
 async def test_who_has_left_need_not_be_found_a_worker() -> None:
     async with Master() as master:
         first, other = master.worker(), master.worker()
@@ -313,21 +238,6 @@ async def test_at_the_end_of_a_cluster_without_workers_connections_end() -> None
 # Handles that a worker sends.
 
 
-async def test_a_socket_that_it_sends_is_kept_and_acknowledged() -> None:
-    async with Master() as master:
-        worker = master.worker()
-        with pair() as (_, theirs):
-            for n, send in enumerate((worker.send_one, worker.send_slowly), 1):
-                send(n, theirs.fileno())
-                frame, _ = await worker.frame()
-                assert (frame.kind, frame.job) == (FrameKind.TAKEN, n)
-                slot, sock, _ = await anext(master.mail.sockets)
-                with sock:
-                    assert slot == 0
-                    assert not sock.get_inheritable()
-                    assert os.fstat(sock.fileno()) == os.fstat(theirs.fileno())
-
-
 async def test_a_socket_for_which_there_is_no_descriptor_is_refused() -> None:
     async with Master() as master:
         worker = master.worker()
@@ -337,10 +247,13 @@ async def test_a_socket_for_which_there_is_no_descriptor_is_refused() -> None:
                 frame, _ = await worker.frame()
             assert (frame.kind, frame.job) == (FrameKind.REFUSED, 1)
             # The next one is not mistaken for it.
-            worker.send(2, theirs.fileno())
+            worker.send_slowly(2, theirs.fileno())
             frame, _ = await worker.frame()
             assert (frame.kind, frame.job) == (FrameKind.TAKEN, 2)
-            assert len(master.mail.sockets) == 1
+            slot, sock, _ = await anext(master.mail.sockets)
+            with sock:
+                assert (slot, sock.get_inheritable()) == (0, False)
+                assert os.fstat(sock.fileno()) == os.fstat(theirs.fileno())
         folder = os.open("/", os.O_RDONLY)
         for number in range(3, 21):
             worker.send(number, folder)

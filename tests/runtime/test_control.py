@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
 
 from asyncpool._core.control.control_protocol import MAX_REPLY, MAX_REQUEST, Request
 from asyncpool._runtime.control import (
@@ -206,48 +205,25 @@ async def test_who_does_not_keep_to_the_protocol_is_sent_away(
         writer.close()
 
 
-@given(st.lists(st.binary(max_size=60), max_size=5), st.booleans())
-def test_whatever_a_client_sends_it_goes_on(lines: list[bytes], whole: bool) -> None:  # noqa: FBT001
-    async def send(path: str) -> None:
-        control = ControlSocket(path, echo)
-        control.open()
-        async with patience():
-            reader, writer = await asyncio.open_unix_connection(path)
-            writer.write(b"\n".join(lines) + b"\n" * whole)
-            writer.write_eof()
-            with suppress(ConnectionResetError):  # what it had sent was not all read
-                for line in (await reader.read()).splitlines():
-                    assert {"error"} == set(json.loads(line)) or b"you said" in line
-            writer.close()
-            assert await asked(path, STATUS)
-            await control.close()
-
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(send(f"{folder}/control"))
-
-
-@pytest.mark.logs("control-refused")
+@pytest.mark.logs("control-refused", "control-unknown-user")
 @pytest.mark.asyncio
-async def test_another_user_is_refused(
+async def test_another_user_is_refused_and_so_is_who_is_unknown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(control_server, "peer_uid", lambda _: US + 1)
+    def peer_uid(_: socket.socket) -> int:
+        if caplog.messages:
+            raise OSError("unknown")
+        return US + 1
+
+    monkeypatch.setattr(control_server, "peer_uid", peer_uid)
     async with serving() as path:
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            await asked(path, STATUS)
-    assert caplog.messages == [f"the control socket has refused user {US + 1}"]
-
-
-@pytest.mark.logs("control-unknown-user")
-@pytest.mark.asyncio
-async def test_who_is_unknown_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(_: socket.socket) -> int:
-        raise OSError("unknown")
-
-    monkeypatch.setattr(control_server, "peer_uid", unknown)
-    async with serving() as path:
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            await asked(path, STATUS)
+        for _ in range(2):
+            with pytest.raises((ConnectionResetError, BrokenPipeError)):
+                await asked(path, STATUS)
+    assert caplog.messages == [
+        f"the control socket has refused user {US + 1}",
+        "the control socket cannot tell whose a connection is: unknown",
+    ]
 
 
 @pytest.mark.asyncio
@@ -443,44 +419,28 @@ async def test_who_does_not_answer_or_let_anybody_in_in_time() -> None:
         assert live_names() == ["app"], "it is there, none the less"
 
 
-class Scarce:
-    """A socket whose first accept fails."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._failed = False
-
-    def accept(self) -> tuple[socket.socket, object]:
-        if not self._failed:
-            self._failed = True
-            raise OSError(24, "Too many open files")
-        return self._sock.accept()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
-
-
 @pytest.mark.logs("control-not-accepted")
 @pytest.mark.asyncio
 @pytest.mark.parametrize("pause", [0, 3600])
 async def test_it_waits_while_no_file_can_be_opened(
     pause: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(control_server, "_PAUSE", pause)
-    control = ControlSocket(path_of("app", make=True), echo)
-    control._sock = Scarce(control._sock)  # type: ignore[assignment]
-    async with patience():
-        if pause:  # it ends in it, while a client comes
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(control.path)
-                control._accept()
-                await control.close()
-                with suppress(ConnectionResetError):
-                    assert client.recv(1) == b""
-        else:
-            control.open()
-            assert await asked(control.path, STATUS)
-            await control.close()
+    def accept(sock: socket.socket) -> tuple[socket.socket, object]:
+        if refused.is_set():
+            return accepts(sock)
+        refused.set()
+        raise OSError(24, "Too many open files")
+
+    refused, accepts = asyncio.Event(), socket.socket.accept
+    async with serving() as path:
+        monkeypatch.setattr(control_server, "_PAUSE", pause)
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        asking = asyncio.create_task(asked(path, STATUS))
+        await refused.wait()
+        if not pause:
+            assert await asking
+    with suppress(ConnectionResetError):  # it ends in its pause, while a client comes
+        assert await asking
     assert caplog.messages == [
         "the control socket cannot accept a connection: [Errno 24] Too many open files"
     ]
@@ -525,26 +485,6 @@ async def connected(path: str, request: Request = WATCH) -> Client:
 
 async def line(reader: asyncio.StreamReader) -> Any:
     return json.loads(await reader.readline())
-
-
-@pytest.mark.asyncio
-async def test_lines_come_until_the_client_goes_or_the_server() -> None:
-    def two(path: str) -> list[int]:
-        with ControlClient(path, within=PATIENCE) as client:
-            lines = client.watch(WATCH)
-            return [next(lines)["n"] for _ in range(2)]
-
-    first, second = Counter(), Counter()
-    counters = [first, second]
-    async with serving(watch=lambda _: counters.pop(0)) as path:
-        assert await asyncio.to_thread(two, path) == [1, 2]
-        await first.closed.wait()
-        reader, writer = await connected(path)
-        assert (await line(reader))["n"] == 1
-    assert second.closed.is_set()
-    while await reader.readline():
-        pass
-    writer.close()
 
 
 @pytest.mark.asyncio

@@ -15,7 +15,6 @@ import pytest_asyncio
 
 from asyncpool._core.pickling.out_of_band import (
     OutOfBandPickle,
-    ReceivedPickle,
     dump,
 )
 from asyncpool._core.wire.frames import HEADER_SIZE, Frame, FrameDecoder, FrameKind
@@ -27,7 +26,7 @@ from asyncpool._system import memory as _memory
 from asyncpool.errors import ProtocolError
 from tests.helpers import virtual_time
 from tests.helpers.guards import open_fds
-from tests.helpers.large import Block, filler, mapped, pattern
+from tests.helpers.large import Block, mapped, pattern
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 
@@ -356,20 +355,6 @@ async def test_what_a_dead_worker_had_is_given_up(stock: Stock) -> None:
     assert mapped() == before - 5
 
 
-async def test_views_outlive_the_pool_and_nobody_hears_of_their_end() -> None:
-    stock, before = Stock(), mapped()
-    view = stock.segments.view(await stock.granted(), SIZE)
-    view[:3] = b"abc"
-    await stock.free()
-    stock.segments.close()
-    assert stock.segments.total == 0
-    assert bytes(view[:3]) == b"abc"
-    assert mapped() == before + 1
-    del view
-    assert mapped() == before
-    await asyncio.sleep(0)
-
-
 # What goes to a worker, and comes from it.
 
 
@@ -525,19 +510,6 @@ async def test_what_fits_into_a_warm_segment_is_sent_at_once(
     assert {*harbour.control.kinds} == {FrameKind.SEGMENT}
 
 
-async def test_without_memory_the_areas_are_sent(make: Callable[..., Harbour]) -> None:
-    harbour = make(bound=0)
-    parcel = dump([Block(pattern(100_001)), filler(200_000)])
-    load = harbour.load(parcel)
-    await harbour.settled()
-    assert load.done
-    assert harbour.jobs.kinds == [FrameKind.AREA, FrameKind.AREA, FrameKind.JOB]
-    assert [frame.payload for frame in harbour.jobs.frames[:2]] == [
-        b"".join(pieces) for pieces in parcel.areas
-    ]
-    assert harbour.control.frames == []
-
-
 @pytest.mark.parametrize("bound", [1 << 30, 0], ids=["shared", "sent"])
 @pytest.mark.parametrize("gone", [True, False])
 async def test_nothing_is_sent_that_nobody_wants_or_can_hear(
@@ -581,32 +553,6 @@ async def test_a_segment_that_is_being_filled_for_the_dead_is_given_up(
     assert not load.done
     assert harbour.jobs.data == b""
     assert harbour.segments.total == 0
-
-
-async def test_an_outcome_in_a_segment_is_put_together(
-    make: Callable[..., Harbour],
-) -> None:
-    harbour = make()
-    segment = await harbour.granted(80_000)
-    segment.memory.write(0, [b"one"])
-    segment.memory.write(64, [b"three"])
-    assert harbour.hear(lent(segment.number, 3, 5)) == ([], None)
-    assert harbour.cargo.pending
-    [outcome], trouble = harbour.hear(value())
-    assert (trouble, harbour.cargo.pending) == (None, False)
-    bundle = outcome.payload
-    assert isinstance(bundle, ReceivedPickle)
-    assert outcome == value()._replace(payload=bundle)
-    assert [bytes(view) for view in bundle.buffers] == [b"one", b"three"]
-    # It is the very memory, as long as somebody has a part of it.
-    segment.memory.write(0, [b"two"])
-    part = bundle.buffers[0]
-    assert bytes(part) == b"two"
-    del outcome, bundle
-    await asyncio.sleep(0)
-    assert use_of(segment) is Use.CALLER
-    del part
-    await until(lambda: use_of(segment) is Use.NOBODY)
 
 
 async def test_an_outcome_in_frames_is_put_together(

@@ -81,28 +81,6 @@ def accept(sock: socket.socket) -> None:
     sock.accept()[0].close()
 
 
-@pytest.mark.parametrize(
-    ("bind", "shown"),
-    [
-        ("tcp://127.0.0.1:0", r"tcp://127\.0\.0\.1:[1-9]\d*"),
-        pytest.param(V6, r"tcp://\[::1\]:[1-9]\d*", marks=needs_v6),
-        (PATH, r"unix:///.*/x\.sock|unix://x\.sock"),
-    ],
-)
-def test_one_address(bind: str, shown: str, folder: Path) -> None:
-    with closing(open_listeners([bind], backlog=8)) as opened:
-        (sock,) = opened.sockets()
-        (address,) = opened.addresses
-        assert re.fullmatch(shown, address)
-        assert not sock.get_inheritable()
-        assert not sock.getblocking()
-        connect(address)
-        accept(sock)
-    with pytest.raises(OSError, match=r"refused|No such file"):
-        connect(address)
-    assert not os.listdir(folder)
-
-
 @needs_v6
 def test_all_interfaces_have_the_same_port(folder: Path) -> None:
     with closing(open_listeners([":0", PATH], backlog=8)) as opened:

@@ -321,37 +321,6 @@ def test_whoever_leaves_early_leaves_nothing_under_way(
     assert all(job.cancelled() for job, _ in pool.open)
 
 
-@given(
-    st.data(),
-    st.sampled_from([OSError, asyncio.CancelledError]),
-    st.integers(0, 20),
-    st.none() | st.integers(1, 5),
-    st.booleans(),
-)
-def test_an_error_of_the_inputs_comes_last(
-    data: st.DataObject,
-    kind: type[BaseException],
-    count: int,
-    chunk: int | None,
-    slowly: bool,  # noqa: FBT001
-) -> None:
-    error = kind("inputs")
-    pool, inputs = FakePool(), Inputs([(n, "ok") for n in range(count)], error)
-    found: list[int] = []
-
-    async def take() -> BaseException | None:
-        source = inputs.slowly() if slowly else inputs
-        try:
-            async for result in map_of(pool, source, chunksize=chunk, buffersize=20):
-                found.append(result)  # noqa: PERF401
-        except (OSError, asyncio.CancelledError) as caught:
-            return caught
-        return None
-
-    assert drive(pool, data, take) is error
-    assert found == list(range(count))
-
-
 class Kept(str):
     """What happens to an item, and how many items there are."""
 
@@ -546,24 +515,3 @@ def test_others_have_the_loop_after_each_turn(
         run(main())
     for what in ("drawn", "loaded", "taken"):
         assert (turns.total(what), turns.most(what)) == (40, most)
-
-
-@pytest.mark.parametrize(("turn", "size"), [(-1.0, 256), (1000.0, 512)])
-def test_items_that_are_slow_to_come_make_smaller_chunks(
-    turn: float, size: int
-) -> None:
-    async def main() -> None:
-        pool = FakePool()
-        items = [(n, "ok") for n in range(1024)]
-        running = asyncio.ensure_future(
-            map_of(pool, items, chunksize=512, buffersize=4096)
-        )
-        while not running.done():
-            await asyncio.sleep(0)
-            if pool.open:
-                assert len(pool.open[0][1]) == size
-                pool.finish(0, 10**6)
-        assert await running == list(range(1024))
-
-    with turns_of(turn):
-        run(main())

@@ -216,21 +216,6 @@ async def test_its_name_is_another_ones_too(caplog: pytest.LogCaptureFixture) ->
                 assert third.operation.control_path == path_of(f"{name}-2")
 
 
-@pytest.mark.parametrize("control", ["mine", "{runtime}/mine"])
-async def test_a_name_or_a_path_that_was_given_is_its_own(
-    control: str, runtime: Path
-) -> None:
-    control = control.format(runtime=runtime)
-    async with operating(control=control) as first:
-        running = Running(control=control)
-        error = (
-            f"cannot make the control socket {first.operation.control_path}: another"
-        )
-        with pytest.raises(OSError, match=error):
-            await running.task
-        assert running.cluster.done == ["close 0"]
-
-
 @pytest.mark.logs("no-control")
 @pytest.mark.parametrize("name", [None, "mine"])
 async def test_where_no_control_socket_can_be_it_serves_without(

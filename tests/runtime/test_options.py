@@ -140,23 +140,6 @@ def test_options_that_are_not_given_stay() -> None:
     assert changed(second, {"key": None}).key is None
 
 
-def test_a_supervisor_is_told_what_the_pool_was() -> None:
-    pool = Pool(
-        worker_limits=WorkerLimits(nice=3, rlimits={"RLIMIT_CORE": 0}),
-        launcher="spawn",
-        ready="all",
-        concurrency=4,
-        max_message_size=None,
-        propagate=(),
-    )
-    config = config_of(pool)
-    assert (config.fork, config.wait_for_all) == (False, True)
-    assert config.worker.rlimits == (("RLIMIT_CORE", 0),)
-    assert (config.worker.nice, config.worker.concurrency) == (3, 4)
-    assert config.worker.max_payload > 1 << 30
-    assert config.propagation is None
-
-
 def test_a_pool_that_is_refused_takes_no_number() -> None:
     number = int(Pool(1).name.removeprefix("pool-"))
     wrongs: list[dict[str, Any]] = [{"max_surge": -1}, {"initializer": 3}, {"name": 3}]

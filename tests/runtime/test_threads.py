@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
-from asyncpool._core.figures.function_figures import FunctionTotals
 from asyncpool._core.pickling.calls import pack_value
-from asyncpool._core.pickling.functions import FunctionTable
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame, FrameKind
@@ -24,6 +22,7 @@ from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.traffic.large_jobs import Packer, Unpacker
 from asyncpool.errors import JobNotPicklableError
 from tests.helpers import large
+from tests.helpers.functions import known_function
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.owner import Owner
 from tests.helpers.patience import PATIENCE, patience
@@ -129,18 +128,6 @@ async def test_others_get_a_moment_each_millisecond(clock: Clock) -> None:
     assert clock.slept == [0.00005] * 3
 
 
-async def test_work_that_nobody_wants_is_given_up(clock: Clock) -> None:
-    unwanted = False
-    pause = Pause(lambda: unwanted)
-    pause()
-    unwanted = True
-    with pytest.raises(AbandonedError):
-        pause()
-    assert len(clock.slept) == 1
-    # No "except Exception" of the user's is in its way.
-    assert not issubclass(AbandonedError, Exception)
-
-
 async def test_what_is_long_rests_while_it_is_not_the_first(clock: Clock) -> None:
     unwanted = False
     pause = Pause(lambda: unwanted)
@@ -175,29 +162,6 @@ async def test_what_is_long_rests_while_it_is_not_the_first(clock: Clock) -> Non
 
 def _abandon() -> None:
     raise AbandonedError
-
-
-async def test_two_copies_may_be_made_at_once_and_no_more(
-    gate: threading.Event,
-) -> None:
-    found = new()
-    both = threading.Barrier(2)
-
-    def meet() -> str:
-        both.wait(PATIENCE)
-        gate.wait(PATIENCE)
-        return thread_name()
-
-    async with patience():
-        calls = [found.copy(meet) for _ in range(2)]
-        third = found.copy(thread_name)
-        await asyncio.sleep(0)
-        assert not third.done()
-        assert len(names()) <= 2
-        gate.set()
-        assert len(set(await asyncio.gather(*calls))) == 2
-        assert await third in await asyncio.gather(*calls)
-        await found.close()
 
 
 async def test_one_pickles_at_a_time_in_the_order_of_the_calls_while_they_are_short(
@@ -416,35 +380,6 @@ async def test_a_call_is_made_once_if_another_thread_takes_it_after_all(
 # Their end.
 
 
-@pytest.mark.parametrize("kind", ["copy", "pickle"])
-async def test_a_close_waits_for_what_is_running(
-    kind: str, gate: threading.Event
-) -> None:
-    found = new()
-    began = threading.Event()
-
-    def wait() -> str:
-        began.set()
-        gate.wait(PATIENCE)
-        return "done"
-
-    async with patience():
-        call = copy_or_pickle(found, kind)(wait)
-        told: list[str] = []
-        call.add_done_callback(lambda call: told.append(call.result()))
-        while not began.is_set():  # noqa: ASYNC110 - it has no loop
-            await asyncio.sleep(0)
-        close = asyncio.create_task(found.close())
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not close.done()
-        gate.set()
-        await close
-    # Whoever has asked for it knows.
-    assert told == ["done"]
-    assert names() == []
-
-
 async def test_a_close_that_is_cancelled_ends_the_threads_as_well(
     gate: threading.Event,
 ) -> None:
@@ -514,139 +449,37 @@ async def test_nobody_hears_how_a_call_ends_that_was_given_up(
 # What is packed and unpacked there.
 
 
-class Hands:
-    """Threads that do a call when they are told to."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[asyncio.Future[Any], Callable[[], Any]]] = []
-
-    def pickle(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        unwanted: Callable[[], bool],
-    ) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.calls.append((future, lambda: function(*args, Pause(unwanted))))
-        return future
-
-    async def work(self) -> None:
-        """Do the oldest call, and let whoever waits for it hear of that."""
-        future, call = self.calls.pop(0)
-        try:
-            result = call()
-        except BaseException as error:  # noqa: BLE001 - as a thread does
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-        await asyncio.sleep(0)
-
-    async def work_all(self) -> int:
-        """Do calls as long as there are any, and return how many there were."""
-        count = 0
-        while self.calls:
-            await self.work()
-            count += 1
-        return count
-
-
-class Office:
-    """A packer, and what has come of its work."""
-
-    def __init__(self, ahead: int = 2) -> None:
-        self.hands = Hands()
-        self.done: list[Job[Any]] = []
-        self.refusals: list[tuple[Job[Any], JobNotPicklableError]] = []
-        self.packer = Packer(
-            self.hands,  # type: ignore[arg-type] # a fake
-            self,
-            ahead=ahead,
-        )
-        self._functions = FunctionTable(FunctionTotals())
-
-    def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
-        """Take what is to travel."""
-        job._payload = payload
-        self.done.append(job)
-
-    def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
-        """Take what cannot be pickled."""
-        self.refusals.append((job, error))
-
-    def job(self, number: int = 0) -> Job[Any]:
-        return Job(
-            number,
-            self._functions.find(large.same),
-            JobOptions(),
-            Owner(),
-            asyncio.get_running_loop(),
-        )
-
-    def add(self, number: int = 0, value: object = None) -> Job[Any]:
-        """Have a call pickled; it is a large one, unless a *value* says otherwise."""
-        job = self.job(number)
-        argument = large.filler(200_000) if value is None else value
-        self.packer.add(job, (large.same, (argument,), {}))
-        return job
-
-
 # Arguments.
 
 
-async def test_no_more_are_pickled_ahead_than_was_said() -> None:
-    office = Office(ahead=2)
-    added = [office.add(number) for number in range(5)]
-    # Those that are being pickled are ahead too.
-    assert len(office.hands.calls) == 2
-    await office.hands.work()
-    assert len(office.hands.calls) == 1
-    assert await office.hands.work_all() == 1
-    assert office.done == added[:2]
-    # One that has a worker is not ahead any more.
-    added[0]._slot = 0
-    office.packer.go_on()
-    assert await office.hands.work_all() == 1
-    office.packer.go_on()
-    assert office.hands.calls == []
-    # Nor is one that is done, or was given up.
-    added[1]._payload = b""
-    added[2]._payload = b""
-    office.packer.go_on()
-    assert await office.hands.work_all() == 2
-    assert office.done == added
+class Hands:
+    """A thread that does each call at once, and what comes of it."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def pickle(
+        self, function: Callable[..., Any], *args: Any, unwanted: Callable[[], bool]
+    ) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(function(*args, Pause(unwanted)))
+        except BaseException as error:  # noqa: BLE001 - as a thread does
+            future.set_exception(error)
+        return future
+
+    def packed(self, _: Job[Any], payload: Any) -> None:
+        self.found.append(payload)
+
+    def refused(self, _: Job[Any], error: JobNotPicklableError) -> None:
+        self.found.append(error)
+
+    unpacked = packed
 
 
-async def test_one_that_lost_its_worker_is_not_ahead_again() -> None:
-    """It has been pickled already, and is sent again as it is."""
-    office = Office(ahead=1)
-    added = [office.add(number) for number in range(3)]
-    await office.hands.work_all()
-    added[0]._slot = 0
-    office.packer.go_on()
-    added[0]._slot = None
-    assert await office.hands.work_all() == 1
-    assert office.done == added[:2]
-
-
-async def test_a_job_that_is_given_up_meanwhile_is_not_told_of() -> None:
-    office = Office()
-    first, second = office.add(1), office.add(2)
-    first.cancel()
-    # Its thread notices, and gives up.
-    future, call = office.hands.calls[0]
-    with pytest.raises(AbandonedError):
-        call()
-    await office.hands.work()
-    assert isinstance(future.exception(), AbandonedError)
-    # Or it has been a moment too late.
-    office.hands.calls[0][0].set_result(b"small")
-    office.hands.calls.pop()
-    second.cancel()
-    await asyncio.sleep(0)
-    third = office.add(3)
-    assert await office.hands.work_all() == 1
-    assert office.done == [third]
-    assert office.refusals == []
+def job() -> Job[Any]:
+    loop = asyncio.get_running_loop()
+    return Job(1, known_function(), JobOptions(), Owner(), loop)
 
 
 class Exits:
@@ -655,16 +488,13 @@ class Exits:
 
 
 async def test_whatever_pickling_raises_is_the_jobs_own_error() -> None:
-    office = Office()
-    bad, good = office.add(1, [Exits()]), office.add(2)
-    assert await office.hands.work_all() == 2
-    [(job, error)] = office.refusals
-    assert job is bad
+    hands: Any = Hands()
+    Packer(hands, hands, ahead=2).add(job(), (large.same, ([Exits()],), {}))
+    await asyncio.sleep(0)
+    [error] = hands.found
     assert type(error) is JobNotPicklableError
     assert str(error) == "the call cannot be pickled: SystemExit: 3"
-    assert (error.direction, error.name) == ("arguments", "the call")
     assert isinstance(error.__cause__, SystemExit)
-    assert office.done == [good]
 
 
 class Spoils:
@@ -681,30 +511,17 @@ def spoil() -> str:
     return "spoilt"
 
 
-class Desk:
-    """Takes what was unpickled."""
-
-    def __init__(self) -> None:
-        self.outcomes: list[Any] = []
-
-    def unpacked(self, _: Job[Any], outcome: Any) -> None:
-        self.outcomes.append(outcome)
-
-
 async def test_a_stream_may_change_under_the_eyes_of_who_reads_it() -> None:
     """It is in memory that the worker can write to; each piece of it is a copy."""
-    desk, hands = Desk(), Hands()
-    unpacker = Unpacker(hands, desk)  # type: ignore[arg-type] # a fake
+    hands: Any = Hands()
     parcel = pack_value([*large.filler(200_000), Spoils(), *range(300)])
     assert isinstance(parcel, OutOfBandPickle)
     areas = [memoryview(bytearray().join(pieces)) for pieces in parcel.areas]
     found = ReceivedPickle(parcel.payload, areas)
     assert isinstance(found.stream, memoryview)
     Spoils.stream = found.stream
-    job = Office().job(1)
-    unpacker.add(job, Frame(FrameKind.VALUE, 1, 1, 0, found), lambda _: None)
-    assert unpacker.unpacking == {1}
-    await hands.work_all()
-    assert desk.outcomes == [[*large.filler(200_000), "spoilt", *range(300)]]
+    frame = Frame(FrameKind.VALUE, 1, 1, 0, found)
+    Unpacker(hands, hands).add(job(), frame, lambda _: None)
+    await asyncio.sleep(0)
+    assert hands.found == [[*large.filler(200_000), "spoilt", *range(300)]]
     assert bytes(found.stream[-1000:]) == bytes(1000)
-    assert unpacker.unpacking == set()
