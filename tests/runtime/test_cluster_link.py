@@ -15,7 +15,6 @@ from asyncpool._core.cluster.balancing import WINDOW
 from asyncpool._core.cluster.link_rules import MOST_MESSAGES
 from asyncpool._core.figures.request_figures import MOST_NUMBERS
 from asyncpool._core.wire.frames import FrameKind, header
-from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
 from asyncpool._runtime.cluster.link import MAX_MESSAGE
 from tests.helpers.clusters import come_true
@@ -327,16 +326,6 @@ def lose_fewer(worker: FakeWorker, _: int) -> None:
     worker.load(2, 0, lost=1)
 
 
-def go_back(worker: FakeWorker, _: int) -> None:
-    for opened in (5, 4):
-        worker.load(opened, 3)
-
-
-def flood(worker: FakeWorker, _: int) -> None:
-    for _n in range(MOST_MESSAGES + 1):
-        worker.say(FrameKind.MESSAGE, payload=b"x")
-
-
 OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
     "no descriptor": (
         lambda w, _: w.say(FrameKind.HANDLE, 1),
@@ -362,18 +351,6 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
         lambda w, _: w.say(FrameKind.TAKEN, 1),
         "it answered for handle 1, which was not sent",
     ),
-    "REFUSED for nothing": (
-        lambda w, _: w.say(FrameKind.REFUSED, 7),
-        "it answered for handle 7, which was not sent",
-    ),
-    "ROOM for what was not sent": (
-        lambda w, _: w.say(FrameKind.ROOM, 1),
-        "it took 1 messages, after 0 of 0",
-    ),
-    "LOAD of one number": (
-        lambda w, _: w.say(FrameKind.LOAD, payload=pack_numbers((1,))),
-        "its load has 1 numbers",
-    ),
     "LOAD of half a number": (
         lambda w, _: w.say(FrameKind.LOAD, payload=b"1234567"),
         "a list of numbers cannot be read",
@@ -381,18 +358,6 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
     "LOAD that has lost fewer": (
         lose_fewer,
         "it lost 1 connections, after 2",
-    ),
-    "LOAD that goes back": (
-        go_back,
-        "4 connections were opened and 3 closed, after 5 and 3",
-    ),
-    "more closed than opened": (
-        lambda w, _: w.load(1, 2),
-        "1 connections were opened and 2 closed, after 0 and 0",
-    ),
-    "more cut off than opened": (
-        lambda w, _: w.load(2, 1, 3),
-        "3 connections of 2 are cut off, 1 being closed, after 0 of 0",
     ),
     "a connection from nowhere": (
         lambda w, fd: w.send(1, fd, tag=0),
@@ -402,27 +367,13 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
         lambda w, _: w.say(FrameKind.VALUE, 1),
         "it sent VALUE on its link",
     ),
-    "LISTEN": (lambda w, _: w.say(FrameKind.LISTEN), "it sent LISTEN on its link"),
-    "no frame": (lambda w, _: w.peer.sendall(b"x" * 100), "speaks version 120"),
-    "a message that is too long": (
-        lambda w, _: w.peer.sendall(header(FrameKind.MESSAGE, MAX_MESSAGE + 1)),
-        f"a payload of {MAX_MESSAGE + 1} bytes exceeds the limit of {MAX_MESSAGE}",
-    ),
     "figures that are too long": (
         lambda w, _: w.say(FrameKind.FIGURES, payload=bytes(8 * MOST_NUMBERS + 8)),
         f"its figures have {8 * MOST_NUMBERS + 8} bytes",
     ),
-    "figures that are none": (
-        lambda w, _: w.say(FrameKind.FIGURES, payload=bytes(16)),
-        "durations are cut short",
-    ),
     "figures that are less than before": (
         lambda w, _: w.figures(2, 1),
         "its figures are less than before",
-    ),
-    "too many messages": (
-        flood,
-        "it sent a message beyond the 64 for which there is room",
     ),
 }
 

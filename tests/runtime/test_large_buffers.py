@@ -182,19 +182,6 @@ async def test_what_cannot_be_made_is_none(
     await stock.make()
 
 
-async def test_a_worker_that_is_gone_meanwhile_gets_none(stock: Stock) -> None:
-    before, maps = open_fds(), mapped()
-    stock.hands.busy = asyncio.Event()
-    making = asyncio.create_task(stock.segments.make(stock.owner, SIZE))
-    await asyncio.sleep(0)
-    stock.owner.closed = True
-    stock.segments.forget_all(stock.owner)
-    stock.hands.busy.set()
-    assert await making is None
-    assert (stock.segments.total, stock.owner.announced) == (0, [])
-    assert (open_fds(), mapped()) == (before, maps)
-
-
 async def test_to_give_up_the_wait_gives_the_memory_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -282,18 +269,6 @@ async def test_what_is_large_and_was_a_dead_workers_is_given_up_by_a_thread(
     await stock.hands.idle()
     assert mapped() == before
     stock.segments.close()
-
-
-async def test_what_is_being_filled_is_never_taken_from_who_fills_it() -> None:
-    stock = Stock(1 << 30)
-    segment = await stock.make(3 << 20)
-    stock.owner.closed = True
-    stock.segments.forget_all(stock.owner)
-    stock.segments.close()
-    await stock.hands.idle()
-    segment.fill([0, 64], [[b"filled"], [b"t", memoryview(b"w"), b"o"]])
-    found = bytes(segment.memory.lend(lambda: None)[:70])
-    assert found == b"filled" + bytes(58) + b"two" + bytes(3)
 
 
 async def test_a_view_that_ends_frees_its_segment_in_the_loop(stock: Stock) -> None:

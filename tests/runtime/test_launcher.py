@@ -9,25 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import pytest
 
-from asyncpool._core.pickling.calls import load_value, pack_job
-from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
+from asyncpool._core.wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import PAGE_SIZE
 from asyncpool._runtime.base import arguments as refusals
 from asyncpool._runtime.launcher import interpreter, launcher, launcher_process
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError, Process
-from tests.helpers import faults, jobs
 from tests.helpers.guards import marked_processes
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.parcels import plain
 from tests.helpers.patience import PATIENCE, patience
 
 pytestmark = BOTH_LOOPS
@@ -64,18 +61,13 @@ class Ends:
         self._out = -1
         self.control.send(header(FrameKind.CONFIG, len(self._config)) + self._config)
 
-    def submit(self, function: Callable[..., object]) -> None:
-        payload = plain(pack_job(function, (), {}))
-        self.jobs.send(header(FrameKind.JOB, len(payload), 7, 2) + payload)
-
-    async def frame(self, sock: socket.socket) -> Frame | None:
-        """Wait for one frame, or the end."""
+    async def hello(self) -> FrameKind:
+        """Wait for the first word of the worker."""
         decoder = FrameDecoder(max_payload=1 << 20)
-        with suppress(ConnectionResetError):  # it died before it read everything
-            while data := await asyncio.get_running_loop().sock_recv(sock, 65536):
-                for frame in decoder.feed(data):
-                    return frame
-        return None
+        while data := await asyncio.get_running_loop().sock_recv(self.control, 65536):
+            for frame in decoder.feed(data):
+                return frame.kind
+        raise EOFError
 
     def __enter__(self) -> Self:
         return self
@@ -103,46 +95,8 @@ async def launched(*, fork: bool, **options: Any) -> AsyncIterator[Launcher]:
 async def start(launcher: Launcher, ends: Ends) -> Process:
     process = await launcher.launch(ends.theirs)
     ends.sent()
-    hello = await ends.frame(ends.control)
-    assert hello is not None
-    assert hello.kind is FrameKind.HELLO
+    assert await ends.hello() is FrameKind.HELLO
     return process
-
-
-@EACH
-async def test_a_worker_lives_until_its_channel_ends(*, fork: bool) -> None:
-    with Ends() as own:
-        async with launched(fork=fork) as found:
-            with pytest.raises(LaunchError, match="descriptors"):
-                await found.launch(own.theirs[:3])
-            # It is none the worse for it.
-            process = await start(found, own)
-            own.submit(jobs.pid)
-            outcome = await own.frame(own.jobs)
-            assert outcome is not None
-            assert outcome[:3] == (FrameKind.VALUE, 7, 2)
-            assert load_value(outcome.payload) == process.pid
-            waiting = asyncio.create_task(process.wait())
-            await asyncio.sleep(0)
-            waiting.cancel()  # which does not touch it
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            own.jobs.shutdown(socket.SHUT_WR)
-            assert await process.wait() == 0
-            process.signal(signal.SIGTERM)  # too late, and harmless
-            process.close()
-
-
-@EACH
-async def test_closing_ends_the_workers_too(*, fork: bool) -> None:
-    with Ends() as own:
-        async with launched(fork=fork) as found:
-            process = await start(found, own)
-            own.submit(faults.linger)
-            await found.close()
-            assert await own.frame(own.jobs) is None
-            await process.wait()
-            process.close()
 
 
 @EACH
