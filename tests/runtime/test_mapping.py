@@ -342,7 +342,7 @@ def test_many_short_items_become_few_jobs_and_memory_is_bounded() -> None:
         before = Kept.alive
         jobs = 0
         pending = asyncio.ensure_future(anext(results))
-        for _ in range(200_000):
+        for _ in range(100_000):
             while not pending.done():
                 await asyncio.sleep(0)
                 if pool.open:
