@@ -50,9 +50,7 @@ def give(spreading: ConnectionBalancing[str]) -> int:
     return worker
 
 
-def warm_up(
-    spreading: ConnectionBalancing[str], worker: int, now: float = 0.0
-) -> None:
+def warm_up(spreading: ConnectionBalancing[str], worker: int, now: float = 0.0) -> None:
     """Have a worker take connections until it has the largest window."""
     for n in range(WINDOW):
         spreading.taken(worker, spreading.hand(worker, str(n), now))
