@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from asyncpool._core.cluster.balancing import WINDOW
 from asyncpool._core.cluster.link_rules import MOST_MESSAGES
 from asyncpool._core.figures.request_figures import MOST_NUMBERS
 from asyncpool._core.wire.frames import FrameKind, header
@@ -107,9 +106,9 @@ async def test_nothing_is_accepted_while_nobody_could_have_it() -> None:
 async def test_a_window_is_all_that_is_accepted_at_once() -> None:
     async with Master() as master:
         worker = master.worker()
-        guests = [await master.guest() for _ in range(WINDOW + 5)]
+        guests = [await master.guest() for _ in range(6)]
         await come_true(lambda: queued(master) == 5)
-        assert master.balancer.core.connections(0) == WINDOW
+        assert master.balancer.core.connections(0) == 1, "it is the first one"
         for guest in guests:
             number, fd = await worker.handle()
             met(guest, fd)
@@ -138,8 +137,9 @@ async def test_want_of_descriptors_is_a_pause_and_told_once(
     async with Master("mine") as master:
         worker = master.worker()
         guest = await master.guest()
-        _, fd = await worker.handle()
+        number, fd = await worker.handle()
         met(guest, fd)
+        worker.say(FrameKind.TAKEN, number)
         await master.guest()
         await worker.take()
     assert (
@@ -207,14 +207,14 @@ async def test_the_end_does_not_wait_for_those_who_go_on_to_come(
     monkeypatch.setattr("asyncpool._runtime.cluster.balancer._ACCEPTS_AT_END", 3)
     async with Master() as master:
         worker = master.worker()
-        for _ in range(WINDOW + 5):
+        for _ in range(6):
             await master.guest()
         await come_true(lambda: queued(master) == 5)
         master.balancer.stop()
         assert queued(master) == 2
-        for _ in range(WINDOW + 3):
+        for _ in range(4):
             await worker.take()
-        assert master.balancer.core.served == WINDOW + 3
+        assert master.balancer.core.served == 4
 
 
 async def test_at_the_end_of_a_cluster_without_workers_connections_end() -> None:
@@ -479,6 +479,7 @@ async def test_too_many_descriptors_on_their_way_are_sent_later(
         number, fd = await worker.handle()
         os.close(fd)
         assert (number, tries) == (1, 4)
+        worker.say(FrameKind.TAKEN, number)
         refused.clear()
         await master.guest()
         await refused.wait()
@@ -486,7 +487,7 @@ async def test_too_many_descriptors_on_their_way_are_sent_later(
         was_set = retry.is_set
         worker.die()
         assert (was_set, retry.is_set) == (True, False), "who is gone is tried no more"
-        assert master.waiting == 2
+        assert master.waiting == 1
 
 
 async def test_a_socket_closes_the_descriptors_that_nobody_took() -> None:
