@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 from collections import deque
+from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 from asyncpool._core.figures.request_figures import RequestFigures
@@ -90,7 +91,12 @@ class Master:
         await self._patience.__aenter__()
         return self
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         for worker in self.workers:
             worker.die()
         self.balancer.close()
@@ -98,7 +104,7 @@ class Master:
         self.listener.close()
         for guest in self.guests:
             guest.close()
-        await self._patience.__aexit__(*error)
+        await self._patience.__aexit__(kind, error, traceback)
 
 
 class FakeWorker:
