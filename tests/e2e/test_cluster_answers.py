@@ -243,6 +243,9 @@ async def test_a_worker_with_what_cannot_be_ended_is_replaced(
         await next_of(events, Retiring)
         assert [it.ready for it in cluster.stats().slots] == [False, True]
         assert await get(cluster, "/told") == (200, b"{}")
+        # They count as what the clients got, when they got it.
+        await come_true(lambda: "5xx" in cluster.stats().requests.responses)
+        assert cluster.stats().requests.responses["5xx"].count == 4
     late = records(
         caplog, "request-timed-out"
     )  # some of them waited, and have no stack
@@ -370,6 +373,15 @@ async def test_no_connection_goes_where_the_loop_is_blocked() -> None:
             assert await get(cluster, "/told") == (200, b"{}")
         assert [slot.state for slot in cluster.stats().slots] == ["busy", "ready"]
         cluster.kill(0)
+
+
+async def test_a_lifespan_that_raises_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving("no_lifespan") as cluster:
+        assert await get(cluster, "/") == (200, b"")
+    text = "the application goes on without a lifespan, which has raised in its beginning: RuntimeError: no database"
+    assert text in caplog.messages
 
 
 # What a WSGI application is given, and what clients may send.

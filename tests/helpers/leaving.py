@@ -30,6 +30,7 @@ __all__ = [
     "django_app",
     "fast",
     "flask_app",
+    "no_lifespan",
     "raw_asgi",
     "raw_wsgi",
     "starlette_app",
@@ -258,6 +259,16 @@ async def raw_asgi(scope: Message, receive: Any, send: Any) -> None:
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def no_lifespan(scope: Message, receive: Any, send: Any) -> None:
+    """Have a lifespan that raises, and answer all the same."""
+    await receive()
+    if scope["type"] == "lifespan":
+        raise RuntimeError("no database")
+    headers = [(b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body"})
 
 
 async def torrent() -> AsyncIterator[bytes]:

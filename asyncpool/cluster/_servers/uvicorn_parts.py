@@ -158,6 +158,9 @@ async def _begin_lifespan(lifespan: Any, config: uvicorn.Config) -> None:
         text = "the application's lifespan has refused to start"
         reason = f"{text}: {witness.reason}" if witness.reason else text
         raise RuntimeError(reason) from witness.error
+    if logger is not None and witness.received and witness.error is not None:
+        text = "the application goes on without a lifespan, which has raised in its beginning: %s"
+        logger.warning(text, witness.reason)
 
 
 class _WithoutErrors(logging.LoggerAdapter[logging.Logger]):
@@ -179,12 +182,14 @@ class _Witness:
     Attributes:
         message: What it said of that; empty if it said nothing.
         reason: The last line of what it said, or of its traceback; empty if there is none.
+        received: Whether it has taken the message that its lifespan begins.
         error: What it has raised, if it did.
     """
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self.message = self.reason = ""
+        self.received = False
         self.error: BaseException | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -195,8 +200,13 @@ class _Witness:
                 self.reason = _last_line(self.message)
             await send(message)
 
+        async def take() -> Any:
+            message = await receive()
+            self.received = True
+            return message
+
         try:
-            await self._app(scope, receive, listen)
+            await self._app(scope, take, listen)
         except BaseException as error:
             self.error = error
             self.reason = self.reason or _last_line(describe(error))
@@ -836,8 +846,7 @@ def counted(app: Any, figures: RequestFigures, requests: set[_Request]) -> Any:
                 await asyncio.shield(request.answer)
             # What is open when figures end is counted as cut off.
             if request.status != _OVER and not figures.ended:
-                took = monotonic() - request.began
-                durations[request.status or _SERVER_ERROR].note(took)
+                request.count(request.status or _SERVER_ERROR)
 
     return count
 
@@ -899,6 +908,11 @@ class _Request:
             self.status = _OVER
         return self._send(message)
 
+    def count(self, status: int) -> None:
+        """Count the response, which is over."""
+        self._durations[status].note(monotonic() - self.began)
+        self.status = _OVER
+
     def explains(self, error: BaseException) -> bool:
         """Tell whether the application has ended with *error* only because it was told to."""
         if isinstance(error, asyncio.CancelledError):
@@ -942,7 +956,7 @@ class _Request:
             (b"content-length", b"%d" % len(text)),
             (b"connection", b"close"),
         ]
-        self.status = status
+        self.count(status)  # now, since the application may go on for long
         with suppress(Exception):  # the connection may end at any time
             await self._send(
                 {"type": "http.response.start", "status": status, "headers": headers}
