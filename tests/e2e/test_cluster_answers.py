@@ -321,12 +321,17 @@ async def test_who_waits_for_a_thread_when_all_ends_is_told_so() -> None:
 # Workers that can take no request.
 
 
-async def hold(cluster: Cluster, stack: contextlib.AsyncExitStack, path: str) -> None:
-    """Send requests until one worker says that it can take no more."""
+async def hold(
+    cluster: Cluster, stack: contextlib.AsyncExitStack, path: str, requests: int = MOST
+) -> None:
+    """Connect, and send requests, until one worker can take no more."""
+    callers = 0
     while all(slot.state != "busy" for slot in cluster.stats().slots):
-        if sum(slot.connections for slot in cluster.stats().slots) < MOST:
+        if callers < MOST:
+            callers += 1
             caller = await stack.enter_async_context(Caller(cluster))
-            caller.say(GET.format(path))
+            if callers <= requests:
+                caller.say(GET.format(path))
         await asyncio.sleep(0)
 
 
@@ -367,12 +372,69 @@ async def test_no_connection_goes_where_the_loop_is_blocked() -> None:
         serving("raw_asgi") as cluster,
         contextlib.AsyncExitStack() as stack,
     ):
-        await hold(cluster, stack, "/block")
+        await hold(cluster, stack, "/block", requests=1)
         await cluster.resize(2)
         for _ in range(20):
             assert await get(cluster, "/told") == (200, b"{}")
         assert [slot.state for slot in cluster.stats().slots] == ["busy", "ready"]
         cluster.kill(0)
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_response_in_one_piece_that_nobody_reads_is_cut(
+    http: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its application has returned, so only the connection tells."""
+    async with (
+        serving("raw_asgi", request_timeout=0.5, http=http) as cluster,
+        Caller(cluster) as caller,
+    ):
+        caller.say(GET.format("/big"))
+        # Its own buffer fills, and it reads no more.
+        await caller.reader.readexactly(1)
+        await come_true(lambda: cluster.stats().requests.timed_out == 1)
+        await come_true(lambda: cluster.stats().slots[0].connections == 0)
+    [record] = records(caplog, "request-timed-out")
+    assert "has read nothing of its response for 0.5 s" in record.getMessage()
+
+
+UPGRADE = (
+    "GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+DRIPS = {
+    "empty lines behind a response": (GET.format("/told"), "\r\n"),
+    "a body that nobody reads": (
+        GET.format("/told").replace("host", "content-length: 999\r\nhost"),
+        "x",
+    ),
+    "a handshake with a body": (f"{UPGRADE}content-length: 9\r\n\r\n", "x"),
+}
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+@pytest.mark.parametrize("what", DRIPS)
+async def test_what_never_becomes_a_request_holds_no_connection(
+    what: str, http: str
+) -> None:
+    first, drip = DRIPS[what]
+    async with (
+        serving("raw_asgi", header_timeout=0.5, http=http) as cluster,
+        Caller(cluster) as caller,
+    ):
+        caller.say(first)
+        while not (caller.reader.at_eof() or caller.writer.is_closing()):
+            caller.say(drip)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(0.05):
+                    await caller.reader.read(4096)
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_handshake_with_a_large_cookie_is_refused(http: str) -> None:
+    async with serving("raw_asgi", http=http) as cluster, Caller(cluster) as caller:
+        caller.say(f"{UPGRADE}cookie: {'x' * 9000}\r\n\r\n")
+        assert (await caller.head()).startswith("HTTP/1.1 431 ")
 
 
 async def test_a_lifespan_that_raises_is_warned_of(

@@ -255,7 +255,9 @@ async def raw_asgi(scope: Message, receive: Any, send: Any) -> None:
         return
     elif where == "/block":
         hang()
-    body = echo if where == "/echo" else do(where)
+    elif where == "/big":
+        echo = bytes(20 << 20)
+    body = echo if where in {"/echo", "/big"} else do(where)
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

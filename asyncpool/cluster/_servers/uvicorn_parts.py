@@ -232,6 +232,9 @@ _TOO_SLOW = "408 Request Timeout"
 # Of each line of a head, besides name and value: ": " and the line's end.
 _PER_HEADER = 4
 
+# What the WebSocket libraries take: others let a handshake with more hang.
+_LONGEST_LINE, _MOST_LINES = 8192, 128
+
 # How many requests of one connection may wait for the one before them, and how many bytes are read
 # at a time, which might be full of them.  A request that waits takes some 5 KB.
 _MOST_WAITING = 16
@@ -279,8 +282,9 @@ def close_late(protocols: Iterable[Any]) -> None:
     for protocol in list(protocols):
         until = getattr(protocol, "head_until", None)
         if until is not None and now >= until:
-            # A client that has sent nothing gets no answer.
-            _refuse(protocol, _TOO_SLOW if protocol.in_head() else "")
+            # A client that has sent nothing gets no answer, nor does a handshake that got nowhere.
+            in_head = isinstance(protocol, _Bounds) and protocol.in_head()
+            _refuse(protocol, _TOO_SLOW if in_head else "")
 
 
 class _Bounds(_Protocol):  # type: ignore[misc]
@@ -339,8 +343,26 @@ class _Bounds(_Protocol):  # type: ignore[misc]
         if self.request is not None:
             self.request.leave()
 
+    def handle_websocket_upgrade(self, *event: Any) -> None:
+        """Give a handshake the rest of a head's time to get to the application."""
+        [it] = event or [self]
+        target = it.target if event else it.url
+        lines = [len(target), *(len(name) + len(value) for name, value in it.headers)]
+        if len(lines) > _MOST_LINES or max(lines) + _PER_HEADER > _LONGEST_LINE:
+            _refuse(self, _TOO_LARGE)
+            return
+        above: Any = super()
+        above.handle_websocket_upgrade(*event)
+        protocol: Any = self.transport.get_protocol()
+        if protocol is not self:
+            protocol.head_until = monotonic() + self.within
+
     def read_on(self) -> None:
         """Read what had to wait, if there is something."""
+
+    def is_answered(self) -> bool:
+        """Tell whether no response is wanted: what comes is the rest of a request, or the next."""
+        return self.cycle is not None and self.cycle.response_complete
 
     def _resume_reading(self) -> None:
         if not self.is_full():
@@ -381,7 +403,7 @@ class _HttptoolsBounds(_Bounds):
     def read_on(self) -> None:
         """Read what has come, piece by piece, until many requests wait."""
         rest, self._unread = self._unread, memoryview(b"")
-        if rest and self._in_head:
+        if rest and (self._in_head or self.is_answered()):
             self.expect_head()
         # A WebSocket is none of the connections any more, and has nothing more to read yet.
         while rest and self in self.connections and not self.transport.is_closing():
@@ -430,6 +452,9 @@ class _HttptoolsBounds(_Bounds):
         self._in_message = False
         if self._declined:
             return
+        self.head_until = (
+            None  # it may have been the rest of a request that was answered early
+        )
         above: Any = super()
         above.on_message_complete()
 
@@ -500,7 +525,7 @@ class _H11Bounds(_Bounds):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # as above
             return
-        if self._is_idle():
+        if self._is_idle() or self.is_answered():
             self.expect_head()
         else:
             self.body_at = monotonic()
@@ -618,6 +643,7 @@ class Requests:
         self._server = server
         self._state = server.server_state
         self._timeout = timeout
+        self._unsent: dict[Any, tuple[int, float]] = {}  # of whom, how much, since when
         self._threads = threads
         self._limit = config.limit_concurrency
         self._most = most
@@ -736,6 +762,7 @@ class Requests:
 
     def _look(self, timeout: float) -> None:
         now, lost = monotonic(), 0
+        self._cut_who_read_nothing(timeout, now)
         for request in list(self.open):
             if request.answer is not None:
                 # Nothing ends a thread, and its code may ignore that it was cancelled.
@@ -746,6 +773,22 @@ class Requests:
             self._worker.request_replacement(
                 f"{lost} of its requests go on, which were given up after {timeout:g} s (request_timeout)"
             )
+
+    def _cut_who_read_nothing(self, timeout: float, now: float) -> None:
+        """Cut connections whose clients have taken nothing of a response, complete or not."""
+        before, self._unsent = self._unsent, {}
+        for it in list(self._state.connections):
+            if not isinstance(it, _Bounds) or not it.transport.get_write_buffer_size():
+                continue
+            unsent = _unsent(it.transport)
+            told, since = before.get(it, (-1, now))
+            self._unsent[it] = unsent, now if told != unsent else since
+            request: _Request | None = it.request
+            if told == unsent and now - since > timeout:
+                if request is not None and request.answer is None:
+                    why = f"has read nothing of its response for {timeout:g} s"
+                    self._give_up(request, now, why, 0)
+                it.transport.abort()
 
     def _judge(self, request: _Request, now: float, timeout: float) -> None:
         """Give a request up if nothing has happened for too long."""
@@ -775,13 +818,6 @@ class Requests:
                 )
                 why += f" {timeout:g} s"
                 self._give_up(request, now, why, _UNAVAILABLE)
-        elif not cycle.response_complete and cycle.flow.write_paused:
-            unsent = _unsent(cycle.transport)
-            if unsent != request.unsent:
-                request.unsent, request.unsent_since = unsent, now
-            elif now - request.unsent_since > timeout:
-                why = f"has read nothing of its response for {timeout:g} s"
-                self._give_up(request, now, why, 0)
 
     def _give_up(self, request: _Request, now: float, why: str, status: int) -> None:
         """End a request as far as it can be ended, and answer its client if there is a *status*."""
@@ -868,8 +904,8 @@ class _Request:
     """
 
     # Of the class, since they would cost each request some time otherwise.
-    status = unsent = refused = 0
-    left_at = unsent_since = 0.0
+    status = refused = 0
+    left_at = 0.0
     answer: asyncio.Task[None] | None = None
 
     def __init__(
@@ -998,6 +1034,8 @@ async def _refuse_more(message: Any) -> None:
 async def _count_websocket(
     app: Any, figures: RequestFigures, scope: Any, receive: Any, send: Any
 ) -> None:
+    with suppress(AttributeError):  # another implementation
+        receive.__self__.head_until = None
     figures.websockets += 1
     figures.open_websockets += 1
     try:
