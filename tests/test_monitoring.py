@@ -10,7 +10,8 @@ from typing import Any
 from asyncpool.prometheus._cluster_metrics import CLUSTER_METRICS
 from asyncpool.prometheus._families import ExportedMetric
 from asyncpool.prometheus._pool_metrics import METRICS as POOL_METRICS
-from tests.helpers.scraping import find_tool, names_in
+from tests.helpers.programs import find_program
+from tests.helpers.scraping import names_in
 from tests.helpers.scripts import ROOT
 
 METRICS: tuple[ExportedMetric[Any], ...] = (
@@ -83,7 +84,7 @@ def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
 
 def test_the_alerts_tell_what_they_should() -> None:
     """Each one, when it should and when it should not; see alerts_test.yml."""
-    promtool = find_tool("promtool")
+    promtool = find_program("promtool")
     checked = subprocess.run(
         [promtool, "test", "rules", str(Path(__file__).parent / "alerts_test.yml")],
         capture_output=True,

@@ -16,7 +16,8 @@ from asyncpool import PoolStats
 from asyncpool.enums import RunState
 from asyncpool.prometheus import register, unregister
 from asyncpool.stats import Histogram
-from tests.helpers.scraping import Figures, find_tool
+from tests.helpers.programs import find_program
+from tests.helpers.scraping import Figures
 from tests.helpers.scripts import ROOT
 from tests.helpers.told_pool import NODE, SLOT, STATS, told
 
@@ -169,7 +170,7 @@ def test_the_conventions_of_prometheus_are_kept(registry: CollectorRegistry) -> 
 
 
 def test_promtool_has_no_complaint(registry: CollectorRegistry) -> None:
-    promtool = find_tool("promtool")
+    promtool = find_program("promtool")
     first, second = told(), told(name="mail")
     register(first, registry)
     register(second, registry)

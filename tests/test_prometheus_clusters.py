@@ -12,7 +12,8 @@ from asyncpool.cluster import RequestStats
 from asyncpool.enums import RunState
 from asyncpool.prometheus import register, unregister
 from asyncpool.stats import Histogram
-from tests.helpers.scraping import Figures, find_tool
+from tests.helpers.programs import find_program
+from tests.helpers.scraping import Figures
 from tests.helpers.told_cluster import STATS, told_cluster
 from tests.helpers.told_pool import told
 
@@ -102,7 +103,7 @@ def test_promtool_has_no_complaint(registry: CollectorRegistry) -> None:
     cluster = told_cluster()
     register(cluster, registry)
     checked = subprocess.run(
-        [find_tool("promtool"), "check", "metrics"],
+        [find_program("promtool"), "check", "metrics"],
         input=generate_latest(registry),
         capture_output=True,
         check=False,

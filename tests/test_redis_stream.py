@@ -18,7 +18,7 @@ import pytest
 
 from tests.helpers.gate import short_folder
 from tests.helpers.patience import PATIENCE
-from tests.helpers.redis_server import find_server, pause, poll, redis_server
+from tests.helpers.redis_server import pause, poll, redis_server
 
 redis = pytest.importorskip("redis", reason="needs the package redis")
 
@@ -274,20 +274,3 @@ def test_a_lease_that_workers_may_outlive_is_refused() -> None:
     )
     assert done.returncode == 2
     assert "--lease: must be at least 2 seconds" in done.stderr
-
-
-def test_without_a_server_the_tests_are_skipped_but_fail_in_ci(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("ASYNCPOOL_REDIS_SERVER", raising=False)
-    monkeypatch.delenv("CI", raising=False)
-    missing = "install the Debian package redis-server"
-    with pytest.raises(pytest.skip.Exception, match=missing):
-        find_server()
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match=missing):
-        find_server()
-    monkeypatch.setenv("ASYNCPOOL_REDIS_SERVER", "none")
-    with pytest.raises(pytest.skip.Exception, match="could not be installed"):
-        find_server()
