@@ -250,17 +250,6 @@ def test_a_consumer_that_has_lost_an_entry_stops_its_job(site: Site) -> None:
     assert site.pending() == 1
 
 
-def test_an_entry_that_fails_is_not_tried_for_ever(site: Site) -> None:
-    entry = site.add(text="no rounds")
-    owner = site.start()
-    poll(lambda: f"failed {entry}" in site.said(owner))
-    poll(lambda: site.pending() == 0)
-    ((_, dead),) = site.client.xrange("jobs:dead")
-    assert dead == {"entry": entry, "error": "KeyError: 'rounds'"}
-    site.stop()
-    assert site.said(owner) == [f"failed {entry}"]
-
-
 def test_a_lease_that_workers_may_outlive_is_refused() -> None:
     done = subprocess.run(
         [
