@@ -52,6 +52,7 @@ demo-cluster: $(VENV)/.installed-ray bytecode ## The same on three nodes of Ray,
 test: programs lint types docs soak unit ## Everything a change must pass: lint, types, the site and all tests
 
 # With other choices each time.  All of it is run, whatever fails.
+nightly: export ASYNCPOOL_NIGHT := yes
 nightly: programs ## What takes a night: every Python and loop, long searches for faults
 	@failed=; night() { $(MAKE) --no-print-directory "$$@" || failed="$$failed $$1"; }; \
 	night soak SOAK="--minutes 30"; \

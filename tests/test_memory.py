@@ -125,16 +125,6 @@ def test_memory_that_is_not_there_is_an_error_and_leaves_no_descriptor(
 # Mappings.
 
 
-def test_it_begins_as_zeros_and_all_of_it_can_be_seen() -> None:
-    memory = fresh()
-    view = memory.lend(lambda: None)
-    assert (len(view), view.format, view.itemsize) == (SIZE, "B", 1)
-    assert not view.readonly
-    assert view.contiguous
-    assert bytes(view) == bytes(SIZE)
-    assert memory.size == SIZE
-
-
 @pytest.mark.skipif(
     not hasattr(mmap, "MAP_POPULATE"), reason="it is an advice to Linux"
 )
@@ -257,27 +247,6 @@ def test_the_end_is_told_when_the_collector_comes_for_it() -> None:
     finally:
         gc.enable()
     assert len(calls) == 1
-
-
-def test_the_end_is_told_in_the_thread_that_sees_it() -> None:
-    memory = fresh()
-    calls = Calls()
-    views = [memory.lend(calls)]
-    thread = threading.Thread(target=views.clear)
-    thread.start()
-    thread.join()
-    assert calls.threads == [thread.ident]
-
-
-def test_each_view_has_its_own_end() -> None:
-    memory = fresh()
-    one, other = Calls(), Calls()
-    first = memory.lend(one)
-    del first
-    second = memory.lend(other)
-    assert (len(one), len(other)) == (1, 0)
-    del second
-    assert (len(one), len(other)) == (1, 1)
 
 
 def test_a_view_leaves_no_garbage() -> None:

@@ -70,18 +70,3 @@ def test_what_is_left_of_a_walk_that_fails_is_what_it_needs_for_that() -> None:
     assert {step.rule for step in few} == {"start", "earn"}
     for left_out in range(1, len(few)):
         assert walk_again(model, [*few[:left_out], *few[left_out + 1 :]]) is None
-
-
-def test_a_rule_draws_the_same_again() -> None:
-    begun: list[Purse] = []
-
-    class Watched(Purse):
-        def __init__(self) -> None:
-            super().__init__()
-            begun.append(self)
-
-    for seed in range(50):
-        steps, _ = walk(Model(Watched), Random(seed))
-        assert walk_again(Model(Watched), steps) is None
-        assert (begun[-1].seen, begun[-1].money) == (begun[-2].seen, begun[-2].money)
-    assert any(purse.seen for purse in begun)

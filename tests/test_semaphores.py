@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import SEM_VALUE_MAX  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
@@ -48,6 +49,26 @@ def test_both_are_the_same_semaphore(other: Callable[[Any], Any]) -> None:
     assert double.acquire()
     assert not lock.acquire(block=False)
     assert not other(double).acquire(block=False)
+
+
+def test_it_keeps_what_it_is(other: Callable[[Any], Any]) -> None:
+    taken = CONTEXT.Lock()
+    taken.acquire()
+    assert not other(taken).acquire(block=False)
+    taken.release()
+    recursive = CONTEXT.RLock()
+    with recursive:
+        double = other(recursive)
+        assert not double.acquire(block=False)
+    assert double.acquire()
+    assert double.acquire()
+
+
+@pytest.mark.parametrize("value", [0, 1, 63, 5000, SEM_VALUE_MAX])
+def test_it_keeps_its_value(value: int, other: Callable[[Any], Any]) -> None:
+    semaphore = CONTEXT.Semaphore(value)
+    assert other(semaphore).get_value() == value
+    assert semaphore.get_value() == value
 
 
 @pytest.mark.parametrize("waiting", [1, 5])
