@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from tests.helpers.patience import PATIENCE
-from tests.helpers.programs import find_program
+from tests.helpers.programs import find_programs
 
 __all__ = ["Chromium", "Keys", "chromium"]
 
@@ -96,7 +96,7 @@ class Chromium:
 @contextmanager
 def chromium() -> Iterator[Chromium]:
     """Start a browser; skip the test if there is none."""
-    browser, driver_path = find_program("chromium"), find_program("chromedriver")
+    browser, driver_path = find_programs("chromium", "chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     for flag in _FLAGS:

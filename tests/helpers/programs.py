@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-__all__ = ["find_program"]
+__all__ = ["find_program", "find_programs"]
 
 # Where ``make test`` has them unpacked, if the machine lacks them.
 _FOLDERS = [
@@ -19,7 +18,13 @@ _FOLDERS = [
 
 def find_program(name: str) -> str:
     """Return the path of a program; skip the test if there is none."""
-    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(_FOLDERS))
-    if found is None:
-        pytest.skip(f"there is no {name} here: .ci/programs has it")
-    return found
+    return find_programs(name)[0]
+
+
+def find_programs(*names: str) -> list[str]:
+    """Return the paths of programs that belong together; skip the test if one is missing."""
+    for place in (None, *_FOLDERS):
+        found = [shutil.which(name, path=place) for name in names]
+        if all(found):
+            return [path for path in found if path]
+    pytest.skip(f"there is no {' with '.join(names)} here: .ci/programs has it")
