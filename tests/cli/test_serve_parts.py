@@ -305,7 +305,7 @@ def printed(tell: Callable[[CommandLog], object], *, level: int = logging.INFO) 
 def worker(line: str, name: str = "worker 7 in slot 0") -> None:
     extra = {"pool": "app", "slot": 0, "generation": 1, "pid": 7, "stream": "stderr"}
     logger = logging.getLogger("asyncpool.worker")
-    ERROR_LINE.log(logger, extra, label=name, line=line)
+    ERROR_LINE.log(logger, extra, label=name, line=line, trusted=True)
 
 
 def test_lines_of_workers_are_printed_as_they_are() -> None:
