@@ -48,12 +48,11 @@ def test_an_argument_is_where_it_was_put_and_its_memory_comes_back(
 
 def test_an_outcome_goes_where_it_may_or_is_sent(worker: Worker) -> None:
     value = bytes(pattern(70_001, 3))
+    memory = send_segment(worker, 7)
     for segment in (7, 0):
         worker.send(1, large.make, 70_001, 3)
         want = worker.told(FrameKind.WANT, worker.jobs)
         assert want.job == len(value)
-        if segment:
-            memory = send_segment(worker, segment)
         worker.control.sendall(encode(FrameKind.GRANT, b"", tag=segment))
         if segment:
             frame = worker.told(FrameKind.LENT, worker.jobs)
