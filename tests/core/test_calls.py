@@ -442,6 +442,17 @@ def test_the_fields_of_system_errors_are_kept() -> None:
         assert str(twin) == str(error)
 
 
+def test_a_class_that_is_not_importable_travels_by_value() -> None:
+    class LocalError(Exception):
+        def __init__(self, *, code: int) -> None:
+            super().__init__(f"code {code}")
+            self.code = code
+
+    twin = arrive(LocalError(code=3))
+    assert (type(twin).__qualname__, str(twin)) == (LocalError.__qualname__, "code 3")
+    assert vars(twin) == {"code": 3}
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [

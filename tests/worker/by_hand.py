@@ -37,6 +37,7 @@ from asyncpool._core.wire.messages import (
     unpack_numbers,
 )
 from asyncpool._core.wire.page import (
+    LANE_OUTCOME_SIZE,
     STACKS_SIZE,
     STACKS_START,
 )
@@ -50,6 +51,7 @@ from tests.helpers.patience import PATIENCE
 
 __all__ = [
     "HEAVY",
+    "LANE_OUTCOME_SIZE",
     "MAX_DETAILS",
     "MAX_NUMBER",
     "STACKS_SIZE",
@@ -158,7 +160,8 @@ class Worker:
         self.page = self.notes.open()
         self._frames: dict[socket.socket, Iterator[Frame]] = {}
         with jobs_end, control_end:
-            fds = (jobs_end.fileno(), control_end.fileno(), self.page)
+            self.own = jobs_end.fileno()  # its own end, as it knows it
+            fds = (self.own, control_end.fileno(), self.page)
             self.process = subprocess.Popen(
                 command_line(worker_command(), "worker", fds),
                 pass_fds=fds,

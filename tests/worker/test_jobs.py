@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import select
 import signal
@@ -110,7 +111,12 @@ def test_an_exception_in_a_thread_is_told(worker: Worker) -> None:
     assert failure.summary == "LookupError in thread 'helper': lost"
 
 
-def test_a_copy_of_it_says_nothing(worker: Worker) -> None:
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_copy_of_it_says_nothing(
+    hire: Callable[..., Worker], concurrency: int
+) -> None:
+    worker = hire(concurrency=concurrency)
+    worker.hello()
     worker.send(1, jobs.fork_quietly)
     assert worker.result()[0] == 1
     worker.send(2, jobs.square, 2)
@@ -183,6 +189,15 @@ def test_the_257th_function_makes_a_worker_forget_the_first(worker: Worker) -> N
     job, error = worker.error()
     assert (job, type(error), error.args) == (1001, KeyError, (1,))
     assert worker.results(3) == [(1002, 9), (1256, 9), (1257, 1)]
+
+
+def test_an_error_above_the_limit_is_named(hire: Callable[..., Worker]) -> None:
+    worker = hire(max_payload=1024)
+    worker.hello()
+    worker.send(1, jobs.fail, ValueError("x" * 1000))
+    job, error = worker.error()
+    assert (job, type(error)) == (1, JobNotPicklableError)
+    assert "the job raised ValueError, which has " in str(error)
 
 
 def set_clock(*readings: int) -> None:
@@ -371,15 +386,15 @@ def rings(worker: Worker) -> int:
     raise AssertionError("it is gone")
 
 
-def test_a_million_beats_are_few_rings_and_one_frame(worker: Worker) -> None:
-    worker.send(1, count, 0, 1_000_000)
+def test_many_beats_are_few_rings_and_one_frame(worker: Worker) -> None:
+    worker.send(1, count, 0, 200_000)
     worker.send(2, count, 0, 0)
-    assert worker.last_beat() == (1, 1, 999_999)
+    assert worker.last_beat() == (1, 1, 199_999)
     _, seconds = worker.result()
     assert worker.result()[0] == 2, "who does not beat sends nothing"
     assert 1 <= rings(worker) <= seconds / 0.02 + 1
     beats = [pickle.loads(beat.details) for beat in worker.beats()]
-    assert beats == [999_998, 999_999]
+    assert beats == [199_998, 199_999]
 
 
 def test_no_beat_waits_for_a_pool_that_does_not_read(worker: Worker) -> None:
@@ -388,6 +403,23 @@ def test_no_beat_waits_for_a_pool_that_does_not_read(worker: Worker) -> None:
         assert worker.last_beat() == (job, 1, job)
         worker.result()
     assert 0 < rings(worker) < 3000, "those that the socket has no room for are lost"
+
+
+def beat_in_copy() -> int:
+    heartbeat("the worker")
+    pid = os.fork()
+    if pid == 0:
+        heartbeat("a copy")
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_a_copy_of_the_worker_does_not_beat(worker: Worker) -> None:
+    worker.send(1, beat_in_copy)
+    assert worker.last_beat() == (1, 1, "the worker")
+    assert worker.result() == (1, 0)
+    assert [pickle.loads(beat.details) for beat in worker.beats()] == ["the worker"]
+    assert rings(worker) == 1
 
 
 def beat_too_much() -> tuple[int, str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from asyncpool import JobCancelled, JobRaisedError, current_job, retire_worker
 from tests.helpers import jobs
 from tests.worker.by_hand import (
+    LANE_OUTCOME_SIZE,
     Door,
     FrameKind,
     Worker,
@@ -109,9 +112,28 @@ def test_outcomes_are_noted_if_there_is_room(worker: Worker) -> None:
     worker.write(*(job_frame(n, meet, WIDTH) for n in (1, 2, 3)))
     assert sorted(worker.results(WIDTH)) == [(n, WIDTH) for n in (1, 2, 3)]
     assert sorted(worker.notes.outcomes()) == [(n, 1) for n in (1, 2, 3)]
-    worker.write(*(job_frame(n, pad, 100_000) for n in (4, 5, 6)))
-    assert worker.results(WIDTH) == [(n, bytes(100_000)) for n in (4, 5, 6)]
+    most = LANE_OUTCOME_SIZE
+    worker.write(*(job_frame(n, pad, most) for n in (4, 5, 6)))
+    assert worker.results(WIDTH) == [(n, bytes(most)) for n in (4, 5, 6)]
     assert sorted(worker.notes.outcomes()) == [(n, 1) for n in (1, 2, 3)]
+
+
+async def end_when_another_comes(gate: str, channel: int) -> str:
+    """End in the turn of the loop in which the next job is read, and before that."""
+    jobs.pass_by(gate)
+    select.select([channel], [], [])
+    await asyncio.sleep(0)
+    return "sent"
+
+
+def test_an_outcome_is_sent_before_the_next_job_begins(
+    worker: Worker, door: Door
+) -> None:
+    worker.send(1, end_when_another_comes, door.path, worker.own)
+    door.visitor()
+    worker.send(2, os._exit, 3)
+    assert worker.result() == (1, "sent")
+    assert worker.ended()[0] == 3
 
 
 def test_functions_are_known_by_number_and_contexts_are_for_those_behind(
@@ -153,13 +175,13 @@ def test_nothing_begins_when_the_worker_retires_and_what_runs_ends(
 
 
 def test_a_request_to_end_is_for_one_job_and_no_other(worker: Worker) -> None:
-    worker.write(job_frame(1, wait_for, "never"), job_frame(2, wait_for, "last"))
+    worker.write(job_frame(1, wait_for, "last"), job_frame(2, wait_for, "never"))
     while not (worker.notes.begun(1, 1) and worker.notes.begun(2, 1)):
         pass
-    # The first and the fourth, which has not begun: it ends as soon as it does.
-    worker.control.sendall(interrupt_frame(1, 4))
+    # The one that began last and the fourth, which has not begun: it ends as soon as it does.
+    worker.control.sendall(interrupt_frame(2, 4))
     job, error = worker.error()
-    assert job == 1
+    assert job == 2
     assert isinstance(error, JobRaisedError)
     assert type(error.exception) is JobCancelled
     worker.write(
@@ -170,7 +192,7 @@ def test_a_request_to_end_is_for_one_job_and_no_other(worker: Worker) -> None:
     outcomes = [worker.heard(worker.jobs) for _ in range(4)]
     found = {frame.job: frame.kind for frame in outcomes if frame is not None}
     value = FrameKind.VALUE
-    assert found == {2: value, 3: value, 4: FrameKind.ERROR, 5: value}
+    assert found == {1: value, 3: value, 4: FrameKind.ERROR, 5: value}
 
 
 def test_nonsense_on_the_channel_ends_it(worker: Worker) -> None:

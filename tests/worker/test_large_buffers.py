@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from tests.helpers import jobs, large
 from tests.helpers.large import Block, pattern
 from tests.worker.by_hand import (
@@ -36,6 +40,8 @@ def test_an_argument_is_where_it_was_put_and_its_memory_comes_back(
     [area], job = large_job(1, large.checksum, block(1))
     # The segment may come on its own channel when the job is there already.
     worker.write(lent(7, len(area)), job)
+    while not worker.noted():
+        pass
     send_segment(worker, 6)
     memory = send_segment(worker, 7, area)
     for number in (1, 2):
@@ -63,9 +69,18 @@ def test_an_outcome_goes_where_it_may_or_is_sent(worker: Worker) -> None:
         assert worker.told(FrameKind.VALUE, worker.jobs).job == 1
 
 
+@pytest.fixture(params=[1, 3], ids=["alone", "beside others"])
+def busy(hire: Callable[..., Worker], request: pytest.FixtureRequest) -> Worker:
+    """A worker that runs one job at a time, or several."""
+    found = hire(concurrency=request.param)
+    found.hello()
+    return found
+
+
 def test_what_was_sent_for_a_revoked_job_is_not_for_the_next_one(
-    worker: Worker, door: Door
+    busy: Worker, door: Door
 ) -> None:
+    worker = busy
     worker.send(1, jobs.wait_at, door.path)
     door.visitor()
     assert worker.revoke(2) == (2,)
@@ -77,9 +92,8 @@ def test_what_was_sent_for_a_revoked_job_is_not_for_the_next_one(
     assert worker.result() == (3, large.checksum(block(3)))
 
 
-def test_what_was_lent_for_a_revoked_job_is_returned(
-    worker: Worker, door: Door
-) -> None:
+def test_what_was_lent_for_a_revoked_job_is_returned(busy: Worker, door: Door) -> None:
+    worker = busy
     worker.send(1, jobs.wait_at, door.path)
     door.visitor()
     assert worker.revoke(2) == (2,)
