@@ -163,11 +163,6 @@ def affinity_queues_of(core: Supervision) -> AffinityQueues:
     return core.dispatcher._affinity_queues
 
 
-def retry_time_of(core: Supervision) -> float | None:
-    """Return when the next start is tried, after those that failed; ``None`` for never."""
-    return core._lifecycle._retry_at
-
-
 def due_ever(deadlines: Deadlines) -> set[int]:
     """Return the jobs whose time is going to be over."""
     return set(deadlines._when)
