@@ -678,6 +678,24 @@ def test_what_is_learned_of_a_function_counts_for_jobs_with_a_key_that_wait() ->
     assert dispatcher.submit_keyed(4, KeyedTraits(traits, 4), 0) == 0
 
 
+def test_a_job_with_a_key_leaves_room_for_those_without_one() -> None:
+    dispatcher, [in_flight] = idle_pool(1)
+    dispatcher.assign_buckets({0: 0})
+    assert dispatcher.submit_keyed(1, KeyedTraits(known(10), 7), 0) == 0
+    assert dispatcher.submit(2, known(10)) == 0
+    assert list(in_flight.jobs) == [1, 2]
+
+
+def test_a_job_with_a_key_that_goes_ahead_has_passed_those_that_wait() -> None:
+    dispatcher, in_flight = Dispatcher(oldest_every=3), InFlight()
+    dispatcher.refill(0, in_flight)
+    dispatcher.assign_buckets({0: 0})
+    assert dispatcher.submit(1, known(10)) == 0
+    assert dispatcher.submit(2, JobTraits()) is None
+    key = KeyedTraits(known(10), 7)
+    assert [dispatcher.submit_keyed(job, key, -1) for job in (3, 4, 5)] == [0, 0, None]
+
+
 def test_a_job_with_a_key_is_passed_no_more_often_if_its_key_moves_at_each_turn() -> (
     None
 ):
@@ -731,6 +749,21 @@ def lines_of(*keys: int) -> AffinityQueues:
     return lines
 
 
+def waiting(lines: AffinityQueues) -> dict[int, int | None]:
+    """Return in which line each job waits."""
+    return {
+        entry.job: place
+        for place, line in lines.open.items()
+        for entry in line.entries()
+    }
+
+
+def test_a_place_that_changes_with_another_one_moves_the_keys_of_both() -> None:
+    lines = lines_of(*range(30))
+    lines.assign({0: 10, 7: 11, 2: 12})
+    assert waiting(lines) == {key: choose(key, {0, 2, 7}) for key in range(30)}
+
+
 def test_nothing_is_kept_of_jobs_that_have_left() -> None:
     lines = lines_of(*range(9), *range(9))
     for job in range(9):
@@ -740,3 +773,18 @@ def test_nothing_is_kept_of_jobs_that_have_left() -> None:
     lines.add(1, KeyedTraits(JobTraits(), 1), 0)
     assert lines.remove(1)
     assert (lines.open, lines._keys, lines._groups) == ({}, {}, {})
+
+
+def test_who_joins_a_line_keeps_its_age() -> None:
+    lines = lines_of(*range(30))
+    returned: dict[int, JobTraits] = {
+        job: KeyedTraits(JobTraits(), job % 7) for job in (43, 41, 47, 42)
+    }
+    lines.requeue(returned)
+    lines.assign({0: 10})
+    [line] = lines.open.values()
+    begun = []
+    while line:
+        begun.append(line.head()[0])
+        line.pop(begun[-1])
+    assert begun == [41, 42, 43, 47, *sorted(range(30), key=lambda job: (job % 3, job))]

@@ -26,8 +26,9 @@ POLICY = RestartPolicy(initial_delay=0.5)
 
 def pool(workers: int, most: int | None = None, **options: Any) -> Core:
     """Return a pool whose workers are ready at 0.0."""
-    usual = {"policy": POLICY, "limits": WorkerLimits(jitter=0.0), "idle_timeout": 60.0}
-    return pool_core.pool(workers, most, **usual | options)
+    options.setdefault("limits", WorkerLimits(jitter=0.0))
+    usual: dict[str, Any] = {"policy": POLICY, "idle_timeout": 60.0, **options}
+    return pool_core.pool(workers, most, **usual)
 
 
 def wear_out(core: Core, slot: int, now: float) -> list[cmd.Command]:

@@ -150,12 +150,15 @@ def test_a_new_slot_has_nothing_in_hand_and_nothing_in_common_with_others() -> N
     first.job_endings.of(17).mode = KILL
     assert (slot.state, slot.generation) == (SlotState.VACANT, 0)
     assert (slot.in_flight.jobs, slot.outcomes, slot.job_endings) == ({}, 0, {})
-    assert (slot.rank, slot.concurrency, slot.began_at) == (0, 1, 0.0)
+    assert (slot.rank, slot.concurrency) == (0, 1)
+    assert (slot.began_at, slot.idle_since) == (0.0, 0.0)
     assert (slot.ready_at, slot.due, slot.seen) == (None, None, ())
     assert (slot.exit_planned, slot.faulty, slot.hung, slot.is_probe) == (False,) * 4
     assert (slot.draining, slot.oversized, slot.is_overdue) == (False,) * 3
     assert slot.stop_stage is StopStage.NO
-    assert sorted(StopStage) == list(StopStage), "each step is harder"
+    assert [stage.name for stage in sorted(StopStage)] == (
+        ["NO", "STOPPED", "TERMINATED", "KILLED"]
+    ), "each step is harder"
 
 
 # What is known of the jobs of a worker that are to end.
