@@ -113,6 +113,8 @@ class Commands(Ends):
                 if again_in is not None:
                     self.put_off = self.now + again_in
             case cmd.Retiring(slot, why):
+                others = any(process.leaving for process in self.processes.values())
+                assert why != "idle" or not others, "one at a time"
                 self._leave(self.processes[slot], why)
                 if why in {"resize", "idle"} and self.processes[slot].ready:
                     self._check_who_stays()
