@@ -63,17 +63,6 @@ def test_who_does_not_leave_in_time_is_killed_and_that_is_a_crash() -> None:
     assert commands == [cmd.Assign(1, (1,)), cmd.LeaveEmpty(0)]
 
 
-def test_those_who_are_worn_together_do_not_go_together() -> None:
-    core = pool(3)
-    assert wear_out(core, 0, 1.0) == [cmd.Spawn(3, 1)]
-    assert wear_out(core, 1, 1.0) == []
-    assert wear_out(core, 2, 1.0) == []
-    assert core.ready(3, 1.1) == [cmd.Retiring(0, "max_memory"), cmd.Stop(0)]
-    assert gone(core, 0, 1.2) == [cmd.LeaveEmpty(0), cmd.Spawn(0, 2)]
-    assert core.ready(0, 1.3) == [cmd.Retiring(1, "max_memory"), cmd.Stop(1)]
-    assert len(taking(core)) == 3
-
-
 def test_the_oldest_goes_first_whatever_its_slot() -> None:
     core = pool(2)
     assert wear_out(core, 0, 1.0) == [cmd.Spawn(2, 1)]
@@ -187,15 +176,6 @@ def test_a_roll_replaces_one_after_the_other() -> None:
     assert not core.rolling
 
 
-def test_a_crash_during_a_roll_replaces_a_worker_too() -> None:
-    core = pool(2)
-    core.roll(1.0)
-    assert gone(core, 1, 1.05) == [cmd.TellRestart(1, 0.0), cmd.Spawn(1, 2)]
-    core.ready(1, 1.1)
-    assert core.ready(2, 1.2) == [cmd.Retiring(0, "roll"), cmd.Stop(0)]
-    assert gone(core, 0, 1.3) == [cmd.LeaveEmpty(0), cmd.RollEnded(2, "")]
-
-
 @pytest.mark.parametrize(
     ("stop", "commands"),
     [
@@ -241,16 +221,6 @@ def test_a_roll_replaces_as_many_at_a_time_as_the_budget_allows() -> None:
     assert taking(core) == [0, 1, 4, 5]
 
 
-def test_several_at_a_time_need_not_be_there_before_if_some_may_be_missing() -> None:
-    core = pool(3, max_surge=0, max_unavailable=2)
-    assert core.roll(1.0) == [
-        cmd.Retiring(0, "roll"),
-        cmd.Stop(0),
-        cmd.Retiring(1, "roll"),
-        cmd.Stop(1),
-    ]
-
-
 @pytest.mark.parametrize("comes", [True, False])
 def test_what_a_failed_roll_has_begun_is_ended_and_not_tried_again(
     comes: bool,  # noqa: FBT001
@@ -288,20 +258,6 @@ def test_who_is_old_when_a_roll_fails_is_replaced_later(rolled_at: float) -> Non
     assert core.ready(1, 23.0) == [cmd.Retiring(0, "max_age"), cmd.Stop(0)]
 
 
-def test_a_pool_that_breaks_is_not_rolled() -> None:
-    core = pool(2, policy=RestartPolicy.limited(1, 60.0))
-    core.roll(1.0)
-    assert gone(core, 0, 1.1) == [cmd.LeaveEmpty(0), cmd.Spawn(0, 2)]
-    commands = gone(core, 1, 1.2)
-    assert isinstance(commands[1], cmd.GiveUp)
-    assert cmd.RollEnded(1, "the pool broke") in commands
-    assert not core.rolling
-    assert gone(core, 0, 1.3) == [cmd.LeaveEmpty(0)]
-    text = "2 workers died within 60 s, and the policy allows 1"
-    assert gone(core, 2, 1.3) == [cmd.ParkSlot(2, text, None)]
-    assert core.slots[2].state is SlotState.PARKED
-
-
 def parked(workers: int) -> Core:
     """Return a pool whose last worker has died at 1.0, and could not be replaced at 1.1."""
     core = pool(workers)
@@ -321,25 +277,6 @@ def test_a_roll_tries_parked_slots_at_once_and_waits_for_their_workers() -> None
     assert gone(core, 0, 1.4) == [cmd.LeaveEmpty(0)]
     assert core.rolling
     assert core.ready(1, 1.5)[-1] == cmd.RollEnded(1, "", 1)
-
-
-def test_a_roll_of_a_broken_pool_tries_to_start_it() -> None:
-    core = pool(1, policy=RestartPolicy(initial_delay=0.5, max_failed_starts=1))
-    gone(core, 0, 1.0)
-    assert cmd.GiveUp("the start failed") in gone(core, 0, 1.1)
-    assert core.roll(1.2) == []
-    assert core.on_timer(1.2) == [cmd.Spawn(0, 3)]
-    assert core.ready(0, 1.3)[-1] == cmd.RollEnded(0, "", 1)
-    assert core.broken is None
-
-
-def test_it_says_that_the_start_has_failed_again() -> None:
-    core = parked(1)
-    core.roll(1.2)
-    assert core.on_timer(1.2) == [cmd.Spawn(0, 3)]
-    assert gone(core, 0, 1.3)[-1] == cmd.RollEnded(0, "a start failed again", 0)
-    assert core.next_deadline() != 1.3, "nothing is hurried any more"
-    assert not core.rolling
 
 
 def test_a_start_that_is_broken_off_has_failed_again_when_it_is_gone() -> None:
@@ -382,66 +319,6 @@ def test_a_start_that_an_earlier_roll_has_begun_may_fail() -> None:
     assert core.ready(3, 1.4) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
     assert gone(core, 0, 1.5) == [cmd.LeaveEmpty(0)]
     assert gone(core, 1, 1.5) == [cmd.LeaveEmpty(1), cmd.RollEnded(2, "")]
-
-
-def test_a_start_that_an_earlier_roll_has_begun_is_rolled_when_it_is_ready() -> None:
-    """It may run what is old, and is no worker more than there were."""
-    core = rolled_in_vain(2)
-    assert core.roll(1.2) == [cmd.Spawn(3, 2)]
-    assert core.ready(2, 1.3) == [cmd.Retiring(0, "roll"), cmd.Stop(0)]
-    assert gone(core, 0, 1.4) == [cmd.LeaveEmpty(0), cmd.Spawn(0, 2)]
-    assert core.ready(3, 1.5) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
-    assert gone(core, 1, 1.6) == [cmd.LeaveEmpty(1)]
-    assert core.ready(0, 1.7) == [cmd.Retiring(2, "roll"), cmd.Stop(2)]
-    assert gone(core, 2, 1.8) == [cmd.LeaveEmpty(2), cmd.RollEnded(2, "")]
-
-
-def test_such_a_roll_is_over_when_those_are_gone_who_were_there() -> None:
-    core = pool(1, max_surge=2)
-    assert wear_out(core, 0, 1.0) == [cmd.Spawn(1, 1)]
-    assert core.roll(1.1) == []
-    assert core.ready(1, 1.2) == [
-        cmd.Retiring(0, "max_memory"),
-        cmd.Stop(0),
-        cmd.Spawn(2, 1),
-    ]
-    assert core.ready(2, 1.3) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
-    assert gone(core, 1, 1.4) == [cmd.LeaveEmpty(1)]
-    assert gone(core, 0, 1.5) == [cmd.LeaveEmpty(0), cmd.RollEnded(1, "")]
-
-
-def test_a_roll_does_not_wait_since_a_replacement_has_failed_before_it() -> None:
-    core = pool(1)
-    wear_out(core, 0, 1.0)
-    assert gone(core, 1, 2.0) == [cmd.KeepWorker(1, 0.5)]
-    assert core.roll(2.1) == [cmd.Spawn(1, 2)]
-    assert core.ready(1, 2.2) == [cmd.Retiring(0, "max_memory"), cmd.Stop(0)]
-    assert gone(core, 0, 2.3) == [cmd.LeaveEmpty(0), cmd.RollEnded(1, "")]
-
-
-def test_nor_since_one_fails_that_had_begun_before_it() -> None:
-    core = pool(2, max_surge=2)
-    assert wear_out(core, 0, 1.0) == [cmd.Spawn(2, 1)]
-    assert core.roll(1.1) == [cmd.Spawn(3, 1)]
-    assert gone(core, 2, 1.2) == [cmd.KeepWorker(2, 0.0), cmd.Spawn(2, 2)]
-
-
-@pytest.mark.parametrize("comes", [True, False])
-def test_who_is_there_in_its_own_right_and_began_before_the_roll_is_rolled(
-    comes: bool,  # noqa: FBT001
-) -> None:
-    core = pool(1)
-    assert wear_out(core, 0, 1.0) == [cmd.Spawn(1, 1)]
-    core.roll(1.1)
-    assert gone(core, 0, 1.2) == [cmd.LeaveEmpty(0)]
-    if comes:
-        assert core.ready(1, 1.3) == [cmd.Spawn(0, 2)]
-        assert core.ready(0, 1.4) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
-        assert gone(core, 1, 1.5) == [cmd.LeaveEmpty(1), cmd.RollEnded(1, "")]
-    else:
-        assert isinstance(gone(core, 1, 1.3)[0], cmd.ParkSlot)
-        assert core.on_timer(1.3) == [cmd.Spawn(1, 2)]
-        assert core.ready(1, 1.4)[-1] == cmd.RollEnded(0, "", 1)
 
 
 def test_the_first_reason_counts() -> None:
