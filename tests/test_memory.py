@@ -207,6 +207,18 @@ def test_a_piece_may_reach_to_the_end_and_no_further() -> None:
     assert bytes(view[-4:]) == b"\x0012c"
 
 
+def test_what_is_written_is_let_go_of() -> None:
+    memory = fresh()
+    source = bytearray(b"x" * 1000)
+    memory.write(0, [memoryview(source)])
+    source.clear()  # which it refuses while anybody has a view of it
+    with pytest.raises(ValueError, match="do not fit"):
+        memory.write(SIZE, [memoryview(kept := bytearray(10))])
+    kept.clear()
+    with closing(mmap.mmap(-1, 4096)) as mapping:
+        memory.write(0, [memoryview(mapping)])
+
+
 # The end of a view.
 
 
