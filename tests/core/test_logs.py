@@ -1,11 +1,68 @@
-"""What is kept of a stderr: its end, and the beginning of a fatal error."""
+"""Messages of the log."""
 
 from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
+import asyncpool
+from asyncpool._core.logs import worker_messages
+from asyncpool._core.logs.log_message import INFO, LogMessage
 from asyncpool._runtime.output.output import StderrTail
+
+SOLD = LogMessage("sold", INFO, "%(pool)s has sold %(count)d %(what)s", "pool count")
+LOGGER = logging.getLogger("tests.log_message")
+
+
+def test_text_and_data_are_of_the_same_values(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER.name)
+    SOLD.log(LOGGER, {"pool": "shop", "count": 3}, what="cakes")
+    [record] = caplog.records
+    assert record.getMessage() == "shop has sold 3 cakes"
+    assert (record.levelno, record.funcName) == (
+        logging.INFO,
+        "test_text_and_data_are_of_the_same_values",
+    )
+    data = vars(record)
+    assert (data["message_id"], data["pool"], data["count"]) == ("sold", "shop", 3)
+    assert "what" not in data
+
+
+def test_what_it_shows_beside_the_text(caplog: pytest.LogCaptureFixture) -> None:
+    error = ArithmeticError("of a test")
+    for shown in ({"error": error}, {"trace": "a trace"}, {"stack": "a stack"}):
+        LogMessage("bad", logging.ERROR, "bad").log(LOGGER, {}, **shown)
+    first, second, third = caplog.records
+    assert first.exc_info is not None
+    assert first.exc_info[1] is error
+    assert second.exc_text == "a trace"
+    assert third.stack_info == "a stack"
+
+
+PACKAGE = Path(asyncpool.__file__).parent
+IN_WORKERS = (PACKAGE / "_worker", PACKAGE / "cluster" / "_servers")
+
+
+def test_workers_say_these_and_no_others() -> None:
+    """The service takes the id off every other one."""
+    said, elsewhere = set[str](), set[str]()
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text()
+        names = set(re.findall(r"\bsay\.([A-Z_]+)\.log\(", text))
+        inside = any(folder in path.parents for folder in IN_WORKERS)
+        (said if inside else elsewhere).update(names)
+    known = {
+        name for name, it in vars(worker_messages).items() if isinstance(it, LogMessage)
+    }
+    assert said == known
+    assert elsewhere.isdisjoint(known)
+
+
+# What is kept of the stderr of a worker.
 
 ERROR = "Fatal Python error: Segmentation fault"
 CURRENT = "Current thread 0x00007f5ad4 [python] (most recent call first):"
@@ -26,22 +83,8 @@ def left_out(count: int) -> list[str]:
     return [f"({count} lines are left out here)"] if count > 0 else []
 
 
-def test_nothing_is_kept_of_nothing() -> None:
-    assert lines_of() == ()
-
-
-def test_the_last_lines_are_kept() -> None:
-    assert lines_of(*numbered(100)) == tuple(numbered(100)[-40:])
-
-
 def test_what_is_too_long_is_cut() -> None:
     assert lines_of("\N{GRINNING FACE}" * 501) == ("\N{GRINNING FACE}" * 500,)
-
-
-def test_what_is_no_text_is_shown_as_well_as_can_be() -> None:
-    tail = StderrTail()
-    tail.extend([b"\xff!\r"])
-    assert tail.lines == ("\N{REPLACEMENT CHARACTER}!",)
 
 
 @pytest.mark.parametrize("more", [0, 20, 29])
@@ -54,15 +97,6 @@ def test_a_short_fatal_error_is_among_the_last_lines(more: int) -> None:
 def test_a_longer_one_is_kept_whole_and_the_last_words_before_it(more: int) -> None:
     whole = (ERROR, *numbered(more, "frame"))
     assert lines_of(*numbered(50), *whole) == (*numbered(50)[-10:], *whole)
-
-
-def test_of_one_that_is_longer_still_both_ends_are_kept() -> None:
-    whole = ("before", ERROR, *numbered(99, "frame"))
-    assert lines_of(*whole) == (
-        *whole[:17],
-        "(44 lines are left out here)",
-        *whole[-40:],
-    )
 
 
 @pytest.mark.parametrize("threads", [0, 1, 15, 16, 60])
@@ -79,15 +113,6 @@ def test_the_stack_of_the_thread_that_crashed_is_kept_wherever_it_stands(
 def test_only_the_first_thread_that_says_so_is_the_one_that_crashed() -> None:
     """A program that prints these words again and again does not fill the memory."""
     assert len(lines_of(ERROR, *[CURRENT] * 1000)) == 1 + 20 + 1 + 40
-
-
-def test_what_is_said_of_a_thread_without_an_error_is_a_line_like_others() -> None:
-    assert lines_of(CURRENT, *numbered(40)) == tuple(numbered(40))
-
-
-def test_the_last_of_several_counts() -> None:
-    whole = (ERROR, *numbered(50, "frame"))
-    assert lines_of(ERROR, *numbered(70), *whole) == (*numbered(70)[-10:], *whole)
 
 
 @given(

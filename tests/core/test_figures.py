@@ -1,17 +1,93 @@
-"""What workers tell of their requests: read as it was packed, and no less than before."""
+"""What is counted of jobs and requests, in bounds, and nothing twice."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
 
+from asyncpool._core.figures.durations import Durations
+from asyncpool._core.figures.function_figures import (
+    OTHER,
+    FunctionTotals,
+)
 from asyncpool._core.figures.request_figures import (
     CLASSES,
     MOST_NUMBERS,
     RequestFigures,
     class_of,
 )
+from asyncpool.enums import JobOutcome
 from asyncpool.errors import ProtocolError
+
+seconds = st.floats(0, 1e9)
+
+
+def filled(*values: float) -> Durations:
+    durations = Durations()
+    for value in values:
+        durations.note(value)
+    return durations
+
+
+def test_buckets_are_powers_of_two_of_a_microsecond() -> None:
+    histogram = filled(3e-6, 3.9e-6, 4e-6, 17e-6).histogram()
+    assert histogram.bounds == (4e-6, 8e-6, 16e-6, 32e-6)
+    assert histogram.counts == (2, 1, 0, 1)
+    assert histogram.total == pytest.approx(27.9e-6)
+
+
+@given(st.lists(seconds, min_size=1))
+def test_each_duration_is_in_the_bucket_below_whose_bound_it_is(
+    values: list[float],
+) -> None:
+    histogram = filled(*values).histogram()
+    assert histogram.count == len(values)
+    assert histogram.total == pytest.approx(sum(values))
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
+        least = bound / 2 if bound > 1e-6 else 0.0
+        assert count == sum(least <= int(value * 1e6) / 1e6 < bound for value in values)
+    assert histogram.counts[0]
+    assert histogram.counts[-1]
+
+
+@given(st.lists(seconds, min_size=1), st.floats(0, 1))
+def test_a_quantile_is_right_within_a_factor_of_two(
+    values: list[float], share: float
+) -> None:
+    found = filled(*values).histogram().quantile(share)
+    below = sum(value <= found * 2 + 1e-6 for value in values)
+    above = sum(value >= found / 2 - 1e-6 for value in values)
+    assert below >= share * len(values) - 1e-6
+    assert above >= (1 - share) * len(values) - 1e-6
+
+
+def test_run_and_wait_are_apart() -> None:
+    totals = FunctionTotals()
+    figures = totals.of("shop.resize", "submit")
+    figures.ran(1500, 250_000)
+    figures.ran(1500, -1000)  # its clock is another one
+    figures.ok += 2
+    [stats] = totals.stats()
+    assert (stats.run.bounds, stats.run.counts) == ((0.002048,), (2,))
+    assert stats.run.total == pytest.approx(0.003)
+    assert stats.wait.count == 2
+    assert stats.wait.total == pytest.approx(0.25)
+
+
+def test_later_functions_share_their_figures() -> None:
+    totals = FunctionTotals(most=2)
+    for name in ("a", "b", "c", "d"):
+        totals.of(name, "submit").ok += 1
+    totals.of("e", "map").ok += 1
+    totals.of("a", "submit").ok += 1
+    told = {(one.function, one.via): one.jobs[JobOutcome.OK] for one in totals.stats()}
+    assert told == {
+        ("a", "submit"): 2,
+        ("b", "submit"): 1,
+        (OTHER, "submit"): 2,
+        (OTHER, "map"): 1,
+    }
+
 
 numbers = st.integers(0, (1 << 64) - 1)
 
@@ -28,25 +104,6 @@ def answered(*responses: tuple[int, float]) -> RequestFigures:
     for status, seconds in responses:
         found.responses[class_of(status)].note(seconds)
     return found
-
-
-@pytest.mark.parametrize(
-    ("status", "name"),
-    [
-        (100, "1xx"),
-        (200, "2xx"),
-        (399, "3xx"),
-        (499, "4xx"),
-        (599, "5xx"),
-        (99, "other"),
-        (600, "other"),
-        (-200, "other"),
-        ("200", "other"),
-        (None, "other"),
-    ],
-)
-def test_each_status_has_a_class(status: object, name: str) -> None:
-    assert CLASSES[class_of(status)] == name
 
 
 @given(
@@ -111,12 +168,6 @@ def test_no_worker_takes_back_what_it_has_told(before: RequestFigures) -> None:
     now.cut = now.refused = now.websockets = 1
     with pytest.raises(ProtocolError, match="its figures are less than before"):
         RequestFigures.unpack(now.pack(), before)
-
-
-def test_what_is_open_may_become_less() -> None:
-    before = figures(open=3, open_websockets=2)
-    now = RequestFigures.unpack(RequestFigures().pack(), before)
-    assert (now.open, now.open_websockets) == (0, 0)
 
 
 def test_figures_of_several_are_added() -> None:
