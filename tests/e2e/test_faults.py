@@ -8,12 +8,14 @@ death once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from asyncpool import CloseSummary, Crash, Pool
+from asyncpool import Crash, Pool, PoolStats
 from asyncpool.enums import CrashKind
 from tests.helpers import faults, jobs
 from tests.helpers.faults import DEATHS, FAULTS, Fault, by_name
@@ -23,7 +25,7 @@ from tests.helpers.patience import patience
 from tests.helpers.pools import (
     assert_serves,
     assert_told,
-    closing,
+    case,
     crash_of,
     idle,
     until,
@@ -32,27 +34,21 @@ from tests.helpers.pools import (
 pytestmark = BOTH_LOOPS
 
 
-def but(*slow: str) -> pytest.MarkDecorator:
-    """Parametrise with every fault but those that only time brings to light."""
-    faults = [fault for fault in FAULTS if fault.name not in slow]
+def but(*slow: str) -> list[Fault]:
+    """Return every fault but those that only time brings to light."""
+    return [fault for fault in FAULTS if fault.name not in slow]
+
+
+def each(faults: list[Fault]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("fault", faults, ids=lambda fault: fault.name)
 
 
-some_deaths = pytest.mark.parametrize(
-    "fault", DEATHS[::2], ids=lambda fault: fault.name
-)
-
-
-@but("shut channel")
+@each(but("shut channel"))
 async def test_in_the_initializer(fault: Fault, tmp_path: Path) -> None:
     await _one_start_fails(fault, faults.commit_first, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [*DEATHS[::2], by_name("half a frame on control"), by_name("garbage on control")],
-    ids=lambda fault: fault.name,
-)
+@each([*DEATHS[::2], by_name("half a frame on control"), by_name("garbage on control")])
 async def test_in_the_handshake(fault: Fault, tmp_path: Path) -> None:
     await _one_start_fails(fault, faults.commit_at_hello, tmp_path)
 
@@ -80,33 +76,36 @@ async def _one_start_fails(
     assert (stats.crashes, stats.restarts, stats.failed) == (1, 1, 0)
 
 
-@but("closed descriptors")
-async def test_while_idle(fault: Fault) -> None:
+@asynccontextmanager
+async def pool_of_two() -> AsyncGenerator[tuple[Pool, Gate, list[Crash]]]:
+    """Yield a pool that goes through one fault after the other, a gate, and its crashes."""
     crashes: list[Crash] = []
-    async with (
-        patience(),
-        Gate() as gate,
-        Pool(2, on_crash=crashes.append) as pool,
-    ):
-        await idle(pool)
-        await pool.submit(faults.commit_later, gate.path, fault.name)
-        visitor = await gate.visitor(fault.name)
-        visitor.release()
-        if fault.name == "closed descriptors":
-            # Nothing shows, and nothing is lost but the next job, which finds out.
-            await visitor.gone()
-            fault = Fault(fault.name, fault.commit, exit_code=1, tail="Bad file")
-            await crash_of(pool.submit(jobs.square, 1), fault)
-        elif fault.name == "shut channel":
-            # An idle worker takes it for the pool's wish.
-            fault = Fault(fault.name, fault.commit, exit_code=0)
-        await until(pool, lambda stats: stats.crashes == 1)
-        await assert_serves(pool)
+    pool = Pool(2, on_crash=crashes.append)
+    async with patience(3), Gate() as gate, pool:
+        yield pool, gate, crashes
         stats = pool.stats()
-    [crash] = crashes
-    assert_told(crash, fault)
-    assert crash.pid == visitor.pid
-    assert (stats.crashes, stats.restarts) == (1, 1)
+    assert (stats.crashes, stats.restarts) == (len(crashes),) * 2
+
+
+def has_lost(number: int, stats: PoolStats) -> bool:
+    return stats.crashes == number
+
+
+async def test_while_idle() -> None:
+    async with pool_of_two() as (pool, gate, crashes):
+        for number, fault in enumerate(but("closed descriptors"), 1):
+            with case(fault.name):
+                await idle(pool)
+                await pool.submit(faults.commit_later, gate.path, fault.name)
+                visitor = await gate.visitor(fault.name)
+                visitor.release()
+                await until(pool, partial(has_lost, number))
+                await assert_serves(pool)
+                # An idle worker takes it for the pool's wish.
+                wish = Fault(fault.name, fault.commit, exit_code=0)
+                told = wish if fault.name == "shut channel" else fault
+                assert_told(crashes[-1], told)
+                assert (len(crashes), crashes[-1].pid) == (number, visitor.pid)
 
 
 async def test_an_idle_worker_that_has_closed_its_channels_costs_one_job() -> None:
@@ -123,47 +122,58 @@ async def test_an_idle_worker_that_has_closed_its_channels_costs_one_job() -> No
     assert [crash.pid for crash in crashes] == [visitor.pid]
 
 
-@but()
-async def test_while_running(fault: Fault) -> None:
-    crashes: list[Crash] = []
-    async with (
-        patience(),
-        Gate() as gate,
-        Pool(2, on_crash=crashes.append) as pool,
-    ):
-        culprit = pool.submit(faults.commit_at, gate.path, fault.name)
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        visitor = await gate.visitor(fault.name)
-        assert culprit.worker_pid == visitor.pid
-        visitor.release()
-        crash = await crash_of(culprit, fault)
-        assert crash.pid == visitor.pid
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
-        stats = pool.stats()
-    assert crashes == [crash]
-    assert (stats.crashes, stats.restarts, stats.failed) == (1, 1, 1)
+async def _one_is_hit(
+    found: Sequence[Fault],
+    function: Callable[..., object],
+    *args: Callable[..., object],
+) -> None:
+    """Have each fault hit one of two workers, in a call of *function*."""
+    async with pool_of_two() as (pool, gate, crashes):
+        for number, fault in enumerate(found, 1):
+            with case(fault.name):
+                given = [each(gate.path, fault.name) for each in args]
+                culprit = pool.submit(function, *given)
+                others = [pool.submit(jobs.square, n) for n in range(20)]
+                pid = None
+                if function is faults.commit_at:
+                    visitor = await gate.visitor(fault.name)
+                    pid = culprit.worker_pid
+                    assert pid == visitor.pid
+                    visitor.release()
+                crash = await crash_of(culprit, fault)
+                assert pid in (crash.pid, None)
+                assert await asyncio.gather(*others) == [n * n for n in range(20)]
+                await assert_serves(pool)
+                assert (crashes[-1], len(crashes)) == (crash, number)
+                assert pool.stats().failed == number
 
 
-@but("closed descriptors")
-async def test_while_draining(fault: Fault) -> None:
-    crashes: list[Crash] = []
-    async with patience(), Gate() as gate:
-        pool = Pool(1, on_crash=crashes.append)
-        await pool.start()
-        culprit = pool.submit(faults.commit_at, gate.path, fault.name)
-        queued = [pool.submit(jobs.square, n) for n in range(20)]
-        visitor = await gate.visitor(fault.name)
-        close = await closing(pool)
-        visitor.release()
-        crash = await crash_of(culprit, fault)
-        assert await asyncio.gather(*queued) == [n * n for n in range(20)]
-        assert await close == CloseSummary(finished=20, failed=1, killed=0)
-    assert crashes == [crash]
-    assert pool.stats().spawned == 2
+def path(gate: str, _: str) -> str:
+    return gate
 
 
-@but("closed descriptors", "a job that it has not")
+def name(_: str, fault: str) -> str:
+    return fault
+
+
+async def test_while_running() -> None:
+    await _one_is_hit(FAULTS, faults.commit_at, path, name)
+
+
+async def test_while_unpickling_an_argument() -> None:
+    await _one_is_hit(DEATHS[::2], jobs.take, lambda _, name: faults.Trap(name))
+
+
+async def test_while_pickling_the_result() -> None:
+    await _one_is_hit(DEATHS[::2], faults.make_bomb, name)
+
+
+@pytest.mark.parametrize("size", [40, 120_000], ids=["small", "large"])
+async def test_while_writing_the_result(size: int) -> None:
+    await _one_is_hit(DEATHS[::2], faults.commit_in_result, name, lambda *_: size)
+
+
+@each(but("closed descriptors", "a job that it has not"))
 async def test_while_closing(fault: Fault) -> None:
     crashes: list[Crash] = []
     async with patience():
@@ -174,43 +184,6 @@ async def test_while_closing(fault: Fault) -> None:
     assert (summary.finished, summary.failed) == (0, 0)
     assert crashes == []
     assert pool.stats().spawned == 2
-
-
-@some_deaths
-async def test_while_unpickling_an_argument(fault: Fault) -> None:
-    crashes: list[Crash] = []
-    async with patience(), Pool(2, on_crash=crashes.append) as pool:
-        culprit = pool.submit(jobs.call, len, faults.Trap(fault.name))
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        crash = await crash_of(culprit, fault)
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
-    assert crashes == [crash]
-
-
-@some_deaths
-async def test_while_pickling_the_result(fault: Fault) -> None:
-    crashes: list[Crash] = []
-    async with patience(), Pool(2, on_crash=crashes.append) as pool:
-        culprit = pool.submit(faults.make_bomb, fault.name)
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        crash = await crash_of(culprit, fault)
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
-    assert crashes == [crash]
-
-
-@some_deaths
-@pytest.mark.parametrize("size", [40, 120_000], ids=["small", "large"])
-async def test_while_writing_the_result(fault: Fault, size: int) -> None:
-    crashes: list[Crash] = []
-    async with patience(), Pool(2, on_crash=crashes.append) as pool:
-        culprit = pool.submit(faults.commit_in_result, fault.name, size)
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        crash = await crash_of(culprit, fault)
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
-    assert crashes == [crash]
 
 
 async def test_with_workers_that_are_fresh_interpreters() -> None:
