@@ -122,9 +122,7 @@ def agent_command(
         pool, path, max_clients=max_clients, client_timeout=client_timeout
     )
     raise_descriptor_limit()
-    config = pool._config  # noqa: SLF001 - it is not for users
-    trusted = config.data is None and config.confinement is None
-    log = CommandLog(json=log_format == "json", trusted=trusted)
+    log = CommandLog(json=log_format == "json")
     try:
         with log.on(getattr(logging, log_level.upper())):
             sys.exit(asyncio.run(_Sharing(pool, sharing, bind, log).run()))

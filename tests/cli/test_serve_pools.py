@@ -132,3 +132,40 @@ def test_a_pool_that_is_none_is_a_mistake(
 def test_a_program_that_no_server_has_started_has_no_shared_pool() -> None:
     with pytest.raises(LookupError, match=r"no shared pool 'jobs' \(there are: none\)"):
         shared_pool("jobs")
+
+
+def test_only_workers_that_are_trusted_print_records_of_the_log(tmp_path: Path) -> None:
+    write_app(
+        tmp_path,
+        """
+        import asyncpool
+        from tests.helpers import jobs
+
+        def make_pool():
+            return asyncpool.Pool(1, codec="json", functions=[jobs.say])
+
+        async def app(scope, receive, send):
+            if scope["type"] == "http":
+                print('{"message": "mine"}', flush=True)
+                async with asyncpool.shared_pool("jobs", codec="json") as pool:
+                    await pool.submit(jobs.say, '{"message": "forged"}\\n')
+                headers = [(b"content-length", b"0")]
+                head = {"type": "http.response.start", "status": 200}
+                await send({**head, "headers": headers})
+                await send({"type": "http.response.body"})
+        """,
+    )
+    with Server(
+        tmp_path,
+        *("app:app", "--bind", "127.0.0.1:0", "--workers", "1"),
+        *("--pool", "jobs=app:make_pool", "--log-format", "json"),
+    ) as server:
+        server.up()
+        server.get()
+        server.says("forged")
+        server.says("mine")
+        assert server.end(signal.SIGTERM) == 0
+        lines = [json.loads(line) for line in server.log.splitlines()]
+    assert {"message": "mine"} in lines
+    assert {"message": "forged"} not in lines
+    assert '{"message": "forged"}' in [line["message"] for line in lines]

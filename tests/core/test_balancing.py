@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 from asyncpool._core.cluster.balancing import (
     LATE,
     PASSED_OVER,
+    QUIET,
     SLOW,
     WINDOW,
     ConnectionBalancing,
@@ -42,7 +43,21 @@ def hand(
     return worker, spreading.hand(worker, handle, now)
 
 
+def give(spreading: ConnectionBalancing[str]) -> int:
+    """Hand over a connection that is taken at once; return who has it."""
+    worker, number = hand(spreading, "c")
+    spreading.taken(worker, number)
+    return worker
+
+
+def warm_up(spreading: ConnectionBalancing[str], worker: int, now: float = 0.0) -> None:
+    """Have a worker take connections until it has the largest window."""
+    for n in range(WINDOW):
+        spreading.taken(worker, spreading.hand(worker, str(n), now))
+
+
 def fill(spreading: ConnectionBalancing[str], worker: int, now: float = 0.0) -> None:
+    warm_up(spreading, worker, now)
     for n in range(WINDOW):
         spreading.hand(worker, f"{worker}-{n}", now)
 
@@ -52,15 +67,15 @@ def fill(spreading: ConnectionBalancing[str], worker: int, now: float = 0.0) -> 
 
 def test_equals_take_turns() -> None:
     spreading = spreading_of(0, 1, 2)
-    assert [hand(spreading, "c")[0] for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [give(spreading) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_who_closes_connections_is_less_busy() -> None:
     spreading = spreading_of(0, 1, 2)
     for _ in range(9):
-        hand(spreading, "c")
+        give(spreading)
     spreading.load(1, 3, 2, 0)
-    assert [hand(spreading, "c")[0] for _ in range(4)] == [1, 1, 0, 2]
+    assert [give(spreading) for _ in range(4)] == [1, 1, 0, 2]
 
 
 @given(workers=st.integers(1, 9), connections=st.integers(0, 200))
@@ -80,7 +95,7 @@ def test_nothing_goes_to_who_is_not_ready_or_leaves() -> None:
     spreading = spreading_of(0, 1)
     spreading.add(2)
     spreading.leave(1)
-    assert {hand(spreading, "c")[0] for _ in range(WINDOW)} == {0}
+    assert {give(spreading) for _ in range(WINDOW)} == {0}
     assert not spreading.is_open(1) and not spreading.is_open(2)
     assert not spreading.is_open(3), "it is nobody"
     spreading.leave(0)
@@ -108,28 +123,50 @@ def test_besides_some() -> None:
 
 def test_no_worker_has_more_than_a_window_that_it_has_not_taken() -> None:
     spreading = spreading_of(0, 1)
+    warm_up(spreading, 0)
+    warm_up(spreading, 1)
     for _ in range(2 * WINDOW):
         hand(spreading, "c")
     assert spreading.choose(0.0) is None
-    spreading.taken(1, 1)
+    spreading.taken(1, WINDOW + 1)
     assert spreading.choose(0.0) is None, "the other is less busy, or was first"
-    spreading.taken(0, 1)
+    spreading.taken(0, WINDOW + 1)
     assert spreading.choose(0.0) == 0
+
+
+def test_the_window_grows_as_connections_are_taken_and_is_small_after_a_pause() -> None:
+    spreading = spreading_of(0)
+    for start in (0.0, QUIET):
+        for window in (1, 2, 8, WINDOW):
+            numbers = [hand(spreading, "c", start)[1] for _ in range(window)]
+            assert spreading.choose(start) is None
+            for number in numbers:
+                spreading.taken(0, number)
+
+
+def test_who_has_taken_all_comes_before_who_has_fewer_connections() -> None:
+    spreading = spreading_of(0, 1)
+    warm_up(spreading, 1, now=5.0)
+    spreading.load(1, WINDOW, WINDOW, 0)
+    warm_up(spreading, 0, now=5.0)
+    spreading.hand(1, "left lying", 5.0)
+    assert spreading.choose(5.0) == 0
+    spreading.hand(0, "on its way", 5.0)
+    assert spreading.choose(5.0) == 1, "both have something to take"
 
 
 def test_the_least_busy_is_worth_waiting_for_but_not_for_long() -> None:
     spreading = spreading_of(0, 1)
     fill(spreading, 1, now=5.0)
-    for n in range(WINDOW):
-        spreading.hand(0, str(n), 5.0)
-        spreading.taken(0, n + 1)
-    spreading.load(1, 1, 1, 0)
+    warm_up(spreading, 0, now=5.0)
+    spreading.hand(0, "on its way", 5.0)
+    spreading.load(1, WINDOW, WINDOW, 0)
     assert spreading.choose(5.0) is None
     assert spreading.next_check(5.0) == 5.0 + SLOW
     assert spreading.choose(5.0 + SLOW) == 0
     assert spreading.next_check(5.0 + SLOW) is None
     # It has taken the oldest, and only the next is as late.
-    spreading.taken(1, 1)
+    spreading.taken(1, WINDOW + 1)
     assert spreading.choose(5.0 + SLOW) == 1
 
 
@@ -143,13 +180,16 @@ def test_a_slow_one_has_all_it_can_have() -> None:
 
 def test_the_slow_ones_window_counts_from_its_oldest() -> None:
     spreading = spreading_of(0, 1)
+    warm_up(spreading, 0, now=1.0)
+    spreading.load(0, WINDOW, WINDOW, 0)
     spreading.hand(0, "old", 1.0)
     for n in range(WINDOW - 1):
         spreading.hand(0, str(n), 1.05)
-    for n in range(WINDOW + 1):
-        spreading.taken(1, spreading.hand(1, str(n), 1.0))
+    warm_up(spreading, 1, now=1.0)
+    spreading.hand(1, "on its way", 1.0)
+    assert spreading.choose(1.0) is None
     assert spreading.choose(1.0 + SLOW) == 1
-    spreading.taken(0, 1)
+    spreading.taken(0, WINDOW + 1)
     spreading.hand(0, "new", 1.0 + SLOW)
     assert spreading.next_check(1.0 + SLOW) == 1.05 + SLOW
 
@@ -159,12 +199,14 @@ def test_the_slow_ones_window_counts_from_its_oldest() -> None:
 
 def test_what_a_dead_worker_has_not_taken_goes_to_others_first() -> None:
     spreading = spreading_of(0, 1)
+    warm_up(spreading, 0)
+    warm_up(spreading, 1)
     for name in "abcdef":
         hand(spreading, name)
-    spreading.taken(0, 2)  # c
+    spreading.taken(0, WINDOW + 2)  # c
     assert spreading.gone(0) == []
     assert [*spreading.waiting] == ["a", "e"]
-    assert spreading.served == 4
+    assert spreading.served == 2 * WINDOW + 4
     spreading.gone(1)
     # All of these came before what the first one's death has brought.
     assert [*spreading.waiting] == ["b", "d", "f", "a", "e"]
@@ -216,7 +258,7 @@ def test_what_is_given_back_later_is_first_in_the_line_too() -> None:
 def test_what_is_on_its_way_is_not_yet_in_its_hands() -> None:
     spreading = spreading_of(0)
     for name in "abc":
-        hand(spreading, name)
+        spreading.hand(0, name, 0.0)
     spreading.hand(0, "socket", 0.0, connection=False)
     assert spreading.taken_by(0) == (0, 0)
     spreading.taken(0, 2)
@@ -298,6 +340,8 @@ class SpreadingMachine(RuleBasedStateMachine):
         self.closed: dict[int, int] = {}
         self.had: dict[int, int] = {}
         self.passed: dict[int, float] = {}
+        self.windows: dict[int, int] = {}
+        self.last: dict[int, float] = {}
         self.full: set[int] = set()  # who can take no request
         self.accepted = 0
         self.over = 0  # taken by somebody, ever
@@ -313,6 +357,7 @@ class SpreadingMachine(RuleBasedStateMachine):
             self.sent[worker], self.taken[worker] = {}, set()
             self.closed[worker] = self.had[worker] = 0
             self.passed[worker] = 0.0
+            self.windows[worker], self.last[worker] = 1, 0.0
 
     @precondition(lambda self: self.ready)
     @rule(data=st.data())
@@ -356,11 +401,14 @@ class SpreadingMachine(RuleBasedStateMachine):
         waiting = self.spreading.waiting
         handle = waiting.popleft() if waiting else self.accepted
         self.accepted += handle == self.accepted
+        if not self.sent[worker] and self.last[worker] + QUIET <= self.now:
+            self.windows[worker] = 1
+        self.last[worker] = self.now
         number = self.spreading.hand(worker, handle, self.now)
         assert number not in self.sent[worker]
         self.sent[worker][number] = handle, self.now
         self.had[worker] += 1
-        assert len(self.sent[worker]) <= WINDOW
+        assert len(self.sent[worker]) <= self.windows[worker] <= WINDOW
         return True
 
     def check_choice(self, worker: int) -> None:
@@ -376,7 +424,7 @@ class SpreadingMachine(RuleBasedStateMachine):
         if able:
             least = min(self.rank(worker) for worker in able)
             assert any(
-                len(self.sent[worker]) == WINDOW
+                len(self.sent[worker]) >= self.windows[worker]
                 for worker in able
                 if self.rank(worker) == least
             )
@@ -392,10 +440,10 @@ class SpreadingMachine(RuleBasedStateMachine):
     def busy(self, worker: int) -> int:
         return self.had[worker] - self.closed[worker]
 
-    def rank(self, worker: int) -> tuple[bool, int]:
+    def rank(self, worker: int) -> tuple[bool, bool, int]:
         times = [at for _, at in self.sent[worker].values()]
         late = bool(times) and min(times) + LATE <= self.now
-        return late or worker in self.full, self.busy(worker)
+        return late or worker in self.full, bool(times), self.busy(worker)
 
     @precondition(lambda self: any(self.ready.values()))
     @rule(data=st.data())
@@ -407,7 +455,7 @@ class SpreadingMachine(RuleBasedStateMachine):
     def is_slow(self, worker: int) -> bool:
         sent = self.sent[worker]
         return (
-            len(sent) == WINDOW
+            len(sent) >= self.windows[worker]
             and min(at for _, at in sent.values()) + SLOW <= self.now
         )
 
@@ -422,6 +470,7 @@ class SpreadingMachine(RuleBasedStateMachine):
             handle, _ = self.sent[worker].pop(number)
             assert self.spreading.taken(worker, number) == handle
             self.taken[worker].add(handle)
+            self.windows[worker] = min(2 * self.windows[worker], WINDOW)
             self.over += 1
 
     @precondition(lambda self: sum(self.ready.values()) > 1)

@@ -545,16 +545,20 @@ async def test_a_worker_that_hangs_is_killed_in_the_end(
         events = cluster.events()
         client.say(f"freeze {tmp_path / 'hangs'}")
         await come_true((tmp_path / "hangs").exists)
-        summary = await cluster.close(timeout=0.2)
+        async with Client(cluster) as other:
+            await come_true(lambda: cluster.stats().slots[0].connections == 2)
+            summary = await cluster.close(timeout=0.2)
+            assert await other.answer() == ""
         assert await client.answer() == ""
         exited = await next_of(events, Exited)
-    assert (summary.finished, summary.failed, summary.killed) == (0, 1, 1)
+    # What it has not taken is cut off as well.
+    assert (summary.finished, summary.failed, summary.killed) == (0, 2, 1)
     assert cluster.stats().crashes == 0
     why = "killed since it had not ended within the drain_timeout of 0.1 s"
     assert (exited.signal, exited.detail) == ("SIGKILL", why)
     assert caplog.messages == [
         (
-            f"cluster {cluster.name}: worker {pid} in slot 0 was {why}: 1 of 1 connections "
+            f"cluster {cluster.name}: worker {pid} in slot 0 was {why}: 2 of 2 connections "
             "are cut off"
         )
     ]
@@ -680,7 +684,6 @@ async def test_a_worker_whose_loop_is_blocked_is_replaced(
             slot, _, pid = await client.who()
             client.say(f"block {gate.path}")
             await gate.visitor("blocked")
-            # Half of them are handed to it, and it does not take them.
             async with clients(cluster, 10) as some:
                 for n, late in enumerate(some):
                     assert await late.ask(f"echo {n}") == str(n)
@@ -699,6 +702,23 @@ async def test_a_worker_whose_loop_is_blocked_is_replaced(
             assert record.stack_info == crash.stack
             assert await client.answer() == ""
         assert (await next_of(events, Ready)).slot == slot
+
+
+async def test_a_worker_whose_loop_is_blocked_holds_up_few_clients() -> None:
+    """It gets one connection or two, leaves them lying, and so gets no others."""
+    quiet = cluster_of(ping_timeout=None)
+    async with patience(), Gate() as gate, quiet as cluster:
+        await all_ready(cluster)
+        async with Client(cluster) as client:
+            slot, _, _ = await client.who()
+            client.say(f"block {gate.path}")
+            visitor = await gate.visitor("blocked")
+            async with clients(cluster, 10) as some:
+                asked = [asyncio.create_task(it.who()) for it in some]
+                await come_true(lambda: sum(it.done() for it in asked) >= 8)
+                assert slot not in {it.result()[0] for it in asked if it.done()}
+                visitor.release()
+                await asyncio.gather(*asked)
 
 
 async def test_arguments_are_checked() -> None:

@@ -270,7 +270,8 @@ async def test_a_launcher_that_is_killed_while_the_pool_closes() -> None:
         summary = await pool.close(timeout=0.1)
         await visitor.gone()
         await asyncio.gather(held, return_exceptions=True)
-    assert (summary.failed, summary.killed) == (1, 1)
+    # The idle worker may have had no time to end by itself, on a busy machine.
+    assert (summary.failed, summary.killed in {1, 2}) == (1, True)
 
 
 async def test_a_launcher_that_hangs_is_replaced() -> None:

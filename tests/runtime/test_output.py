@@ -30,7 +30,7 @@ def pipe(
 ) -> Iterator[tuple[Output, int]]:
     reading, writing = os.pipe()
     output = Output(asyncio.get_running_loop(), reading, mode, err=err)
-    output.name("w", {"pid": 1})
+    output.name("w", {"pid": 1}, trusted=True)
     try:
         yield output, writing
     finally:

@@ -198,15 +198,9 @@ class JsonFormat(logging.Formatter):
     it.
 
     If a worker prints a line that is a JSON object, the line stays as it is: its
-    application logs in JSON by itself.
-
-    Args:
-        trusted: Whether that may be; the line of another worker could pose as one of this log.
+    application logs in JSON by itself.  Not so if its pool does not trust it: the line could
+    pose as a record of this log.
     """
-
-    def __init__(self, *, trusted: bool = True) -> None:
-        super().__init__()
-        self._trusted = trusted
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -218,7 +212,7 @@ class JsonFormat(logging.Formatter):
         if is_printed(record):
             assert isinstance(record.args, Mapping)
             line = str(record.args["line"])
-            if self._trusted and _is_object(line):
+            if record.args.get("trusted") and _is_object(line):
                 return line
             found["message"] = line
             found |= _extra(record)
@@ -278,16 +272,15 @@ class CommandLog(logging.StreamHandler[TextIO]):
 
     Args:
         json: Whether each record is a line of JSON, rather than text.
-        trusted: Whether workers may print lines of JSON into that, which stay as they are.
     """
 
-    def __init__(self, *, json: bool = False, trusted: bool = True) -> None:
+    def __init__(self, *, json: bool = False) -> None:
         self._lines = LogStream(sys.stderr, self._gap)
         super().__init__(cast("TextIO", self._lines))  # it needs no more of one
         self._json = json
         self._starting = False
         self._repeats = Repeats()
-        self.setFormatter(JsonFormat(trusted=trusted) if json else TextFormat())
+        self.setFormatter(JsonFormat() if json else TextFormat())
 
     def tell(
         self, message: LogMessage, extra: Mapping[str, object], /, **words: object

@@ -1,6 +1,7 @@
 """Which worker of a cluster gets the next connection.
 
-The least busy worker gets it.  Among equals it is the worker whose last turn is longest
+The least busy worker gets it, of those that have taken all they got: a worker whose event
+loop is blocked takes nothing.  Among equals it is the worker whose last turn is longest
 ago: round robin.  The master knows by itself how busy a worker is, except that the
 worker must tell it which connections are closed.
 
@@ -8,11 +9,14 @@ The master *hands* a connection to a worker, and it belongs to the worker once t
 worker has *taken* it.  Until then the master has it too.  If the worker dies, or cannot
 open another descriptor, the master gives the connection to another worker, before all
 newer ones.  Each worker may have at most a *window* of connections that it has not
-taken.  Further connections wait in the master, where any worker may still get them.
+taken.  Further connections wait in the master, where any worker may still get them.  As in
+the slow start of TCP, the window is one connection at first and twice as large with each that
+is taken: of a burst, a worker that takes nothing gets no more than one.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -21,8 +25,11 @@ from typing import Generic, TypeVar
 from asyncpool._core.base.deadlines import earliest
 from asyncpool.errors import ProtocolError
 
-# The window: how many connections a worker may have that it has not taken.
+# The largest window.
 WINDOW = 16
+
+# A worker that has got nothing for this many seconds begins with the smallest one.
+QUIET = 0.005
 
 # A worker counts as slow if its window is full and it has taken nothing for this many
 # seconds.
@@ -63,6 +70,8 @@ class _Share(Generic[H]):
             left.
         turn: When it had its last turn, as a number that grows.
         last: The number of the last handle that was sent to it.
+        last_at: When that was.
+        window: How many handles it may have that it has not taken.
         pending: The handles that it has not taken yet, oldest first.
         passed_until: Until when it gets nothing.
     """
@@ -77,6 +86,8 @@ class _Share(Generic[H]):
     refused: int = 0
     turn: int = 0
     last: int = 0
+    last_at: float = -math.inf
+    window: int = 1
     pending: dict[int, _Handed[H]] = field(default_factory=dict)
     passed_until: float = 0.0
 
@@ -103,7 +114,7 @@ class _Share(Generic[H]):
     @property
     def full_since(self) -> float | None:
         """When its oldest handle was sent, if its window is full."""
-        if len(self.pending) < WINDOW:
+        if len(self.pending) < self.window:
             return None
         return next(iter(self.pending.values())).at
 
@@ -169,7 +180,8 @@ class ConnectionBalancing(Generic[H]):
     def choose(self, now: float, besides: Collection[int] = ()) -> int | None:
         """Return which worker gets the next connection; ``None`` if the connection has to wait.
 
-        One that is busy or late gets it only if no other worker can.
+        One that is busy or late gets it only if no other worker can, and one that has not taken
+        what it got only if all others have something to take, too.
 
         Args:
             now: The time.
@@ -178,6 +190,7 @@ class ConnectionBalancing(Generic[H]):
         able = [
             (
                 share.busy or share.is_late(now),
+                bool(share.pending),
                 share.connections,
                 share.turn,
                 worker,
@@ -207,6 +220,9 @@ class ConnectionBalancing(Generic[H]):
     ) -> int:
         """Record that *handle* is sent to a worker; return its number there."""
         share = self._shares[worker]
+        if not share.pending and share.last_at + QUIET <= now:
+            share.window = 1
+        share.last_at = now
         share.last += 1
         share.pending[share.last] = _Handed(handle, now, connection)
         if connection:
@@ -221,7 +237,10 @@ class ConnectionBalancing(Generic[H]):
         Raises:
             ProtocolError: If no handle with this number is on its way.
         """
-        return self._settle(worker, number).handle
+        handle = self._settle(worker, number).handle
+        share = self._shares[worker]
+        share.window = min(2 * share.window, WINDOW)
+        return handle
 
     def refused_by(self, worker: int, number: int, now: float) -> H | None:
         """Record that a worker could not take a handle.

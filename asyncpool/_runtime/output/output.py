@@ -128,7 +128,7 @@ class Output:
         self._tail = StderrTail()
         self._report: list[bytes] | None = None
         self._no_report = False
-        self._label = "worker"
+        self._label, self._trusted = "worker", False
         self._extra: dict[str, object] = {"stream": "stderr" if err else "stdout"}
         os.set_blocking(fd, False)
         loop.add_reader(fd, self._read_some)
@@ -138,9 +138,12 @@ class Output:
         """The last lines of the stream, the oldest first."""
         return self._tail.lines
 
-    def name(self, label: str, extra: dict[str, object]) -> None:
-        """Begin each line in the log with *label*, and have each record have *extra*."""
-        self._label = label
+    def name(self, label: str, extra: dict[str, object], *, trusted: bool) -> None:
+        """Begin each line in the log with *label*, and have each record have *extra*.
+
+        A log in JSON takes a line of JSON as it is from a worker that is *trusted*.
+        """
+        self._label, self._trusted = label, trusted
         self._extra = {**extra, **self._extra}
 
     def take_report(self) -> str:
@@ -268,7 +271,13 @@ class Output:
         if self._to_log():
             message = say.ERROR_LINE if self._err else say.LINE
             line = printable(text)
-            message.log(_LOGGER, self._extra, label=self._label, line=line)
+            message.log(
+                _LOGGER,
+                self._extra,
+                label=self._label,
+                line=line,
+                trusted=self._trusted,
+            )
             return
         stream = self._stream()
         # The pool must survive if its service's own stdout is closed or full.

@@ -481,6 +481,7 @@ class WorkerHandle:
     def _label_output(self) -> None:
         """Have the log say of each line which worker has written it."""
         label = f"worker {self.pid} in slot {self.slot}"
+        trusted = self._config.data is None and self._config.confinement is None
         extra: dict[str, object] = {
             "pool": self._config.name,
             "slot": self.slot,
@@ -489,7 +490,7 @@ class WorkerHandle:
         }
         for stream in (self.stdout, self.stderr):
             assert stream is not None
-            stream.name(label, extra)
+            stream.name(label, extra, trusted=trusted)
 
     # Its watchers.
 
