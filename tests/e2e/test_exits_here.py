@@ -41,6 +41,7 @@ def bury(value: object) -> list[object]:
 @pytest.fixture(scope="module")
 def executor() -> Iterator[ProcessPoolExecutor]:
     with ProcessPoolExecutor(1) as executor:
+        executor.submit(jobs.take, bury(1)).result(PATIENCE)  # starts what it keeps
         yield executor
 
 

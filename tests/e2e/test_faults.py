@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from asyncpool import Crash, Pool, PoolStats
+from asyncpool import Crash, Pool, PoolStats, RestartPolicy
 from asyncpool.enums import CrashKind
 from tests.helpers import faults, jobs
 from tests.helpers.faults import DEATHS, FAULTS, Fault, by_name
@@ -39,41 +39,49 @@ def but(*slow: str) -> list[Fault]:
     return [fault for fault in FAULTS if fault.name not in slow]
 
 
-def each(faults: list[Fault]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("fault", faults, ids=lambda fault: fault.name)
+async def test_in_the_initializer(tmp_path: Path) -> None:
+    await _starts_fail(but("shut channel"), faults.commit_next, tmp_path)
 
 
-@each(but("shut channel"))
-async def test_in_the_initializer(fault: Fault, tmp_path: Path) -> None:
-    await _one_start_fails(fault, faults.commit_first, tmp_path)
+async def test_in_the_handshake(tmp_path: Path) -> None:
+    on_control = "half a frame on control", "garbage on control"
+    found = [*DEATHS[::2], *map(by_name, on_control)]
+    await _starts_fail(found, faults.commit_next_at_hello, tmp_path)
 
 
-@each([*DEATHS[::2], by_name("half a frame on control"), by_name("garbage on control")])
-async def test_in_the_handshake(fault: Fault, tmp_path: Path) -> None:
-    await _one_start_fails(fault, faults.commit_at_hello, tmp_path)
-
-
-async def _one_start_fails(
-    fault: Fault, initializer: Callable[[str, str], None], tmp_path: Path
+async def _starts_fail(
+    found: Sequence[Fault],
+    initializer: Callable[[str, Sequence[str]], None],
+    tmp_path: Path,
 ) -> None:
+    """Have a start fail by each fault."""
     crashes: list[Crash] = []
-    initargs = (str(tmp_path / "token"), fault.name)
     async with (
-        patience(),
+        patience(2),
         Pool(
-            2, on_crash=crashes.append, initializer=initializer, initargs=initargs
+            2,
+            on_crash=crashes.append,
+            initializer=initializer,
+            initargs=(str(tmp_path), [fault.name for fault in found]),
+            restart_policy=RestartPolicy(
+                initial_delay=0.001, max_delay=0.002, max_failed_starts=None
+            ),
         ) as pool,
     ):
         assert await pool.submit(jobs.square, 7) == 49
-        await until(pool, lambda stats: stats.crashes == 1)
+        await until(pool, partial(has_lost, len(found)))
         await assert_serves(pool)
         stats = pool.stats()
-    [crash] = crashes
-    broke_protocol = fault.kind == CrashKind.PROTOCOL
-    kind = CrashKind.PROTOCOL if broke_protocol else CrashKind.FAILED_START
-    assert_told(crash, fault, kind=kind)
-    assert (crash.generation, crash.job_id, crash.attempt) == (1, None, 0)
-    assert (stats.crashes, stats.restarts, stats.failed) == (1, 1, 0)
+    by_pid = {crash.pid: crash for crash in crashes}
+    for fault in found:
+        with case(fault.name):
+            crash = by_pid.pop(int((tmp_path / fault.name).read_text()))
+            broke_protocol = fault.kind == CrashKind.PROTOCOL
+            kind = CrashKind.PROTOCOL if broke_protocol else CrashKind.FAILED_START
+            assert_told(crash, fault, kind=kind)
+            assert (crash.job_id, crash.attempt) == (None, 0)
+    counts = stats.crashes, stats.restarts, stats.failed
+    assert counts == (len(found), len(found), 0)
 
 
 @asynccontextmanager
@@ -173,17 +181,22 @@ async def test_while_writing_the_result(size: int) -> None:
     await _one_is_hit(DEATHS[::2], faults.commit_in_result, name, lambda *_: size)
 
 
-@each(but("closed descriptors", "a job that it has not"))
-async def test_while_closing(fault: Fault) -> None:
+async def test_while_closing() -> None:
+    """Each in a worker of its own, all of which are asked to end at once."""
     crashes: list[Crash] = []
-    async with patience():
-        pool = Pool(2, on_crash=crashes.append)
+    found = but("closed descriptors", "a job that it has not")
+    async with patience(2):
+        pool = Pool(len(found), on_crash=crashes.append)
         await pool.start()
-        await pool.submit(faults.commit_at_exit, fault.name)
+        async with AsyncExitStack() as stack:
+            for fault in found:
+                session = pool.worker(fresh=False)
+                worker = await stack.enter_async_context(session)
+                await worker.submit(faults.commit_at_exit, fault.name)
         summary = await pool.close()
     assert (summary.finished, summary.failed) == (0, 0)
     assert crashes == []
-    assert pool.stats().spawned == 2
+    assert pool.stats().spawned == len(found)
 
 
 async def test_with_workers_that_are_fresh_interpreters() -> None:

@@ -31,7 +31,7 @@ from tests.helpers.executors import FORKS
 from tests.helpers.gate import Gate
 from tests.helpers.guards import open_fds
 from tests.helpers.inside import resident_pool
-from tests.helpers.one_pool import ONE_LOOP
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import assert_serves
 from tests.helpers.scripts import finish, start_script
@@ -40,7 +40,7 @@ from tests.helpers.sharing import KINDS
 Launcher = Literal["forkserver", "spawn"]
 Run = Callable[..., Awaitable[Any]]
 
-pytestmark = ONE_LOOP
+pytestmark = BOTH_LOOPS
 
 CONTEXTS = ["fork", "forkserver", "spawn"]
 LAUNCHERS: list[Launcher] = ["forkserver", "spawn"]
@@ -84,7 +84,7 @@ FACES: dict[str, Callable[[tuple[Any, ...]], Any]] = {
 class TestInitargs:
     """Objects that can only be passed on to a process that is being started."""
 
-    pytestmark = ONE_LOOP
+    pytestmark = BOTH_LOOPS
 
     @pytest.mark.parametrize("method", CONTEXTS)
     @pytest.mark.parametrize("face", FACES)
@@ -239,14 +239,13 @@ class TestManagers:
             assert await pool.map(sharing.put, [[queue]], [4], chunksize=1)
             assert queue.get() == 4
 
-    async def test_it_may_be_the_only_one(
-        self, pool: Pool, manager: SyncManager
-    ) -> None:
+    async def test_it_may_be_the_only_one(self, manager: SyncManager) -> None:
         """The manager forgets an object with its last proxy, so the job keeps that."""
-        for make in (manager.Event, manager.dict, manager.Lock):
-            assert await pool.submit(str, make())
-        job = pool.submit(sharing.put, [manager.Queue()], 3)
-        assert (await job).get() == 3
+        async with patience(), Pool(1) as pool:
+            for make in (manager.Event, manager.dict, manager.Lock):
+                assert await pool.submit(str, make())
+            job = pool.submit(sharing.put, [manager.Queue()], 3)
+            assert (await job).get() == 3
 
     async def test_initargs_are_proxies(self, manager: SyncManager) -> None:
         queue = manager.Queue()
@@ -295,18 +294,16 @@ class TestIdentity:
         found = {slot: who["name"] for slot, who in names.items()}
         assert found == {slot: f"{pool.name}-worker-{slot}" for slot in (0, 1)}
 
-    async def test_the_start_method_is_that_of_the_service(self, pool: Pool) -> None:
+    async def test_the_start_method_is_that_of_the_service(self) -> None:
         multiprocessing.set_start_method("spawn", force=True)
         try:
-            async with patience():
+            async with patience(), Pool(1) as pool:
                 who = await pool.submit(sharing.identity)
         finally:
             multiprocessing.set_start_method(None, force=True)
         assert who["start method"] == "spawn"
 
-    async def test_a_start_method_of_a_library_stays_in_the_service(
-        self, pool: Pool
-    ) -> None:
+    async def test_a_start_method_of_a_library_stays_in_the_service(self) -> None:
         """As in a worker of loky, whose start method is "loky"."""
 
         class Theirs(multiprocessing.context.SpawnContext):
@@ -316,7 +313,7 @@ class TestIdentity:
         known["theirs"] = Theirs()
         multiprocessing.set_start_method("theirs", force=True)
         try:
-            async with patience():
+            async with patience(), Pool(1) as pool:
                 who = await pool.submit(sharing.identity)
         finally:
             del known["theirs"]
@@ -350,8 +347,9 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
-async def test_a_copy_of_a_worker_asks_nobody_for_a_tracker(pool: Pool) -> None:
-    await pool.submit(exec, SHARES_IN_A_COPY)
+async def test_a_copy_of_a_worker_asks_nobody_for_a_tracker() -> None:
+    async with patience(), Pool(1) as pool:
+        await pool.submit(exec, SHARES_IN_A_COPY)
 
 
 SHARES = """

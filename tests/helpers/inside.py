@@ -15,6 +15,7 @@ import math
 import os
 import select
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -185,6 +186,13 @@ def handle_of(pool: Pool, slot: int = 0) -> WorkerHandle:
 def registry_of(pool: Pool) -> JobRegistry:
     """Return the table of open jobs."""
     return supervisor_of(pool)._state.registry
+
+
+async def start_copiers(pool: Pool) -> None:
+    """Have *pool* start the threads that copy, of which there are two at most."""
+    both = threading.Barrier(2)
+    copy = supervisor_of(pool).threads.copy
+    await asyncio.gather(copy(both.wait, PATIENCE), copy(both.wait, PATIENCE))
 
 
 def sessions_of(pool: Pool) -> list[int]:
@@ -579,14 +587,6 @@ def break_threads_of_executors(
         raise error
 
     monkeypatch.setattr(engine.Engine, "_live", live)
-
-
-def put_restarts_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have pools wait for an hour before they replace a worker that died without a job."""
-    from asyncpool._core.policies import restart
-
-    monkeypatch.setattr(restart, "BURST", 0)
-    monkeypatch.setattr(restart, "_INTERVALS", (3600.0, 3600.0))
 
 
 def shorten_grace_of_callbacks(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from asyncpool import Pool
 from tests.helpers.gate import Gate
-from tests.helpers.inside import listeners_of, registry_of, sessions_of
+from tests.helpers.inside import listeners_of, registry_of, sessions_of, start_copiers
 from tests.helpers.loops import LOOP_NAMES
 from tests.helpers.patience import PATIENCE, patience
 
@@ -40,7 +40,7 @@ _OWN = ["tests.helpers.jobs", "tests.helpers.patience"]
 # A module's ``pytestmark``, in place of ``BOTH_LOOPS``.
 ONE_LOOP = [
     pytest.mark.asyncio(loop_factories=LOOP_NAMES, loop_scope="module"),
-    pytest.mark.timeout(2 * PATIENCE),
+    pytest.mark.timeout(5 * PATIENCE),
     pytest.mark.usefixtures("one_loop", "one_loop_each_test"),
 ]
 
@@ -109,9 +109,9 @@ async def warm_up(pool: Pool) -> None:
     """Have *pool* start and open what it keeps: its threads, and memory for large values."""
     await ready(pool)
     async with patience():
-        for _ in range(2):
-            several = (pool.submit(bytearray, bytes(_LARGE)) for _ in range(4))
-            await asyncio.gather(*several)
+        await start_copiers(pool)
+        several = (pool.submit(bytearray, bytes(_LARGE)) for _ in range(4))
+        await asyncio.gather(*several)
 
 
 async def ready(pool: Pool) -> list[int | None]:
