@@ -19,7 +19,7 @@ from asyncpool._runtime.output.log_records import (
     WorkerLogs,
     explicit_levels,
 )
-from tests.core.test_log_records import ENTRY
+from tests.core.test_wire import ENTRY
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
