@@ -656,6 +656,13 @@ def memory_file(target: Target) -> None:
     os.close(os.memfd_create("asyncpool"))
 
 
+@_way("kernel", "enlarge the buffers of a pair of sockets", "seccomp")
+def buffers(target: Target) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+
+
 @_way("kernel", "run without random addresses (personality)", "seccomp")
 def personality(target: Target) -> None:
     before = system_call("personality", 0xFFFFFFFF)

@@ -128,20 +128,27 @@ class Check(Record):
         mask: The bits that are looked at.
         values: Some values of these bits.
         among: Whether the bits must be one of *values*, or none of them.
+        given: An argument and its value without which nothing is refused.
     """
 
     argument: int
     mask: int
     values: tuple[int, ...]
     among: bool = True
+    given: tuple[int, int] | None = None
 
 
 def _only(argument: int, *values: int, mask: int = _ALL_BITS) -> Check:
     return Check(argument, mask, values)
 
 
-def _never(argument: int, *values: int, mask: int = _ALL_BITS) -> Check:
-    return Check(argument, mask, values, among=False)
+def _never(
+    argument: int,
+    *values: int,
+    mask: int = _ALL_BITS,
+    given: tuple[int, int] | None = None,
+) -> Check:
+    return Check(argument, mask, values, among=False, given=given)
 
 
 def _without(argument: int, bits: int) -> Check:
@@ -159,7 +166,7 @@ _SOCK_STREAM, _SOCK_SEQPACKET = 1, 5
 _TYPE = 0xF  # of a socket, without its flags
 _TCP = 6
 _MSG_FASTOPEN = 0x20000000
-_SO_PEERPIDFD = 77
+_SOL_SOCKET, _SO_PEERPIDFD = 1, 77
 _RLIMIT_LOCKS = 10
 
 # A pair is connected, and of these types it stays so.  asyncio needs one for itself.
@@ -215,6 +222,15 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
         _without(2, 2),
     ),  # CLOSE_RANGE_UNSHARE, likewise a table of its own
     "getsockopt": (_never(2, _SO_PEERPIDFD),),
+    # The buffers of a socket, and its filters, are memory of the kernel.
+    "setsockopt": (
+        _never(
+            2,
+            *(7, 8, 32, 33),  # SO_SNDBUF, SO_RCVBUF, and both with FORCE
+            *(26, 50, 51),  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF
+            given=(1, _SOL_SOCKET),
+        ),
+    ),
 }
 
 
@@ -312,17 +328,22 @@ def _body(checks: tuple[Check, ...]) -> list[Instruction]:
     (refuse,) = _answer(ERROR | EPERM)
     code: list[Instruction] = []
     for check in checks:
-        code.append((_LOAD, 0, 0, _ARGUMENTS + 8 * check.argument))
+        part = [(_LOAD, 0, 0, _ARGUMENTS + 8 * check.argument)]
         if check.mask != _ALL_BITS:
-            code.append((_AND, 0, 0, check.mask))
+            part.append((_AND, 0, 0, check.mask))
         if check.among:
             # Each skips the other values, and the refusal behind them.
             last = len(check.values)
-            code += [(_EQUAL, last - i, 0, v) for i, v in enumerate(check.values)]
-            code.append(refuse)
+            part += [(_EQUAL, last - i, 0, v) for i, v in enumerate(check.values)]
+            part.append(refuse)
         else:
             for value in check.values:
-                code += [(_EQUAL, 0, 1, value), refuse]
+                part += [(_EQUAL, 0, 1, value), refuse]
+        if check.given is not None:
+            argument, value = check.given
+            code.append((_LOAD, 0, 0, _ARGUMENTS + 8 * argument))
+            code.append((_EQUAL, 0, len(part), value))
+        code += part
     return [*code, *_answer(ALLOW)]
 
 
