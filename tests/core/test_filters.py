@@ -123,6 +123,7 @@ def test_what_is_in_no_table_is_refused_and_the_kernel_takes_the_program(
         ("sched_setaffinity", [(0,)], [(4711,)], {}),
         ("setpriority", [(0, 0)], [(0, 4711), (2, 0)], {}),
         ("ioprio_set", [(1, 0)], [(1, 4711), (3, 0)], {}),
+        ("prctl", [(15,), (38,)], [(78,), (22,), (0x53564D41,)], {}),
         ("setsockopt", [(3, 1, 9), (3, 6, 8)], [(3, 1, 7), (3, 1, 33), (3, 1, 26)], {"ports": ALL}),
         ("personality", [(0,), (0xFFFFFFFF,)], [(0x40000,)], {}),
         ("ioctl", [(0, 0x5401)], [(0, 0x5412), (0, 0x40086602), (0, 0xC040FF0B)], {}),

@@ -121,6 +121,7 @@ _NUMBERS = {
     "perf_event_open": (298, 241),
     "personality": (135, 92),
     "pidfd_getfd": (438, 438),
+    "prctl": (157, 167),
     "process_vm_readv": (310, 270),
     "ptrace": (101, 117),
     "rt_sigqueueinfo": (129, 138),
@@ -661,6 +662,16 @@ def buffers(target: Target) -> None:
     one, other = socket.socketpair()
     with one, other:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+
+
+@_way("kernel", "take memory of the kernel by prctl (PR_FUTEX_HASH)", "seccomp")
+def futex_hash(target: Target) -> None:
+    try:
+        _in_child(lambda: system_call("prctl", 78, 1, 16, 0, 0))
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # an older kernel
+            raise OSError(errno.ENOSYS, "there is none") from error
+        raise
 
 
 @_way("kernel", "run without random addresses (personality)", "seccomp")

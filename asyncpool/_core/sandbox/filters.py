@@ -169,6 +169,16 @@ _MSG_FASTOPEN = 0x20000000
 _SOL_SOCKET, _SO_PEERPIDFD = 1, 77
 _RLIMIT_LOCKS = 10
 
+# Names of threads; what a process asks about itself, and whether it ends with its parent.
+_PRCTL = (
+    *(1, 2),  # PR_SET_PDEATHSIG, PR_GET_PDEATHSIG
+    3,  # PR_GET_DUMPABLE
+    *(15, 16),  # PR_SET_NAME, PR_GET_NAME
+    *(21, 23),  # PR_GET_SECCOMP, PR_CAPBSET_READ
+    *(38, 39),  # PR_SET_NO_NEW_PRIVS, PR_GET_NO_NEW_PRIVS
+    51,  # PR_SVE_GET_VL, of libraries that compute on arm64
+)
+
 # A pair is connected, and of these types it stays so.  asyncio needs one for itself.
 _STAYS_A_PAIR = (
     _only(0, _AF_UNIX),
@@ -193,6 +203,8 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
     "setrlimit": (_never(0, _RLIMIT_LOCKS),),
     "setpriority": (_only(0, 0), _only(1, 0)),  # PRIO_PROCESS
     "ioprio_set": (_only(0, 1), _only(1, 0)),  # IOPRIO_WHO_PROCESS
+    # Some others take memory of the kernel: a hash table for futexes up to 1 GiB.
+    "prctl": (_only(0, *_PRCTL),),
     "personality": (_only(0, 0, _ALL_BITS),),  # the last only asks
     "ioctl": (
         _never(
