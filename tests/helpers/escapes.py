@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -110,6 +111,7 @@ _NUMBERS = {
     "inotify_init1": (294, 26),
     "io_setup": (206, 0),
     "io_uring_setup": (425, 425),
+    "ioprio_get": (252, 31),
     "listmount": (458, 458),
     "mount": (165, 40),
     "mq_open": (240, 180),
@@ -510,6 +512,16 @@ def slow(target: Target) -> None:
 @_way("processes", "keep another process on one core", "seccomp")
 def pin(target: Target) -> None:
     os.sched_setaffinity(target.victim, {min(os.sched_getaffinity(0))})
+
+
+@_way("processes", "read the CPU time of another process", "seccomp")
+def cpu_time(target: Target) -> float:
+    return time.clock_gettime(~target.victim << 3 | 2)
+
+
+@_way("processes", "read the I/O priority of another process", "seccomp")
+def io_priority(target: Target) -> int:
+    return system_call("ioprio_get", 1, target.victim)
 
 
 @_way("processes", "fork", "seccomp (processes=0)")

@@ -202,7 +202,14 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
     "prlimit64": (_only(0, 0), _never(1, _RLIMIT_LOCKS)),
     "setrlimit": (_never(0, _RLIMIT_LOCKS),),
     "setpriority": (_only(0, 0), _only(1, 0)),  # PRIO_PROCESS
-    "ioprio_set": (_only(0, 1), _only(1, 0)),  # IOPRIO_WHO_PROCESS
+    # IOPRIO_WHO_PROCESS
+    **dict.fromkeys(("ioprio_get", "ioprio_set"), (_only(0, 1), _only(1, 0))),
+    # The clock of a process, by its number, tells how much CPU time it has had, whosever it is.
+    # Of threads the kernel tells a process only those of its own.
+    **dict.fromkeys(
+        ("clock_gettime", "clock_getres", "clock_nanosleep"),
+        (_never(0, 0x80000000, mask=0x80000004),),
+    ),
     # Some others take memory of the kernel: a hash table for futexes up to 1 GiB.
     "prctl": (_only(0, *_PRCTL),),
     "personality": (_only(0, 0, _ALL_BITS),),  # the last only asks
