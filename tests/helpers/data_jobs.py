@@ -14,6 +14,7 @@ from uuid import UUID
 
 from asyncpool import current_job, heartbeat
 from asyncpool._core.pickling.serializers import WorkerSerializer
+from tests.helpers.values import HoldsLockError
 
 HOME = "tests.helpers.data_jobs"
 
@@ -103,6 +104,19 @@ def sell(item: str, left: int) -> None:
 
 def raise_value_error(text: str) -> None:
     raise ValueError(text)
+
+
+CONTROLS, SHOWN = "\x1b]0;owned\x07\u202e\n", "\\x1b]0;owned\\x07\\u202e\n"
+
+
+def raise_controls(*, registered: bool = False) -> None:
+    error = StockError(CONTROLS, 1) if registered else ValueError(CONTROLS)
+    error.add_note(CONTROLS)
+    raise error
+
+
+def raise_unpicklable() -> None:
+    raise HoldsLockError(CONTROLS)
 
 
 def count_to(number: int) -> Iterator[list[int | str]]:
