@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -44,6 +44,13 @@ class Folder:
 
     forms: list[Form]
     ids: list[UUID]
+
+
+@dataclass
+class Diary:
+    """What takes long in one step."""
+
+    days: list[date]
 
 
 class StockError(Exception):
@@ -223,11 +230,11 @@ def lie_of_forms(payload: bytes) -> list[Form]:
     return send_instead(payload)  # type: ignore[no-any-return]
 
 
-def lie_of_a_folder(payload: bytes) -> Folder:
+def lie_of_ids(payload: bytes) -> list[UUID]:
     return send_instead(payload)  # type: ignore[no-any-return]
 
 
-def lie_of_ids(payload: bytes) -> list[UUID]:
+def lie_of_days(payload: bytes) -> list[date]:
     return send_instead(payload)  # type: ignore[no-any-return]
 
 
@@ -239,8 +246,20 @@ def give_folder(forms: int, ids: int) -> Folder:
     return Folder([Form() for _ in range(forms)], [UUID(int=n) for n in range(ids)])
 
 
+def give_diary(days: int) -> Diary:
+    return Diary([date(2026, 1, 1) + timedelta(n) for n in range(days)])
+
+
+def give_table(rows: int, columns: int) -> Any:
+    return [[f"{row}-{at}" for at in range(columns)] for row in range(rows)]
+
+
+def give_texts(count: int) -> Any:
+    return {f"{number}" for number in range(count)}
+
+
 def give_numbers(at: int) -> dict[str, list[tuple[int, ...]]]:
-    numbers: Any = [(1, 2)] * 30_000
+    numbers: Any = [(1, 2)] * 20_000
     numbers[at] = (1, "2")
     return {"few": [], "many": numbers}
 

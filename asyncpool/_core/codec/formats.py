@@ -27,7 +27,7 @@ class Cost(NamedTuple):
     """What it costs to make values of an annotated type, beside what has come of them.
 
     Attributes:
-        copies: How often each list and dict is there: as it comes, and as what is made of it.
+        copies: How often each value is there: as it comes, and in what is made of it.
         effort: How many times as long as an empty list one of them may take.
         defaults: How many objects the defaults of fields make that are not there, by the fields' names.
         shortest: How many those make of a list that stands for an object.
@@ -47,11 +47,9 @@ class Cost(NamedTuple):
 
 PLAIN = Cost()
 
-# How many values are made in one step, if one alone does not hold more.  How many objects, and how many
-# slow values, one step makes at most; and how many objects a whole message.
-_STEP = 8192
-_MOST_OBJECTS, _MOST_SLOW = 80_000, 50_000
-_MOST = 120_000
+# How many values are made in one step, if one alone does not hold more.  How many slow values one step
+# makes at most; and how many objects a whole message, with those of defaults.
+_STEP, _MOST_SLOW, _MOST = 8192, 50_000, 60_000
 
 # What the call of a default's factory counts that the service has written.
 _FACTORY = 8
@@ -223,14 +221,10 @@ class MsgspecFormat(Format):
             values = [*value.values()]
             made = self._elements(values, None, args[1], cost, make=make)
             return dict(zip(value, made, strict=True))
-        if _objects(value, cost) > _MOST_OBJECTS or (
-            cost.slow and not _holds([value], _MOST_SLOW)
-        ):
-            most = f"{_MOST_OBJECTS:,} lists, dicts or others"
-            most += f" or {_MOST_SLOW:,} values" * cost.slow
+        if cost.slow and not _holds([value], _MOST_SLOW):
             raise NotDataError(
-                f"one {_name_of(kind)} of more than {most} would hold up the service: return a list of "
-                "smaller ones, or yield it in parts"
+                f"one {_name_of(kind)} of more than {_MOST_SLOW:,} values would hold up the service: "
+                "return a list of smaller ones, or yield it in parts"
             )
         return convert(value, kind)
 
@@ -274,12 +268,8 @@ class MsgspecFormat(Format):
 
     def _cost(self, info: Any) -> Cost | None:
         inspect = self._msgspec.inspect
-        hashes = (
-            inspect.DictType,
-            inspect.FrozenDictType,
-            inspect.SetType,
-            inspect.FrozenSetType,
-        )
+        sets = (inspect.SetType, inspect.FrozenSetType)
+        hashes = (inspect.DictType, inspect.FrozenDictType, *sets)
         texts = (
             inspect.StrType,
             inspect.EnumType,
@@ -331,7 +321,7 @@ class MsgspecFormat(Format):
                     defaults[name] = max(count, defaults.get(name, 0))
         tracked = any(isinstance(part, inspect.UUIDType) for part in found)
         return Cost(
-            copies=3 if tracked else 2,
+            copies=3 if any(isinstance(part, sets) for part in found) else 2,
             effort=effort,
             defaults=defaults,
             shortest=shortest,
