@@ -10,7 +10,7 @@ import pytest
 from asyncpool import JobNotPicklableError, Pool, RemoteError
 from asyncpool.enums import CrashKind
 from tests.helpers import data_jobs
-from tests.helpers.data_jobs import LIST, PUSH, parts
+from tests.helpers.data_jobs import DICT, LIST, PUSH, TEXT, parts
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 
@@ -162,6 +162,70 @@ async def test_what_takes_long_as_its_type_is_not_sent() -> None:
             "parts - at `$`"
         )
         assert pool.stats().restarts == 0
+
+
+# A text of 2 MB, on a stack.
+LONG = [PUSH, 20, TEXT, 20]
+TEXTS = [b'["' + b"1" * 100_000 + b'"]'] * 20
+
+
+@pytest.mark.parametrize(
+    ("function", "payload", "kind"),
+    [
+        (
+            data_jobs.lie_of_a_document,
+            parts(
+                [PUSH, 1, *LONG, PUSH, 4, DICT, 6],
+                b'["kind"]',
+                *TEXTS,
+                b'["price","1","body",""]',
+            ),
+            "Document",
+        ),
+        (data_jobs.lie_of_choices, parts([*LONG, LIST, 1], *TEXTS), "Literal"),
+        (data_jobs.lie_of_prices, parts([*LONG, LIST, 1], *TEXTS), "Decimal"),
+        # Of one int of that size the service makes no decimal either.
+        (
+            data_jobs.lie_of_prices,
+            parts([PUSH, 90, LIST, 90, LIST, 1], *[b"[" + b"9" * 4299 + b"]"] * 90),
+            "Decimal",
+        ),
+    ],
+)
+async def test_a_type_looks_at_no_long_texts(
+    function: Callable[[bytes], Any], payload: bytes, kind: str
+) -> None:
+    crashes: list[Any] = []
+    async with (
+        patience(),
+        Pool(1, codec="msgspec", on_crash=crashes.append) as pool,
+    ):
+        with pytest.raises(JobNotPicklableError, match=rf"one {kind}.* whose decimals"):
+            await pool.submit(function, payload)
+        assert await pool.submit(data_jobs.echo, 1) == 1
+    assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL]
+
+
+async def test_long_texts_of_other_fields_are_sent() -> None:
+    async with patience(), Pool(1, codec="msgspec") as pool:
+        found = await pool.submit(data_jobs.give_document, 2_000_000, 1000)
+        assert (found.kind, len(found.body)) == (data_jobs.Kind.BILL, 2_000_000)
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(data_jobs.give_document, 1, 2_000_000)
+        assert str(caught.value) == (
+            "the job's result, of type Document, cannot be sent as msgspec: one Document whose "
+            "decimals, enums, literals, tags and patterns have more than 1 MiB would hold up the "
+            "service: annotate longer ones as str - at `$`"
+        )
+        assert pool.stats().restarts == 0
+
+
+async def test_an_error_quotes_only_the_ends_of_a_long_text() -> None:
+    text = b"\x02\x00" + b'{"kind":"' + b"x" * 100_000 + b'","price":"1","body":""}'
+    async with patience(), Pool(1, codec="msgspec") as pool:
+        with pytest.raises(JobNotPicklableError, match=r"at `\$.kind`") as caught:
+            await pool.submit(data_jobs.lie_of_a_document, text)
+        assert len(str(caught.value)) < 3000
 
 
 @pytest.mark.parametrize("at", [0, 12_345, 19_999])

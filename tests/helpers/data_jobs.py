@@ -9,7 +9,9 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
-from typing import Any
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Literal
 from uuid import UUID
 
 from asyncpool import current_job, heartbeat
@@ -51,6 +53,22 @@ class Diary:
     """What takes long in one step."""
 
     days: list[date]
+
+
+class Kind(Enum):
+    """What few texts are."""
+
+    LETTER = "letter"
+    BILL = "bill"
+
+
+@dataclass
+class Document:
+    """What has a long text, and short ones that are looked at."""
+
+    kind: Kind
+    price: Decimal
+    body: str
 
 
 class StockError(Exception):
@@ -172,7 +190,7 @@ def parts(program: list[Any], *texts: bytes) -> bytes:
     return b"\x02\x01" + bytes(8) + b"".join(len(t).to_bytes(4) + t for t in told)
 
 
-PUSH, LIST, DICT, SET, ARRAY, BYTES, BUFFER = 0, 1, 2, 6, 8, 9, 11
+PUSH, LIST, DICT, TEXT, SET, ARRAY, BYTES, BUFFER = 0, 1, 2, 3, 6, 8, 9, 11
 
 
 def meeting(bits: int = 15) -> list[int]:
@@ -232,6 +250,22 @@ def lie_of_forms(payload: bytes) -> list[Form]:
 
 def lie_of_ids(payload: bytes) -> list[UUID]:
     return send_instead(payload)  # type: ignore[no-any-return]
+
+
+def lie_of_a_document(payload: bytes) -> Document:
+    return send_instead(payload)  # type: ignore[no-any-return]
+
+
+def lie_of_choices(payload: bytes) -> list[Literal["yes", "no"]]:
+    return send_instead(payload)  # type: ignore[no-any-return]
+
+
+def lie_of_prices(payload: bytes) -> list[Decimal]:
+    return send_instead(payload)  # type: ignore[no-any-return]
+
+
+def give_document(body: int, digits: int) -> Document:
+    return Document(Kind.BILL, Decimal("1" * digits), "\u20ac" * body)
 
 
 def lie_of_days(payload: bytes) -> list[date]:

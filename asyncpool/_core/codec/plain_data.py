@@ -271,7 +271,7 @@ class Parts:
             self._make(DICT, [*chain.from_iterable(value.items())])
         elif cls is str:
             self._spend(len(value))
-            if _size(value) > _LONGEST:
+            if size_of(value) > _LONGEST:
                 raise NotDataError(f"a text of {len(value)} characters: send bytes")
             starts = range(0, len(value), _CHARACTERS)
             self._make(TEXT, [value[at : at + _CHARACTERS] for at in starts])
@@ -362,7 +362,8 @@ def _check_weight(weight: int, cost: Cost) -> None:
         )
 
 
-def _size(text: str) -> int:
+def size_of(text: str) -> int:
+    """Return how many bytes a text may take in memory."""
     return len(text) * (1 if text.isascii() else 4)
 
 
