@@ -1,17 +1,21 @@
-"""Tests of asyncpool/_core/main/by_value.py and of what it is for, arrivals.py."""
+"""What lives in ``__main__``: which scripts can be imported, and what travels by value."""
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from asyncpool._core.main import by_value, by_value_loading as arrivals, main_module
-from asyncpool._core.main.scripts import Script
-from asyncpool._core.pickling import out_of_band as parcels
+from asyncpool._core.main.class_reduction import (
+    make_without_hooks,
+)
+from asyncpool._core.main.scripts import Origin, Script, recognise
 from asyncpool._core.pickling.out_of_band import (
     ReceivedPickle,
     StreamTooLongError,
@@ -19,9 +23,201 @@ from asyncpool._core.pickling.out_of_band import (
     dumps_call,
     loads,
 )
-from asyncpool._core.pickling.reducers import LARGE
-from tests.core.specimens import LOCK
-from tests.helpers.parcels import Array
+
+GUARDED = """
+def work(): pass
+if __name__ == "__main__":
+    work()
+"""
+
+
+def look(
+    source: str,
+    *,
+    module: str = "",
+    path: str = "/a/script.py",
+    interactive: bool = False,
+    imported: bool = False,
+) -> Script | None:
+    code = textwrap.dedent(source).encode()
+    return recognise(Origin(module, path, code, interactive, imported))
+
+
+def names(source: str) -> Script:
+    script = look(source + '\nif __name__ == "__main__": pass')
+    assert script is not None
+    return script
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        '__name__ == "__main__"',
+        '"__main__" == __name__',
+        "__name__ in ('__main__',)",
+        "__name__ in ['__main__', 'other']",
+        "__name__ in {'__main__'}",
+        '__name__ == "__main__" and DEBUG',
+        'not __name__ != "__main__"',
+        'DEBUG or __name__ == "__main__"',
+        '__name__ != "__mp_main__"',
+        '__name__ != "__main__"',
+        '__name__ not in ("__main__",)',
+    ],
+)
+def test_a_guard(test: str) -> None:
+    assert look(f"def work(): pass\nif {test}:\n    work()") is not None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "work()",
+        "if DEBUG: work()",
+        "if __name__: work()",
+        "if __name__ == name: work()",
+        "if __name__ in names: work()",
+        "if __name__ in ('__main__', '__mp_main__'): work()",
+        "if name == '__main__': work()",
+        "if __name__ < '__main__': work()",
+        "def main():\n    if __name__ == '__main__': work()",
+        "class A:\n    if __name__ == '__main__': work()",
+        "print('__main__', __name__)",
+        "if __name__ == '__main__'",
+        "\0",
+    ],
+)
+def test_no_guard(source: str) -> None:
+    assert look(source) is None
+
+
+def test_only_a_file_that_nobody_adds_to_can_be_imported() -> None:
+    assert look(GUARDED)
+    assert look(GUARDED, path="") is None
+    assert look(GUARDED, interactive=True) is None
+
+
+def test_the_globals_that_an_import_defines() -> None:
+    script = names(
+        """
+import os.path, sys as system
+from a import b, c as d
+x = y = 1
+(p, [q, *r]) = t
+n: int = 1
+def f(inner): local = 1
+async def g(): pass
+class C:
+    attribute = 1
+for i in (j := t): k = 1
+while True: m = 1
+with t as w: pass
+try: v = 1
+except ValueError as e: u = 1
+match t:
+    case [h, *o]: pass
+    case z: pass
+if DEBUG: maybe = 1
+else: otherwise = 1
+items = [element for element in t]
+"""
+    )
+    found = "os system b d x y p q r n f g C i j k m w v u h o z maybe otherwise items"
+    assert script.own == set(found.split())
+    assert script.importable == script.own
+
+
+def test_what_is_defined_again_elsewhere_cannot_be_imported() -> None:
+    script = look(
+        """
+        def f(): pass
+        def g(): pass
+        def h(): pass
+        def set_up():
+            global g
+            def g(): pass
+        if __name__ == "__main__":
+            def f(): pass
+            def only(): pass
+        else:
+            def h(): pass
+        """
+    )
+    assert script is not None
+    assert script.own == {"f", "g", "h", "set_up"}
+    assert script.importable == {"h", "set_up"}
+
+
+def test_what_is_only_done_in_main_may_stand_in_either_branch() -> None:
+    script = look(
+        """
+        if __name__ != "__main__":
+            def there(): pass
+        else:
+            def here(): pass
+        """
+    )
+    assert script is not None
+    assert script.own == script.importable == {"there"}
+
+
+# What workers find by its name.
+
+SOURCE = """
+import functools
+
+class Outer:
+    class Inner:
+        def method(self): pass
+
+def work(): pass
+
+@functools.lru_cache
+def load(): pass
+
+def behind(): pass
+
+def make():
+    def inner(): pass
+    return inner
+"""
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Have a ``__main__`` that workers can import."""
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(SOURCE, vars(module))
+    own = frozenset(("Outer", "work", "load", "behind", "make"))
+    main_module.know(Script("", "/script.py", own, own - {"behind"}))
+    yield vars(module)
+    main_module.know(None)
+
+
+def test_what_the_import_defines_is_importable(main: dict[str, Any]) -> None:
+    inner = main["Outer"].Inner
+    for thing in (main["work"], main["load"], main["Outer"], inner, inner.method):
+        assert main_module.is_definition(thing)
+        assert main_module.is_importable(thing)
+        assert not main_module.is_local((thing, (), {}))
+
+
+def test_all_else_is_not(main: dict[str, Any]) -> None:
+    old = main["work"]
+    main["work"] = functools.wraps(old)(lambda: None)
+    for thing in (main["behind"], main["make"](), old):
+        assert not main_module.is_importable(thing)
+        assert main_module.is_local((thing, (), {}))
+    for thing in (len, functools.reduce, 3, main["Outer"]()):
+        assert not main_module.is_importable(thing)
+        assert not main_module.is_local((thing, (), {}))
+    assert not main_module.is_local(())
+    assert not main_module.is_local(main["behind"])
+
+
+# By value.
 
 Names = dict[str, Any]
 
@@ -62,49 +258,6 @@ class Sides:
 @pytest.fixture
 def sides(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sides]:
     return Sides(monkeypatch)  # type: ignore[return-value]
-
-
-def test_a_function_and_what_it_needs_is_made_once(sides: Sides) -> None:
-    sides.run("""
-import math
-FACTOR = 2
-def scale(x): return x * FACTOR + math.floor(0.5)
-def outer(x): return scale(x) + 1
-""")
-    assert sides.call("outer", 3) == 7
-    made = sides.there["scale"]
-    assert made is not sides.here["scale"]
-    assert made.__globals__ is sides.there
-    assert sides.call("outer", 4) == 9
-    assert sides.there["scale"] is made
-
-
-def test_code_keeps_its_file_and_its_lines(sides: Sides) -> None:
-    sides.run("""
-def outer():
-    def inner(): pass
-    return inner
-""")
-    inner = sides.call("outer")
-    made = sides.there["outer"]
-    assert made.__code__.co_filename == inner.__code__.co_filename == "/script.py"
-    assert (made.__code__.co_firstlineno, inner.__code__.co_firstlineno) == (2, 3)
-
-
-def test_what_was_assigned_there_stays(sides: Sides) -> None:
-    sides.run("""
-connection, count = None, 0
-def init():
-    global connection
-    connection = "up"
-def look():
-    global count
-    count += 1
-    return connection, count
-""")
-    sides.call("init")
-    assert [sides.call("look") for _ in range(3)] == [("up", n) for n in (1, 2, 3)]
-    assert (sides.here["connection"], sides.here["count"]) == (None, 0)
 
 
 def test_what_has_changed_is_set_again_and_nothing_else(sides: Sides) -> None:
@@ -163,98 +316,6 @@ def look(): return table["it"](), table["it"] is handler
     assert sides.call("look") == ("new", True)
 
 
-def test_classes_that_need_each_other(sides: Sides) -> None:
-    sides.run("""
-class A:
-    def who(self): return __class__.__name__
-class B(A):
-    def who(self): return super().who() + "B"
-A.other = B
-def look(b): return b.who(), type(b) is B, A.other is B, B.__base__ is A
-""")
-    assert sides.call("look", sides.here["B"]()) == ("AB", True, True, True)
-
-
-def test_a_class_lasts_and_comes_back_as_what_it_is_here(sides: Sides) -> None:
-    sides.run("""
-class Counter:
-    n = 0
-    class Inner: pass
-def count():
-    Counter.n += 1
-    return Counter(), Counter.Inner(), count, Counter.n
-""")
-    for expected in (1, 2):
-        found = sides.call("count")
-        assert found[3] == expected
-        sides.cross()
-        pickled = _pickled_there(found)
-        sides.stay()
-        counter, inner, function, _ = loads(pickled)
-        assert type(counter) is sides.here["Counter"]
-        assert type(inner) is sides.here["Counter"].Inner
-        assert function is sides.here["count"]
-
-
-def test_a_class_keeps_its_slots_and_its_cached_properties(sides: Sides) -> None:
-    sides.run("""
-import dataclasses, functools
-class Point:
-    __slots__ = ("x", "__weakref__")
-    def __init__(self, x): self.x = x
-@dataclasses.dataclass(slots=True, weakref_slot=True)
-class Data:
-    x: int
-class Circle:
-    @functools.cached_property
-    def area(self):
-        "It has a docstring."
-        return [3]
-def use(point, data, circle):
-    found = circle.area is circle.area, Circle.area.__doc__
-    return Point(point.x + 1), Data(data.x + 1), circle, found
-""")
-    here = sides.here
-    given = here["Point"](1), here["Data"](1), here["Circle"]()
-    found = sides.call("use", *given)
-    sides.cross()
-    pickled = _pickled_there(found)
-    sides.stay()
-    point, data, circle, how = loads(pickled)
-    assert [type(it) for it in (point, data, circle)] == [type(it) for it in given]
-    assert (point.x, data, circle.area) == (2, here["Data"](2), [3])
-    assert not hasattr(point, "__dict__")
-    assert how == (True, "It has a docstring.")
-
-
-def _pickled_there(value: object) -> bytes:
-    from asyncpool._core.pickling.calls import dumps
-
-    return dumps(value)
-
-
-def test_a_function_that_remembers_goes_on_to_remember(sides: Sides) -> None:
-    sides.run("""
-import functools
-@functools.lru_cache(maxsize=7)
-def load(x): return [x]
-def info(): return load(1) is load(1), load.cache_info().maxsize
-""")
-    assert sides.call("load", 1) is sides.call("load", 1)
-    assert sides.call("info") == (True, 7)
-
-
-def test_a_function_that_has_another_name_is_still_what_it_was(sides: Sides) -> None:
-    sides.run("""
-def old(): return "old"
-other = old
-def look(): return other(), old(), other is old
-""")
-    assert sides.call("look") == ("old", "old", True)
-    sides.run("def old(): return 'new'")
-    assert sides.call("look") == ("old", "new", False)
-
-
 def test_only_a_function_that_may_have_changed_is_pickled_again(sides: Sides) -> None:
     sides.run("""
 import math
@@ -273,102 +334,11 @@ def all_of(x): return plain(x), with_default(), typed(x)
     assert pieces.isdisjoint((sides.here["with_default"], sides.here["typed"]))
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        (
-            "def use(): return LOCK",
-            (
-                "use() needs the global 'LOCK', a lock, which cannot be pickled (cannot "
-                "pickle '_thread.lock' object): {}"
-            ),
-        ),
-        (
-            "def use(): return inner()\ndef inner(): return [LOCK]",
-            (
-                "inner() needs the global 'LOCK', a lock, which cannot be pickled (cannot "
-                "pickle '_thread.lock' object): {}"
-            ),
-        ),
-        (
-            "class use: lock = LOCK",
-            (
-                "the global 'use', a type, cannot be pickled (cannot pickle '_thread.lock' "
-                "object): {}"
-            ),
-        ),
-    ],
-)
-@pytest.mark.parametrize("guarded", [False, True])
-def test_what_cannot_be_pickled_is_named(
-    sides: Sides,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    text: str,
-    *,
-    guarded: bool,
-) -> None:
-    sides.here["LOCK"] = LOCK
-    sides.run(source)
-    way_out = (
-        "put it into a module, or give the script an `if __name__ == '__main__':` guard"
-    )
-    if guarded:
-        script = Script("", "/script.py", frozenset(), frozenset())
-        monkeypatch.setattr(main_module._Known, "script", script)
-        way_out = "put it in front of the script's guard"
-    with pytest.raises(by_value.GlobalError) as caught:
-        dumps_call((sides.here["use"], ()))
-    assert str(caught.value) == text.format(way_out)
-    way_out = "put it into a module that the workers, which belong to another program, can import"
-    with main_module.Abroad(), pytest.raises(by_value.GlobalError) as caught:
-        dumps_call((sides.here["use"], ()))
-    assert str(caught.value) == text.format(way_out)
-
-
-def test_a_large_global_goes_beside_the_stream(sides: Sides) -> None:
-    sides.run("def size(): return len(data.data)")
-    sides.here["data"] = Array(bytearray(LARGE))
-    for number in (1, 2):
-        sides.here["data"].data[0] = number
-        parcel = dump((sides.here["size"], ()))
-        assert [len(buffer) for buffer in parcel.buffers] == [LARGE]
-        bundle = ReceivedPickle(
-            parcel.payload, [memoryview(buffer) for buffer in parcel.buffers]
-        )
-        assert sides.deliver(bundle) == LARGE
-        assert sides.there["data"].data[0] == number
-
-
 def test_too_large_a_global_is_too_large_for_this_thread(sides: Sides) -> None:
     sides.run("words = [str(n) for n in range(10_000)]\ndef look(): return len(words)")
     with pytest.raises(StreamTooLongError):
         dump((sides.here["look"], ()), limit=1000)
     assert sides.call("look") == 10_000
-
-
-def test_what_the_import_defines_is_not_sent(
-    sides: Sides, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sides.run("""
-LIMIT = 1
-def add(x): return x + LIMIT
-FACTOR = 3
-def scale(x): return add(x) * FACTOR
-""")
-    own = frozenset(("LIMIT", "add"))
-    monkeypatch.setattr(main_module._Known, "script", Script("", "/a", own, own))
-    payload = dumps_call((sides.here["scale"], (1,)))
-    loaded: list[object] = []
-
-    class Imported(ModuleType):
-        def __load__(self) -> None:
-            loaded.append(self)
-            exec("LIMIT = 10\ndef add(x): return x + LIMIT", sides.there)
-
-    sides._there.__class__ = Imported
-    assert sides.deliver(payload) == 33
-    assert loaded
 
 
 def test_a_unit_that_cannot_be_made_leaves_nothing_half_done(sides: Sides) -> None:
@@ -386,9 +356,18 @@ def look(): return broken
     assert sides.call("look") == 7
 
 
-def test_what_needs_no_globals_is_not_wrapped(sides: Sides) -> None:
-    sides.run("add = lambda x: x + 1")
-    make: Callable[..., Any] = sides.here["add"]
-    assert b"unpack" not in dumps_call((make, (1,)))
-    assert sides.call("add", 1) == 2
-    assert parcels.MAIN in dumps_call((make, (1,)))
+def test_a_base_has_its_hook_again_whatever_happens() -> None:
+    called: list[type] = []
+
+    class Base:
+        def __init_subclass__(cls) -> None:
+            called.append(cls)
+
+    hook = vars(Base)["__init_subclass__"]
+    made = make_without_hooks([Base, int], type, "Made", (Base,), {}, None, None)
+    assert issubclass(made, Base)
+    with pytest.raises(TypeError, match="not an acceptable base type"):
+        make_without_hooks([Base], type, "Made", (Base, bool), {}, None, None)
+    assert vars(Base)["__init_subclass__"] is hook
+    assert called == []
+    assert type("Other", (Base,), {}) in called

@@ -1,41 +1,43 @@
-"""Tests of asyncpool/_core/pickling/calls.py: calls and values."""
+"""Calls, values and errors of jobs, from one process to the other."""
 
 from __future__ import annotations
 
 import array
-import enum
+import asyncio
+import copyreg
 import functools
 import math
 import operator
 import pickle
-import sys
-import threading
-from collections.abc import Callable
-from typing import Any
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.pickling import calls as outcome
+from asyncpool._core.base.tracebacks import users_own
 from asyncpool._core.pickling.calls import (
+    SizeProbe,
     dumps,
     load_job,
     load_value,
     pack_job,
     pack_value,
 )
+from asyncpool._core.pickling.errors import format_error, load_error, pack_error
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
-    MAIN,
     OutOfBandPickle,
-    ReceivedPickle,
     StreamTooLongError,
 )
-from asyncpool._core.pickling.reducers import LARGE
-from asyncpool.errors import JobNotPicklableError
+from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
 from tests.core import specimens
 from tests.core.specimens import LOCK, Counter, FailsTwice, FailsWhenSaved, add
-from tests.helpers.parcels import Array, GivenUpError, Pause, arrived, plain
+from tests.helpers.parcels import GivenUpError, Pause, arrived, plain
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.just(""),
@@ -50,11 +52,6 @@ def send(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Do what the two sides of a channel do with a call."""
     call, its_args, its_kwargs = load_job(plain(pack_job(function, args, kwargs)))
     return load_value(plain(pack_value(call(*its_args, **its_kwargs))))
-
-
-@given(values)
-def test_values_come_back_as_they_were(value: object) -> None:
-    assert load_value(plain(pack_value(value))) == value
 
 
 @given(st.lists(values), st.dictionaries(st.text(), values))
@@ -87,10 +84,6 @@ def test_what_can_be_imported_travels_by_name(
     assert send(function, *args, **kwargs) == result
 
 
-def test_a_name_is_all_that_is_sent_of_a_function() -> None:
-    assert len(pack_job(math.factorial, (5,), {})) < 60
-
-
 @given(st.lists(values), st.dictionaries(st.text(), values), st.integers(1))
 def test_of_a_function_with_a_number_only_the_arguments_are_sent(
     args: list[object], kwargs: dict[str, object], number: int
@@ -98,143 +91,6 @@ def test_of_a_function_with_a_number_only_the_arguments_are_sent(
     payload = plain(pack_job(math.factorial, tuple(args), kwargs, number=number))
     assert payload == dumps((tuple(args), kwargs))
     assert load_job(payload, add) == (add, tuple(args), kwargs)
-
-
-def test_a_function_without_a_number_comes_along() -> None:
-    payload = plain(pack_job(add, (1,), {"right": 2}))
-    assert payload == pack_job(add, (1,), {"right": 2}, number=0)
-    assert pickle.loads(payload) == (add, (1,), {"right": 2})
-
-
-def test_a_function_with_a_number_is_not_even_looked_at() -> None:
-    payload = plain(pack_job(LOCK.acquire, (1,), {"a": 2}, number=1))
-    assert pickle.loads(payload) == ((1,), {"a": 2})
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs", "name"),
-    [
-        ((LOCK, 1), {}, "args[0]"),
-        ((1, [{"deep": LOCK}]), {}, "args[1]"),
-        ((1,), {"right": LOCK}, "kwargs['right']"),
-        ((FailsTwice(), 1), {}, "the call"),
-    ],
-)
-def test_an_argument_is_named_also_if_the_function_has_a_number(
-    args: Any, kwargs: Any, name: str
-) -> None:
-    with pytest.raises(JobNotPicklableError) as caught:
-        pack_job(add, args, kwargs, number=3)
-    assert (caught.value.name, caught.value.direction) == (name, "arguments")
-    assert str(caught.value).startswith(f"{name} cannot be pickled: ")
-
-
-def test_a_function_that_counts_as_false_is_one_all_the_same() -> None:
-    class Falsy:
-        def __call__(self) -> None:
-            pass
-
-        def __bool__(self) -> bool:
-            return False
-
-    function = Falsy()
-    payload = plain(pack_job(function, (1,), {}, number=1))
-    assert load_job(payload, function) == (function, (1,), {})
-
-
-def test_a_call_read_the_other_way_is_an_error() -> None:
-    whole, numbered = (plain(pack_job(add, (1,), {}, number=n)) for n in (0, 1))
-    with pytest.raises(ValueError, match="too many values to unpack"):
-        _function, _args, _kwargs = load_job(whole, add)
-    with pytest.raises(ValueError, match="not enough values to unpack"):
-        _function, _args, _kwargs = load_job(numbered)
-
-
-def test_lambdas_and_closures_travel_by_value() -> None:
-    factor = 3
-    numbers = [1, 2]
-
-    def scale(value: int, *, offset: int = 0) -> list[int]:
-        return [factor * number * value + offset for number in numbers]
-
-    assert send(lambda a, b: a - b, 5, 2) == 3
-    assert send(scale, 2, offset=1) == [7, 13]
-    assert send(functools.partial(scale, 1)) == [3, 6]
-
-
-def test_a_class_in_a_function_travels_by_value() -> None:
-    class Local:
-        def __init__(self, value: int) -> None:
-            self.value = value
-
-    back = send(Local, 5)
-    assert (type(back).__qualname__, back.value) == (Local.__qualname__, 5)
-
-
-SCRIPT = """
-SCALE = 10
-class Point:
-    def __init__(self, x):
-        self.x = x
-def scaled(point):
-    return Point(SCALE * point.x)
-def add(left, right):
-    return left + right
-"""
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Run a script as ``__main__``, as a user would."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(SCRIPT, names)
-    for name in ("SCALE", "Point", "scaled", "add"):
-        monkeypatch.setattr(sys.modules["__main__"], name, names[name], raising=False)
-    return names
-
-
-def test_what_lives_in_main_travels_by_value(
-    script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    payload = plain(pack_job(script["scaled"], (script["Point"](4),), {}))
-    # A name would be found here; what the worker has is another main module.
-    for name in ("SCALE", "Point", "scaled", "add"):
-        monkeypatch.delattr(sys.modules["__main__"], name)
-    function, args, kwargs = load_job(payload)
-    assert function is not script["scaled"]
-    assert function(*args, **kwargs).x == 40
-
-
-def test_arguments_of_a_class_in_main_travel_by_value_to_any_function(
-    script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    payload = plain(pack_job(add, (script["Point"](4),), {}, number=9))
-    monkeypatch.delattr(sys.modules["__main__"], "Point")
-    function, args, kwargs = load_job(payload, add)
-    assert (function, args[0].x, kwargs) == (add, 4, {})
-
-
-def test_values_of_a_class_in_main_travel_by_value(
-    script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    payload = plain(pack_value({"point": script["Point"](4)}))
-    monkeypatch.delattr(sys.modules["__main__"], "Point")
-    assert load_value(payload)["point"].x == 4
-
-
-def test_the_word_main_in_a_value_does_no_harm() -> None:
-    assert MAIN == b"__main__"
-    assert load_value(plain(pack_value(["__main__"]))) == ["__main__"]
-    assert send(add, "__ma", "in__") == "__main__"
-
-
-def test_out_of_two_serializers_the_fast_one_is_tried_first() -> None:
-    assert dumps([1, "two"]) == pickle.dumps([1, "two"], 5)
-
-
-def test_a_class_that_was_changed_by_name_is_found_by_name() -> None:
-    assert load_value(plain(pack_value(Counter))) is Counter
-    assert load_value(plain(pack_value(specimens))) is specimens
 
 
 @pytest.mark.parametrize(
@@ -263,23 +119,6 @@ def test_an_argument_that_cannot_be_pickled_is_named(
     assert str(error) == (
         f"{name} cannot be pickled: {type(cause).__qualname__}: {cause}"
     )
-
-
-def test_a_closure_over_what_cannot_be_pickled_is_the_culprit() -> None:
-    lock = threading.Lock()
-    with pytest.raises(JobNotPicklableError, match="fn cannot be pickled") as caught:
-        pack_job(lambda: lock, (1,), {})
-    assert caught.value.name == "fn"
-
-
-def test_a_result_that_cannot_be_pickled_is_named_by_its_type() -> None:
-    with pytest.raises(JobNotPicklableError) as caught:
-        pack_value(FailsWhenSaved())
-    assert str(caught.value) == (
-        "the job's result, of type FailsWhenSaved, cannot be pickled: "
-        "RuntimeError: not to be saved"
-    )
-    assert (caught.value.name, caught.value.direction) == ("FailsWhenSaved", "result")
 
 
 def test_a_value_in_itself_and_a_very_deep_one() -> None:
@@ -319,249 +158,6 @@ def test_loading_a_result_cannot_end_the_process_that_waits_for_it(
         load_value(payload)
 
 
-def test_unpickling_a_call_may_raise_what_it_likes() -> None:
-    # In the worker, where whatever comes out of this is the job's outcome.
-    with pytest.raises(ValueError, match="not a number"):
-        load_job(plain(pack_job(add, (specimens.FailsWhenLoaded(),), {})))
-    with pytest.raises(SystemExit):
-        load_job(plain(pack_job(add, (specimens.ExitsWhenLoaded(),), {})))
-
-
-# Which calls are plainly small, so that nobody need count their bytes.
-
-
-class Colour(enum.IntEnum):
-    RED = 1
-
-
-class Name(str):
-    __slots__ = ()
-
-
-def is_flat(*args: object, **kwargs: object) -> bool:
-    """Tell whether a call is pickled without a look at the limit."""
-    try:
-        payload = pack_job(add, args, kwargs, number=1, limit=0)
-    except StreamTooLongError:
-        return False
-    assert payload == dumps((args, kwargs))
-    return True
-
-
-@pytest.mark.parametrize(
-    ("args", "flat"),
-    [
-        ((), True),
-        ((1, 2.5, True, None, "text", b"bytes"), True),
-        (("x" * (LARGE - 9),), True),
-        ((b"x" * (LARGE - 9),), True),
-        (("x" * (LARGE - 28), b"x", 5), True),
-        (("x" * (LARGE - 8),), False),
-        ((b"x" * (LARGE - 8),), False),
-        (("x" * (LARGE - 27), 5, b"x"), False),
-        (([],), False),
-        ((1, ()), False),
-        ((bytearray(),), False),
-        ((Colour.RED,), False),
-        ((Name("x"),), False),
-        ((1j,), False),
-    ],
-    ids=lambda value: (
-        ",".join(type(part).__name__ for part in value)
-        if isinstance(value, tuple)
-        else ""
-    ),
-)
-def test_a_call_is_flat_if_it_has_nothing_but_short_strings_and_numbers(
-    args: tuple[object, ...],
-    flat: bool,  # noqa: FBT001
-) -> None:
-    assert is_flat(*args) is flat
-    assert is_flat(**{f"name{n}": arg for n, arg in enumerate(args)}) is flat
-    assert is_flat(1, "two", last=args) is False
-    assert is_flat(*args, last=3) is flat
-
-
-def test_a_function_that_comes_along_is_never_flat() -> None:
-    with pytest.raises(StreamTooLongError):
-        pack_job(add, (), {}, limit=0)
-
-
-@pytest.mark.parametrize(
-    "args", [tuple(range(2 * HEAVY)), (1 << 20 * HEAVY,)], ids=["many", "long"]
-)
-def test_a_call_with_more_numbers_than_the_limit_allows_is_not_flat(
-    args: tuple[int, ...],
-) -> None:
-    with pytest.raises(StreamTooLongError):
-        pack_job(add, args, {}, number=1, limit=HEAVY)
-
-
-@pytest.mark.parametrize(
-    "giant",
-    [
-        "x" * (HEAVY + 1),
-        ["x", "x" * (HEAVY + 1)],
-        {"key": "x" * (HEAVY + 1)},
-        (1, "x" * (HEAVY + 1)),
-        1 << 8 * HEAVY,
-        array.array("d", bytes(HEAVY + 8)),
-    ],
-    ids=["str", "list", "dict", "tuple", "int", "array"],
-)
-def test_a_giant_is_found_before_it_is_pickled(
-    giant: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would be copied as a whole, however soon the writing ends."""
-    monkeypatch.setattr(outcome, "dump", None)  # nobody can call it
-    with pytest.raises(StreamTooLongError):
-        pack_job(add, (giant,), {}, number=1, limit=HEAVY)
-    with pytest.raises(StreamTooLongError):
-        pack_job(add, (), {"name": giant}, number=1, limit=HEAVY)
-
-
-def test_there_is_a_limit_to_the_search_for_giants() -> None:
-    crowd = ["x"] * 10_000
-    payload = plain(pack_job(add, (crowd,), {}, number=1, limit=HEAVY))
-    assert load_job(payload, add)[1] == (crowd,)
-
-
-# What travels beside the frames.
-
-
-def padded(
-    size: int, pack: Callable[[bytes], bytes | OutOfBandPickle]
-) -> bytes | OutOfBandPickle:
-    """Return what *pack* makes of as many bytes as have *size* then."""
-    about = size - 200
-    return pack(bytes(size - (len(pack(bytes(about))) - about)))
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_call_travels_in_its_frame_up_to_128_kib(number: int) -> None:
-    def pack(data: bytes) -> bytes | OutOfBandPickle:
-        return pack_job(add, ([data],), {}, number=number)
-
-    function = add if number else None
-    light, heavy = padded(HEAVY, pack), padded(HEAVY + 1, pack)
-    assert len(plain(light)) == HEAVY
-    assert isinstance(heavy, OutOfBandPickle)
-    assert (len(heavy), heavy.payload, heavy.buffers) == (HEAVY + 1, b"", [])
-    for payload in (light, heavy):
-        call, [[data]], kwargs = load_job(arrived(payload), function)
-        assert (call, set(data), kwargs) == (add, {0}, {})
-
-
-def test_a_value_travels_in_its_frame_up_to_128_kib() -> None:
-    light, heavy = padded(HEAVY, pack_value), padded(HEAVY + 1, pack_value)
-    assert len(plain(light)) == HEAVY
-    assert isinstance(heavy, OutOfBandPickle)
-    assert (len(heavy), heavy.payload, heavy.buffers) == (HEAVY + 1, b"", [])
-    for payload in (light, heavy):
-        assert set(load_value(arrived(payload))) == {0}
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_large_buffers_travel_beside_their_call(number: int) -> None:
-    data = bytearray(LARGE)
-    array, small = Array(data), Array(bytearray(LARGE - 1))
-    payload = pack_job(add, (array, small), {"right": array}, number=number)
-    assert isinstance(payload, OutOfBandPickle)
-    data[7] = 77
-    assert [len(view) for view in payload.buffers] == [LARGE]
-    assert payload.buffers[0][7] == 77, "it was not copied"
-    call, args, kwargs = load_job(arrived(payload), add if number else None)
-    assert (call, args, kwargs) == (add, (array, small), {"right": array})
-    assert args[0] is kwargs["right"]
-
-
-def test_large_buffers_travel_beside_their_value() -> None:
-    data = bytearray(LARGE)
-    payload = pack_value({"array": Array(data), "small": Array(b"abc")})
-    assert isinstance(payload, OutOfBandPickle)
-    data[7] = 77
-    assert [view[7] for view in payload.buffers] == [77]
-    found = load_value(arrived(payload))
-    assert found == {"array": Array(data), "small": Array(b"abc")}
-
-
-def test_of_a_call_by_value_each_buffer_is_sent_once() -> None:
-    payload = pack_job(lambda: 17, (Array(bytes(LARGE)),), {})
-    assert isinstance(payload, OutOfBandPickle)
-    assert len(payload.buffers) == 1
-    assert load_job(arrived(payload))[0]() == 17
-
-
-def test_of_a_value_by_value_each_buffer_is_sent_once(script: dict[str, Any]) -> None:
-    payloads = [
-        pack_value([Array(bytes(LARGE)), lambda: 17]),
-        pack_value([Array(bytes(LARGE)), script["Point"](4)]),
-    ]
-    for payload in payloads:
-        assert isinstance(payload, OutOfBandPickle)
-        assert len(payload.buffers) == 1
-        assert b"cloudpickle" in payload.payload or b"own_object" in payload.payload
-
-
-def test_a_payload_can_be_a_view() -> None:
-    call, value = plain(pack_job(add, (1,), {})), plain(pack_value([1, 2]))
-    assert load_job(memoryview(call)) == (add, (1,), {})
-    assert load_value(memoryview(value)) == [1, 2]
-    assert load_value(ReceivedPickle(b"", [memoryview(value)])) == [1, 2]
-
-
-# The limit, and the pause.
-
-
-class Saved:
-    """Counts how often anything like it is pickled."""
-
-    count = 0
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        Saved.count += 1
-        return Saved, ()
-
-
-def test_a_call_above_the_limit_is_left_to_others() -> None:
-    args = (list(range(HEAVY)),)
-    with pytest.raises(StreamTooLongError):
-        pack_job(add, args, {}, limit=HEAVY)
-    payload = pack_job(add, args, {})
-    assert isinstance(payload, OutOfBandPickle)
-    again = pack_job(add, args, {}, limit=len(payload))
-    assert isinstance(again, OutOfBandPickle)
-    assert again.pieces == payload.pieces
-    with pytest.raises(StreamTooLongError):
-        pack_job(add, args, {}, limit=len(payload) - 1)
-
-
-def test_buffers_are_not_counted() -> None:
-    payload = pack_job(add, (Array(bytes(20 * LARGE)),), {}, limit=HEAVY)
-    assert isinstance(payload, OutOfBandPickle)
-    assert len(payload) > 20 * LARGE
-
-
-@pytest.mark.parametrize("name", ["", "left"])
-def test_nothing_of_a_call_with_a_long_string_is_pickled(name: str) -> None:
-    Saved.count = 0
-    long = "x" * 1_001
-    args, kwargs = ((Saved(), long), {}) if not name else ((Saved(),), {name: long})
-    with pytest.raises(StreamTooLongError):
-        pack_job(add, args, kwargs, limit=1_000)
-    assert Saved.count == 0
-    pack_job(add, args, kwargs)
-    assert Saved.count == 1
-
-
-def test_whoever_is_too_long_need_not_be_picklable() -> None:
-    with pytest.raises(StreamTooLongError):
-        pack_job(add, (list(range(HEAVY)), LOCK), {}, limit=HEAVY)
-    with pytest.raises(JobNotPicklableError) as caught:
-        pack_job(add, (LOCK, list(range(HEAVY))), {}, limit=HEAVY)
-    assert caught.value.name == "args[0]"
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_who_packs_a_heavy_call_makes_way(number: int) -> None:
     args, pause = (list(range(HEAVY)),), Pause()
@@ -590,24 +186,476 @@ def test_who_loads_a_heavy_value_makes_way() -> None:
     assert type(caught.value.__cause__) is GivenUpError
 
 
-def test_who_looks_for_the_culprit_makes_way_too() -> None:
-    large = list(range(HEAVY))
-    payload, pause = pack_job(add, (large,), {}), Pause()
-    assert isinstance(payload, OutOfBandPickle)
-    with pytest.raises(JobNotPicklableError):
-        pack_job(add, (large, LOCK), {}, pause=pause)
-    # With one serializer, with the other one, and alone.
-    pieces = len(payload.pieces) - 1  # the last one was not complete
-    assert pause.calls >= 3 * pieces
+# What stalls a loop is found before it is copied.
+
+LIMIT = 1_000
+LONG = "x" * (LIMIT + 1)
 
 
-def test_the_culprit_is_named_beside_large_objects_too() -> None:
+class Box:
+    """Has attributes, and counts how often anything like it is pickled."""
+
+    pickled = 0
+
+    def __init__(self, **attributes: object) -> None:
+        self.__dict__.update(attributes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        Box.pickled += 1
+        return Box, (), self.__dict__
+
+
+class Shy:
+    """Does not show its attributes."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("not to be seen")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shy, ()
+
+
+class Block(bytearray):
+    """Somebody else's array."""
+
+    nbytes = property(len)
+
+
+class Row(tuple[Any, ...]):
+    __slots__ = ()
+
+
+class Rows(list[Any]):
+    pass
+
+
+class Table(dict[str, Any]):
+    pass
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Number(int):
+    pass
+
+
+@pytest.mark.parametrize(
+    "giant",
+    [
+        {"a": {"b": [LONG]}},
+        [[[[1 << 8 * LIMIT]]]],
+        Text(LONG),
+        Number(1 << 8 * LIMIT),
+        array.array("b", bytes(LIMIT + 1)),
+        np.zeros(4 * LIMIT, "u1")[::2],
+        np.ma.masked_array(np.zeros(LIMIT), mask=False),
+        np.zeros(LIMIT, "M8[ns]"),
+        np.zeros(LIMIT, object),
+        np.zeros(LIMIT).view(np.recarray),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_giant_is_found_at_once_wherever_it_is(giant: object) -> None:
+    with pytest.raises(StreamTooLongError):
+        SizeProbe(LIMIT).search([1, giant])
+    holders = (Box(a=giant), Box(a=[giant]), Row([giant]), Rows([giant]))
+    for holder in (*holders, Table(a=giant)):
+        assert SizeProbe(LIMIT).search([holder]) is False
+        with pytest.raises(StreamTooLongError):
+            SizeProbe(LIMIT).watch(holder)
+    # Not even the second one of a class has it pickled.
+    Box.pickled = 0
+    with pytest.raises(StreamTooLongError):
+        pack_job(add, (Box(a=1), Box(a=giant)), {}, number=1, limit=LIMIT)
+    assert Box.pickled == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * LIMIT,
+        (1 << 8 * LIMIT) - 1,
+        bytes(2 * LIMIT),
+        array.array("b", bytes(LIMIT)),
+        np.zeros(10 * LIMIT),
+        np.asfortranarray(np.zeros((LIMIT, 10))),
+        np.zeros(LIMIT // 8, "M8[ns]"),
+        np.float64(1.0),
+        Block(10 * LIMIT),
+        Box(),
+        Shy(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_giant_is_left_to_the_pickler(value: object) -> None:
+    lookout = SizeProbe(LIMIT)
+    lookout.search([value, [value]])
+    lookout.watch(value)
+    lookout.watch(Box(a=value))
+
+
+def test_of_more_than_400_objects_none_is_pickled_in_vain() -> None:
+    Box.pickled = 0
+    payload = plain(pack_job(add, ([Box()] * 1_000,), {}, number=1, limit=HEAVY))
+    assert (Box.pickled, len(load_job(arrived(payload), add)[1][0])) == (1, 1_000)
+    # The class of all of them is the 400th.
+    Box.pickled = 0
+    pack_job(add, ([Box() for _ in range(399)],), {}, number=1, limit=HEAVY)
+    assert Box.pickled == 399
+    Box.pickled = 0
+    with pytest.raises(StreamTooLongError):
+        pack_job(add, ([Box() for _ in range(1_000)],), {}, number=1, limit=HEAVY)
+    assert Box.pickled == 399
+
+
+# Connections are numbers to pickle.
+
+Pack = Callable[[object], object]
+
+
+@pytest.fixture
+def connection() -> Iterator[Connection]:
+    one, other = Pipe()
+    with one, other:
+        yield one
+
+
+def by_value(value: object) -> object:
+    """Pack something that has no name to refer to, and *value*."""
+    return pack_value((lambda: 1, value))
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        pytest.param(lambda value: pack_job(print, (value,), {}), id="argument"),
+        pytest.param(lambda value: pack_job(print, ([value],), {}, number=1), id="in"),
+        pytest.param(
+            lambda value: pack_job(print, (), {"to": value}, limit=1000), id="limited"
+        ),
+        pytest.param(
+            lambda value: pack_job(operator.methodcaller("f", value), (), {}),
+            id="function",
+        ),
+        pytest.param(pack_value, id="result"),
+        pytest.param(by_value, id="by value"),
+    ],
+)
+def test_a_connection_is_refused_and_named(pack: Pack, connection: Connection) -> None:
     with pytest.raises(JobNotPicklableError) as caught:
-        pack_job(add, (Array(bytes(LARGE)), list(range(HEAVY))), {"right": LOCK})
-    assert caught.value.name == "kwargs['right']"
-    with pytest.raises(JobNotPicklableError) as caught:
-        pack_value([Array(bytes(LARGE)), FailsWhenSaved()])
-    assert str(caught.value) == (
-        "the job's result, of type list, cannot be pickled: "
-        "RuntimeError: not to be saved"
+        pack(connection)
+    assert f"cannot send {connection!r}, which is a descriptor" in str(caught.value)
+    assert type(caught.value.__cause__) is TypeError
+    assert not connection.closed
+
+
+@pytest.mark.parametrize("cls", [ValueError, OSError])
+def test_an_error_that_has_one_is_told_without_it(
+    cls: type[Exception], connection: Connection
+) -> None:
+    """A copy of it, which is made to see whether it is good, would close the descriptor."""
+    error: Any = load_error(pack_error(cls("lost", connection), skip=0))
+    assert type(error) is JobNotPicklableError
+    assert error.name == f"builtins.{cls.__name__}"
+    assert connection.fileno() > 0
+    connection.poll()
+
+
+# Errors.
+
+
+def execute(job: Callable[[], object]) -> bytes:
+    # Two frames like those of a worker, which nobody wants to see.
+    try:
+        run(job)
+    except BaseException as error:  # noqa: BLE001 - as a worker does
+        return pack_error(error, skip=2)
+    raise AssertionError("the job raised nothing")
+
+
+def run(job: Callable[[], object]) -> None:
+    job()
+
+
+def arrive(error: BaseException) -> BaseException:
+    """Raise *error* in a job and return what its caller gets."""
+
+    def job() -> NoReturn:
+        raise error
+
+    return load_error(execute(job))
+
+
+def text_of(error: BaseException) -> str:
+    assert isinstance(error.__cause__, RemoteTraceback)
+    return error.__cause__.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("wrong"),
+        ValueError(),
+        KeyError("missing"),
+        ZeroDivisionError("division by zero"),
+        ExceptionGroup("both", [ValueError("one"), KeyError("two")]),
+        StopAsyncIteration("over"),
+        SyntaxError("bad", ("file.py", 3, 7, "x = = 1")),
+        specimens.NeedsTwo("a", "b"),
+        specimens.NeedsKeyword(code=3),
+        specimens.MakesItsMessage("of that"),
+        specimens.AddsDefaults("failed", 3),
+        specimens.SaysItItself(code=3),
+        specimens.Frozen("cold", 3),
+        specimens.NoModule(missing="numpy"),
+        specimens.HostileReduce("but simple", 17),
+        specimens.HostileReduceThatExits("but simple", 17),
+        specimens.HostileReduceThatLies("I am this"),
+        ExceptionGroup("both", [specimens.NeedsTwo("a", "b"), KeyError("two")]),
+    ],
+    ids=lambda error: type(error).__qualname__,
+)
+def test_an_exception_arrives_as_itself(error: Exception) -> None:
+    twin = arrive(error)
+    assert type(twin) is type(error)
+    assert twin is not error
+    assert str(twin) == str(error)
+    assert repr(twin.args) == repr(error.args)
+    assert vars(twin) == vars(error)
+    assert isinstance(twin.__cause__, RemoteTraceback)
+
+
+def test_the_fields_of_system_errors_are_kept() -> None:
+    for error in (
+        FileNotFoundError(2, "no such file", "/a", None, "/b"),
+        OSError(5, "i/o"),
+        specimens.NoFile("/c"),
+    ):
+        twin = arrive(error)
+        assert type(twin) is type(error)
+        assert isinstance(twin, OSError)
+        assert (twin.errno, twin.strerror) == (error.errno, error.strerror)
+        assert (twin.filename, twin.filename2) == (error.filename, error.filename2)
+        assert str(twin) == str(error)
+
+
+def test_a_class_that_is_not_importable_travels_by_value() -> None:
+    class LocalError(Exception):
+        def __init__(self, *, code: int) -> None:
+            super().__init__(f"code {code}")
+            self.code = code
+
+    twin = arrive(LocalError(code=3))
+    assert (type(twin).__qualname__, str(twin)) == (LocalError.__qualname__, "code 3")
+    assert vars(twin) == {"code": 3}
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (specimens.HoldsALock("busy"), "busy"),
+        (ValueError(specimens.LOCK), str(specimens.LOCK)),
+        (specimens.HostileStr(specimens.LOCK), "<its __str__ raised RuntimeError>"),
+        (specimens.HostileStrThatExits(), "<its __str__ raised SystemExit>"),
+    ],
+    ids=lambda item: type(item).__qualname__,
+)
+def test_what_cannot_be_pickled_is_named_and_quoted(
+    error: Exception, text: str
+) -> None:
+    cls = type(error)
+    twin = arrive(error)
+    assert isinstance(twin, JobNotPicklableError)
+    assert twin.name == f"{cls.__module__}.{cls.__qualname__}"
+    assert (twin.text, twin.direction) == (text, "exception")
+    assert str(twin) == f"the job raised {twin.name}, which cannot be pickled: {text}"
+    assert cls.__qualname__ in text_of(twin)
+
+
+@pytest.mark.parametrize("error", [specimens.Homesick, specimens.Changeling])
+def test_what_cannot_be_unpickled_here_is_named_and_quoted(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def job() -> NoReturn:
+        raise error("row 17\nrow 18: bad")
+
+    payload = execute(job)
+    monkeypatch.setitem(specimens.HOME, "here", False)
+    twin = load_error(payload)
+    assert isinstance(twin, JobNotPicklableError)
+    assert twin.direction == "exception"
+    assert twin.name == f"{error.__module__}.{error.__qualname__}"
+    assert twin.text == "row 17\nrow 18: bad"
+    assert "cannot be unpickled here" in str(twin)
+    assert "row 18: bad" in text_of(twin)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"garbage",
+        pickle.dumps(17),
+        pickle.dumps((b"", "Boo: far")),
+        pickle.dumps((1, 2, 3, 4)),
+        pickle.dumps((b"", "text", "name", "message")),
+        pickle.dumps((pickle.dumps(17), "text", "name", "message")),
+        pickle.dumps(specimens.ExitsWhenLoaded()),
+    ],
+)
+def test_a_broken_payload_is_the_jobs_own_failure(payload: bytes) -> None:
+    twin = load_error(payload)
+    assert isinstance(twin, JobNotPicklableError)
+    assert "cannot be unpickled here" in str(twin)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(3),
+        KeyboardInterrupt("stop"),
+        GeneratorExit(),
+        StopIteration(7),
+        asyncio.CancelledError("not yours"),
+        BaseExceptionGroup("both", [SystemExit(1), ValueError("one")]),
+    ],
+    ids=lambda error: type(error).__qualname__,
+)
+def test_what_must_not_be_raised_in_a_caller_is_wrapped(error: BaseException) -> None:
+    twin = arrive(error)
+    assert type(twin) is JobRaisedError
+    assert type(twin.exception) is type(error)
+    assert repr(twin.exception.args) == repr(error.args)
+    assert twin.__cause__ is twin.exception
+    assert str(twin) == f"the job raised {twin.exception!r}"
+    assert "in job" in text_of(twin.exception)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(3),
+        FileNotFoundError(2, "no such file", "/a"),
+        StopIteration(4),
+        ImportError("no", name="it"),
+    ],
+)
+def test_fields_are_kept_where_tblib_pickles_exceptions(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does in each program that imports Dask."""
+    from tblib import pickling_support
+
+    monkeypatch.setitem(
+        copyreg.dispatch_table, type(error), pickling_support.pickle_exception
     )
+    payload = pack_error(error, skip=0)
+    twin = load_error(payload)
+    found = twin.exception if isinstance(twin, JobRaisedError) else twin
+    assert type(found) is type(error)
+    for name in ("code", "value", "errno", "filename", "name"):
+        assert getattr(found, name, None) == getattr(error, name, None)
+
+
+def failing_job() -> float:
+    zero = 0
+    return 1 / zero  # the failing line
+
+
+def test_the_traceback_shows_the_job_and_nothing_of_the_worker() -> None:
+    text = text_of(load_error(execute(failing_job)))
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert "return 1 / zero  # the failing line" in text
+    assert text.rstrip().endswith("ZeroDivisionError: division by zero")
+    assert "in failing_job" in text
+    assert "in execute" not in text
+    assert "in run" not in text
+
+
+def test_a_traceback_is_told_where_python_cannot_format_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may need a file, and there is no descriptor left."""
+
+    def fail(*_: object) -> None:
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(traceback, "format_exception", fail)
+    with pytest.raises(LookupError) as caught:
+        run(lambda: {1: 2}[3])
+    tb = caught.tb.tb_next
+    assert tb is not None
+    assert format_error(LookupError("nothing"), tb) == (
+        "Traceback (most recent call last):\n"
+        f'  File "{__file__}", line {tb.tb_lineno}, in run\n'
+        f'  File "{__file__}", line {caught.tb.tb_lineno}, in <lambda>\n'
+        "LookupError: nothing\n"
+    )
+
+
+# Their tracebacks, for somebody who has not written this package.
+
+CHAIN = """\
+Traceback (most recent call last):
+  File "/x/asyncpool/_worker/cluster/serve.py", line 1, in serve
+    one()
+    ~~~^^
+  File "<frozen importlib._bootstrap>", line 2, in two
+  File "/home/me/asyncpool/app.py", line 3, in three
+    three()
+ValueError: one
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/x/asyncpool/cluster/_servers/asgi.py", line 4, in four
+    four()
+KeyError: 'two'
+"""
+
+
+def test_a_traceback_has_the_users_frames() -> None:
+    assert (
+        users_own(CHAIN)
+        == """\
+Traceback (most recent call last):
+  File "/home/me/asyncpool/app.py", line 3, in three
+    three()
+ValueError: one
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+KeyError: 'two'"""
+    )
+
+
+def test_where_code_is_no_code() -> None:
+    shown = users_own("""\
+Traceback (most recent call last):
+  File "/x/asyncpool/_worker/cluster/serve.py", line 1, in find_object
+    importlib.import_module(module)
+  File "/home/me/app.py", line 1
+    def app(:
+            ^
+SyntaxError: invalid syntax
+""")
+    assert (
+        shown
+        == """\
+Traceback (most recent call last):
+  File "/home/me/app.py", line 1
+    def app(:
+            ^
+SyntaxError: invalid syntax"""
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", 'Traceback\n  File "/x/asyncpool/_worker/a.py", line 1\nE: e\n']
+)
+def test_a_traceback_may_have_none(text: str) -> None:
+    assert users_own(text) == ""

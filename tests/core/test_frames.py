@@ -1,9 +1,8 @@
-"""Tests of asyncpool/_core/wire/frames.py."""
+"""Frames: whole, in order, and bounded, however the stream is cut."""
 
 from __future__ import annotations
 
 import itertools
-import mmap
 import random
 import struct
 from collections.abc import Callable, Sequence
@@ -25,7 +24,6 @@ from asyncpool._core.wire.frames import (
 from asyncpool.errors import ProtocolError
 
 LIMIT = 300
-
 frames = st.builds(
     Frame,
     kind=st.sampled_from(FrameKind),
@@ -155,119 +153,6 @@ def test_frames_before_an_error_are_returned_together_with_it(cut: int) -> None:
     assert caught.value is decoder.error
 
 
-class CountingDecoder(FrameDecoder):
-    """Counts how often it looks for a header."""
-
-    looks = 0
-
-    def _split(self, data: bytes) -> tuple[list[Frame], int]:
-        self.looks += 1
-        return super()._split(data)
-
-
-def test_a_long_payload_is_not_looked_through_at_every_piece() -> None:
-    frame = Frame(FrameKind.VALUE, 1, 1, 0, bytes(LIMIT))
-    decoder = CountingDecoder(max_payload=LIMIT)
-    received = [decoder.feed(bytes([byte])) for byte in encode(frame)]
-    assert received[-1] == [frame]
-    # At the first byte, with the header, and at the end.
-    assert decoder.looks == 3
-    for byte in encode(frame):
-        decoder.feed(bytes([byte]))
-    assert decoder.looks == 6, "the second frame is one like the first"
-
-
-def test_a_payload_exactly_at_the_limit() -> None:
-    frame = Frame(FrameKind.VALUE, 1, 1, 0, bytes(LIMIT))
-    assert decode([encode(frame)]) == ([frame], "", 0)
-
-
-def test_an_empty_payload_makes_a_frame_at_once() -> None:
-    frame = Frame(FrameKind.HELLO, 0, 0, 0, b"")
-    assert decode([header(FrameKind.HELLO, 0)]) == ([frame], "", 0)
-
-
-def test_the_largest_numbers_fit_and_no_larger_ones() -> None:
-    frame = Frame(FrameKind.JOB, 2**64 - 1, MAX_ATTEMPTS, MAX_NUMBER, b"x")
-    assert decode([encode(frame)]) == ([frame], "", 0)
-    for numbers in [
-        (2**64, 0, 0, 0),
-        (0, 2**64, 0, 0),
-        (0, 0, MAX_ATTEMPTS + 1, 0),
-        (0, 0, 0, MAX_NUMBER + 1),
-        (0, 0, 0, -1),
-    ]:
-        with pytest.raises(struct.error):
-            header(FrameKind.JOB, *numbers)
-
-
-def test_what_a_header_does_not_say_is_zero() -> None:
-    assert header(FrameKind.HELLO, 5) == header(FrameKind.HELLO, 5, 0, 0, 0)
-
-
-def test_the_bytes_on_the_wire() -> None:
-    assert header(FrameKind.JOB, 2, 0x0102, 3, 0x04050607).hex(" ") == (
-        "02 07 00 03 04 05 06 07 00 00 00 00 00 00 01 02 00 00 00 00 00 00 00 02"
-    )
-    assert {kind.name: kind.value for kind in FrameKind} == {
-        "CONFIG": 1,
-        "HELLO": 2,
-        "FAILED": 3,
-        "LAUNCH": 4,
-        "LAUNCHED": 5,
-        "EXITED": 6,
-        "JOB": 7,
-        "VALUE": 8,
-        "ERROR": 9,
-        "FUNCTION": 10,
-        "REVOKE": 11,
-        "REVOKED": 12,
-        "SWEEP": 13,
-        "SWEPT": 14,
-        "SEGMENT": 15,
-        "GRANT": 16,
-        "DROP": 17,
-        "LENT": 18,
-        "AREA": 19,
-        "WANT": 20,
-        "SEGMENT_RETURNED": 21,
-        "LOST": 22,
-        "LISTEN": 37,
-        "HANDLE": 38,
-        "TAKEN": 39,
-        "REFUSED": 40,
-        "MESSAGE": 41,
-        "ROOM": 42,
-        "LOAD": 43,
-        "RETURN": 44,
-        "IDENTITY": 46,
-        "HANDED": 47,
-        "FENCE": 48,
-        "FIGURES": 49,
-        "CLOSING": 50,
-        "PROFILE": 51,
-        "SAMPLES": 52,
-        "INTERRUPT": 23,
-        "STACKS": 24,
-        "WHERE": 53,
-        "RETIRE": 27,
-        "TRACKER": 55,
-        "CONTEXT": 25,
-        "RECORD": 26,
-        "HEARTBEAT": 30,
-        "BATCH": 54,
-        "PING": 31,
-        "PONG": 32,
-        "LAST_HEARTBEAT": 33,
-        "STREAM": 34,
-        "ITEM": 35,
-        "CREDIT": 36,
-    }
-    assert Frame._fields == ("kind", "job", "attempt", "number", "payload")
-    assert (VERSION, HEADER_SIZE) == (2, 24)
-    assert (MAX_ATTEMPTS, MAX_NUMBER) == (65_535, 4_294_967_295)
-
-
 def test_frames_do_not_change_with_the_buffer_they_came_from() -> None:
     buffer = bytearray(encode(Frame(FrameKind.VALUE, 1, 1, 0, b"first")) + b"\x02")
     decoder = FrameDecoder(max_payload=LIMIT)
@@ -278,28 +163,6 @@ def test_frames_do_not_change_with_the_buffer_they_came_from() -> None:
     assert decoder.error is None
     assert frame.payload == b"first"
     assert type(frame.payload) is bytes
-
-
-@pytest.mark.parametrize("cut", [0, 5, HEADER_SIZE, HEADER_SIZE + 4])
-def test_a_frame_is_returned_with_its_last_byte_whatever_came_before(cut: int) -> None:
-    decoder = FrameDecoder(max_payload=LIMIT)
-    first, second = (Frame(FrameKind.VALUE, n, 1, 0, b"12345") for n in (1, 2))
-    for _ in range(2):
-        assert decoder.feed(encode(first) + encode(second)[:cut]) == [first]
-        assert decoder.feed(encode(second)[cut:-1]) == []
-        assert decoder.feed(encode(second)[-1:] + b"\x02") == [second]
-        assert decoder.feed(encode(first)[1:]) == [first]
-
-
-def test_pending_counts_what_waits_for_the_rest() -> None:
-    decoder = FrameDecoder(max_payload=LIMIT)
-    first, second = (Frame(FrameKind.VALUE, n, 1, 0, b"12345") for n in (1, 2))
-    assert decoder.feed(encode(first) + encode(second)[:7]) == [first]
-    assert decoder.pending == 7
-    assert decoder.feed(encode(second)[7:-1]) == []
-    assert decoder.pending == HEADER_SIZE + 4
-    assert decoder.feed(encode(second)[-1:]) == [second]
-    assert decoder.pending == 0
 
 
 def test_no_call_returns_more_than_it_may_and_the_rest_waits() -> None:
@@ -430,16 +293,6 @@ def test_the_target_is_the_rest_of_a_long_payload_and_nothing_else(
     assert awaited(decoder) == (None, 0)
 
 
-def test_frames_before_a_long_payload_do_not_wait_for_it() -> None:
-    small, long = Frame(FrameKind.LENT, 7, 0, 5, b"small"), long_frame(MOST + 1)
-    decoder = FrameDecoder(max_payload=MOST + 1)
-    assert decoder.feed(encode(small) + encode(long)[:-1]) == [small]
-    assert decoder.target is not None
-    decoder.target[:] = NOISE[MOST : MOST + 1]
-    assert decoder.fill(1) == [long]
-    assert decoder.feed(encode(small)) == [small]
-
-
 def test_a_payload_is_put_together_up_to_1_mib_and_if_it_comes_at_once() -> None:
     receiver = Receiver(allocate=lambda size: pytest.fail(f"{size} bytes of room"))
     at_most, longer = long_frame(MOST), long_frame(MOST + 1)
@@ -450,15 +303,6 @@ def test_a_payload_is_put_together_up_to_1_mib_and_if_it_comes_at_once() -> None
     assert receiver.take(encode(longer)) == HEADER_SIZE + MOST + 1
     assert receiver.frames == [at_most, longer]
     assert [type(frame.payload) for frame in receiver.frames] == [bytes, bytes]
-
-
-def test_room_for_a_long_payload_may_be_a_map() -> None:
-    receiver = Receiver(allocate=lambda size: mmap.mmap(-1, size))
-    frame, small = long_frame(MOST + 1), Frame(FrameKind.VALUE, 1, 1, 0, b"small")
-    stream = encode(frame) + encode(small)
-    receiver.take_all(stream[:100])
-    receiver.take_all(stream[100:])
-    assert receiver.frames == [frame, small]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/pickling/functions.py."""
+"""Functions: by which number they travel, and what they are called."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ import operator
 import pickle
 import random
 import sys
+import time
 import types
 import weakref
-from collections.abc import Callable
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from asyncpool._core.base.job_traits import UNKNOWN
+from asyncpool._core.base.names import MAX_NAME, function_name
 from asyncpool._core.figures.function_figures import FunctionTotals
+from asyncpool._core.main import main_module
+from asyncpool._core.main.scripts import Script
 from asyncpool._core.pickling import functions
 from asyncpool._core.pickling.functions import (
     KNOWN,
@@ -28,8 +34,10 @@ from asyncpool._core.pickling.functions import (
     FunctionCache,
     FunctionTable,
 )
+from asyncpool._core.remote.remote_functions import RemoteFunctionTable
+from asyncpool._worker.api.calls import call_chunk, call_counted
 from tests.core.specimens import LOCK, Counter, add
-from tests.helpers.functions import known_function
+from tests.helpers import jobs, values
 
 ANY = Callable[..., Any]
 
@@ -81,13 +89,6 @@ def local_function() -> ANY:
     return local
 
 
-def local_class() -> type:
-    class Local:
-        pass
-
-    return Local
-
-
 BY_REFERENCE: list[ANY] = [
     add,
     wrapped,
@@ -103,23 +104,15 @@ BY_REFERENCE: list[ANY] = [
     pickle.dumps,
     functools.partial,
 ]
-
 BY_VALUE: dict[str, ANY] = {
     "lambda": lambda: None,
     "local function": local_function(),
-    "local class": local_class(),
     "what is hidden by a decorator": inspect.unwrap(wrapped),
     "bound method": Counter(1).plus,
-    "class method": Counter.fresh,
     "method of a list": [].append,
-    "method of a dict": {}.get,
-    "method of a text": "a b".split,
-    "class method of a type": dict.fromkeys,
     "method of what cannot be pickled": LOCK.acquire,
-    "slot of an object": (1).__add__,
     "descriptor of a method": str.split,
     "partial": functools.partial(add, 1),
-    "partial of a partial": functools.partial(functools.partial(add, 1), 2),
     "partial of a method": functools.partial(Counter(1).plus, 1),
     "callable object": Callee(),
     "cache": cached,
@@ -144,22 +137,6 @@ def test_what_has_a_state_or_no_name_travels_with_each_call(name: str) -> None:
     assert (found.number, found.payload) == (0, b"")
     assert table.find(BY_VALUE[name]) is found, "its traits is kept all the same"
     assert table.find(add).number == 1, "and it has used no number"
-
-
-def test_numbers_are_given_in_turn() -> None:
-    table = FunctionTable(FunctionTotals())
-    assert [table.find(function).number for function in BY_REFERENCE] == list(
-        range(1, len(BY_REFERENCE) + 1)
-    )
-    assert [table.find(function).number for function in BY_REFERENCE] == list(
-        range(1, len(BY_REFERENCE) + 1)
-    )
-
-
-def test_nothing_is_known_of_a_new_function() -> None:
-    function = known_function(number=3, payload=b"payload")
-    assert (function.number, function.payload) == (3, b"payload")
-    assert function.traits.cost == UNKNOWN
 
 
 def test_what_lives_in_main_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,30 +183,6 @@ def test_what_is_made_of_the_same_code_has_one_profile() -> None:
     assert table.find(add) is not partial
 
 
-def test_code_is_known_by_its_place_and_its_name() -> None:
-    def made(*, name: str = "job", line: int = 1, file: str = "<made>") -> ANY:
-        names: dict[str, Any] = {"__name__": "made"}
-        exec(compile("\n" * line + f"def {name}(): pass", file, "exec"), names)
-        return cast("ANY", names[name])
-
-    table = FunctionTable(FunctionTotals())
-    found = table.find(made())
-    assert found.number == 0, "there is no such module"
-    assert table.find(made()) is found, "made again is the same"
-    for other in (made(name="other"), made(line=2), made(file="<other>")):
-        assert table.find(other) is not found
-
-
-def test_objects_of_one_class_have_one_profile() -> None:
-    class Other(Callee):
-        pass
-
-    table = FunctionTable(FunctionTotals())
-    found = table.find(Callee())
-    assert table.find(Callee()) is found
-    assert table.find(Other()) is not found
-
-
 # What a table must not do.
 
 
@@ -239,10 +192,6 @@ class Tracked:
 
     def method(self) -> None:
         pass
-
-
-class TrackedList(list[int]):
-    pass
 
 
 @pytest.mark.parametrize(
@@ -267,20 +216,6 @@ def test_no_state_is_kept_alive(derive: Callable[[Any], ANY]) -> None:
     del function, tracked
     gc.collect()
     assert alive() is None
-
-
-def test_no_local_function_or_class_or_list_is_kept_alive() -> None:
-    table = FunctionTable(FunctionTotals())
-    function, cls, numbers = local_function(), local_class(), TrackedList()
-    alive: list[weakref.ref[Any]] = [
-        weakref.ref(each) for each in (function, cls, numbers)
-    ]
-    table.find(function)
-    table.find(cls)
-    table.find(numbers.append)
-    del function, cls, numbers
-    gc.collect()
-    assert [ref() for ref in alive] == [None] * 3
 
 
 def refuse(*args: object) -> NoReturn:
@@ -325,16 +260,6 @@ class MoreHostile(Hostile):
         raise RuntimeError(name)
 
 
-class HostileMeta(type):
-    __eq__ = __ne__ = __hash__ = refuse
-    __bool__ = __len__ = __repr__ = refuse
-    __getattribute__ = refuse
-
-
-class HostileClass(metaclass=HostileMeta):
-    pass
-
-
 class HostileList(list[int]):
     __eq__ = __ne__ = __hash__ = refuse  # type: ignore[assignment]
     __bool__ = __len__ = __repr__ = refuse
@@ -344,20 +269,6 @@ class HostileProxy(HostileList):
     """As some proxies do that stand for nothing at the moment."""
 
     __class__ = property(refuse)
-
-
-class Refusal:
-    def __get__(self, instance: object, owner: object) -> NoReturn:
-        raise RuntimeError("hands off")
-
-
-class RefusesItsSelf:
-    __self__ = Refusal()
-
-
-class HostileName(str):
-    __slots__ = ()
-    __contains__ = refuse
 
 
 def changed(**attributes: Any) -> ANY:
@@ -384,22 +295,13 @@ HOSTILE: dict[str, Callable[[], Any]] = {
     "unhashable": Unhashable,
     "hostile": Hostile,
     "more hostile": MoreHostile,
-    "hostile class": lambda: HostileClass,
-    "method of a function that is hostile": lambda: types.MethodType(Hostile(), 1),
     "method of a hostile object": lambda: types.MethodType(Hostile.method, Hostile()),
-    "partial with a hostile argument": lambda: functools.partial(print, Hostile()),
     "partial of a hostile object": lambda: functools.partial(Hostile()),
-    "method of a hostile list": lambda: HostileList().append,
-    "no callable": lambda: 17,
-    "nothing": lambda: None,
     "function of no module": lambda: changed(__module__=None),
     "function of a module that is missing": lambda: changed(__module__="no.such"),
-    "function with a self": lambda: changed(__self__=Counter(1)),
     "function with a hostile self": lambda: changed(__self__=Hostile()),
-    "function with a hostile name": lambda: changed(__qualname__=HostileName("f")),
     "function with unhashable constants": with_unhashable_constants,
     "method of a hostile proxy": lambda: HostileProxy().append,
-    "class that refuses its self": lambda: RefusesItsSelf,
 }
 
 
@@ -454,52 +356,6 @@ def test_what_workers_have_forgotten_the_pool_knows(crowd: list[ANY]) -> None:
     assert [each.number for each in found] == list(range(1, 2 * MEMORY + 1))
 
 
-def test_what_has_no_number_is_forgotten_as_well(crowd: list[ANY]) -> None:
-    table = FunctionTable(FunctionTotals())
-    found = table.find(Callee())
-    for function in crowd[: KNOWN - 1]:
-        table.find(function)
-    assert table.find(Callee()) is found
-    table.find(crowd[KNOWN])
-    assert table.find(Callee()) is not found
-
-
-def test_a_table_does_not_grow(crowd: list[ANY]) -> None:
-    table = FunctionTable(FunctionTotals())
-    for function in crowd:
-        table.find(function)
-        table.find(types.MethodType(function, 1))
-    assert len(table._functions) == KNOWN
-
-
-@settings(max_examples=10)
-@given(st.integers(0), st.sampled_from([255, 256, 257, 300, 1000]))
-def test_a_number_is_never_used_twice(
-    crowd: list[ANY], seed: int, variety: int
-) -> None:
-    chance, table = random.Random(seed), FunctionTable(FunctionTotals())
-    meaning: dict[int, ANY] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functions, "KNOWN", 256)
-        for function in chance.choices(crowd[:variety], k=2_000):
-            number = table.find(function).number
-            assert meaning.setdefault(number, function) is function
-    assert sorted(meaning) == list(range(1, len(meaning) + 1))
-
-
-def test_a_memory_forgets_the_oldest() -> None:
-    memory = FunctionCache()
-    for number in range(1, MEMORY + 1):
-        memory.add(number, str(number))
-    assert list(memory.items()) == [(n, str(n)) for n in range(1, MEMORY + 1)]
-    memory.add(1000)
-    assert list(memory) == [*range(2, MEMORY + 1), 1000]
-    assert memory[1000] is None
-    memory[2] = "looked up"  # which makes it no newer
-    memory.add(1001)
-    assert list(memory) == [*range(3, MEMORY + 1), 1000, 1001]
-
-
 class Side:
     """Both ends of one job channel, which keeps the order of what is sent."""
 
@@ -549,3 +405,144 @@ def test_a_worker_calls_what_was_meant(
         assert side.receive() == side.meant
         assert list(side.pool) == list(side.worker)
         assert 0 < len(side.pool) <= MEMORY
+
+
+# A client sends what lives in ``__main__`` by value.
+
+SOURCE = """
+FACTOR = 3
+
+def work(x):
+    return x * FACTOR
+"""
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Have a ``__main__`` that the workers of this program can import."""
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(SOURCE, vars(module))
+    own = frozenset(("FACTOR", "work"))
+    main_module.know(Script("", "/script.py", own, own))
+    yield vars(module)
+    main_module.know(None)
+
+
+def test_one_of_main_is_named_here_and_sent_abroad(main: dict[str, Any]) -> None:
+    here, abroad = (
+        FunctionTable(FunctionTotals()),
+        RemoteFunctionTable(FunctionTotals()),
+    )
+    for _ in range(2):  # neither remembers what the other did
+        known = here.find(main["work"])
+        assert known.number == 1
+        call = known.serializer.pack_job(main["work"], (2,), {}, number=known.number)
+        assert isinstance(call, bytes)
+        assert b"FACTOR" not in call
+        known = abroad.find(main["work"])
+        assert (known.number, known.payload) == (0, b"")
+        call = known.serializer.pack_job(main["work"], (2,), {}, number=known.number)
+        assert isinstance(call, bytes)
+        assert b"FACTOR" in call
+    assert main_module.script() is not None
+
+
+# What functions are called.
+
+HERE = __name__
+SQUARE = "tests.helpers.jobs.square"
+
+
+def local() -> Callable[[], None]:
+    def inner() -> None:
+        pass
+
+    return inner
+
+
+@functools.wraps(jobs.square)
+def dressed(*_: Any) -> None:
+    pass
+
+
+@functools.lru_cache
+def remembering() -> None:
+    pass
+
+
+class Sly(str):
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> NoReturn:
+        raise SystemExit
+
+    def __str__(self) -> NoReturn:
+        raise SystemExit
+
+    def isprintable(self) -> NoReturn:
+        raise SystemExit
+
+
+def with_name(name: Any, module: Any = "shop") -> Callable[[], None]:
+    def function() -> None:
+        pass
+
+    function.__module__ = module
+    function.__qualname__ = name
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (jobs.square, SQUARE),
+        (pow, "builtins.pow"),
+        (time.sleep, "time.sleep"),
+        (int, "builtins.int"),
+        ([].append, "list.append"),
+        (str.upper, "str.upper"),
+        (lambda: None, f"{HERE}.<lambda>"),
+        (local(), f"{HERE}.local.<locals>.inner"),
+        (dressed, SQUARE),
+        (remembering, f"{HERE}.remembering"),
+        (partial(partial(jobs.square, 3), 4), SQUARE),
+        (values.Point(1, 2).scaled, "tests.helpers.values.Point.scaled"),
+        (values.Point.origin, "tests.helpers.values.Point.origin"),
+        (values.Point(1, 2), "tests.helpers.values.Point"),
+        (partial(call_counted, 3, partial(call_chunk, jobs.square)), SQUARE),
+        (partial(call_counted), "asyncpool._worker.api.calls.call_counted"),
+        (with_name(Sly("sly")), "shop.sly"),
+        (with_name("work", None), "work"),
+        (with_name("work", 3), "work"),
+        (with_name("two\nlines\x1b[2J"), "shop.two\\nlines\\x1b[2J"),
+        (with_name("naïve\ud800"), "shop.naïve\\ud800"),
+    ],
+)
+def test_a_function_is_called_what_it_is(function: Any, name: str) -> None:
+    assert function_name(function) == name
+
+
+def test_one_that_answers_for_its_attributes_is_not_asked() -> None:
+    class Meta(type):
+        def __getattribute__(cls, name: str) -> NoReturn:
+            raise SystemExit(name)
+
+    class Hostile(metaclass=Meta):
+        def __getattribute__(self, name: str) -> NoReturn:
+            raise SystemExit(name)
+
+        def __call__(self) -> None:
+            pass
+
+    where = test_one_that_answers_for_its_attributes_is_not_asked.__qualname__
+    name = f"{HERE}.{where}.<locals>.Hostile"
+    assert function_name(Hostile()) == name
+    assert function_name(Hostile) == f"{HERE}.{where}.<locals>.Meta"
+
+
+@given(st.text(), st.text())
+def test_every_name_is_printable_and_short(module: str, name: str) -> None:
+    found = function_name(with_name(name, module))
+    assert found.isprintable()
+    assert 0 < len(found) <= MAX_NAME

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.history.history import History
+from asyncpool._core.history.history import (
+    History,
+    Snapshot,
+    crash_row,
+    function_rows,
+    point_between,
+)
+from asyncpool.stats import FunctionStats
 from tests.helpers.told_lines import (
     BEGIN,
-    cluster_status,
+    as_read,
     crashed,
+    durations,
     function,
     job,
     line,
@@ -56,16 +66,6 @@ def test_a_history_shows_figures_jobs_and_crashes() -> None:
     assert [crash["at"] for crash in shown["crashes"]] == [BEGIN + 0.2]
 
 
-def test_a_server_has_points_and_no_jobs() -> None:
-    shown = told(
-        line(0.0, cluster_status(handed=1)),
-        line(1.0, cluster_status(handed=5, connections=2)),
-    ).since(0)
-    assert [point["handed"] for point in shown["points"]] == [4.0]
-    assert shown["slots"][0]["connections"] == 2
-    assert (shown["jobs"], shown["functions"]) == ([], [])
-
-
 @given(asked=st.lists(st.booleans(), min_size=1, max_size=30))
 def test_whenever_somebody_asks_nothing_is_missed_or_told_twice(
     asked: list[bool],
@@ -97,12 +97,6 @@ def test_whenever_somebody_asks_nothing_is_missed_or_told_twice(
     assert crashes == [*numbers]
 
 
-def test_a_cursor_of_another_history_is_none() -> None:
-    shown = told(line(0.0, pool_status(), jobs=[job(1, 0.0)])).since(700)
-    assert shown["fresh"] is True
-    assert len(shown["jobs"]) == 1
-
-
 def test_a_live_history_forgets_what_is_old() -> None:
     history = History()
     for number in range(650):
@@ -119,18 +113,6 @@ def test_a_live_history_forgets_what_is_old() -> None:
     assert len(shown["jobs"]) == 12_000
     assert shown["jobs"][-1][0] == 12_999
     assert len(shown["crashes"]) == 50
-
-
-def test_functions_are_about_the_last_minute() -> None:
-    history = History()
-    for number in range(300):
-        ok = min(number, 200)
-        status = pool_status(functions=[function("shop.resize", ok=ok)])
-        history.add(line(float(number), status))
-        [row] = history.since(0)["functions"]
-        if number == 100:
-            assert row["rate"] == 1.0
-        assert row["recent"] is (0 < number < 260)
 
 
 def test_a_program_that_starts_anew_goes_on_in_the_same_history() -> None:
@@ -152,11 +134,6 @@ def test_names_have_a_bound_and_the_rest_share_one() -> None:
     assert [told[1] for told in shown["jobs"][-2:]] == [500, 500]
 
 
-def test_a_name_that_is_too_long_is_cut() -> None:
-    long = line(0.0, pool_status(), jobs=[job(1, 0.0, "f" * 9_999)])
-    assert len(told(long).since(0)["names"][0]) == 500
-
-
 def test_nothing_is_kept_of_a_line_that_makes_no_sense() -> None:
     history = told(line(0.0, pool_status()))
     changes: list[dict[str, Any]] = [
@@ -171,20 +148,74 @@ def test_nothing_is_kept_of_a_line_that_makes_no_sense() -> None:
     assert history.since(1)["points"] == []
 
 
-def test_the_summary_is_for_a_list_of_programs() -> None:
-    assert History().summary() == {}
-    pool = told(
-        line(0.0, pool_status()),
-        line(1.0, pool_status(functions=[function("f", ok=3, raised=1)], busy=1)),
+counts = st.integers(0, 10**9)
+
+
+def snapshot(at: float, ok: float, pid: int = 1, cpu: float = 0.0) -> Snapshot:
+    return Snapshot(
+        at=at,
+        pid=pid,
+        counts={"ok": ok},
+        gauges={"queued": 0},
+        cpu={(0, 1): cpu},
+        memory={0: 100},
     )
-    assert pool.summary() == {
-        "kind": "pool",
-        "state": "running",
-        "pid": 400,
-        "workers": 1,
-        "busy": 1,
-        "queued": 0,
-        "rate": 4.0,
+
+
+@given(history=st.lists(counts, min_size=2, max_size=20))
+def test_rates_add_up_to_what_has_grown(history: list[int]) -> None:
+    grown = sorted(history)
+    taken = [snapshot(float(at), ok) for at, ok in enumerate(grown)]
+    points = [point_between(*pair) for pair in itertools.pairwise(taken)]
+    assert sum(point["ok"] for point in points) == grown[-1] - grown[0]
+
+
+def as_told(*functions: FunctionStats) -> list[dict[str, Any]]:
+    return [as_read(asdict(each)) for each in functions]
+
+
+def test_a_row_is_about_what_has_happened_since() -> None:
+    slow = durations(100, 0, 0, 20, total=0.2)
+    before = as_told(function("resize", ok=100, run=durations(100, total=0.1)))
+    now = as_told(function("resize", ok=110, raised=10, run=slow))
+    [row] = function_rows(now, before, 10.0)
+    assert row == {
+        "name": "resize",
+        "via": "submit",
+        "recent": True,
+        "jobs": 120,
+        "failed": 10,
+        "failures": {"raised": 10},
+        "rate": 2.0,
+        "busy": 0.01,
+        # All 20 are in the bucket from 4.096 to 8.192 ms.
+        "run": pytest.approx([0.006144, 0.0079872, 0.00815104]),
+        "wait": pytest.approx([0.006144, 0.0079872, 0.00815104]),
     }
-    server = told(line(0.0, cluster_status()), line(2.0, cluster_status(handed=6)))
-    assert server.summary()["rate"] == 3.0
+
+
+@given(
+    before=st.lists(st.integers(0, 100), min_size=1, max_size=8),
+    now=st.lists(st.integers(0, 100), min_size=1, max_size=8),
+    seconds=st.floats(0, 100),
+)
+def test_whatever_two_looks_say_percentiles_are_in_order(
+    before: list[int], now: list[int], seconds: float
+) -> None:
+    """Also if the pool has started anew in between."""
+    first = function("resize", ok=sum(before), run=durations(*before, total=1.0))
+    second = function("resize", ok=sum(now), run=durations(*now, total=0.5))
+    [row] = function_rows(as_told(second), as_told(first), seconds)
+    assert row["run"] == sorted(row["run"])
+    assert min(row["rate"], row["busy"], *row["run"]) >= 0
+
+
+def test_its_texts_are_cut() -> None:
+    event = crashed(
+        0.0, stack="s" * 50_000, stderr_tail=("e" * 5_000,) * 200, signal=None
+    )
+    row = crash_row(event["at"], event["crash"])
+    assert row["signal"] == ""
+    assert len(row["stack"]) == 20_000
+    assert len(row["stderr"]) == 80
+    assert {len(line) for line in row["stderr"]} == {500}

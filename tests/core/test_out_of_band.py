@@ -1,34 +1,36 @@
-"""Tests of asyncpool/_core/pickling/out_of_band.py: large objects, and the large parts of others."""
+"""Large objects, and the large parts of others."""
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 import random
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+import cloudpickle
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from asyncpool._core.pickling import reducers
+from asyncpool._core.pickling.calls import pack_job, pack_value
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
-    MAIN,
     OutOfBandPickle,
     ReceivedPickle,
     StreamTooLongError,
     dump,
-    is_heavy,
     lay_out,
     loads,
 )
 from asyncpool._core.pickling.reducers import LARGE
-from tests.core.specimens import LOCK, FailsWhenSaved
 from tests.helpers.parcels import Array, GivenUpError, Pause, arrived
 
 # What a pickler writes at a time, and an unpickler reads.
 PIECE = 65_536
-
 plain_values = st.recursive(
     st.none() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
     lambda inner: (
@@ -89,29 +91,6 @@ def test_a_large_value_comes_back_as_it_was_with_and_without_a_pause(
     assert (again.pieces, again.buffers) == (parcel.pieces, parcel.buffers)
 
 
-@given(large_values)
-def test_the_parts_of_a_parcel_are_all_of_it(value: object) -> None:
-    parcel = dump(value)
-    beside = sum(len(piece) for area in parcel.areas for piece in area)
-    assert len(parcel) == len(parcel.payload) + beside
-    assert len(parcel.payload) <= HEAVY
-    assert all(len(view) >= LARGE for view in parcel.buffers)
-    assert parcel.is_light is (not parcel.areas)
-
-
-@pytest.mark.parametrize("pause", [None, Pause()])
-@pytest.mark.parametrize("view", [bytes, memoryview])
-def test_a_stream_can_be_loaded_wherever_it_lies(
-    view: Callable[[bytes], bytes | memoryview], pause: Callable[[], None] | None
-) -> None:
-    value = [*range(50_000), "end"]
-    assert loads(view(stream_of(value)), pause=pause) == value
-    assert loads(ReceivedPickle(view(stream_of(value)), []), pause=pause) == value
-    assert (
-        loads(ReceivedPickle(b"", [memoryview(stream_of(value))]), pause=pause) == value
-    )
-
-
 # What stays out of the stream.
 
 
@@ -127,15 +106,6 @@ def test_buffers_stay_out_from_64_kib_on(size: int, apart: bool) -> None:  # noq
     assert loads(arrived(parcel)) == Array(bytes(size))
 
 
-@pytest.mark.parametrize(("rows", "apart"), [(LARGE // 80 - 1, 0), (LARGE // 16, 1)])
-def test_the_size_of_an_array_is_counted_in_bytes(rows: int, apart: int) -> None:
-    numbers: Any = memoryview(bytearray(16 * rows)).cast("d")
-    table: Any = memoryview(bytearray(16 * rows)).cast("B", [rows, 16])
-    parcel = dump([Array(numbers), Array(table)])
-    assert [len(view) for view in parcel.buffers] == [16 * rows] * 2 * apart
-    assert loads(arrived(parcel)) == [Array(bytes(16 * rows))] * 2
-
-
 def test_nothing_large_is_copied_when_it_is_pickled() -> None:
     data, text = bytearray(LARGE), bytes(LARGE)
     parcel = dump([Array(data), Array(memoryview(data)[1:]), text])
@@ -146,35 +116,6 @@ def test_nothing_large_is_copied_when_it_is_pickled() -> None:
     assert any(piece is text for piece in parcel.pieces)
     assert parcel.areas[-1] == [first]
     assert parcel.areas[-1][0] is first
-
-
-def test_what_can_change_is_copied_into_the_stream() -> None:
-    data = bytearray(b"x" * 3 * LARGE)
-    parcel = dump([data])
-    data[:] = bytes(len(data))
-    assert {type(piece) for piece in parcel.pieces} == {bytes}
-    assert loads(arrived(parcel)) == [b"x" * 3 * LARGE]
-
-
-@pytest.mark.parametrize("size", [262_143, 262_144, 262_145, 524_289, 700_000])
-@pytest.mark.parametrize("cls", [bytes, bytearray])
-def test_what_is_copied_piece_by_piece_is_whole(
-    size: int, cls: type[bytes | bytearray]
-) -> None:
-    data = cls(random.Random(size).randbytes(size))
-    parcel = dump(["before", data, "behind"], pause=Pause())
-    assert loads(arrived(parcel)) == ["before", data, "behind"]
-    pause = Pause()
-    assert loads(arrived(parcel), pause=pause) == ["before", data, "behind"]
-    assert pause.calls > size // 262_144
-
-
-def test_nothing_large_is_copied_when_it_is_loaded() -> None:
-    bundle = arrived(dump(Array(bytearray(LARGE))))
-    assert isinstance(bundle, ReceivedPickle)
-    found = loads(bundle)
-    bundle.buffers[0][5] = 77
-    assert found.data[5] == 77
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
@@ -237,31 +178,6 @@ def test_a_stream_is_in_the_frame_unless_it_is_long(
         assert parcel.areas[0][1] is pieces[1]
 
 
-def test_a_bundle_has_its_stream_in_the_frame_or_in_the_first_area() -> None:
-    areas = [memoryview(b"first"), memoryview(b"second")]
-    bundle = ReceivedPickle(b"payload", list(areas))
-    assert (bundle.stream, bundle.buffers) == (b"payload", areas)
-    bundle = ReceivedPickle(b"", list(areas))
-    assert (bundle.stream, bundle.buffers) == (b"first", areas[1:])
-    bundle = ReceivedPickle(memoryview(b""), list(areas))
-    assert (bundle.stream, bundle.buffers) == (b"first", areas[1:])
-    bundle = ReceivedPickle(b"", [])
-    assert (bundle.stream, bundle.buffers) == (b"", [])
-
-
-@pytest.mark.parametrize(("size", "heavy"), [(HEAVY, False), (HEAVY + 1, True)])
-def test_what_is_heavy(size: int, heavy: bool) -> None:  # noqa: FBT001
-    view = memoryview(bytes(size))
-    assert is_heavy(view) is heavy
-    assert is_heavy(ReceivedPickle(view, [])) is heavy
-    assert is_heavy(ReceivedPickle(b"", [view])) is heavy
-    assert not is_heavy(ReceivedPickle(b"small", [view])), "a buffer is not loaded"
-
-
-def test_the_figures() -> None:
-    assert (LARGE, HEAVY, MAIN) == (65_536, 131_072, b"__main__")
-
-
 # Where areas lie.
 
 
@@ -276,12 +192,6 @@ def test_areas_are_aligned_and_do_not_overlap(given_sizes: list[int]) -> None:
     assert end == last
 
 
-def test_the_layout() -> None:
-    assert lay_out([]) == ([], 0)
-    assert lay_out([65, 64, 0, 1, 7]) == ([0, 128, 192, 192, 256], 263)
-    assert lay_out(iter([64, 1])) == ([0, 64], 65)
-
-
 # The limit.
 
 
@@ -293,11 +203,6 @@ def test_a_stream_has_at_most_as_many_bytes_as_the_limit(
     assert stream_of(value) == b"".join(dump(value, limit=length + room).pieces)
     with pytest.raises(StreamTooLongError):
         dump(value, limit=length - 1 - room)
-
-
-def test_the_limit_counts_no_buffers() -> None:
-    parcel = dump(Array(bytes(10 * LARGE)), limit=200)
-    assert len(parcel) > 10 * LARGE
 
 
 _saved: list[int] = []
@@ -325,32 +230,6 @@ def test_what_comes_after_the_limit_is_not_even_pickled() -> None:
     assert 2 * PIECE <= 1_100 * count <= 4 * PIECE
 
 
-def test_a_stream_by_value_is_limited_too() -> None:
-    value = [lambda: None, bytes(PIECE)]
-    length = len(stream_of(value))
-    assert len(dump(value, limit=length)) == length
-    with pytest.raises(StreamTooLongError):
-        dump(value, limit=length - 1)
-
-
-# The pause.
-
-
-def test_a_pickler_makes_way_after_each_piece() -> None:
-    pause = Pause()
-    parcel = dump(list(range(200_000)), pause=pause)
-    assert pause.calls == len(parcel.pieces)
-    assert len(parcel) > 8 * PIECE
-    assert all(len(piece) < 2 * PIECE for piece in parcel.pieces)
-
-
-def test_an_unpickler_makes_way_before_each_piece() -> None:
-    value, pause = list(range(200_000)), Pause()
-    parcel = dump(value)
-    assert loads(arrived(parcel), pause=pause) == value
-    assert len(parcel.pieces) <= pause.calls <= 4 * len(parcel.pieces)
-
-
 @pytest.mark.parametrize("last", [1, 3])
 def test_what_a_pause_raises_ends_the_pickling_at_once(last: int) -> None:
     _saved.clear()
@@ -360,58 +239,6 @@ def test_what_a_pause_raises_ends_the_pickling_at_once(last: int) -> None:
     assert pause.calls == last, "there is no second serializer for this"
     assert _saved == list(range(len(_saved)))
     assert last * PIECE <= 1_100 * len(_saved) <= (last + 1) * PIECE
-
-
-_loaded: list[int] = []
-
-
-class Loaded:
-    """Notes when it is unpickled."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return note_loaded, (self.number, bytes(1_000))
-
-
-def note_loaded(number: int, padding: bytes) -> None:
-    _loaded.append(number)
-
-
-@pytest.mark.parametrize("last", [1, 8])
-def test_what_a_pause_raises_ends_the_unpickling_at_once(last: int) -> None:
-    _loaded.clear()
-    bundle = arrived(dump([Loaded(number) for number in range(1_000)]))
-    pause = Pause(last)
-    with pytest.raises(GivenUpError):
-        loads(bundle, pause=pause)
-    assert pause.calls == last
-    assert _loaded == list(range(len(_loaded)))
-    assert len(_loaded) < last * PIECE / 1_000
-
-
-# By value.
-
-
-def test_what_has_no_name_travels_by_value_with_its_buffers() -> None:
-    data = bytearray(LARGE)
-    parcel = dump([Array(data), lambda: 17])
-    assert len(parcel.buffers) == 1, "what the first serializer kept is not needed"
-    data[0] = 5
-    array, function = loads(arrived(parcel))
-    assert array.data[0] == 5
-    assert function() == 17
-
-
-def test_a_pickler_by_value_makes_way_too() -> None:
-    pause = Pause()
-    parcel = dump([lambda: 17, list(range(200_000))], pause=pause)
-    assert pause.calls >= len(parcel.pieces) > 8
-    pause = Pause(12)
-    with pytest.raises(GivenUpError):
-        dump([list(range(200_000)), lambda: 17], pause=pause)
-    assert pause.calls == 12
 
 
 SCRIPT = """
@@ -470,64 +297,12 @@ def test_what_lives_in_main_is_found_beside_what_is_large(
         pytest.fail("it goes by a name that nobody there can find")
 
 
-def test_what_lives_in_main_is_found_in_the_longest_frame_of_small_things(
-    point: Any,
-) -> None:
-    by_name = [
-        size
-        for size in range(PIECE - 300, PIECE)
-        if not is_by_value([point, bytes(size), bytes(PIECE - 1)])
-    ]
-    assert not by_name
-
-
-def test_a_long_piece_of_data_is_not_looked_through_for_the_word_main(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # nobody can import it
-    text = "__main__" * PIECE
-    assert there([text]) == [text]
-    data = bytes(text, "ascii")
-    assert there([data]) == [data]
-
-
-def test_the_word_main_does_no_harm() -> None:
-    found = there(["__main__", "x" * LARGE, b"__main__", "__main__" * LARGE])
-    assert (found[0], found[2]) == ("__main__", b"__main__")
-    assert found[3] == "__main__" * LARGE
-
-
-# What goes wrong.
-
-
-@pytest.mark.parametrize(
-    ("culprit", "error", "text"),
-    [
-        (LOCK, TypeError, "cannot pickle '_thread.lock' object"),
-        (FailsWhenSaved(), RuntimeError, "not to be saved"),
-    ],
-)
-def test_what_cannot_be_pickled_says_why(
-    culprit: object, error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error) as caught:
-        dump([bytes(LARGE), Array(bytes(LARGE)), culprit])
-    assert type(caught.value) is error
-    assert str(caught.value) == text
-
-
 @given(st.integers(0), st.booleans())
 def test_a_stream_that_is_cut_short_is_an_error(where: int, pausing: bool) -> None:  # noqa: FBT001
     stream = stream_of([*range(30_000), bytes(LARGE), "end"])
     pause = Pause() if pausing else None
     with pytest.raises((EOFError, pickle.UnpicklingError)):
         loads(stream[: where % len(stream)], pause=pause)
-
-
-def test_a_stream_of_lines_is_nothing_that_anybody_here_has_written() -> None:
-    with pytest.raises(pickle.UnpicklingError) as caught:
-        loads(b"I17\n.", pause=Pause())
-    assert str(caught.value) == "the stream is malformed"
 
 
 @pytest.mark.parametrize("size", [10, LARGE, 5 * HEAVY])
@@ -538,3 +313,136 @@ def test_large_buffers_may_be_a_part_of_the_stream(size: int) -> None:
     assert pickle.loads(b"".join(parcel.pieces)) == [1, block, "end"]
     with pytest.raises(StreamTooLongError):
         dump([1, pickle.PickleBuffer(block), "end"], in_band=True, limit=size)
+
+
+# Arrays whose buffer NumPy would leave in the pickle.
+
+ODD = ["M8[ns]", ">M8[25s]", "m8[D]", [("when", "M8[us]"), ("what", "f4")]]
+PLAIN = ["u1", ">i4", "f8", "c16", "S5", "U3", "V6", "?", [("a", "f8"), ("b", "i2")]]
+
+
+def make(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Make an array in which no two neighbours are the same."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    found: Any = (np.arange(size, dtype=np.int64) % 117 % 2).astype("u1")
+    return found.view(dtype).reshape(shape)
+
+
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "as it is": lambda array: array,
+    "transposed": lambda array: array.T,
+    "axes exchanged": lambda array: array.swapaxes(0, 1),
+    "every other one": lambda array: array[:, ::2],
+    "backwards": lambda array: array[::-1, :, ::-1],
+    "exchanged and cut": lambda array: array.swapaxes(0, 2)[1:],
+    "repeated": lambda array: np.broadcast_to(array[:1], array.shape),
+}
+
+
+def parcel_of(value: object, way: str) -> OutOfBandPickle:
+    """Pickle *value* in one of the ways in which that is done."""
+    if way == "argument":
+        found: Any = dump(value)
+    elif way == "argument by value":
+        found = dump([value, lambda: 1])
+        return OutOfBandPickle(found.pieces, found.buffers)
+    elif way == "result by value":
+        found = pack_value([value, lambda: 1])
+    else:
+        found = pack_value(value)
+    assert isinstance(found, OutOfBandPickle)
+    return found
+
+
+WAYS = ["argument", "argument by value", "result", "result by value"]
+
+
+def back(value: object, way: str) -> tuple[Any, OutOfBandPickle]:
+    """Return what arrives, and what has travelled."""
+    parcel = parcel_of(value, way)
+    found = loads(arrived(parcel))
+    return (found[0] if "by value" in way else found), parcel
+
+
+@given(
+    dtype=st.sampled_from(ODD + PLAIN),
+    layout=st.sampled_from(list(LAYOUTS)),
+    way=st.sampled_from(WAYS),
+    writeable=st.booleans(),
+    columns=st.integers(LARGE // 16, LARGE // 8),
+)
+def test_they_are_what_a_plain_pickle_makes_of_them(
+    *, dtype: Any, layout: str, way: str, writeable: bool, columns: int
+) -> None:
+    array = LAYOUTS[layout](make((4, columns, 10), dtype))
+    if not writeable:
+        array.flags.writeable = False
+    found, parcel = back(array, way)
+    by_numpy = pickle.loads(pickle.dumps(array, 5))
+    assert type(found) is np.ndarray
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert found.dtype.byteorder == array.dtype.byteorder
+    assert found.tobytes() == array.tobytes()
+    assert found.flags.writeable == by_numpy.flags.writeable
+    if layout != "axes exchanged" or dtype in PLAIN:
+        assert found.strides == by_numpy.strides
+    # All of it has travelled beside the stream.
+    assert [len(view) for view in parcel.buffers] == [array.nbytes]
+
+
+def test_nothing_is_copied_that_need_not_be() -> None:
+    array = make((3, LARGE), "M8[s]")
+    for value in (array, array.T, make((LARGE,), "f8")):
+        [view] = dump(value).buffers
+        assert np.shares_memory(np.frombuffer(view, "u1"), value)
+
+
+class Own(np.ndarray[Any, Any]):
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return str, ("its own way",)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        make((LARGE // 8 - 1,), "M8[s]"),
+        np.array([None, "x"] * LARGE),
+        np.zeros(LARGE, [("when", "M8[s]"), ("who", "O")]),
+        np.ma.masked_array(np.arange(LARGE), mask=[0, 1] * (LARGE // 2)),
+        make((LARGE, 2), "M8[s]")[:, 0].view(Own),
+    ],
+    ids=["small", "objects", "dates and objects", "masked", "a class of its own"],
+)
+def test_all_others_are_left_to_themselves(value: Any) -> None:
+    parcel = dump(value)
+    assert parcel.buffers == []
+    assert b"".join(parcel.pieces) == by_pickle(value)
+
+
+def by_pickle(value: object) -> bytes:
+    found: list[pickle.PickleBuffer] = []
+    return pickle.dumps(value, 5, buffer_callback=found.append)
+
+
+def test_what_others_have_registered_is_used_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = copyreg.dispatch_table
+    monkeypatch.setitem(table, Fraction, lambda _: (str, ("a fraction",)))
+    for way in WAYS:
+        value = [make((LARGE,), "M8[s]"), Fraction(1, 2)]
+        assert back(value, way)[0][1] == "a fraction"
+    assert np.ndarray not in table
+    assert np.ndarray not in cloudpickle.Pickler.dispatch_table
+
+
+def test_numpy_is_not_imported_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "numpy")
+    monkeypatch.delitem(sys.modules, "multiprocessing.connection", raising=False)
+    assert not reducers.possible()
+    value = [bytes(LARGE), {1: "x"}]
+    assert pack_value(value) == pickle.dumps(value, 5)
+    packed = pack_job(print, (value,), {}, number=1)
+    assert packed == pickle.dumps(((value,), {}), 5)
+    assert "numpy" not in sys.modules

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/pickling/segments.py, against a model made of lists."""
+"""The ledger of shared memory, against a model made of lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from asyncpool._core.pickling.segments import SegmentLedger, size_class
 
 KIB = 1024
-
 BOUND = 1_000
 SIZES = st.integers(1, 60) | st.integers(1, 500) | st.integers(990, 1_010)
 anything = st.data()
@@ -152,42 +151,6 @@ class LedgerMachine(RuleBasedStateMachine):
 TestSegmentLedger = LedgerMachine.TestCase
 
 
-def ledger_of(*sizes: int, owner: object = "me") -> SegmentLedger:
-    """Return a ledger whose segments 1, 2, 3 and so on were freed in that order."""
-    ledger = SegmentLedger(BOUND)
-    for number, size in enumerate(sizes, 1):
-        assert ledger.add(owner, size) == (number, [])
-    for number in range(1, len(sizes) + 1):
-        ledger.free(number, float(number))
-    return ledger
-
-
-def test_an_empty_ledger() -> None:
-    ledger = SegmentLedger(BOUND)
-    assert (ledger.total, ledger.idle) == (0, 0)
-    assert ledger.take("me", 1) is None
-    assert ledger.free_since(1e9) == []
-    assert ledger.next_free_since() is None
-
-
-def test_a_new_segment_is_out_until_it_is_freed() -> None:
-    ledger = SegmentLedger(BOUND)
-    assert ledger.add("me", 100) == (1, [])
-    assert ledger.take("me", 100) is None
-    ledger.free(1, 5.0)
-    assert (ledger.total, ledger.idle) == (100, 100)
-    assert ledger.take("me", 100) == 1
-    assert ledger.take("me", 100) is None
-    assert (ledger.total, ledger.idle) == (100, 0)
-    assert ledger.next_free_since() is None
-
-
-def test_the_smallest_that_fits_is_taken() -> None:
-    ledger = ledger_of(200, 120, 90, 130)
-    assert [ledger.take("me", 100) for _ in range(4)] == [2, 4, 1, None]
-    assert ledger.take("me", 90) == 3
-
-
 class Unread(dict[int, Any]):
     """A table that nobody goes through."""
 
@@ -213,103 +176,6 @@ def test_nobody_looks_at_each_of_thousands_that_are_free() -> None:
         ledger.add(owners[1], 600_000)
 
 
-def test_nothing_is_kept_of_an_owner_without_segments() -> None:
-    ledger = ledger_of(100, 100, 120)
-    assert ledger.take("me", 100) == 2
-    ledger.forget(2)
-    ledger.forget(1)
-    ledger.forget(3)
-    assert ledger._shelves == {}
-
-
-@pytest.mark.parametrize(
-    ("size", "fits"), [(24, False), (25, True), (100, True), (101, False)]
-)
-def test_no_segment_is_spent_on_something_four_times_smaller(
-    size: int,
-    fits: bool,  # noqa: FBT001
-) -> None:
-    ledger = ledger_of(100)
-    assert ledger.take("me", size) == (1 if fits else None)
-
-
-def test_a_segment_is_for_its_owner_alone_and_not_for_an_equal_one() -> None:
-    mine, other = Owner(), Owner()
-    assert mine == other
-    ledger = ledger_of(100, owner=mine)
-    assert ledger.take(other, 100) is None
-    assert ledger.take(mine, 100) == 1
-
-
-@pytest.mark.parametrize(
-    ("out", "size", "expected"),
-    [
-        (0, BOUND, (1, [])),
-        (0, BOUND + 1, (None, [])),
-        (400, 600, (2, [])),
-        (400, 601, (None, [])),
-    ],
-)
-def test_the_bound_is_for_all_together(
-    out: int, size: int, expected: tuple[int | None, list[int]]
-) -> None:
-    ledger = SegmentLedger(BOUND)
-    if out:
-        ledger.add("you", out)
-    assert ledger.add("me", size) == expected
-    assert ledger.total == out + (size if expected[0] else 0)
-
-
-def test_without_a_bound_to_speak_of_there_are_no_segments() -> None:
-    ledger = SegmentLedger(0)
-    assert ledger.add("me", 1) == (None, [])
-
-
-def test_what_has_been_free_the_longest_makes_room_and_no_more_of_it_than_needed() -> (
-    None
-):
-    ledger = ledger_of(300, 100, 300, owner="you")
-    assert ledger.add("me", 500) == (4, [1])
-    assert ledger.add("me", 300) == (5, [2, 3])
-    assert (ledger.total, ledger.idle) == (800, 0)
-    assert ledger.add("me", 201) == (None, [])
-    assert ledger.add("me", 200) == (6, [])
-
-
-def test_nothing_makes_room_if_it_would_not_do() -> None:
-    ledger = ledger_of(300, 400)
-    assert ledger.take("me", 300) == 1
-    assert ledger.add("me", 701) == (None, [])
-    assert (ledger.total, ledger.idle) == (700, 400)
-    assert ledger.add("me", 700) == (3, [2])
-
-
-def test_what_was_taken_meanwhile_has_been_free_only_since_it_was_freed_again() -> None:
-    ledger = ledger_of(300, 100, 290)
-    assert ledger.next_free_since() == 1.0
-    assert ledger.take("me", 295) == 1
-    assert ledger.next_free_since() == 2.0
-    ledger.free(1, 9.0)
-    assert ledger.free_since(8.9) == [2, 3]
-    assert ledger.free_since(2.0) == [2]
-    assert ledger.free_since(1.9) == []
-    assert ledger.free_since(9.0) == [2, 3, 1]
-    assert ledger.add("me", 700) == (4, [2, 3])
-    assert ledger.next_free_since() == 9.0
-
-
-def test_a_segment_that_is_out_can_be_forgotten_too() -> None:
-    ledger = SegmentLedger(BOUND)
-    ledger.add("me", 600)
-    ledger.forget(1)
-    assert (ledger.total, ledger.idle) == (0, 0)
-    assert ledger.add("me", 600) == (2, []), "its number is nobody else's"
-    ledger.free(2, 1.0)
-    ledger.forget(2)
-    assert (ledger.total, ledger.idle) == (0, 0)
-    assert ledger.take("me", 600) is None
-
-
 # Sizes.
 
 lengths = st.integers(1, 1 << 21) | st.integers(1, 1 << 45)
@@ -333,25 +199,6 @@ def test_a_segment_is_large_enough_and_wastes_less_than_a_fifth_of_itself(
 def test_what_is_larger_never_has_a_smaller_segment(first: int, second: int) -> None:
     small, large = sorted((first, second))
     assert size_class(small) <= size_class(large)
-
-
-@pytest.mark.parametrize(
-    ("size", "found"),
-    [
-        (1, 64 * KIB),
-        (64 * KIB, 64 * KIB),
-        (64 * KIB + 1, 80 * KIB),
-        (80 * KIB, 80 * KIB),
-        (80 * KIB + 1, 96 * KIB),
-        (112 * KIB + 1, 128 * KIB),
-        (128 * KIB, 128 * KIB),
-        (128 * KIB + 1, 160 * KIB),
-        (900_000_000, 939_524_096),
-        ((1 << 30) + 1, 5 << 28),
-    ],
-)
-def test_the_sizes_of_segments(size: int, found: int) -> None:
-    assert size_class(size) == found
 
 
 def test_between_a_size_and_its_double_there_are_four() -> None:

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/supervision/supervision.py with workers that serve, and have no jobs.
+"""The supervision of workers that serve, and have no jobs.
 
 A cluster's workers are idle to the core, for ever; what else can happen to them is here.
 """
@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -22,11 +21,9 @@ from hypothesis.stateful import (
 from asyncpool._core.policies.restart import BURST, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots import commands as cmd
-from asyncpool._core.slots.lifecycle import KILL_GRACE, TERM_GRACE
 from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.supervision import Supervision
-from asyncpool.enums import SlotState
 
 GRACE = 6.0
 START_TIMEOUT = 20.0
@@ -65,59 +62,6 @@ def end(
     return core.workers.ended(index, now, started=started, requeue=(), jitter=0.0)
 
 
-def settled(core: Supervision) -> bool:
-    return (
-        core.replacements.budget.settled
-    )  # here, since mypy believes that it does not change
-
-
-# By example.
-
-
-def test_workers_that_serve_are_left_alone() -> None:
-    core = serving(3)
-    assert core.next_deadline() is None
-    assert core.on_timer(1e9) == []
-    assert {slot.state for slot in core.slots} == {SlotState.IDLE, SlotState.UNUSED}
-
-
-def test_one_that_is_stopped_has_all_of_its_time() -> None:
-    core = serving(1)
-    commands = core.close(Finish.ALL, 1_000.0, 10.0)
-    assert commands == [cmd.Stop(0)]
-    assert core.next_deadline() == 10.0 + GRACE
-    assert core.on_timer(10.0 + GRACE) == [cmd.Terminate(0)]
-    now = 10.0 + GRACE + TERM_GRACE
-    assert core.on_timer(now) == [cmd.Kill(0)]
-    assert core.on_timer(now + KILL_GRACE) == [cmd.Abandon(0)]
-
-
-def test_an_exception_brings_a_replacement_at_once_and_is_a_crash() -> None:
-    core = serving(2)
-    assert core.workers.replace_faulty(0, SERVED) == [
-        cmd.Retiring(0, "uncaught exception"),
-        cmd.Stop(0),
-        cmd.Spawn(2, 1),
-    ]
-    assert not core.slots[0].exit_planned
-    core.workers.ready(2, 1.5)
-    assert end(core, 0, 2.0) == [cmd.LeaveEmpty(0)]
-
-
-def test_all_that_fail_together_are_replaced_at_once() -> None:
-    core = serving(4)
-    for index in range(4):
-        assert core.workers.replace_faulty(index, SERVED) == [
-            cmd.Retiring(index, "uncaught exception"),
-            cmd.Stop(index),
-            cmd.Spawn(4 + index, 1),
-        ]
-    for index in range(4):
-        core.workers.ready(4 + index, 2.0)
-        assert end(core, index, 3.0) == [cmd.LeaveEmpty(index)]
-    assert settled(core)
-
-
 def test_while_too_many_have_failed_the_next_is_replaced_when_it_is_gone() -> None:
     core = serving(1)
     now = 0.0
@@ -127,122 +71,6 @@ def test_while_too_many_have_failed_the_next_is_replaced_when_it_is_gone() -> No
         core.workers.ready(index + 1, now)
     assert core.workers.replace_faulty(2, now + SERVED) == [cmd.Stop(2)]
     assert end(core, 2, now + 3.0) == [cmd.TellRestart(2, 0.0), cmd.Spawn(2, 2)]
-
-
-def test_one_that_has_failed_holds_up_no_reload() -> None:
-    core = serving(2)
-    core.workers.replace_faulty(0, SERVED)
-    core.workers.ready(2, 2.0)
-    assert core.replacements.roll(3.0) == [cmd.Spawn(3, 1)]
-
-
-def test_who_is_too_many_and_fails_is_not_replaced() -> None:
-    core = serving(3)
-    core.replacements.resize(1, 1, 1.0)
-    leaving = [slot.index for slot in core.slots if slot.draining]
-    assert len(leaving) == 2
-    for index in leaving:
-        assert core.workers.replace_faulty(index, 5.0) == []
-        assert end(core, index, 5.1, started=True) == [cmd.LeaveEmpty(index)]
-    assert settled(core)
-
-
-def test_one_that_fails_while_its_replacement_comes_has_that_one() -> None:
-    core = serving(2)
-    core.replacements.roll(1.0)
-    assert core.slots[2].replaces == 0
-    assert core.workers.replace_faulty(0, 5.0) == [
-        cmd.Retiring(0, "uncaught exception"),
-        cmd.Stop(0),
-        # The roll goes on, since one that fails is no part of the budget.
-        cmd.Spawn(3, 1),
-    ]
-    assert core.slots[3].replaces == 1
-    # It is no replacement any more, and its failure the cluster's own.
-    assert end(core, 2, 6.0) == [cmd.ParkSlot(2, "the start failed", 1.0)]
-    assert core.on_timer(7.0) == [cmd.Spawn(2, 2)]
-    core.workers.ready(2, 7.0)
-    assert end(core, 0, 8.0) == [cmd.LeaveEmpty(0)]
-    assert core.workers.ready(3, 9.0) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
-    assert end(core, 1, 10.0) == [cmd.LeaveEmpty(1), cmd.RollEnded(2, "")]
-
-
-def test_those_that_fail_at_once_wait_behind_the_limit_of_forks() -> None:
-    core = serving(1)
-    slot, now, waited = 0, 0.0, 0.0
-    for number in range(BURST + 1):
-        now += 0.001
-        commands = core.workers.replace_faulty(slot, now)
-        assert commands[:2] == [
-            cmd.Retiring(slot, "uncaught exception"),
-            cmd.Stop(slot),
-        ]
-        heir = 1 - slot
-        if number < BURST:
-            assert isinstance(commands[2], cmd.Spawn)
-        else:
-            [restart] = commands[2:]
-            assert isinstance(restart, cmd.TellRestart)
-            assert core.next_deadline() == now + restart.delay
-            assert [type(it) for it in core.on_timer(now + restart.delay)] == [
-                cmd.Spawn
-            ]
-            waited = restart.delay
-        assert end(core, slot, now) == [cmd.LeaveEmpty(slot)]
-        core.workers.ready(heir, now + waited)
-        slot = heir
-    assert 0 < waited <= 0.5
-    assert core.broken is None
-
-
-def test_the_last_one_of_a_limited_policy_is_waited_for() -> None:
-    core = Supervision(
-        workers=(1, 1),
-        policy=RestartPolicy.limited(1, 60.0),
-        start_timeout=START_TIMEOUT,
-        serving=True,
-    )
-    core.workers.start(0.0)
-    core.workers.ready(0, 0.0)
-    assert cmd.Spawn(1, 1) in core.workers.replace_faulty(0, 0.5)
-    core.workers.ready(1, 0.6)
-    assert core.workers.replace_faulty(1, 0.7) == [cmd.Stop(1)]
-    end(core, 0, 5.0)
-    assert core.broken is None  # its report is the reason that is told
-    end(core, 1, 6.0)
-    assert core.broken == "2 workers died within 60 s, and the policy allows 1"
-
-
-def test_it_has_its_size_only_when_all_of_them_serve() -> None:
-    core = serving(2)
-    assert settled(core)
-    core.replacements.resize(3, 3, 1.0)
-    assert not settled(core)
-    end(core, 2, 2.0)
-    assert core.slots[2].state is SlotState.PARKED
-    assert not settled(core)
-    assert core.replacements.budget.misses(2)
-    core.on_timer(2.0 + POLICY.initial_delay)
-    core.workers.ready(2, 5.0)
-    assert settled(core)
-
-
-def test_a_replacement_that_does_not_start_is_not_missed() -> None:
-    core = serving(2)
-    core.replacements.roll(1.0)
-    assert core.slots[2].replaces == 0
-    end(core, 2, 2.0)
-    assert not core.replacements.budget.misses(2)
-    assert settled(core)
-
-
-def test_a_parked_slot_has_no_worker_yet() -> None:
-    core = core_of(2)
-    core.workers.start(0.0)
-    core.workers.ready(0, 0.0)
-    end(core, 1, 1.0)
-    assert core.slots[1].state is SlotState.PARKED
-    assert not settled(core)
 
 
 def test_one_that_is_replaced_has_another_time_than_at_the_end_of_all() -> None:
@@ -268,45 +96,6 @@ def test_one_that_fails_while_it_drains_has_all_of_its_time() -> None:
     assert core.workers.replace_faulty(0, 6.0) == []
     assert core.slots[0].exit_planned
     assert core.slots[0].due == 5.0 + GRACE
-
-
-def test_one_that_fails_before_it_is_ready_is_killed() -> None:
-    core = core_of(1)
-    core.workers.start(0.0)
-    assert core.workers.replace_faulty(0, 5.0) == [cmd.Kill(0)]
-
-
-@pytest.mark.parametrize("limited", [False, True])
-def test_failing_again_and_again_breaks_a_cluster_only_if_it_is_limited(
-    *, limited: bool
-) -> None:
-    core = Supervision(
-        workers=(1, 1),
-        policy=RestartPolicy.limited(2, 60.0) if limited else RestartPolicy(),
-        start_timeout=START_TIMEOUT,
-        serving=True,
-    )
-    core.workers.start(0.0)
-    index, now = 0, 0.0
-    for _ in range(3 if limited else 300):
-        assert core.broken is None
-        core.workers.ready(index, now)
-        core.workers.served(index, 100, now)
-        now += 2 * SERVED
-        commands = core.workers.replace_faulty(index, now)
-        end(core, index, now)
-        [index] = [c.slot for c in commands if isinstance(c, cmd.Spawn)] or [index]
-    text = "3 workers died within 60 s, and the policy allows 2"
-    assert core.broken == (text if limited else None)
-
-
-def test_a_crash_while_it_served_somebody_is_followed_at_once_always() -> None:
-    core = serving(1)
-    for n in range(100):
-        core.workers.ready(0, n / 10)
-        core.workers.served(0, 1, n / 10)
-        commands = end(core, 0, n / 10 + 0.05, started=True)
-        assert commands == [cmd.TellRestart(0, 0.0), cmd.Spawn(0, n + 2)]
 
 
 def test_connections_wear() -> None:
@@ -335,36 +124,6 @@ def test_a_try_that_is_not_needed_any_more_is_followed_by_another() -> None:
     assert core.next_deadline() == 12.0 + 16.0
     [again] = core.on_timer(28.0)
     assert isinstance(again, cmd.Spawn)
-
-
-def reload(core: Supervision, now: float) -> None:
-    """Replace all workers, each of which has nothing to finish."""
-    commands = core.replacements.roll(now)
-    while core.replacements.rolling:
-        [new] = [c.slot for c in commands if isinstance(c, cmd.Spawn)]
-        [old] = [
-            c.slot for c in core.workers.ready(new, now) if isinstance(c, cmd.Stop)
-        ]
-        commands = end(core, old, now)
-
-
-def test_whoever_comes_instead_of_another_is_a_restart() -> None:
-    core = serving(3)
-    assert core.restarts == 0
-    reload(core, 1.0)
-    assert core.restarts == 3
-    reload(core, 2.0)
-    assert core.restarts == 6
-    core.replacements.resize(5, 5, 3.0)
-    for slot in core.slots:
-        core.workers.ready(slot.index, 4.0)
-    assert settled(core)
-    assert core.restarts == 6  # though seats had workers before
-    up = [slot.index for slot in core.slots if slot.state is SlotState.IDLE]
-    core.workers.replace_faulty(up[0], 10.0)
-    assert core.restarts == 7
-    core.replacements.retire(core.slots[up[1]], "retire()", 11.0, unsent=None)
-    assert core.restarts == 8
 
 
 # In any order.
@@ -616,12 +375,6 @@ class ServingMachine(RuleBasedStateMachine):
         assert len(up) == len(self.workers) == self.size
         assert not self.core.replacements.rolling
         assert self.core.broken is None
-
-
-def test_the_model() -> None:
-    run_state_machine_as_test(
-        ServingMachine, settings=settings(max_examples=100, stateful_step_count=40)
-    )
 
 
 def test_the_model_does_what_it_is_for() -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
 from asyncpool._core.trace.trace_book import TraceBook
+from asyncpool._core.trace.trace_lines import (
+    POOL_TRACK,
+    LineMaker,
+    text_of,
+    track_of,
+)
 from asyncpool.enums import CrashKind, JobOutcome, NextStep
 from asyncpool.events import (
-    Broken,
     Crash,
     Crashed,
     Event,
@@ -20,8 +26,6 @@ from asyncpool.events import (
     JobQueued,
     JobStarted,
     Ready,
-    Resized,
-    Spawned,
     TakenOver,
 )
 from tests.helpers.traces import Traced, check
@@ -108,26 +112,6 @@ def test_a_job_waits_and_is_a_slice_of_its_slot() -> None:
     assert list(trace.arrows.values()) == [[(1_000_000, 2_000_000)]]
 
 
-def test_short_jobs_that_came_together_stand_one_after_the_other() -> None:
-    it = book()
-    for job in range(1, 5):
-        hear(it, queued(job), started(job))
-    for job in range(1, 5):
-        hear(it, ended(job, run=0.000_01))
-    spans = [(s.begin - 2_000_000, s.end) for s in shown(it).slices]
-    assert [begin for begin, _ in spans] == [0, 10, 20, 30]
-
-
-def test_jobs_that_ran_at_once_have_lanes_of_their_own() -> None:
-    it = book(concurrency=2)
-    hear(it, queued(1), queued(2), started(1), started(2))
-    hear(it, ended(1, at=3.0), ended(2, at=3.5, run=1.5))
-    trace = shown(it)
-    tracks = [s.track for s in trace.slices]
-    assert tracks == [TRACK_0, TRACK_0 + 1]
-    assert [trace.names[track] for track in tracks] == ["slot 0", "slot 0, lane 1"]
-
-
 def test_an_attempt_that_was_lost_leads_to_the_next() -> None:
     it = book()
     hear(it, queued(), started(), Crashed(crash()), TakenOver(1, 1), now=2.5)
@@ -154,13 +138,6 @@ def test_an_attempt_that_was_lost_leads_to_the_next() -> None:
     assert instant["args"]["signal"] == "SIGSEGV"
 
 
-def test_an_attempt_after_an_exception_is_no_takeover() -> None:
-    it = book()
-    hear(it, queued(), started(), queued(at=2.5, attempts=1))
-    hear(it, started(at=2.6, attempt=2), ended(wait=0.1, run=0.4))
-    assert [s.args["outcome"] for s in shown(it).of_job(1)] == ["retry", "ok"]
-
-
 def test_a_retry_after_a_takeover_is_told_as_one() -> None:
     it = book()
     hear(it, queued(), started(), TakenOver(1, 1), queued(at=2.5, attempts=1))
@@ -179,23 +156,6 @@ def test_a_job_that_came_back_unbegun_waits_as_before() -> None:
     assert [s.track for s in trace.of_job(1)] == [TRACK_1]
 
 
-def test_a_job_that_never_began_only_waits() -> None:
-    it = book()
-    hear(it, queued(), ended(outcome=JobOutcome.CANCELLED, slot=None, run=0.0, at=1.5))
-    trace = shown(it)
-    assert trace.slices == []
-    assert [(w.end, w.args["then"]) for w in trace.waits[1]] == [
-        (1_500_000, "cancelled")
-    ]
-
-
-def test_a_call_that_was_refused_is_an_instant() -> None:
-    it = book()
-    hear(it, ended(outcome=JobOutcome.REFUSED, slot=None))
-    (instant,) = shown(it).instants
-    assert (instant["name"], instant["args"]["job"]) == ("refused", 1)
-
-
 def test_a_long_attempt_is_told_before_its_end() -> None:
     it = book()
     hear(it, queued(), started())
@@ -211,17 +171,6 @@ def test_a_long_attempt_is_told_before_its_end() -> None:
     assert (other.track, other.begin) == (job.track, 9_000_000)
 
 
-def test_a_long_attempt_that_is_lost_leads_to_the_next() -> None:
-    it = book()
-    hear(it, queued(), started())
-    it.look(4.0)
-    hear(it, TakenOver(1, 1), queued(at=5.0, attempts=1))
-    hear(it, started(at=5.5, attempt=2), ended(wait=0.5))
-    first, second = shown(it).of_job(1)
-    assert (first.end, first.args["outcome"]) == (5_000_000, "taken over")
-    assert second.begin == 5_500_000
-
-
 def test_an_attempt_has_its_begin_before_its_end() -> None:
     """The pool hears of both from others, so neither may be where it should be."""
     it = book()
@@ -232,46 +181,6 @@ def test_an_attempt_has_its_begin_before_its_end() -> None:
     (wait,) = shown(it).waits[1]
     assert (wait.begin, wait.end) == (2_500_000, 2_500_000)
     assert (job.begin, job.end) == (2_500_000, 2_500_001)
-
-
-def test_workers_of_a_slot_share_its_track() -> None:
-    it = book()
-    hear(it, Spawned(3, 1, 98), Spawned(3, 2, 99), now=5.0)
-    hear(it, Resized(4), Broken("no", (crash(),)), now=6.0)
-    trace = shown(it)
-    assert [(i["tid"], i["s"], i["name"]) for i in trace.instants] == [
-        (40_000, "t", "spawned"),
-        (40_000, "t", "spawned"),
-        (1, "p", "resized"),
-        (1, "p", "broken"),
-    ]
-    assert trace.instants[1]["args"] == {"slot": 3, "generation": 2, "pid": 99}
-    assert trace.names[40_000] == "slot 3"
-
-
-def test_counters_are_told_when_they_change() -> None:
-    it = book()
-    it.count(1.0, queued=3, busy=1, memory=1_000_000, omitted=0)
-    it.count(2.0, queued=3, busy=2, memory=1_000_000, omitted=7)
-    assert shown(it).counters == {
-        "queued jobs": [3],
-        "busy workers": [1, 2],
-        "memory of the workers": [1.0],
-        "jobs not shown": [0, 7],
-    }
-
-
-def test_the_end_closes_the_array() -> None:
-    it = book()
-    it.lost(1.0, 12)
-    assert not shown(it).whole
-    it.end(2.0)
-    trace = shown(it)
-    assert trace.whole
-    assert [i["name"] for i in trace.instants] == [
-        "lines are missing",
-        "end of the trace",
-    ]
 
 
 def test_nothing_is_kept_of_jobs_that_have_ended() -> None:
@@ -330,3 +239,37 @@ def test_the_slices_of_a_track_nest_for_any_order_of_events(
             hear(it, event._replace(job_id=number))
         ends[job] += isinstance(event, JobEnded)
     shown(it)
+
+
+# Lines.
+
+
+def only(line: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(line.removesuffix(",\n"))
+    return found
+
+
+@given(st.text(st.characters(), max_size=30))
+def test_any_text_can_be_told(text: str) -> None:
+    told = json.loads(text_of(text))
+    assert told == text.encode(errors="replace").decode()
+    assert text_of(text).isascii()
+    assert "\n" not in text_of(text)
+
+
+def test_of_a_long_text_the_end_is_told() -> None:
+    told = json.loads(text_of("x" * 9000 + "the reason"))
+    assert told.endswith("the reason")
+    assert len(told) < 8200
+
+
+def test_tracks_of_slots_are_their_own() -> None:
+    tracks = [track_of(slot, lane) for slot in range(4) for lane in range(1100)]
+    assert len({POOL_TRACK, *tracks}) == 4 * 1100 + 1
+    assert tracks == sorted(tracks)
+
+
+def test_jobs_and_pools_have_ids_of_their_own() -> None:
+    makers = [LineMaker(12_345_000 + pool) for pool in range(3)]
+    lines = [m.queued(n, 1, '"f"', again=False) for m in makers for n in range(1, 30)]
+    assert len({str(only(line)["id"]) for line in lines}) == len(lines)

@@ -546,16 +546,20 @@ async def test_a_worker_that_hangs_is_killed_in_the_end(
         events = cluster.events()
         client.say(f"freeze {tmp_path / 'hangs'}")
         await come_true((tmp_path / "hangs").exists)
-        summary = await cluster.close(timeout=0.2)
+        async with Client(cluster) as other:
+            await come_true(lambda: cluster.stats().slots[0].connections == 2)
+            summary = await cluster.close(timeout=0.2)
+            assert await other.answer() == ""
         assert await client.answer() == ""
         exited = await next_of(events, Exited)
-    assert (summary.finished, summary.failed, summary.killed) == (0, 1, 1)
+    # What it has not taken is cut off as well.
+    assert (summary.finished, summary.failed, summary.killed) == (0, 2, 1)
     assert cluster.stats().crashes == 0
     why = "killed since it had not ended within the drain_timeout of 0.1 s"
     assert (exited.signal, exited.detail) == ("SIGKILL", why)
     assert caplog.messages == [
         (
-            f"cluster {cluster.name}: worker {pid} in slot 0 was {why}: 1 of 1 connections "
+            f"cluster {cluster.name}: worker {pid} in slot 0 was {why}: 2 of 2 connections "
             "are cut off"
         )
     ]

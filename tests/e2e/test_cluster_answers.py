@@ -243,6 +243,9 @@ async def test_a_worker_with_what_cannot_be_ended_is_replaced(
         await next_of(events, Retiring)
         assert [it.ready for it in cluster.stats().slots] == [False, True]
         assert await get(cluster, "/told") == (200, b"{}")
+        # They count as what the clients got, when they got it.
+        await come_true(lambda: "5xx" in cluster.stats().requests.responses)
+        assert cluster.stats().requests.responses["5xx"].count == 4
     late = records(
         caplog, "request-timed-out"
     )  # some of them waited, and have no stack
@@ -318,12 +321,17 @@ async def test_who_waits_for_a_thread_when_all_ends_is_told_so() -> None:
 # Workers that can take no request.
 
 
-async def hold(cluster: Cluster, stack: contextlib.AsyncExitStack, path: str) -> None:
-    """Send requests until one worker says that it can take no more."""
+async def hold(
+    cluster: Cluster, stack: contextlib.AsyncExitStack, path: str, requests: int = MOST
+) -> None:
+    """Connect, and send requests, until one worker can take no more."""
+    callers = 0
     while all(slot.state != "busy" for slot in cluster.stats().slots):
-        if sum(slot.connections for slot in cluster.stats().slots) < MOST:
+        if callers < MOST:
+            callers += 1
             caller = await stack.enter_async_context(Caller(cluster))
-            caller.say(GET.format(path))
+            if callers <= requests:
+                caller.say(GET.format(path))
         await asyncio.sleep(0)
 
 
@@ -364,12 +372,78 @@ async def test_no_connection_goes_where_the_loop_is_blocked() -> None:
         serving("raw_asgi") as cluster,
         contextlib.AsyncExitStack() as stack,
     ):
-        await hold(cluster, stack, "/block")
+        await hold(cluster, stack, "/block", requests=1)
         await cluster.resize(2)
         for _ in range(20):
             assert await get(cluster, "/told") == (200, b"{}")
         assert [slot.state for slot in cluster.stats().slots] == ["busy", "ready"]
         cluster.kill(0)
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_response_in_one_piece_that_nobody_reads_is_cut(
+    http: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its application has returned, so only the connection tells."""
+    async with (
+        serving("raw_asgi", request_timeout=0.5, http=http) as cluster,
+        Caller(cluster) as caller,
+    ):
+        caller.say(GET.format("/big"))
+        # Its own buffer fills, and it reads no more.
+        await caller.reader.readexactly(1)
+        await come_true(lambda: cluster.stats().requests.timed_out == 1)
+        await come_true(lambda: cluster.stats().slots[0].connections == 0)
+    [record] = records(caplog, "request-timed-out")
+    assert "has read nothing of its response for 0.5 s" in record.getMessage()
+
+
+UPGRADE = (
+    "GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+DRIPS = {
+    "empty lines behind a response": (GET.format("/told"), "\r\n"),
+    "a body that nobody reads": (
+        GET.format("/told").replace("host", "content-length: 999\r\nhost"),
+        "x",
+    ),
+    "a handshake with a body": (f"{UPGRADE}content-length: 9\r\n\r\n", "x"),
+}
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+@pytest.mark.parametrize("what", DRIPS)
+async def test_what_never_becomes_a_request_holds_no_connection(
+    what: str, http: str
+) -> None:
+    first, drip = DRIPS[what]
+    async with (
+        serving("raw_asgi", header_timeout=0.5, http=http) as cluster,
+        Caller(cluster) as caller,
+    ):
+        caller.say(first)
+        while not (caller.reader.at_eof() or caller.writer.is_closing()):
+            caller.say(drip)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(0.05):
+                    await caller.reader.read(4096)
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_handshake_with_a_large_cookie_is_refused(http: str) -> None:
+    async with serving("raw_asgi", http=http) as cluster, Caller(cluster) as caller:
+        caller.say(f"{UPGRADE}cookie: {'x' * 9000}\r\n\r\n")
+        assert (await caller.head()).startswith("HTTP/1.1 431 ")
+
+
+async def test_a_lifespan_that_raises_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving("no_lifespan") as cluster:
+        assert await get(cluster, "/") == (200, b"")
+    text = "the application goes on without a lifespan, which has raised in its beginning: RuntimeError: no database"
+    assert text in caplog.messages
 
 
 # What a WSGI application is given, and what clients may send.

@@ -30,6 +30,7 @@ __all__ = [
     "django_app",
     "fast",
     "flask_app",
+    "no_lifespan",
     "raw_asgi",
     "raw_wsgi",
     "starlette_app",
@@ -254,10 +255,22 @@ async def raw_asgi(scope: Message, receive: Any, send: Any) -> None:
         return
     elif where == "/block":
         hang()
-    body = echo if where == "/echo" else do(where)
+    elif where == "/big":
+        echo = bytes(20 << 20)
+    body = echo if where in {"/echo", "/big"} else do(where)
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def no_lifespan(scope: Message, receive: Any, send: Any) -> None:
+    """Have a lifespan that raises, and answer all the same."""
+    await receive()
+    if scope["type"] == "lifespan":
+        raise RuntimeError("no database")
+    headers = [(b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body"})
 
 
 async def torrent() -> AsyncIterator[bytes]:

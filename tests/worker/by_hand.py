@@ -1,8 +1,13 @@
-"""A worker that was started by hand, without any pool, and a door for its jobs."""
+"""A worker that was started by hand, without any pool, and a door for its jobs.
+
+This is the pool's side of the two channels, and the one place where the tests of workers learn
+what goes over them.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import socket
 import subprocess
@@ -13,24 +18,71 @@ from typing import Any
 
 from asyncpool._core.pickling.calls import dumps, load_value, pack_job
 from asyncpool._core.pickling.errors import load_error
+from asyncpool._core.pickling.out_of_band import HEAVY, OutOfBandPickle
 from asyncpool._core.wire.context import JobContext
-from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
-from asyncpool._core.wire.messages import WorkerConfig, pack_numbers, unpack_numbers
-from asyncpool._core.wire.page import PAGE_SIZE
+from asyncpool._core.wire.frames import (
+    MAX_NUMBER,
+    Frame,
+    FrameDecoder,
+    FrameKind,
+    header,
+)
+from asyncpool._core.wire.heartbeat_records import MAX_DETAILS, Beat, unpack
+from asyncpool._core.wire.log_records import LogEntry
+from asyncpool._core.wire.messages import (
+    Failure,
+    Identity,
+    WorkerConfig,
+    pack_numbers,
+    unpack_numbers,
+)
+from asyncpool._core.wire.page import (
+    LANE_OUTCOME_SIZE,
+    STACKS_SIZE,
+    STACKS_START,
+)
+from asyncpool._runtime.channel.page import WorkerPage
 from asyncpool._runtime.launcher.interpreter import worker_command
+from asyncpool._system.descriptors import Handed, receive_fds
 from asyncpool._system.interpreter import command_line
+from asyncpool._system.memory import Memory, create
 from tests.helpers.parcels import plain
 from tests.helpers.patience import PATIENCE
 
 __all__ = [
+    "HEAVY",
+    "LANE_OUTCOME_SIZE",
+    "MAX_DETAILS",
+    "MAX_NUMBER",
+    "STACKS_SIZE",
+    "STACKS_START",
     "Door",
+    "Failure",
+    "Frame",
+    "FrameDecoder",
+    "FrameKind",
+    "Handed",
+    "Identity",
+    "LogEntry",
     "Worker",
     "context_frame",
+    "dumps",
     "encode",
     "function_frame",
+    "header",
+    "interrupt_frame",
     "job_frame",
+    "large_job",
+    "load_value",
+    "pack_numbers",
+    "plain_call",
+    "receive_fds",
     "revoke_frame",
+    "send_segment",
+    "unpack_numbers",
 ]
+
+_SEGMENT = 400_000  # bytes
 
 
 def encode(
@@ -43,8 +95,35 @@ def job_frame(
     job: int, function: Callable[..., object], *args: object, number: int = 0
 ) -> bytes:
     """Return a first attempt; with a *number* the function does not come along."""
-    payload = plain(pack_job(function, args, {}, number=number))
+    payload = plain_call(function, *args, number=number)
     return encode(FrameKind.JOB, payload, job, 1, number)
+
+
+def plain_call(
+    function: Callable[..., object], *args: object, number: int = 0
+) -> bytes:
+    return plain(pack_job(function, args, {}, number=number))
+
+
+def large_job(
+    job: int, function: Callable[..., object], *args: object
+) -> tuple[list[bytes], bytes]:
+    """Return what travels beside a job, and the frame of the job."""
+    parcel = pack_job(function, args, {})
+    assert isinstance(parcel, OutOfBandPickle)
+    areas = [b"".join(pieces) for pieces in parcel.areas]
+    return areas, encode(FrameKind.JOB, parcel.payload, job, 1)
+
+
+def send_segment(worker: Worker, number: int, area: bytes = b"") -> Memory:
+    """Share memory with an area in it, and return what the pool has of it."""
+    fd = create(_SEGMENT)
+    memory = Memory(fd, _SEGMENT)
+    memory.write(0, [area])
+    head = encode(FrameKind.SEGMENT, b"", job=_SEGMENT, tag=number)
+    socket.send_fds(worker.control, [head], [fd])
+    os.close(fd)
+    return memory
 
 
 def function_frame(number: int, function: object) -> bytes:
@@ -59,6 +138,10 @@ def revoke_frame(*sequences: int) -> bytes:
     return encode(FrameKind.REVOKE, pack_numbers(sequences))
 
 
+def interrupt_frame(*sequences: int) -> bytes:
+    return encode(FrameKind.INTERRUPT, pack_numbers(sequences))
+
+
 class Worker:
     """A worker, and the other ends of what it holds."""
 
@@ -68,15 +151,17 @@ class Worker:
         *,
         max_payload: int = 1 << 20,
         ahead: bytes = b"",
+        concurrency: int = 1,
         **options: Any,
     ) -> None:
         self.jobs, jobs_end = socket.socketpair()
         self.control, control_end = socket.socketpair()
-        self.page = os.memfd_create("page")
-        os.ftruncate(self.page, PAGE_SIZE)
+        self.notes = WorkerPage(concurrency)
+        self.page = self.notes.open()
         self._frames: dict[socket.socket, Iterator[Frame]] = {}
         with jobs_end, control_end:
-            fds = (jobs_end.fileno(), control_end.fileno(), self.page)
+            self.own = jobs_end.fileno()  # its own end, as it knows it
+            fds = (self.own, control_end.fileno(), self.page)
             self.process = subprocess.Popen(
                 command_line(worker_command(), "worker", fds),
                 pass_fds=fds,
@@ -92,6 +177,7 @@ class Worker:
             sys_path=tuple(sys.path),
             initializer=packed,
             max_payload=max_payload,
+            concurrency=concurrency,
             **options,
         ).pack()
         self.control.sendall(ahead + encode(FrameKind.CONFIG, config))
@@ -110,21 +196,46 @@ class Worker:
 
     def hello(self) -> None:
         """Wait until it is ready."""
-        frame = self.heard(self.control)
-        assert frame is not None
-        assert frame.kind is FrameKind.HELLO
+        self.told(FrameKind.HELLO)
 
     def result(self) -> tuple[int, Any]:
-        frame = self.heard(self.jobs)
-        assert frame is not None
-        assert (frame.kind, frame.attempt) == (FrameKind.VALUE, 1)
+        frame = self.told(FrameKind.VALUE, self.jobs)
+        assert frame.attempt == 1
         return frame.job, load_value(frame.payload)
 
+    def results(self, count: int) -> list[tuple[int, Any]]:
+        return [self.result() for _ in range(count)]
+
     def error(self) -> tuple[int, BaseException]:
-        frame = self.heard(self.jobs)
-        assert frame is not None
-        assert (frame.kind, frame.attempt) == (FrameKind.ERROR, 1)
+        frame = self.told(FrameKind.ERROR, self.jobs)
+        assert frame.attempt == 1
         return frame.job, load_error(frame.payload)
+
+    def told(self, kind: FrameKind, sock: socket.socket | None = None) -> Frame:
+        """Wait for the next frame, by default on the control channel; it is of this kind."""
+        frame = self.heard(sock or self.control)
+        assert frame is not None
+        assert frame.kind is kind
+        return frame
+
+    def failure(self) -> Failure:
+        return Failure.unpack(self.told(FrameKind.FAILED).payload)
+
+    def record(self) -> LogEntry:
+        """Wait for what it logs next."""
+        return LogEntry.unpack(self.told(FrameKind.RECORD).payload)
+
+    def last_beat(self) -> tuple[int, int, Any]:
+        """Wait for the last heartbeat of a job, which comes ahead of its outcome."""
+        frame = self.told(FrameKind.LAST_HEARTBEAT, self.jobs)
+        beat = unpack(frame.payload)
+        assert beat is not None
+        assert (beat.job, beat.attempt) == (frame.job, frame.attempt)
+        return beat.job, beat.attempt, pickle.loads(beat.details)
+
+    def beats(self) -> list[Beat]:
+        """Return what it has noted of heartbeats."""
+        return self.notes.beats()
 
     def revoke(self, *sequences: int) -> tuple[int, ...]:
         """Return those of *sequences* that it will not begin."""
@@ -132,9 +243,7 @@ class Worker:
         return self.revoked()
 
     def revoked(self) -> tuple[int, ...]:
-        frame = self.heard(self.control)
-        assert frame is not None
-        assert frame.kind is FrameKind.REVOKED
+        frame = self.told(FrameKind.REVOKED)
         assert (frame.job, frame.attempt, frame.number) == (0, 0, 0)
         return unpack_numbers(frame.payload)
 
@@ -155,6 +264,7 @@ class Worker:
         self.jobs.close()
         self.control.close()
         os.close(self.page)
+        self.notes.close()
         self.process.kill()
         self.process.communicate()
 

@@ -9,11 +9,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
-from asyncpool._core.wire.messages import Failure, unpack_numbers
-from asyncpool._system.descriptors import receive_fds
 from tests.helpers.patience import PATIENCE
-from tests.worker.by_hand import Worker, encode
+from tests.worker.by_hand import (
+    Failure,
+    Frame,
+    FrameDecoder,
+    FrameKind,
+    LogEntry,
+    Worker,
+    encode,
+    header,
+    receive_fds,
+    unpack_numbers,
+)
 
 __all__ = ["Master"]
 
@@ -139,10 +147,11 @@ class Master:
 
     def failure(self) -> Failure:
         """Wait until it announces its end."""
-        frame = self.worker.heard(self.worker.control)
-        assert frame is not None
-        assert frame.kind is FrameKind.FAILED
-        return Failure.unpack(frame.payload)
+        return self.worker.failure()
+
+    def record(self) -> LogEntry:
+        """Wait for what it logs next."""
+        return self.worker.record()
 
     def ended(self) -> tuple[int, str]:
         """Wait for its end; return its status and its stderr."""

@@ -8,10 +8,8 @@ import os
 import resource
 import socket
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
-import asyncpool
 from asyncpool._worker.cluster import serve
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
@@ -39,15 +37,6 @@ async def echo_one(connection: Connection) -> None:
             await loop.sock_sendall(connection.socket, data)
 
 
-async def introduce(worker: Worker) -> None:
-    """Tell the master who it is."""
-    worker.ready()
-    worker.ready()
-    names = [sock.getsockname() for sock in worker.listening_sockets]
-    await worker.send((worker.id, worker.generation, worker.drain_timeout, names))
-    await worker.wait_draining()
-
-
 async def fail_early(worker: Worker) -> None:
     raise LookupError(f"no database for {worker.id}")
 
@@ -72,9 +61,6 @@ class Patient:
 
         serve._CLEAN_UP = uvicorn_parts._CLEAN_UP = PATIENCE
         await self._target(worker)
-
-
-_kept: list[Connection] = []
 
 
 class Obedient:
@@ -111,11 +97,6 @@ class Obedient:
         connection.close()
         connection.close()
         connection.socket.close()
-
-    async def keep_for_good(self, _: None) -> str:
-        """Keep the connections beyond the life of this object."""
-        _kept.extend(self._kept)
-        return "kept"
 
     async def make_transport(self, _: None) -> None:
         connection = self._kept.pop()
@@ -172,24 +153,8 @@ class Obedient:
         self._worker.retire(reason)
         return self._worker.is_draining
 
-    async def replace(self, reason: str) -> bool:
-        self._worker.request_replacement(reason)
-        return self._worker.is_draining
-
-    async def replace_elsewhere(self, reason: str) -> bool:
-        await asyncio.to_thread(self._worker.request_replacement, reason)
-        return self._worker.is_draining
-
     async def retire_elsewhere(self, reason: str) -> None:
         await asyncio.to_thread(self._worker.retire, reason)
-
-    async def start_faulty_thread(self, text: str) -> None:
-        def fail() -> None:
-            raise ValueError(text)
-
-        thread = threading.Thread(target=fail, name="faulty")
-        thread.start()
-        await asyncio.to_thread(thread.join)
 
     async def descriptors(self, _: None) -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -223,9 +188,6 @@ class Obedient:
     async def say(self, value: Any) -> Any:
         return value
 
-    async def is_in_worker(self, _: None) -> bool:
-        return asyncpool.in_worker()
-
     async def say_often(self, count: int) -> str:
         for number in range(count):
             await self._worker.send(number)
@@ -246,11 +208,6 @@ class Obedient:
             return f"{type(error).__name__}: {error}"
         return "arrived"
 
-    async def get_socket(self, _: None) -> Any:
-        sock = await anext(self._worker.incoming_sockets())
-        with sock:
-            return sock.getsockname()
-
     async def stay(self, _: None) -> None:
         """Stay until the time is over."""
         await self._worker.send("staying")
@@ -259,14 +216,6 @@ class Obedient:
             await asyncio.Event().wait()
         finally:
             print("cleaned up", flush=True)  # noqa: T201
-
-    async def give_back(self, _: None) -> bool:
-        connection = self._kept.pop()
-        await self._worker.wait_draining()
-        given = self._worker.give_back(connection.detach())
-        if not given:
-            connection.socket.close()
-        return given
 
     async def go_on(self, _: None) -> str:
         """Go on with what messages and connections there are, until both end."""

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_worker/job/chunks.py: what is noted of each item, and what is returned."""
+"""What is noted of each item of a chunk, and what is returned."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool import JobCancelled
 from asyncpool._core.map.chunks import (
-    CHUNK_SIZE,
     ChunkResult,
     Failure,
     ask_to_stop,
@@ -144,36 +142,3 @@ def test_while_an_item_runs_all_before_it_are_noted_and_nothing_else(
         _page_of.reset(marks[0])
         _left.reset(marks[1])
     assert kinds(left) == kinds(items[:2])
-
-
-def test_as_many_numbers_as_fit_are_noted_after_a_longer_chunk(
-    page: mmap.mmap,
-) -> None:
-    for items in (list(range(CHUNK_SIZE)), list(range(CHUNK_SIZE - 1)), [3]):
-        assert run(page, echo, items).load() == items
-        assert noted(page) == items
-
-
-def cancel_at_two(number: int) -> int:
-    if number == 2:
-        raise JobCancelled
-    return number
-
-
-def test_a_cancelled_item_is_the_last_and_what_was_before_it_counts(
-    page: mmap.mmap,
-) -> None:
-    for found in (run(page, cancel_at_two, [1, 2, 3]).load(), noted(page)):
-        assert found is not None
-        assert found[0] == 1
-        assert type(found[1]) is Failure
-        assert str(found[1].error) == "the job raised JobCancelled()"
-        assert len(found) == 2
-
-
-def test_the_next_chunk_knows_nothing_of_the_last_one(page: mmap.mmap) -> None:
-    assert run(page, echo, [1.0, "a", None]).load() == [1.0, "a", None]
-    assert run(page, echo, [1, 2]).load() == [1, 2]
-    assert noted(page) == [1, 2]
-    assert run(page, echo, []).load() == []
-    assert noted(page) == []

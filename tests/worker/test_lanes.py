@@ -1,433 +1,205 @@
-"""The contract of the lanes: each job that runs beside others has an outcome of its own."""
+"""The contract of a worker that runs several jobs at once: which begins when, and what is sent."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
-from collections.abc import Iterator
-from contextlib import closing
-from contextvars import ContextVar
-from mmap import mmap
+import os
+import select
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from asyncpool import JobCancelled, JobNotPicklableError, JobRaisedError
-from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._core.wire.page import LANE_OUTCOME_SIZE, NOTED, PageLayout
-from asyncpool._worker.lanes.lanes import Lane, Lanes
-from tests.worker.in_process import Loops, Quiet, SharedPage, call_of, opened
+from asyncpool import JobCancelled, JobRaisedError, current_job, retire_worker
+from tests.helpers import jobs
+from tests.worker.by_hand import (
+    LANE_OUTCOME_SIZE,
+    Door,
+    FrameKind,
+    Worker,
+    context_frame,
+    function_frame,
+    interrupt_frame,
+    job_frame,
+)
 
 WIDTH = 3
 
-colour: ContextVar[str] = ContextVar("colour", default="none")
-
-
-class Road:
-    """Three lanes, and what has come of the jobs in them.
-
-    Attributes:
-        lanes: The lanes.
-        sent: Each outcome: the job's number, and its value or exception.
-        seen: How many jobs ran when each was sent, and whether all lanes were taken.
-        page: What is noted.
-        interrupts: Which jobs are to end.
-    """
-
-    def __init__(self, page: SharedPage, memory: mmap, coroutines: Loops) -> None:
-        self.sent: list[tuple[int, Any]] = []
-        self.seen: list[tuple[int, bool]] = []
-        self.page = page.seen
-        self.interrupts = Quiet()
-        self.lanes = Lanes(
-            memory, PageLayout(WIDTH), coroutines, self.interrupts, self._send
-        )
-        self.interrupts.lanes = self.lanes
-        self.lanes.max_payload = 1 << 20
-
-    def _send(self, lane: Lane, kind: FrameKind, payload: Any, duration: int) -> None:
-        assert duration >= 0
-        self.sent.append((lane.frame.job, opened(kind, payload)))
-        self.seen.append((len(self.lanes.by_job), self.lanes.full))
-
-    def full(self) -> bool:
-        """Tell whether no other job can begin."""
-        return self.lanes.full
-
-    def running(self) -> tuple[int, int] | None:
-        """Return whose code it is that does not know."""
-        return self.lanes.running
-
-    def begin(self, job: int) -> Lane:
-        """Have a job begin, in the place of the same number."""
-        return self.lanes.begin(call_of(job, abs), job)
-
-    def go(self, job: int, coroutine: Any) -> Lane:
-        """Have a job begin that is a coroutine."""
-        lane = self.begin(job)
-        self.lanes.go(lane, coroutine)
-        return lane
-
-    def run(self) -> None:
-        """Run the loop until no job is left."""
-        self.lanes.on_free = self._stop
-        while self.lanes.by_job:
-            self.lanes.loop.run_forever()
-
-    def turn(self) -> None:
-        """Have everything that is ready take a step."""
-        self.lanes.loop.call_soon(self.lanes.loop.stop)
-        self.lanes.loop.run_forever()
-
-    def _stop(self) -> None:
-        if not self.lanes.by_job:
-            self.lanes.loop.stop()
-
 
 @pytest.fixture
-def road() -> Iterator[Road]:
-    coroutines = Loops(Quiet())
-    with (
-        closing(SharedPage(WIDTH)) as page,
-        mmap(page.fd, PageLayout(WIDTH).stacks) as memory,
-        closing(coroutines),
-    ):
-        yield Road(page, memory, coroutines)
+def worker(hire: Callable[..., Worker]) -> Worker:
+    found = hire(concurrency=WIDTH)
+    found.hello()
+    return found
 
 
-# Lanes are taken and given back.
+# What jobs do, in turns of the loop and not in time.
+
+_log: list[Any] = []
 
 
-def test_a_job_is_noted_in_a_lane_of_its_own(road: Road) -> None:
-    found = [road.begin(job) for job in (7, 8, 9)]
-    assert [lane.index for lane in found] == [0, 1, 2]
-    assert all(road.page.begun(job, 1) for job in (7, 8, 9))
-    assert not road.page.begun(8, 2)
-    assert road.full()
-    road.lanes.finish(found[1], None)
-    assert not road.full()
-    assert road.begin(10).index == 1, "the lane that is free"
-    assert not road.page.begun(8, 1)
-    assert road.page.begun(10, 1)
+def note(word: Any) -> Any:
+    _log.append(word)
+    return word
 
 
-def test_an_outcome_is_sent_before_its_lane_is_free(road: Road) -> None:
-    freed: list[tuple[int, bool]] = []
-    road.lanes.on_free = lambda: freed.append((len(road.sent), road.lanes.full))
-    one, *others = [road.begin(job) for job in (1, 2, 3)]
-    road.lanes.finish(one, "value")
-    road.lanes.fail(others[0], LookupError("missing"))
-    assert road.seen == [(3, True), (2, False)]
-    assert freed == [(1, False), (2, False)]
-    assert road.sent[0] == (1, "value")
-    job, error = road.sent[1]
-    assert (job, type(error), error.args) == (2, LookupError, ("missing",))
+def noted() -> list[Any]:
+    return _log
 
 
-def test_a_lane_is_free_though_its_outcome_cannot_be_sent(road: Road) -> None:
-    def refuse(*_: object) -> None:
-        raise BrokenPipeError
-
-    road.lanes._send = refuse
-    lane = road.begin(1)
-    with pytest.raises(BrokenPipeError):
-        road.lanes.finish(lane, None)
-    assert road.lanes.by_job == {}
-    assert road.begin(2).index == 0
-
-
-def test_what_cannot_be_pickled_is_the_jobs_error(road: Road) -> None:
-    road.lanes.finish(road.begin(1), threading.Lock())
-    # An error's traceback has the paths of this checkout, and counts, too.
-    road.lanes.max_payload = 1 << 16
-    road.lanes.finish(road.begin(2), bytes(1 << 16))
-    for job, error in road.sent:
-        assert type(error) is JobNotPicklableError, job
-        assert error.direction == "result"
-    assert road.lanes.by_job == {}
-
-
-# Coroutines.
-
-
-async def give(value: Any, after: asyncio.Event | None = None) -> Any:
-    if after is not None:
-        await after.wait()
-    return value
-
-
-async def throw(error: BaseException) -> None:
-    await asyncio.sleep(0)
-    raise error
-
-
-def test_an_outcome_is_sent_in_the_step_in_which_it_is_there(road: Road) -> None:
-    before: list[int] = []
-
-    async def look() -> None:
-        before.append(len(road.sent))
-
-    road.go(1, give("one"))
-    road.go(2, look())
-    road.go(3, throw(LookupError("three")))
-    road.turn()
-    assert before == [1], "the other had begun and ended"
-    road.run()
-    assert [job for job, _ in road.sent] == [1, 2, 3]
-    assert road.sent[:2] == [(1, "one"), (2, None)]
-    assert repr(road.sent[2][1]) == "LookupError('three')"
-
-
-def test_coroutines_wait_side_by_side(road: Road) -> None:
-    road.lanes.open()
-    event = asyncio.Event()
-    road.go(1, give("late", event))
-    road.go(2, give("soon"))
-    road.turn()
-    assert road.sent == [(2, "soon")]
-    event.set()
-    road.run()
-    assert road.sent == [(2, "soon"), (1, "late")]
-
-
-def test_each_has_a_context_of_its_own(road: Road) -> None:
-    async def paint(new: str) -> tuple[str, str]:
-        before = colour.get()
-        colour.set(new)
+async def meet(count: int) -> int:
+    """Wait until so many are there, and say how many those are."""
+    _log.append("meet")
+    while _log.count("meet") < count:  # noqa: ASYNC110 - turns are what is counted here
         await asyncio.sleep(0)
-        return before, colour.get()
-
-    road.go(1, paint("red"))
-    road.go(2, paint("blue"))
-    road.run()
-    assert road.sent == [(1, ("none", "red")), (2, ("none", "blue"))]
-    assert road.lanes.context.get(colour) is None
-    assert colour.get() == "none"
+    return _log.count("meet")
 
 
-def test_a_coroutine_sees_what_was_set_where_it_was_made(road: Road) -> None:
-    async def look() -> str:
-        return colour.get()
-
-    lane = road.begin(1)
-    lane.context.run(colour.set, "red")
-    road.lanes.go(lane, look())
-    road.run()
-    assert road.sent == [(1, "red")]
+async def pass_at(word: str, turns: int) -> str:
+    """Take so many turns of the loop."""
+    _log.append(f"{word} begins")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    _log.append(f"{word} ends")
+    return word
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_whatever_is_raised_is_an_outcome(road: Road, error: BaseException) -> None:
-    road.go(1, throw(error))
-    road.go(2, give("other"))
-    road.run()
-    assert dict(road.sent)[2] == "other"
-    raised = dict(road.sent)[1]
-    assert type(raised) is JobRaisedError
-    assert repr(raised.exception) == repr(error)
+async def wait_for(word: str) -> str:
+    """Wait until somebody notes that."""
+    while word not in _log:  # noqa: ASYNC110 - see above
+        await asyncio.sleep(0)
+    return word
 
 
-def test_a_traceback_begins_in_the_job(road: Road) -> None:
-    road.go(1, throw(LookupError()))
-    road.run()
-    text = str(road.sent[0][1].__cause__)
-    assert "in throw" in text
-    assert "asyncpool/_worker" not in text
+async def pad(size: int) -> bytes:
+    return bytes(size)
 
 
-# Jobs that are to end.
+async def who_later() -> tuple[int, float | None]:
+    await asyncio.sleep(0)
+    job = current_job()
+    return job.id, job.deadline
 
 
-def end(road: Road, *sequences: int) -> None:
-    """Have jobs end, as the control thread does."""
-    for sequence in sequences:
-        road.interrupts.ask(sequence)
+def test_as_many_begin_at_once_as_there_are_lanes_and_no_more(worker: Worker) -> None:
+    worker.write(*(job_frame(n, pass_at, str(n), 2 * n) for n in range(1, 5)))
+    assert sorted(worker.results(4)) == [(n, str(n)) for n in range(1, 5)]
+    worker.send(5, noted)
+    _, log = worker.result()
+    begun = [word for word in log if word.endswith("begins")]
+    assert begun == [f"{n} begins" for n in range(1, 5)], "in their order"
+    assert log.index("4 begins") > log.index("1 ends")
+    assert log.index("4 begins") < log.index("2 ends"), "as soon as there is a lane"
 
 
-async def linger(log: list[str]) -> str:
-    try:
-        await asyncio.Event().wait()
-    except asyncio.CancelledError:
-        log.append("asked")
-        raise
-    return "never"
-
-
-def test_one_ends_and_no_other(road: Road) -> None:
-    log: list[str] = []
-    road.lanes.open()
-    event = asyncio.Event()
-    road.go(1, give("one", event))
-    road.go(2, linger(log))
-    road.go(3, give("three", event))
-    road.turn()
-    end(road, 2, 9)  # there is no ninth
-    for _ in range(3):
-        road.turn()
-    assert log == ["asked"]
-    [(job, error)] = road.sent
-    assert (job, type(error)) == (2, JobRaisedError)
-    assert type(error.exception) is JobCancelled
-    event.set()
-    road.run()
-    assert road.sent[1:] == [(1, "one"), (3, "three")]
-    assert not road.interrupts.wants(2)
-
-
-def test_one_that_has_not_begun_ends_when_it_does(road: Road) -> None:
-    log: list[str] = []
-    road.lanes.open()
-    end(road, 1)
-    road.turn()
-    road.go(1, linger(log))
-    road.run()
-    assert type(road.sent[0][1].exception) is JobCancelled
-    assert log == ["asked"]
-
-
-def test_a_wish_is_forgotten_with_its_job(road: Road) -> None:
-    lane = road.begin(1)  # a plain one, which nobody interrupts here
-    end(road, 1)
-    assert road.interrupts.wants(1)
-    road.lanes.finish(lane, None)
-    assert not road.interrupts.wants(1)
-
-
-def test_the_wish_of_one_that_is_over_is_not_the_next_ones(road: Road) -> None:
-    road.go(1, give("one"))
-    end(road, 1)  # heard by the loop when it has ended
-    road.run()
-    assert road.begin(2).index == 0
-    road.lanes.go(road.lanes.by_job[2, 1], give("two"))
-    road.run()
-    assert road.sent == [(1, "one"), (2, "two")]
-
-
-def test_who_takes_no_notice_has_a_value(road: Road) -> None:
-    async def refuse() -> str:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            return "no"
-        return "never"
-
-    road.go(1, refuse())
-    road.turn()
-    end(road, 1)
-    road.run()
-    assert road.sent == [(1, "no")]
-
-
-def test_a_cancellation_of_the_jobs_own_stays_one(road: Road) -> None:
-    road.go(1, throw(asyncio.CancelledError("mine")))
-    road.run()
-    error = road.sent[0][1]
-    assert type(error.exception) is asyncio.CancelledError
-    assert error.exception.args == ("mine",)
-
-
-# What the pool finds on the page.
-
-
-def test_an_outcome_is_noted_if_there_is_room(road: Road) -> None:
-    one, other = road.begin(1), road.begin(2)
-    most = LANE_OUTCOME_SIZE - NOTED.size
-    assert road.lanes.note(one, FrameKind.VALUE, b"x" * most, 17)
-    assert not road.lanes.note(other, FrameKind.ERROR, b"y" * (most + 1), 18)
-    assert road.page.outcomes() == {
-        (1, 1): Frame(FrameKind.VALUE, 1, 1, 17, b"x" * most)
-    }
-    assert road.lanes.note(other, FrameKind.ERROR, b"z", 19)
-    assert road.page.outcomes()[2, 1] == Frame(FrameKind.ERROR, 2, 1, 19, b"z")
-
-
-def test_half_an_outcome_is_nobodys(road: Road) -> None:
-    lane = road.begin(1)
-    assert road.lanes.note(lane, FrameKind.VALUE, b"before", 1)
-    road.lanes.finish(lane, None)
-    again = road.begin(2)
-    assert again.index == lane.index
-    with pytest.raises(IndexError):
-        road.lanes.note(again, FrameKind.VALUE, Short(b"after"), 1)
-    assert (1, 1) not in road.page.outcomes()
-    assert (2, 1) not in road.page.outcomes()
-
-
-class Short(bytes):
-    """Says that it is longer than it is, so that to write it fails."""
-
-    def __len__(self) -> int:
-        return super().__len__() + 1
-
-
-def test_a_stack_is_that_of_the_job_that_was_asked_for(road: Road) -> None:
-    for job in (1, 2):
-        road.go(job, linger([]))
-    road.turn()
-    road.lanes.write_stack(2, 1)
-    road.lanes.write_stack(3, 1)  # there is none
-    assert road.page.stack(1, 1) == ""
-    assert "in linger" in road.page.stack(2, 1)
-    end(road, 1, 2)
-    road.run()
-
-
-def test_a_stack_of_one_that_computes_is_that_of_its_thread(road: Road) -> None:
-    async def compute() -> None:
-        road.lanes.write_stack(1, 1)
-
-    road.go(1, compute())
-    road.turn()
-    heading, call = road.page.stack(1, 1).splitlines()
-    assert heading == "Main thread (most recent call first):"
-    assert call.endswith(" in compute")
-    road.run()
-
-
-# Whose code runs.
-
-
-def test_code_that_knows_of_no_job_is_that_of_the_only_one(road: Road) -> None:
-    assert road.running() is None
-    one = road.begin(1)
-    assert road.running() == (1, 1)
-    road.begin(2)
-    assert road.running() is None
-    road.interrupts.running = 2
-    assert road.running() == (2, 1)
-    road.lanes.finish(one, None)
-    road.interrupts.running = None
-    assert road.running() == (2, 1)
-
-
-@pytest.mark.parametrize(
-    ("others", "slow", "warned"), [(0, True, 0), (1, False, 0), (2, True, 1)]
-)
-def test_a_plain_function_that_holds_up_others_is_warned_of(
-    road: Road,
-    caplog: pytest.LogCaptureFixture,
-    others: int,
-    *,
-    slow: bool,
-    warned: int,
+def test_plain_ones_run_beside_those_that_wait_and_are_sent_at_once(
+    worker: Worker, door: Door
 ) -> None:
-    road.lanes.open().slow_callback_duration = 0.0 if slow else 3600.0
-    lane = road.begin(1)
-    for job in range(2, 2 + others):
-        road.begin(job)
-    with caplog.at_level(logging.WARNING):
-        road.lanes.blocked(lane)
-    assert len(caplog.records) == warned
-    if warned:
-        assert "; other jobs there: 2" in caplog.text
+    worker.write(
+        job_frame(1, wait_for, "last"),
+        *(job_frame(n, note, n) for n in range(2, 7)),
+        job_frame(7, jobs.wait_at, door.path),
+        job_frame(8, note, "last"),
+    )
+    assert door.visitor() == ""
+    assert worker.results(5) == [(n, n) for n in range(2, 7)]
+    door.release()
+    assert worker.result() == (7, "go")
+    assert sorted(worker.results(2)) == [(1, "last"), (8, "last")]
 
 
-def test_a_copy_of_the_worker_is_mute(road: Road) -> None:
-    class Beats:
-        mute = False
+def test_outcomes_are_noted_if_there_is_room(worker: Worker) -> None:
+    worker.write(*(job_frame(n, meet, WIDTH) for n in (1, 2, 3)))
+    assert sorted(worker.results(WIDTH)) == [(n, WIDTH) for n in (1, 2, 3)]
+    assert sorted(worker.notes.outcomes()) == [(n, 1) for n in (1, 2, 3)]
+    most = LANE_OUTCOME_SIZE
+    worker.write(*(job_frame(n, pad, most) for n in (4, 5, 6)))
+    assert worker.results(WIDTH) == [(n, bytes(most)) for n in (4, 5, 6)]
+    assert sorted(worker.notes.outcomes()) == [(n, 1) for n in (1, 2, 3)]
 
-    beats: Any = Beats()
-    road.lanes.beats = beats
-    road.lanes.become_nobody()
-    assert (road.lanes.mute, beats.mute) == (True, True)
+
+async def end_when_another_comes(gate: str, channel: int) -> str:
+    """End in the turn of the loop in which the next job is read, and before that."""
+    jobs.pass_by(gate)
+    select.select([channel], [], [])
+    await asyncio.sleep(0)
+    return "sent"
+
+
+def test_an_outcome_is_sent_before_the_next_job_begins(
+    worker: Worker, door: Door
+) -> None:
+    worker.send(1, end_when_another_comes, door.path, worker.own)
+    door.visitor()
+    worker.send(2, os._exit, 3)
+    assert worker.result() == (1, "sent")
+    assert worker.ended()[0] == 3
+
+
+def test_functions_are_known_by_number_and_contexts_are_for_those_behind(
+    worker: Worker,
+) -> None:
+    worker.write(
+        function_frame(5, who_later),
+        job_frame(1, who_later, number=5),
+        context_frame(deadline=60.0),
+        job_frame(2, who_later, number=5),
+        job_frame(3, who_later),
+    )
+    assert sorted(worker.results(3)) == [(1, (1, None)), (2, (2, 60.0)), (3, (3, 60.0))]
+
+
+@pytest.mark.parametrize("function", [note, pad], ids=["plain", "coroutines"])
+def test_what_was_revoked_does_not_begin(
+    worker: Worker, door: Door, function: Callable[..., Any]
+) -> None:
+    worker.send(1, jobs.wait_at, door.path)
+    assert door.visitor() == ""
+    assert worker.revoke(3, 4) == (3, 4)
+    worker.write(*(job_frame(n, function, n) for n in range(2, 6)))
+    door.release()
+    assert sorted(job for job, _ in worker.results(3)) == [1, 2, 5]
+    assert worker.revoke(5) == ()
+
+
+def test_nothing_begins_when_the_worker_retires_and_what_runs_ends(
+    worker: Worker,
+) -> None:
+    worker.write(
+        job_frame(1, pass_at, "long", 4),
+        job_frame(2, retire_worker),
+        job_frame(3, note, "never"),
+    )
+    assert sorted(worker.results(2)) == [(1, "long"), (2, None)]
+    assert worker.last_words() == (None, 0, "")
+
+
+def test_a_request_to_end_is_for_one_job_and_no_other(worker: Worker) -> None:
+    worker.write(job_frame(1, wait_for, "last"), job_frame(2, wait_for, "never"))
+    while not (worker.notes.begun(1, 1) and worker.notes.begun(2, 1)):
+        pass
+    # The one that began last and the fourth, which has not begun: it ends as soon as it does.
+    worker.control.sendall(interrupt_frame(2, 4))
+    job, error = worker.error()
+    assert job == 2
+    assert isinstance(error, JobRaisedError)
+    assert type(error.exception) is JobCancelled
+    worker.write(
+        job_frame(3, note, "first"),
+        job_frame(4, wait_for, "never"),
+        job_frame(5, note, "last"),
+    )
+    outcomes = [worker.heard(worker.jobs) for _ in range(4)]
+    found = {frame.job: frame.kind for frame in outcomes if frame is not None}
+    value = FrameKind.VALUE
+    assert found == {1: value, 3: value, 4: FrameKind.ERROR, 5: value}
+
+
+def test_nonsense_on_the_channel_ends_it(worker: Worker) -> None:
+    worker.send(1, wait_for, "never")
+    while not worker.notes.begun(1, 1):
+        pass
+    worker.write(b"\xff" * 99)
+    status, err = worker.ended()
+    assert status == 1
+    assert "ProtocolError: the peer speaks version 255, not 2" in err

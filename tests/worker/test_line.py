@@ -1,25 +1,26 @@
-"""The link of a worker that serves: frames and descriptors stay together."""
+"""The link of a worker that serves, and what it accepts by itself, also where it may open no more."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
-import resource
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
-from asyncpool._system.descriptors import receive_fds
 from asyncpool._worker.cluster import link as line_module
+from asyncpool._worker.cluster.acceptor import _PAUSE, _QUIET, Acceptor
+from asyncpool._worker.cluster.drain_time import DrainTime
 from asyncpool._worker.cluster.link import MasterLink
 from asyncpool.errors import ProtocolError
+from tests.helpers import virtual_time
 from tests.helpers.patience import PATIENCE, patience
+from tests.worker.by_hand import Frame, FrameDecoder, FrameKind, header, receive_fds
 
 MAX_PAYLOAD = 1 << 22
 
@@ -118,19 +119,6 @@ def run(test: Callable[[Peer], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-@contextmanager
-def no_descriptor_left() -> Iterator[None]:
-    """Let this process open nothing more."""
-    lowest = os.dup(0)
-    os.close(lowest)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 # What the pool writes: frames with descriptors, of which some are lost, and others.
 HANDLE = st.tuples(st.sampled_from((FrameKind.HANDLE, FrameKind.LISTEN)), st.booleans())
 OTHER = st.tuples(st.just(FrameKind.MESSAGE), st.binary(max_size=100))
@@ -180,141 +168,6 @@ def test_each_descriptor_comes_with_its_frame_however_reads_are_cut(
         run(test)
 
 
-@given(written=WRITTEN, cut=st.floats(0, 1), size=st.integers(1, 60))
-def test_an_end_may_come_anywhere(
-    written: list[tuple[FrameKind, Any]], cut: float, size: int
-) -> None:
-    pieces = [
-        (header(kind, len(payload), number) + payload, kind is not FrameKind.MESSAGE)
-        for number, (kind, extra) in enumerate(written)
-        for payload in [extra if kind is FrameKind.MESSAGE else b""]
-    ]
-    left = int(cut * sum(len(data) for data, _ in pieces))
-    whole = 0
-    descriptors = []
-
-    def receive(
-        sock: socket.socket, _: int, most: int
-    ) -> tuple[bytes, list[int], bool]:
-        return receive_fds(sock, size, most)
-
-    async def test(peer: Peer) -> None:
-        nonlocal left, whole
-        for number, (data, carries) in enumerate(pieces):
-            part = data[:left]
-            left -= len(part)
-            if not part:
-                break
-            if carries:
-                descriptor = marked(number)
-                socket.send_fds(peer.sock, [part], [descriptor])
-                os.close(descriptor)
-            else:
-                peer.sock.sendall(part)
-            if part == data:
-                whole += 1
-                descriptors.extend([number] * carries)
-        peer.sock.shutdown(socket.SHUT_WR)
-        await peer.until(lambda: peer.ends)
-        assert peer.ends == [None]
-        assert len(peer.frames) == whole
-        assert peer.descriptors == descriptors
-        # What the guards see: the descriptor of a frame that was cut is closed, too.
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_module, "receive_fds", receive)
-        run(test)
-
-
-def test_a_descriptor_for_which_there_is_no_room_is_lost_alone() -> None:
-    async def test(peer: Peer) -> None:
-        for number in (1, 2):
-            peer.hand(number)
-        with no_descriptor_left():
-            await peer.until(lambda: len(peer.frames) == 2)
-        assert peer.descriptors == [None, None]
-        peer.hand(3)
-        await peer.until(lambda: len(peer.frames) == 3)
-        assert peer.descriptors == [None, None, 3]
-
-    run(test)
-
-
-def test_a_long_payload_costs_no_descriptor_behind_it() -> None:
-    long = os.urandom(1 << 20) + b"end"
-
-    async def test(peer: Peer) -> None:
-        peer.hand(1)
-        writing = asyncio.to_thread(
-            peer.sock.sendall, header(FrameKind.MESSAGE, len(long)) + long
-        )
-        await writing
-        peer.hand(2)
-        await peer.until(lambda: len(peer.frames) == 3)
-        assert [kind for kind, _, _ in peer.frames] == [
-            FrameKind.HANDLE,
-            FrameKind.MESSAGE,
-            FrameKind.HANDLE,
-        ]
-        assert peer.frames[1][2] == long
-        assert peer.descriptors == [1, 2]
-
-    run(test)
-
-
-@pytest.mark.parametrize("kind", [FrameKind.HANDLE, FrameKind.LISTEN])
-def test_a_frame_that_lacks_its_descriptor_ends_the_line(kind: FrameKind) -> None:
-    async def test(peer: Peer) -> None:
-        peer.sock.sendall(header(FrameKind.MESSAGE, 0) + header(kind, 0, 1))
-        await peer.until(lambda: peer.ends)
-        assert len(peer.frames) == 1
-        (error,) = peer.ends
-        assert str(error) == f"{kind.name} came without a descriptor"
-
-    run(test)
-
-
-def test_several_descriptors_with_one_frame_are_an_offence() -> None:
-    async def test(peer: Peer) -> None:
-        marks = [marked(1), marked(2)]
-        socket.send_fds(peer.sock, [header(FrameKind.HANDLE, 0, 1)], marks)
-        for mark in marks:
-            os.close(mark)
-        await peer.until(lambda: peer.ends)
-        (error,) = peer.ends
-        assert str(error) == "the pool sent several descriptors with one frame"
-        assert not peer.frames
-
-    run(test)
-
-
-def test_what_comes_before_nonsense_counts() -> None:
-    async def test(peer: Peer) -> None:
-        peer.hand(1)
-        peer.sock.sendall(header(FrameKind.MESSAGE, 0) + bytes(24))
-        await peer.until(lambda: peer.ends)
-        assert [kind for kind, _, _ in peer.frames] == [
-            FrameKind.HANDLE,
-            FrameKind.MESSAGE,
-        ]
-        (error,) = peer.ends
-        assert str(error) == "the peer speaks version 0, not 2"
-        assert peer.line.ended
-
-    run(test)
-
-
-def test_an_offence_that_the_taker_finds_ends_the_line() -> None:
-    async def test(peer: Peer) -> None:
-        peer.refuses = True
-        peer.sock.sendall(header(FrameKind.MESSAGE, 0) * 2)
-        await peer.until(lambda: peer.ends)
-        (error,) = peer.ends
-        assert str(error) == "no MESSAGE, please"
-
-    run(test)
-
-
 def test_a_flood_leaves_turns_to_others() -> None:
     async def test(peer: Peer) -> None:
         for number in range(40):
@@ -362,48 +215,6 @@ def test_what_the_pool_does_not_read_waits_and_so_does_the_pool() -> None:
     run(test)
 
 
-def test_of_totals_only_the_latest_goes_out() -> None:
-    async def test(peer: Peer) -> None:
-        for number in (1, 2, 3):
-            peer.line.note(FrameKind.ROOM, job=number)
-        peer.line.put(header(FrameKind.TAKEN, 0, 9))
-        await peer.line.flushed()
-        frames = [(frame.kind, frame.job) for frame, _ in peer.read(2)]
-        assert frames == [(FrameKind.TAKEN, 9), (FrameKind.ROOM, 3)]
-        # The same while nothing can be sent.
-        while not peer.line.unsent:
-            peer.line.put(header(FrameKind.MESSAGE, 60_000) + bytes(60_000))
-        for number in (4, 5):
-            peer.line.note(FrameKind.ROOM, job=number)
-            await asyncio.sleep(0)
-        found: list[Frame] = []
-        while not found or found[-1].kind is not FrameKind.ROOM:
-            found += [frame for frame, _ in await asyncio.to_thread(peer.read, 1)]
-        assert [frame.job for frame in found if frame.kind is FrameKind.ROOM] == [5]
-
-    run(test)
-
-
-def test_a_pool_that_is_gone_is_an_end_and_costs_nothing() -> None:
-    async def test(peer: Peer) -> None:
-        while not peer.line.unsent:
-            peer.line.put(header(FrameKind.MESSAGE, 60_000) + bytes(60_000))
-        peer.line.put(header(FrameKind.HANDLE, 0, 1), marked(1))
-        waiting = asyncio.ensure_future(peer.line.flushed())
-        await asyncio.sleep(0)
-        peer.sock.close()
-        await peer.until(lambda: peer.ends)
-        async with patience():
-            await waiting
-        assert peer.ends == [None]
-        # Nor does what comes later.
-        peer.line.put(header(FrameKind.HANDLE, 0, 2), marked(2))
-        peer.line.note(FrameKind.ROOM, job=1)
-        assert peer.line.unsent == 0
-
-    run(test)
-
-
 def test_too_many_descriptors_on_their_way_are_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -447,3 +258,198 @@ def test_closing_closes_what_nobody_has_had() -> None:
         assert peer.descriptors == [1]
 
     run(test)
+
+
+TOLD = "no connection can be accepted now: Too many open files"
+
+
+class Room:
+    """How many more connections this process may open.
+
+    Attributes:
+        left: That many.
+        tries: When somebody has tried to accept one, in virtual time.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.tries: list[float] = []
+
+    def accept(self) -> None:
+        """Take the room for one.
+
+        Raises:
+            OSError: If there is none.
+        """
+        self.tries.append(round(asyncio.get_running_loop().time(), 3))
+        if not self.left and len(self.tries) < 1000:  # or it would never end
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self.left -= 1
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Room:
+    """Have no room, until there is some."""
+    found, accept = Room(), socket.socket.accept
+
+    def accept_if(sock: socket.socket) -> tuple[socket.socket, object]:
+        found.accept()
+        return accept(sock)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_if)
+    return found
+
+
+class Door:
+    """A socket that listens, guests that have come, and those that were let in.
+
+    Attributes:
+        acceptor: What lets them in.
+        inside: How many it has.
+    """
+
+    def __init__(self, stack: ExitStack, guests: int) -> None:
+        self._stack = stack
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        for _ in range(guests):
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+        self.inside = 0
+        self.acceptor = Acceptor([listener], self._let_in)
+        stack.callback(self.acceptor.close)
+
+    def _let_in(self, descriptor: int) -> None:
+        self.inside += 1
+        self._stack.callback(os.close, descriptor)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+async def pass_time(seconds: float) -> None:
+    await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
+
+
+def test_without_descriptors_it_pauses_and_goes_on(
+    room: Room, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        door = Door(stack, 3)
+        door.acceptor.listen()
+        await pass_time(2.5 * _PAUSE)
+        assert room.tries == [0.0, 0.1, 0.2], "and not again and again"
+        assert door.inside == 0
+        room.left = 2
+        await pass_time(_PAUSE)
+        assert door.inside == 2
+        room.left = 1
+        await pass_time(_PAUSE)
+        assert door.inside == 3
+        assert caplog.messages == [TOLD]
+        stack.close()
+
+    virtual_time.run(main())
+
+
+def test_nobody_makes_it_try_before_the_time(room: Room, stack: ExitStack) -> None:
+    async def main() -> None:
+        door = Door(stack, 1)
+        door.acceptor.listen()
+        await pass_time(_PAUSE / 4)
+        for _ in range(3):
+            # As when a connection is taken that has come before.
+            door.acceptor.pause()
+            door.acceptor.listen()
+            await pass_time(_PAUSE / 4)
+        await pass_time(_PAUSE / 4)
+        assert room.tries == [0.0, 0.1]
+        stack.close()
+
+    virtual_time.run(main())
+
+
+def test_it_is_told_now_and_then(
+    room: Room, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        door = Door(stack, 60)
+        door.acceptor.listen()
+        for _ in range(50):  # one goes and one comes, all the time
+            await pass_time(0.9 * _QUIET / 50)
+            room.left = 1
+        assert door.inside > 40
+        assert caplog.messages == [TOLD]
+        await pass_time(0.2 * _QUIET)
+        assert caplog.messages == [TOLD] * 2
+        stack.close()
+
+    virtual_time.run(main())
+
+
+# When the time of a worker that drains is over.
+
+
+# Seconds that a worker has if all ends, and if others serve on.
+AT_END, REPLACED = 5.0, 60.0
+
+
+def over_after(story: Coroutine[Any, Any, DrainTime]) -> float:
+    """Return how long a worker waits that has begun to drain when *story* is over."""
+
+    async def main() -> float:
+        time = await story
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await time.bound(asyncio.Event().wait())
+        return loop.time() - began
+
+    return virtual_time.run(main())
+
+
+@pytest.mark.parametrize(
+    ("others_serve", "seconds"), [(False, AT_END), (True, REPLACED)]
+)
+def test_who_is_replaced_has_a_time_of_its_own(
+    others_serve: bool,  # noqa: FBT001 - a parameter of the test
+    seconds: float,
+) -> None:
+    async def story() -> DrainTime:
+        time = DrainTime(AT_END, REPLACED)
+        time.begin()
+        if others_serve:
+            time.others_serve()
+        assert time.limit == seconds
+        return time
+
+    assert over_after(story()) == seconds
+
+
+def over_after_calls(**calls: float) -> float:
+    """Return how long it takes if these are called so many seconds after the beginning."""
+
+    async def story() -> DrainTime:
+        time = DrainTime(AT_END, REPLACED)
+        time.begin()
+        for name, seconds in calls.items():
+            asyncio.get_running_loop().call_later(seconds, getattr(time, name))
+        return time
+
+    return over_after(story())
+
+
+def test_that_others_serve_may_be_known_later() -> None:
+    assert over_after_calls(others_serve=2.0) == REPLACED
+
+
+def test_the_end_of_the_cluster_leaves_what_the_end_has() -> None:
+    assert over_after_calls(others_serve=1.0, cluster_ends=20.0) == 20.0 + AT_END
+
+
+def test_nobody_has_longer_since_the_cluster_ends() -> None:
+    assert over_after_calls(others_serve=1.0, cluster_ends=58.0) == REPLACED
+    assert over_after_calls(cluster_ends=2.0) == AT_END

@@ -82,7 +82,6 @@ def program():
     os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(3600)"])
 """
 
-
 # As in gVisor, and in kernels that were built without CONFIG_PROC_CHILDREN.
 NO_LIST = """
 import builtins
@@ -95,6 +94,7 @@ def open_others(path, *args):
 
 os_setup.open = open_others
 """
+
 # As in gVisor, which shows no such limit.
 NO_MARKS = """
 from asyncpool._worker.launcher import reaper
@@ -109,37 +109,6 @@ os_setup._PROC = "/nowhere"
 def check(folder: Path, source: str, *, before: str = "") -> None:
     text = before + PREAMBLE + source + "\nprint('good')\n"
     assert run_script(folder, text) == "good\n"
-
-
-def test_the_ends_of_workers_are_told(tmp_path: Path) -> None:
-    check(
-        tmp_path,
-        """
-a = fork(lambda: os._exit(7))
-b = fork(lambda: os.kill(os.getpid(), signal.SIGKILL))
-c = fork(lambda: None)
-assert dict(reap(3)) == {a: 7, b: -9, c: 0}
-assert look() == []
-assert children() == set()
-""",
-    )
-
-
-def test_the_process_group_of_a_dead_worker_is_killed(tmp_path: Path) -> None:
-    check(
-        tmp_path,
-        """
-life = Life()
-def leave_a_child():
-    if os.fork() == 0:
-        nap()
-worker = fork(leave_a_child)
-life.let_go()
-assert life.over() == [(worker, 0)]
-reaper.end_all()
-assert children() == set()
-""",
-    )
 
 
 @pytest.mark.parametrize(

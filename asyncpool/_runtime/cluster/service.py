@@ -155,6 +155,8 @@ class Service:
             return False  # there were too few descriptors to open its link
         spread = self.balancer.core
         served, open_now = spread.taken_by(link.slot)
+        if self.stopped:  # nobody else gets what it has not taken
+            served, open_now = spread.totals(link.slot), spread.connections(link.slot)
         unsaid = open_now - spread.still_open(
             link.slot
         )  # the worker has logged the others

@@ -158,6 +158,9 @@ async def _begin_lifespan(lifespan: Any, config: uvicorn.Config) -> None:
         text = "the application's lifespan has refused to start"
         reason = f"{text}: {witness.reason}" if witness.reason else text
         raise RuntimeError(reason) from witness.error
+    if logger is not None and witness.received and witness.error is not None:
+        text = "the application goes on without a lifespan, which has raised in its beginning: %s"
+        logger.warning(text, witness.reason)
 
 
 class _WithoutErrors(logging.LoggerAdapter[logging.Logger]):
@@ -179,12 +182,14 @@ class _Witness:
     Attributes:
         message: What it said of that; empty if it said nothing.
         reason: The last line of what it said, or of its traceback; empty if there is none.
+        received: Whether it has taken the message that its lifespan begins.
         error: What it has raised, if it did.
     """
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self.message = self.reason = ""
+        self.received = False
         self.error: BaseException | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -195,8 +200,13 @@ class _Witness:
                 self.reason = _last_line(self.message)
             await send(message)
 
+        async def take() -> Any:
+            message = await receive()
+            self.received = True
+            return message
+
         try:
-            await self._app(scope, receive, listen)
+            await self._app(scope, take, listen)
         except BaseException as error:
             self.error = error
             self.reason = self.reason or _last_line(describe(error))
@@ -221,6 +231,9 @@ _TOO_SLOW = "408 Request Timeout"
 
 # Of each line of a head, besides name and value: ": " and the line's end.
 _PER_HEADER = 4
+
+# What the WebSocket libraries take: others let a handshake with more hang.
+_LONGEST_LINE, _MOST_LINES = 8192, 128
 
 # How many requests of one connection may wait for the one before them, and how many bytes are read
 # at a time, which might be full of them.  A request that waits takes some 5 KB.
@@ -269,8 +282,9 @@ def close_late(protocols: Iterable[Any]) -> None:
     for protocol in list(protocols):
         until = getattr(protocol, "head_until", None)
         if until is not None and now >= until:
-            # A client that has sent nothing gets no answer.
-            _refuse(protocol, _TOO_SLOW if protocol.in_head() else "")
+            # A client that has sent nothing gets no answer, nor does a handshake that got nowhere.
+            in_head = isinstance(protocol, _Bounds) and protocol.in_head()
+            _refuse(protocol, _TOO_SLOW if in_head else "")
 
 
 class _Bounds(_Protocol):  # type: ignore[misc]
@@ -329,8 +343,26 @@ class _Bounds(_Protocol):  # type: ignore[misc]
         if self.request is not None:
             self.request.leave()
 
+    def handle_websocket_upgrade(self, *event: Any) -> None:
+        """Give a handshake the rest of a head's time to get to the application."""
+        [it] = event or [self]
+        target = it.target if event else it.url
+        lines = [len(target), *(len(name) + len(value) for name, value in it.headers)]
+        if len(lines) > _MOST_LINES or max(lines) + _PER_HEADER > _LONGEST_LINE:
+            _refuse(self, _TOO_LARGE)
+            return
+        above: Any = super()
+        above.handle_websocket_upgrade(*event)
+        protocol: Any = self.transport.get_protocol()
+        if protocol is not self:
+            protocol.head_until = monotonic() + self.within
+
     def read_on(self) -> None:
         """Read what had to wait, if there is something."""
+
+    def is_answered(self) -> bool:
+        """Tell whether no response is wanted: what comes is the rest of a request, or the next."""
+        return self.cycle is not None and self.cycle.response_complete
 
     def _resume_reading(self) -> None:
         if not self.is_full():
@@ -371,7 +403,7 @@ class _HttptoolsBounds(_Bounds):
     def read_on(self) -> None:
         """Read what has come, piece by piece, until many requests wait."""
         rest, self._unread = self._unread, memoryview(b"")
-        if rest and self._in_head:
+        if rest and (self._in_head or self.is_answered()):
             self.expect_head()
         # A WebSocket is none of the connections any more, and has nothing more to read yet.
         while rest and self in self.connections and not self.transport.is_closing():
@@ -420,6 +452,9 @@ class _HttptoolsBounds(_Bounds):
         self._in_message = False
         if self._declined:
             return
+        self.head_until = (
+            None  # it may have been the rest of a request that was answered early
+        )
         above: Any = super()
         above.on_message_complete()
 
@@ -490,7 +525,7 @@ class _H11Bounds(_Bounds):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # as above
             return
-        if self._is_idle():
+        if self._is_idle() or self.is_answered():
             self.expect_head()
         else:
             self.body_at = monotonic()
@@ -608,6 +643,7 @@ class Requests:
         self._server = server
         self._state = server.server_state
         self._timeout = timeout
+        self._unsent: dict[Any, tuple[int, float]] = {}  # of whom, how much, since when
         self._threads = threads
         self._limit = config.limit_concurrency
         self._most = most
@@ -726,6 +762,7 @@ class Requests:
 
     def _look(self, timeout: float) -> None:
         now, lost = monotonic(), 0
+        self._cut_who_read_nothing(timeout, now)
         for request in list(self.open):
             if request.answer is not None:
                 # Nothing ends a thread, and its code may ignore that it was cancelled.
@@ -736,6 +773,22 @@ class Requests:
             self._worker.request_replacement(
                 f"{lost} of its requests go on, which were given up after {timeout:g} s (request_timeout)"
             )
+
+    def _cut_who_read_nothing(self, timeout: float, now: float) -> None:
+        """Cut connections whose clients have taken nothing of a response, complete or not."""
+        before, self._unsent = self._unsent, {}
+        for it in list(self._state.connections):
+            if not isinstance(it, _Bounds) or not it.transport.get_write_buffer_size():
+                continue
+            unsent = _unsent(it.transport)
+            told, since = before.get(it, (-1, now))
+            self._unsent[it] = unsent, now if told != unsent else since
+            request: _Request | None = it.request
+            if told == unsent and now - since > timeout:
+                if request is not None and request.answer is None:
+                    why = f"has read nothing of its response for {timeout:g} s"
+                    self._give_up(request, now, why, 0)
+                it.transport.abort()
 
     def _judge(self, request: _Request, now: float, timeout: float) -> None:
         """Give a request up if nothing has happened for too long."""
@@ -765,13 +818,6 @@ class Requests:
                 )
                 why += f" {timeout:g} s"
                 self._give_up(request, now, why, _UNAVAILABLE)
-        elif not cycle.response_complete and cycle.flow.write_paused:
-            unsent = _unsent(cycle.transport)
-            if unsent != request.unsent:
-                request.unsent, request.unsent_since = unsent, now
-            elif now - request.unsent_since > timeout:
-                why = f"has read nothing of its response for {timeout:g} s"
-                self._give_up(request, now, why, 0)
 
     def _give_up(self, request: _Request, now: float, why: str, status: int) -> None:
         """End a request as far as it can be ended, and answer its client if there is a *status*."""
@@ -836,8 +882,7 @@ def counted(app: Any, figures: RequestFigures, requests: set[_Request]) -> Any:
                 await asyncio.shield(request.answer)
             # What is open when figures end is counted as cut off.
             if request.status != _OVER and not figures.ended:
-                took = monotonic() - request.began
-                durations[request.status or _SERVER_ERROR].note(took)
+                request.count(request.status or _SERVER_ERROR)
 
     return count
 
@@ -859,8 +904,8 @@ class _Request:
     """
 
     # Of the class, since they would cost each request some time otherwise.
-    status = unsent = refused = 0
-    left_at = unsent_since = 0.0
+    status = refused = 0
+    left_at = 0.0
     answer: asyncio.Task[None] | None = None
 
     def __init__(
@@ -898,6 +943,11 @@ class _Request:
             durations.total += took
             self.status = _OVER
         return self._send(message)
+
+    def count(self, status: int) -> None:
+        """Count the response, which is over."""
+        self._durations[status].note(monotonic() - self.began)
+        self.status = _OVER
 
     def explains(self, error: BaseException) -> bool:
         """Tell whether the application has ended with *error* only because it was told to."""
@@ -942,7 +992,7 @@ class _Request:
             (b"content-length", b"%d" % len(text)),
             (b"connection", b"close"),
         ]
-        self.status = status
+        self.count(status)  # now, since the application may go on for long
         with suppress(Exception):  # the connection may end at any time
             await self._send(
                 {"type": "http.response.start", "status": status, "headers": headers}
@@ -984,6 +1034,8 @@ async def _refuse_more(message: Any) -> None:
 async def _count_websocket(
     app: Any, figures: RequestFigures, scope: Any, receive: Any, send: Any
 ) -> None:
+    with suppress(AttributeError):  # another implementation
+        receive.__self__.head_until = None
     figures.websockets += 1
     figures.open_websockets += 1
     try:

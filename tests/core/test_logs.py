@@ -1,0 +1,131 @@
+"""Messages of the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+import asyncpool
+from asyncpool._core.logs import worker_messages
+from asyncpool._core.logs.log_message import INFO, LogMessage
+from asyncpool._runtime.output.output import StderrTail
+
+SOLD = LogMessage("sold", INFO, "%(pool)s has sold %(count)d %(what)s", "pool count")
+LOGGER = logging.getLogger("tests.log_message")
+
+
+def test_text_and_data_are_of_the_same_values(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER.name)
+    SOLD.log(LOGGER, {"pool": "shop", "count": 3}, what="cakes")
+    [record] = caplog.records
+    assert record.getMessage() == "shop has sold 3 cakes"
+    assert (record.levelno, record.funcName) == (
+        logging.INFO,
+        "test_text_and_data_are_of_the_same_values",
+    )
+    data = vars(record)
+    assert (data["message_id"], data["pool"], data["count"]) == ("sold", "shop", 3)
+    assert "what" not in data
+
+
+def test_what_it_shows_beside_the_text(caplog: pytest.LogCaptureFixture) -> None:
+    error = ArithmeticError("of a test")
+    for shown in ({"error": error}, {"trace": "a trace"}, {"stack": "a stack"}):
+        LogMessage("bad", logging.ERROR, "bad").log(LOGGER, {}, **shown)
+    first, second, third = caplog.records
+    assert first.exc_info is not None
+    assert first.exc_info[1] is error
+    assert second.exc_text == "a trace"
+    assert third.stack_info == "a stack"
+
+
+PACKAGE = Path(asyncpool.__file__).parent
+IN_WORKERS = (PACKAGE / "_worker", PACKAGE / "cluster" / "_servers")
+
+
+def test_workers_say_these_and_no_others() -> None:
+    """The service takes the id off every other one."""
+    said, elsewhere = set[str](), set[str]()
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text()
+        names = set(re.findall(r"\bsay\.([A-Z_]+)\.log\(", text))
+        inside = any(folder in path.parents for folder in IN_WORKERS)
+        (said if inside else elsewhere).update(names)
+    known = {
+        name for name, it in vars(worker_messages).items() if isinstance(it, LogMessage)
+    }
+    assert said == known
+    assert elsewhere.isdisjoint(known)
+
+
+# What is kept of the stderr of a worker.
+
+ERROR = "Fatal Python error: Segmentation fault"
+CURRENT = "Current thread 0x00007f5ad4 [python] (most recent call first):"
+C_STACK = "Current thread's C stack trace (most recent call first):"
+
+
+def lines_of(*lines: str) -> tuple[str, ...]:
+    tail = StderrTail()
+    tail.extend(line.encode() for line in lines)
+    return tail.lines
+
+
+def numbered(count: int, name: str = "line") -> list[str]:
+    return [f"{name} {number}" for number in range(count)]
+
+
+def left_out(count: int) -> list[str]:
+    return [f"({count} lines are left out here)"] if count > 0 else []
+
+
+def test_what_is_too_long_is_cut() -> None:
+    assert lines_of("\N{GRINNING FACE}" * 501) == ("\N{GRINNING FACE}" * 500,)
+
+
+@pytest.mark.parametrize("more", [0, 20, 29])
+def test_a_short_fatal_error_is_among_the_last_lines(more: int) -> None:
+    found = lines_of(*numbered(50), ERROR, *numbered(more, "frame"))
+    assert found == (*numbered(50), ERROR, *numbered(more, "frame"))[-40:]
+
+
+@pytest.mark.parametrize("more", [30, 39, 40, 50, 55])
+def test_a_longer_one_is_kept_whole_and_the_last_words_before_it(more: int) -> None:
+    whole = (ERROR, *numbered(more, "frame"))
+    assert lines_of(*numbered(50), *whole) == (*numbered(50)[-10:], *whole)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 15, 16, 60])
+def test_the_stack_of_the_thread_that_crashed_is_kept_wherever_it_stands(
+    threads: int,
+) -> None:
+    others = numbered(threads, "frame of another thread")
+    stack = [CURRENT, *numbered(19, "frame of this thread")]
+    found = lines_of("before", ERROR, *others, *stack, C_STACK, *numbered(80, "frame"))
+    kept = ("before", ERROR, *others[:15], *left_out(threads - 15), *stack)
+    assert found == (*kept, "(41 lines are left out here)", *numbered(80, "frame")[40:])
+
+
+def test_only_the_first_thread_that_says_so_is_the_one_that_crashed() -> None:
+    """A program that prints these words again and again does not fill the memory."""
+    assert len(lines_of(ERROR, *[CURRENT] * 1000)) == 1 + 20 + 1 + 40
+
+
+@given(
+    st.lists(st.sampled_from([ERROR, CURRENT, "frame"]), max_size=150),
+    st.integers(0, 150),
+)
+def test_it_does_not_matter_in_which_pieces_lines_come(
+    lines: list[str], at: int
+) -> None:
+    numbers = [f"{line} {number}" for number, line in enumerate(lines)]
+    tail = StderrTail()
+    tail.extend(line.encode() for line in numbers[:at])
+    tail.extend(line.encode() for line in numbers[at:])
+    assert tail.lines == lines_of(*numbers)
+    assert len(tail.lines) <= 10 + 16 + 1 + 20 + 1 + 40 + 1
+    assert tail.lines[-40:] == tuple(numbers[-40:])

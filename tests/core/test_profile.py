@@ -1,0 +1,225 @@
+"""Profiles: what samplers send, what is counted, and how it is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool import ProtocolError
+from asyncpool._core.base.names import MAX_NAME
+from asyncpool._core.profile.profile_messages import (
+    MAX_CHUNK,
+    MAX_COUNT,
+    MAX_DEPTH,
+    SampleChunk,
+    SampleFigures,
+    as_name,
+)
+from asyncpool._core.profile.stack_counts import OTHER, Stack, StackCounts
+from asyncpool.profile import Rectangle, collapse, count_frames, lay_out
+
+NAMES = st.text(max_size=30).map(as_name)
+STACKS = st.tuples(NAMES, st.lists(NAMES, max_size=6).map(tuple))
+COUNTS = st.integers(0, MAX_COUNT - 1)
+
+
+@given(
+    st.dictionaries(STACKS, COUNTS, max_size=5),
+    st.builds(SampleFigures, COUNTS, COUNTS, COUNTS),
+    st.text(st.characters(categories=["L"]), max_size=9),
+)
+def test_a_chunk_arrives_as_it_was(
+    stacks: dict[Stack, int], figures: SampleFigures, error: str
+) -> None:
+    chunk = SampleChunk(stacks, figures, error)
+    [payload] = chunk.pack()
+    assert SampleChunk.unpack(payload) == chunk
+
+
+def test_many_stacks_arrive_in_several_chunks() -> None:
+    widest = as_name("\U0001f40d" * 300)
+    assert (len(widest), len(widest.encode())) == (MAX_NAME, 4 * (MAX_NAME - 3) + 3)
+    stacks: dict[Stack, int] = {
+        (f"f{i}", tuple(f"{j}{widest[:-9]}{i}" for j in range(MAX_DEPTH))): i + 1
+        for i in range(20)
+    }
+    payloads = list(SampleChunk(stacks, SampleFigures(3, 2, 1), "late").pack())
+    assert len(payloads) == 20
+    assert max(map(len, payloads)) <= MAX_CHUNK
+    chunks = [SampleChunk.unpack(payload) for payload in payloads]
+    found = Counter[Stack]()
+    for chunk in chunks:
+        found.update(chunk.stacks)
+    assert found == stacks
+    assert (chunks[0].figures, chunks[0].error) == ((3, 2, 1), "late")
+    assert {(chunk.figures, chunk.error) for chunk in chunks[1:]} == {((0, 0, 0), "")}
+
+
+def test_a_name_is_printable_and_not_too_long() -> None:
+    assert as_name("a\x1b[2J\n\udc80") == "a\\x1b[2J\\n?"
+    assert as_name("x" * 201) == "x" * 197 + "..."
+    assert as_name("x" * 200) == "x" * 200
+
+
+FINE: list[Any] = [["f", "g"], [[1, 0, 1]], [0, 0, 0], ""]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        {},
+        [],
+        FINE[:3],
+        [*FINE, 1],
+        [[1], *FINE[1:]],
+        [["x" * (MAX_NAME + 1), "g"], *FINE[1:]],
+        [FINE[0], [[]], *FINE[2:]],
+        [FINE[0], [[1]], *FINE[2:]],
+        [FINE[0], [[1, 2]], *FINE[2:]],
+        [FINE[0], [[1, -1]], *FINE[2:]],
+        [FINE[0], [[1, True]], *FINE[2:]],
+        [FINE[0], [[1.5, 0]], *FINE[2:]],
+        [FINE[0], [[-1, 0]], *FINE[2:]],
+        [FINE[0], [[MAX_COUNT, 0]], *FINE[2:]],
+        [FINE[0], [[1, *[0] * (MAX_DEPTH + 2)]], *FINE[2:]],
+        [FINE[0], 7, *FINE[2:]],
+        [*FINE[:2], [0, 0, 0, 0], ""],
+        [*FINE[:2], [0, "0", 0], ""],
+    ],
+)
+def test_what_a_worker_makes_up_is_refused(message: object) -> None:
+    with pytest.raises(ProtocolError, match="samples of stacks cannot be read"):
+        SampleChunk.unpack(json.dumps(message).encode())
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"{", b"\xff", b"[" * 5000, b" " * MAX_CHUNK + json.dumps(FINE).encode()],
+)
+def test_what_is_no_json_or_too_large_is_refused(payload: bytes) -> None:
+    with pytest.raises(ProtocolError, match="samples of stacks cannot be read"):
+        SampleChunk.unpack(payload)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_chunk_or_an_error(payload: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        SampleChunk.unpack(payload)
+
+
+SORT: Stack = ("shop.sort", ("shop.sort:3",))
+PARSE: Stack = ("shop.parse", ("shop.parse:9",))
+
+
+def chunk(error: str = "", **stacks: int) -> SampleChunk:
+    known = {"sort": SORT, "parse": PARSE}
+    return SampleChunk(
+        {known[name]: samples for name, samples in stacks.items()},
+        SampleFigures(1, 2, 3),
+        error,
+    )
+
+
+FEW_STACKS = st.tuples(
+    st.sampled_from(["shop.sort", "shop.parse"]),
+    st.lists(st.sampled_from("abc"), max_size=3).map(tuple),
+)
+
+
+@given(st.lists(st.tuples(FEW_STACKS, st.integers(1, 9))), st.integers(1, 8))
+def test_no_sample_is_lost(found: list[tuple[Stack, int]], most: int) -> None:
+    counts, kept = StackCounts(most), dict[Stack, int]()
+    for stack, samples in found:
+        counts.add(stack, samples)
+        if stack in kept or len(kept) < most:
+            kept[stack] = kept.get(stack, 0) + samples
+    others = counts.counts.pop((OTHER, ()), 0)
+    assert counts.counts == kept, "the first ones are counted by themselves"
+    assert others + sum(kept.values()) == counts.total == sum(n for _, n in found)
+
+
+SHORT_STACKS = st.dictionaries(
+    st.tuples(
+        st.sampled_from("fgh"), st.lists(st.sampled_from("abc"), max_size=5).map(tuple)
+    ),
+    st.integers(1, 50),
+).map(lambda counts: list(counts.items()))
+
+
+@given(SHORT_STACKS, st.integers(1, 60))
+def test_each_lies_within_its_caller_and_beside_the_others(
+    stacks: list[tuple[Stack, int]], least: int
+) -> None:
+    above: list[Rectangle] = []
+    ends = dict[int, int]()
+    for found in lay_out(stacks, "all", least=least):
+        del above[found.depth :]
+        assert len(above) == found.depth, "each comes after the one above it"
+        if above:
+            caller = above[-1]
+            assert found.samples >= least
+            assert caller.start <= found.start
+            assert found.start + found.samples <= caller.start + caller.samples
+            assert found.start >= ends.get(found.depth, 0), "no two overlap"
+        ends[found.depth] = found.start + found.samples
+        above.append(found)
+
+
+@given(SHORT_STACKS)
+def test_every_stack_is_there_with_all_of_its_samples(
+    stacks: list[tuple[Stack, int]],
+) -> None:
+    path: list[str] = []
+    widths = dict[tuple[str, ...], int]()
+    for found in lay_out(stacks, "all"):
+        path[found.depth :] = [found.name]
+        assert tuple(path) not in widths, "what begins alike is one"
+        widths[tuple(path)] = found.samples
+    for path_of_one in widths:
+        below = path_of_one[1:]
+        assert widths[path_of_one] == sum(
+            samples
+            for (function, frames), samples in stacks
+            if (function, *frames)[: len(below)] == below
+        )
+    assert all(("all", function, *frames) in widths for (function, frames), _ in stacks)
+
+
+ODD_NAMES = st.text(st.sampled_from("ab;: \n<"), min_size=1, max_size=4)
+ODD_STACKS = st.dictionaries(
+    st.tuples(ODD_NAMES, st.lists(ODD_NAMES, max_size=4).map(tuple)),
+    st.integers(1, 9),
+).map(lambda counts: list(counts.items()))
+
+
+@given(ODD_STACKS)
+def test_the_text_has_every_sample_and_nothing_that_breaks_it(
+    stacks: list[tuple[Stack, int]],
+) -> None:
+    lines = collapse(stacks).split("\n")
+    assert lines.pop() == ""
+    found = [re.fullmatch(r"(.+) (\d+)", line) for line in lines]
+    assert all(found)
+    assert sum(int(each[2]) for each in found if each) == sum(n for _, n in stacks)
+    depths = {len(frames) + 1 for (_, frames), _ in stacks}
+    assert {each[1].count(";") + 1 for each in found if each} == depths
+
+
+def test_a_call_that_calls_itself_counts_once() -> None:
+    stacks: list[tuple[Stack, int]] = [
+        (("f", ("f:1", "f:1", "g:5")), 3),
+        (("f", ("f:1",)), 4),
+        (("time.sleep", ()), 1),
+    ]
+    assert count_frames(stacks) == [
+        ("f:1", 4, 7),
+        ("g:5", 3, 3),
+        ("time.sleep", 1, 1),
+    ]

@@ -1,0 +1,568 @@
+"""What the service and its workers tell each other, in frames and on the page."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import pickle
+import re
+import struct
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import PurePosixPath
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool._core.wire.context import (
+    JobContext,
+    with_details,
+    with_trace,
+    with_variables,
+)
+from asyncpool._core.wire.heartbeat_records import (
+    BEATS_SIZE,
+    MAX_DETAILS,
+    Beat,
+    offset_of,
+    read,
+    unpack,
+)
+from asyncpool._core.wire.log_records import (
+    MAX_ENTRY,
+    MAX_LEVEL,
+    LogEntry,
+    plain_fields,
+)
+from asyncpool._core.wire.messages import (
+    MAX_TEXT,
+    Failure,
+    pack_exit,
+    pack_numbers,
+    pack_pid,
+    unpack_exit,
+    unpack_numbers,
+    unpack_pid,
+)
+from asyncpool._core.wire.page import (
+    BEGUN,
+    LANE_OUTCOME_SIZE,
+    LANE_STACK_SIZE,
+    LOG_SIZE,
+    MAX_LANES,
+    STACKS_SIZE,
+    STACKS_START,
+    PageLayout,
+)
+from asyncpool._core.wire.stacks import COROUTINE, are_whole, tidy
+from asyncpool.errors import ProtocolError
+
+# Surrogates without a partner included: a worker may say anything.
+texts = st.text(st.characters(), max_size=200)
+numbers = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(texts, texts, texts)
+def test_a_failure_comes_back_as_it_was(stage: str, summary: str, text: str) -> None:
+    failure = Failure(stage, summary, text)
+    assert Failure.unpack(failure.pack()) == failure
+
+
+def test_of_a_long_failure_the_telling_ends_are_kept() -> None:
+    summary = "the reason" + "." * MAX_TEXT
+    text = "." * MAX_TEXT + "the last line"
+    failure = Failure.unpack(Failure("thread", summary, text).pack())
+    assert failure.stage == "thread"
+    assert (failure.summary, failure.text) == (summary[:MAX_TEXT], text[-MAX_TEXT:])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    {
+        "nothing": b"",
+        "null": b"null",
+        "a number": b"17",
+        "no field": b"[]",
+        "two fields": b'["two", "fields"]',
+        "five fields": b'["more", "than", "four", "fields", "here"]',
+        "no text": b"\xff\xfe",
+        "a pickle": pickle.dumps(("stage", "summary", "text")),
+        "a very large number": b"[1, 2, " + b"9" * 5_000 + b"]",
+        "lists in lists": b"[" * 100_000,
+        "objects in objects": b'{"a":' * 100_000,
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_what_is_no_failure_is_a_protocol_error(payload: tuple[str, bytes]) -> None:
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        Failure.unpack(payload[1])
+
+
+@given(st.binary())
+def test_hostile_bytes_are_a_protocol_error_or_a_failure_of_strings(
+    payload: bytes,
+) -> None:
+    try:
+        failure = Failure.unpack(payload)
+    except ProtocolError:
+        return
+    for field in (failure.stage, failure.summary, failure.text):
+        assert type(field) is str
+        assert len(field) <= MAX_TEXT
+
+
+@given(pid=numbers, status=numbers, cpu=st.integers(0, 2**64 - 1), held=st.booleans())
+def test_pids_and_exits_come_back_as_they_were(
+    pid: int, status: int, cpu: int, *, held: bool
+) -> None:
+    assert unpack_pid(pack_pid(pid, held=held)) == (pid, held)
+    assert unpack_exit(pack_exit(pid, status, cpu)) == (pid, status, cpu)
+
+
+@given(st.binary())
+def test_reports_of_another_length_are_a_protocol_error(payload: bytes) -> None:
+    for read_it, size in ((unpack_pid, 9), (unpack_exit, 24)):
+        if len(payload) == size:
+            read_it(payload)
+        else:
+            with pytest.raises(ProtocolError, match="cannot be read"):
+                read_it(payload)
+
+
+@given(st.binary(max_size=40))
+def test_a_list_of_places_has_a_length_that_eight_divides(payload: bytes) -> None:
+    if len(payload) % 8 == 0:
+        assert pack_numbers(unpack_numbers(payload)) == payload
+        return
+    with pytest.raises(ProtocolError) as caught:
+        unpack_numbers(payload)
+    assert str(caught.value) == "a list of numbers cannot be read"
+
+
+# Contexts of jobs.
+
+times = st.none() | st.floats(allow_nan=False)
+contexts = st.builds(
+    JobContext,
+    timeout=times,
+    deadline=times,
+    details=st.binary(max_size=100),
+    variables=st.binary(max_size=100),
+    trace=st.binary(max_size=100),
+)
+
+
+@given(contexts)
+def test_a_context_comes_back_as_it_was(context: JobContext) -> None:
+    again = JobContext.unpack(context.pack())
+    assert again == context
+    assert (type(again.details), type(again.variables)) == (bytes, bytes)
+
+
+@given(contexts, st.binary(max_size=100))
+def test_one_part_is_changed_and_the_others_stay(
+    context: JobContext, data: bytes
+) -> None:
+    packed = context.pack()
+    changed = with_details(packed, data)
+    assert JobContext.unpack(changed) == context._replace(details=data)
+    changed = with_variables(packed, data)
+    assert JobContext.unpack(changed) == context._replace(variables=data)
+    changed = with_trace(packed, data)
+    assert JobContext.unpack(changed) == context._replace(trace=data)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "deadline", "end"),
+    [
+        (None, None, None),
+        (2.0, None, 12.0),
+        (None, 11.0, 11.0),
+        (2.0, 11.0, 11.0),
+        (2.0, 99.0, 12.0),
+        (2.0, 5.0, 5.0),
+        (math.inf, 99.0, 99.0),
+        (None, 0.0, 0.0),
+    ],
+)
+def test_until_when_an_attempt_may_run(
+    timeout: float | None, deadline: float | None, end: float | None
+) -> None:
+    assert JobContext(timeout=timeout, deadline=deadline).end(10.0) == end
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_context_or_an_offence(payload: bytes) -> None:
+    try:
+        context = JobContext.unpack(payload)
+    except ProtocolError:
+        return
+    assert len(context.details + context.variables + context.trace) <= len(payload)
+
+
+# Heartbeats.
+
+NUMBERS = st.integers(1, 2**64 - 1)
+BEATS = st.builds(
+    Beat,
+    number=NUMBERS,
+    job=NUMBERS,
+    attempt=NUMBERS,
+    at=st.floats(allow_nan=False),
+    details=st.binary(max_size=200),
+)
+START = 100  # of the room, in a larger memory
+OLDER = Beat(number=6, job=3, attempt=1, at=1.5, details=b"older, and a bit longer")
+OLD = Beat(number=7, job=3, attempt=2, at=2.5, details=b"old")
+NEW = Beat(number=8, job=4, attempt=1, at=3.5, details=b"the new one")
+
+
+def memory(*beats: Beat) -> bytearray:
+    """Return a room in which these were written in turn."""
+    found = bytearray(START + BEATS_SIZE + 10)
+    for beat in beats:
+        write(found, beat, len(beat.pack()))
+    return found
+
+
+def write(memory: bytearray, beat: Beat, size: int) -> None:
+    """Write the beginning of a record."""
+    start = START + offset_of(beat.number)
+    part = beat.pack()[:size]
+    memory[start : start + len(part)] = part
+
+
+@given(BEATS)
+def test_a_beat_comes_back(beat: Beat) -> None:
+    assert unpack(beat.pack()) == beat
+    assert unpack(bytes(5) + beat.pack() + b"more", 5) == beat
+
+
+@given(BEATS, st.data())
+def test_a_record_in_which_anything_is_changed_is_none(
+    beat: Beat, data: st.DataObject
+) -> None:
+    record = bytearray(beat.pack())
+    index = data.draw(st.integers(0, len(record) - 1))
+    record[index] ^= data.draw(st.integers(1, 255))
+    assert unpack(bytes(record)) is None
+    assert unpack(beat.pack()[:index]) is None
+
+
+def test_torn_at_any_byte_the_one_before_is_the_newest() -> None:
+    size = len(NEW.pack())
+    for end in range(size):
+        torn = memory(OLDER, OLD)
+        write(torn, NEW, end)
+        found = read(bytes(torn), START)
+        assert found in ([OLD], [OLDER, OLD]), end
+    whole = memory(OLDER, OLD)
+    write(whole, NEW, size)
+    assert read(bytes(whole), START) == [OLD, NEW]
+
+
+def test_what_claims_to_be_longer_is_no_record() -> None:
+    beat = Beat(number=1, job=1, attempt=1, at=0.0, details=b"x" * (MAX_DETAILS + 1))
+    assert unpack(beat.pack()) is None
+    claim = struct.pack("=IQQQdI", 0, 1, 1, 1, 0.0, 2**32 - 1)
+    assert unpack(claim + bytes(1000)) is None
+
+
+# The page.
+
+
+def assert_apart(parts: list[tuple[int, int]], size: int) -> None:
+    ends = [(start, start + length) for start, length in sorted(parts)]
+    for (_, end), (start, _) in itertools.pairwise(ends):
+        assert end <= start
+    assert ends[-1][1] == size, "faulthandler writes as much as there is room for"
+
+
+@given(width=st.integers(2, MAX_LANES))
+def test_each_lane_has_its_room(width: int) -> None:
+    layout = PageLayout(width)
+    parts = [(0, STACKS_START), (layout.stacks, STACKS_SIZE)]
+    for lane in range(width):
+        parts += [
+            (layout.begun(lane), BEGUN.size),
+            (layout.beats(lane), BEATS_SIZE),
+            (layout.log(lane), LOG_SIZE),
+            (layout.stack(lane), LANE_STACK_SIZE),
+            (layout.outcome(lane), LANE_OUTCOME_SIZE),
+        ]
+    assert_apart(parts, layout.size)
+
+
+# Records of loggers.
+
+
+# Surrogates without a partner included: a job may log anything.
+any_text = st.text(st.characters(), max_size=100)
+natural = st.integers(0, 2**63 - 1)
+plain = (
+    st.none()
+    | st.booleans()
+    | any_text
+    | st.integers(-(10**17), 10**17)
+    | st.floats(-1e17, 1e17)
+)
+entries = st.builds(
+    LogEntry,
+    name=any_text,
+    level=st.integers(0, MAX_LEVEL),
+    level_name=any_text,
+    message=any_text,
+    path=any_text,
+    line=natural,
+    function=any_text,
+    created=st.floats(0, 1e10),
+    process=natural,
+    process_name=any_text,
+    thread=natural,
+    thread_name=any_text,
+    task_name=any_text,
+    trace=any_text,
+    stack=any_text,
+    job=st.none() | natural,
+    attempt=st.integers(0, 65_535),
+    fields=st.dictionaries(any_text, plain, max_size=10),
+)
+ENTRY = LogEntry(
+    name="shop",
+    level=20,
+    level_name="INFO",
+    message="sold",
+    path="/shop.py",
+    line=7,
+    function="sell",
+    created=1000.5,
+    process=1,
+    process_name="MainProcess",
+    thread=2,
+    thread_name="MainThread",
+    task_name="",
+    trace="",
+    stack="",
+    job=3,
+    attempt=1,
+    fields={"price": 4.5},
+)
+
+
+@given(entries)
+def test_an_entry_comes_back_as_it_was(entry: LogEntry) -> None:
+    assert LogEntry.unpack(entry.pack()) == entry
+
+
+long = st.text(st.characters(), min_size=90, max_size=100).map(lambda text: text * 300)
+
+
+@given(long, long, st.integers(-(10**9), 10**9))
+def test_whatever_is_too_long_is_cut(one: str, other: str, level: int) -> None:
+    huge = ENTRY._replace(
+        name=one,
+        level=level,
+        level_name=other,
+        message=one,
+        path=other,
+        function=one,
+        process_name=other,
+        thread_name=one,
+        task_name=other,
+        trace=one,
+        stack=other,
+        fields=plain_fields((f"{n}", one[:1000]) for n in range(32)),
+    )
+    data = huge.pack()
+    assert len(data) <= MAX_ENTRY
+    entry = LogEntry.unpack(data)
+    assert one.startswith(entry.message.rpartition("... (")[0])
+    assert one.endswith(entry.trace)
+    assert entry.trace
+    assert other.endswith(entry.path)
+    assert entry.level == max(0, min(level, MAX_LEVEL))
+    assert (entry.line, entry.job, entry.created) == (7, 3, 1000.5)
+
+
+def test_of_a_record_that_is_too_large_the_small_fields_stay() -> None:
+    small = {"order": 7, "shop": "Ulm", "paid": None}
+    large = {f"body {n}": "\0" * 1000 for n in range(6)}
+    entry = LogEntry.unpack(ENTRY._replace(fields={**large, **small}).pack())
+    assert (entry.message, entry.trace) == (ENTRY.message, ENTRY.trace)
+    assert list(entry.fields) == [*large, *small]
+    assert {name: entry.fields[name] for name in small} == small
+    cut = [entry.fields[name] for name in large]
+    assert all(
+        re.fullmatch(r"\0{800,}\.{3} \(.* are left out here\)", it) for it in cut
+    )
+    assert max(map(len, cut)) - min(map(len, cut)) < 50
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(), max_size=200),
+        st.one_of(st.text(st.characters(), max_size=1000), st.integers(0, 10**17)),
+        max_size=32,
+    ),
+    st.integers(0, 20_000),
+)
+def test_fields_that_are_kept_begin_as_they_were(
+    fields: dict[str, Any], size: int
+) -> None:
+    data = ENTRY._replace(fields=fields, message="\0" * size, trace="ü" * size).pack()
+    assert len(data) <= MAX_ENTRY
+    entry = LogEntry.unpack(data)
+    for name, value in entry.fields.items():
+        whole = fields[name]
+        if value != whole:
+            assert whole.startswith(value.rpartition("... (")[0])
+
+
+class Silent:
+    """An object that cannot be told as a text."""
+
+    def __str__(self) -> str:
+        raise LookupError
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("x" * 1001, "x" * 900 + "... (101 characters are left out here)"),
+        ("x" * 10**6, "x" * 900 + "... (999100 characters are left out here)"),
+        (-(10**18), "-1000000000000000000"),
+        (10**5000, "a int without a text: ValueError"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+        (b"bytes", "b'bytes'"),
+        ([1], "[1]"),
+        ({1}, "{1}"),
+        (Decimal("1.50"), "1.50"),
+        (datetime(2026, 11, 22, tzinfo=UTC), "2026-11-22 00:00:00+00:00"),
+        (PurePosixPath("/x"), "/x"),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (ValueError("no"), "no"),
+        (Silent(), "a Silent without a text: LookupError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_of_other_fields_there_is_the_text(value: object, text: str) -> None:
+    found = plain_fields([("field", value)])
+    assert found == {"field": text}
+    assert plain_fields(found.items()) == found
+
+
+def changed(**fields: Any) -> bytes:
+    return json.dumps(ENTRY._replace(**fields)).encode()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xff",
+        b"7",
+        b"{}",
+        b"[]",
+        b"[" * 10_000,
+        json.dumps([*ENTRY, 1]).encode(),
+        json.dumps(ENTRY[:-1]).encode(),
+        changed(name=7),
+        changed(message=None),
+        changed(level="20"),
+        changed(level=-1),
+        changed(level=MAX_LEVEL + 1),
+        changed(line=1.5),
+        changed(job="3"),
+        changed(attempt=None),
+        changed(created="now"),
+        changed(created=-1.0),
+        changed(created=math.nan),
+        changed(created=math.inf),
+        changed(created=1e300),
+        changed(created=10**400),
+        changed(fields=[]),
+        changed(fields={"deep": []}),
+        changed(fields={"x": math.nan}),
+        changed(fields={f"{n}": n for n in range(33)}),
+        changed(message="m" * MAX_ENTRY),
+    ],
+)
+def test_what_cannot_be_read(payload: bytes) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        LogEntry.unpack(payload)
+    assert str(caught.value) == "a record of a logger cannot be read"
+
+
+# Stacks.
+
+OURS = '  File "/somewhere/asyncpool/_worker/loop.py", line 20 in _serve'
+BEATING = '  File "/somewhere/asyncpool/_worker/job/heartbeats.py", line 9 in heartbeat'
+MAIN = "Thread 0x00007f (most recent call first):"
+NOW = "Current thread 0x00007f (most recent call first):"
+OTHER = "Thread 0x00007e (most recent call first):"
+USER = '  File "/home/user/job.py", line 3 in work'
+LIBRARY = '  File "/usr/lib/python3.11/socket.py", line 1 in recv'
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        ([], []),
+        ([MAIN, USER, OURS], [MAIN, USER]),
+        ([MAIN, LIBRARY, USER, OURS, LIBRARY], [MAIN, LIBRARY, USER]),
+        # The worker's own function that the job has called.
+        ([MAIN, OURS, USER, OURS], [MAIN, USER]),
+        ([MAIN, LIBRARY, BEATING, USER, OURS, LIBRARY], [MAIN, LIBRARY, USER]),
+        ([OTHER, LIBRARY, OURS, "", MAIN, USER, OURS], [MAIN, USER]),
+        (
+            [OTHER, USER, LIBRARY, "", MAIN, USER, OURS],
+            [MAIN, USER, OTHER, USER, LIBRARY],
+        ),
+        ([MAIN, OURS], [MAIN]),
+        # It waits in an event loop.
+        (
+            [OTHER, OURS, "", MAIN, LIBRARY, OURS, "", COROUTINE, USER],
+            [COROUTINE, USER, MAIN, LIBRARY],
+        ),
+        ([COROUTINE, USER], [COROUTINE, USER]),
+        (
+            [OTHER, OURS, "", MAIN, LIBRARY, OURS, OTHER, OURS, "", NOW, USER, OURS],
+            [NOW, USER],
+        ),
+        ([OTHER, MAIN, USER], [MAIN, USER, OTHER]),
+        (["  whatever it wrote"], ["  whatever it wrote"]),
+    ],
+)
+def test_the_main_thread_comes_first_and_ours_not_at_all(
+    lines: list[str], shown: list[str]
+) -> None:
+    assert tidy("\n".join(lines)) == "\n".join(shown)
+
+
+OUTERMOST = '  File "<string>", line 1 in <module>'
+
+
+@pytest.mark.parametrize(
+    ("lines", "unchanged", "whole"),
+    [
+        ([], True, False),
+        ([MAIN], True, False),
+        ([OTHER, LIBRARY, OURS, ""], True, False),
+        ([MAIN, USER, OURS], True, False),
+        ([OTHER, LIBRARY, OURS, "", MAIN, USER, OURS, OUTERMOST], True, True),
+        ([OTHER, LIBRARY, OURS, "", MAIN, USER, OURS, OUTERMOST], False, True),
+        ([OTHER, LIBRARY, "  ..."], False, False),
+        ([MAIN, USER, "  ..."], True, True),
+    ],
+)
+def test_they_are_whole_with_the_outermost_call_of_the_main_thread(
+    lines: list[str], *, unchanged: bool, whole: bool
+) -> None:
+    written = "".join(f"{line}\n" for line in lines).encode()
+    before = written if unchanged else written[:-1]
+    assert are_whole(written, before) is whole
+    assert not are_whole(written[:-1], written[:-1])

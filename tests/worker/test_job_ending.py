@@ -1,0 +1,372 @@
+"""How jobs end in a worker that they did not end by themselves: each at its own place and in no other."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool import JobCancelled
+from asyncpool._core.wire.context import PLAIN
+from asyncpool._system.signals import INTERRUPT, STACKS
+from asyncpool._worker.api.context import running
+from asyncpool._worker.job.around import Hook
+from asyncpool._worker.job_ending.interrupts import Interrupts
+from asyncpool._worker.job_ending.job_claims import JobClaims
+from asyncpool._worker.job_ending.lease_fences import LeaseFences
+from asyncpool._worker.process.threads import start_thread
+from tests.helpers.patience import PATIENCE
+
+# Take the next place, or revoke some.
+STEPS = st.lists(st.none() | st.lists(st.integers(1, 20), unique=True), max_size=40)
+
+
+@given(steps=STEPS)
+def test_each_place_goes_to_exactly_one_side(steps: list[list[int] | None]) -> None:
+    claims = JobClaims()
+    begun: set[int] = set()
+    revoked: set[int] = set()
+    taken = 0
+    for sequences in steps:
+        if sequences is None:
+            taken += 1
+            if claims.claim():
+                begun.add(taken)
+        else:
+            won = claims.revoke(sequences)
+            # The answer is in the order of the question, and says all and no more.
+            assert won == [sequence for sequence in sequences if sequence > taken]
+            revoked.update(won)
+        assert begun.isdisjoint(revoked)
+        assert begun | {sequence for sequence in revoked if sequence <= taken} == set(
+            range(1, taken + 1)
+        )
+        # What is over is not kept.
+        assert claims._revoked == {sequence for sequence in revoked if sequence > taken}
+
+
+class Duels:
+    """For each place in its turn, one thread takes it and another one revokes it."""
+
+    COUNT = 2000
+
+    def __init__(self) -> None:
+        self.begun: list[bool] = []
+        self.revoked: list[bool] = []
+        self._claims = JobClaims()
+        self._start = threading.Barrier(2, timeout=PATIENCE)
+
+    def take(self) -> None:
+        for _ in range(self.COUNT):
+            # Whoever comes last is the first to go on, and the next time it is not.
+            self._start.wait()
+            self.begun.append(self._claims.claim())
+
+    def revoke(self) -> None:
+        for sequence in range(1, self.COUNT + 1):
+            self._start.wait()
+            self.revoked.append(
+                self._claims.revoke(self._slowly(sequence)) == [sequence]
+            )
+
+    def _slowly(self, sequence: int) -> Iterator[int]:
+        yield sequence
+        time.sleep(0)  # let the other thread try in the middle of the answer
+
+
+def test_two_threads_never_both_win_a_place() -> None:
+    duels = Duels()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            for side in [threads.submit(duels.take), threads.submit(duels.revoke)]:
+                side.result()
+    finally:
+        sys.setswitchinterval(interval)
+    assert duels.begun == [not revoked for revoked in duels.revoked]
+    assert len(duels.begun) == duels.COUNT
+    assert set(duels.begun) == {True, False}
+
+
+# An exception from outside: in the job that is meant, or nowhere.
+
+
+START = 4096
+
+
+@pytest.fixture
+def stacks() -> Iterator[int]:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(START + 65_536)
+        yield file.fileno()
+
+
+@pytest.fixture
+def interrupts(stacks: int) -> Iterator[Interrupts]:
+    before = signal.getsignal(INTERRUPT)
+    yield Interrupts(stacks, START)
+    signal.signal(INTERRUPT, before)
+    faulthandler.unregister(STACKS)
+
+
+def ask(interrupts: Interrupts, sequence: int) -> None:
+    """Ask from another thread, and let what comes of it come."""
+    thread = threading.Thread(target=interrupts.ask, args=(sequence,))
+    thread.start()
+    thread.join()
+    time.sleep(0)  # a signal is handled between two bytecodes
+
+
+def test_what_runs_is_interrupted_once(interrupts: Interrupts) -> None:
+    interrupts.begin(3)
+    with pytest.raises(JobCancelled):
+        ask(interrupts, 3)
+    signal.raise_signal(INTERRUPT)
+    interrupts.begin(3)
+
+
+def test_what_is_over_is_not(interrupts: Interrupts) -> None:
+    interrupts.begin(3)
+    interrupts.running = None
+    ask(interrupts, 3)
+    interrupts.begin(4)
+    ask(interrupts, 3)
+    signal.raise_signal(INTERRUPT)
+    with pytest.raises(JobCancelled):
+        ask(interrupts, 4)
+
+
+def test_what_has_not_begun_does_not(interrupts: Interrupts) -> None:
+    interrupts.begin(3)
+    interrupts.running = None
+    ask(interrupts, 4)
+    with pytest.raises(JobCancelled):
+        interrupts.begin(4)
+
+
+class AskAtImport:
+    """What imports pass by; at that of one module, the job is asked to end."""
+
+    def __init__(self, name: str, interrupts: Interrupts) -> None:
+        self._name = name
+        self._interrupts = interrupts
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == self._name:
+            ask(self._interrupts, 1)
+
+
+def test_an_import_is_not_but_what_is_behind_it(
+    interrupts: Interrupts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "whole"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import first, last\n")
+    (package / "first.py").touch()
+    (package / "last.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    watched = [AskAtImport("whole.last", interrupts), *sys.meta_path]
+    monkeypatch.setattr(sys, "meta_path", watched)
+    interrupts.begin(1)
+    module = importlib.import_module("whole")
+    assert {"first", "last"} <= vars(module).keys()
+    assert interrupts.pending()
+    with pytest.raises(JobCancelled):
+        interrupts.ask_again()
+    assert not interrupts.pending()
+    interrupts.ask_again()  # which is too late
+
+
+def test_a_signal_has_them_written_in_c(interrupts: Interrupts, stacks: int) -> None:
+    assert interrupts.running is None
+    os.kill(os.getpid(), STACKS)
+    while not (text := os.pread(stacks, 65_536, START).strip(b"\0")):
+        pass
+    assert b"in test_a_signal_has_them_written_in_c" in text
+
+
+# A job that runs when its lease lapses costs its process.
+
+
+PAST, FAR = 1.0, 3600.0
+
+
+class EndError(SystemExit):
+    """What ends the thread, in place of its process."""
+
+
+class Desk:
+    """Fences, and what they ask.
+
+    Attributes:
+        running: The places of the jobs that run.
+        ended: Set when the process would have ended.
+    """
+
+    def __init__(self) -> None:
+        self.running: set[int] = set()
+        self.ended = threading.Event()
+        self.claims = JobClaims()
+        self.fences = LeaseFences(self.claims, self.running.__contains__, self.end)
+
+    def end(self) -> NoReturn:
+        self.ended.set()
+        raise EndError
+
+    def take(self) -> None:
+        assert self.claims.claim()
+        self.running = {self.claims.taken}
+
+    def close(self) -> None:
+        """Have the thread end."""
+        self.running.clear()
+        self.running.add(0)
+        self.fences.put(0, PAST)
+        assert self.ended.wait(PATIENCE)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_what_is_said_last_counts(desk: Desk) -> None:
+    desk.running.add(1)
+    desk.fences.put(1, time.monotonic() + FAR)
+    desk.fences.put(1, time.monotonic() + 0.1)
+    assert desk.ended.wait(PATIENCE)
+
+
+def test_a_job_that_comes_too_late_does_not_begin(desk: Desk) -> None:
+    desk.fences.put(1, PAST)
+    desk.fences.check(2)
+    assert not desk.ended.is_set()
+    with pytest.raises(EndError):
+        desk.fences.check(1)
+    desk.close()
+
+
+def test_those_that_are_over_are_forgotten_and_those_to_come_are_not(
+    desk: Desk,
+) -> None:
+    now = time.monotonic()
+    for sequence in range(1, 6):
+        desk.fences.put(sequence, now + sequence * FAR)
+    for _ in range(3):
+        assert desk.claims.claim()
+    desk.running.add(1)
+    # One runs on beside others, two is over, and whether three has begun is not known.
+    assert desk.fences._look() <= FAR
+    assert set(desk.fences._until) == {1, 3, 4, 5}
+    desk.running.clear()
+    desk.fences._look()
+    assert set(desk.fences._until) == {3, 4, 5}
+    desk.close()
+
+
+def test_a_watch_that_fails_ends_the_process() -> None:
+    def fail(_place: int) -> bool:
+        raise MemoryError
+
+    ended = threading.Event()
+
+    def end() -> NoReturn:
+        ended.set()
+        raise EndError
+
+    runs: Callable[[int], bool] = fail
+    LeaseFences(JobClaims(), runs, end).put(1, PAST)
+    assert ended.wait(PATIENCE)
+
+
+def test_a_thread_runs_when_start_thread_returns(tmp_path: Path) -> None:
+    before = len(sys._current_frames())
+    ended = threading.Event()
+    try:
+        for number in range(1, 21):
+            start_thread(ended.wait)
+            # A thread that does not run yet has no frame.
+            assert len(sys._current_frames()) == before + number
+            with (tmp_path / "stacks").open("w+") as stacks:
+                faulthandler.dump_traceback(stacks)
+                stacks.seek(0)
+                assert (
+                    "in test_a_thread_runs_when_start_thread_returns" in stacks.read()
+                )
+    finally:
+        ended.set()
+
+
+# A hook around jobs.
+
+
+@pytest.fixture(autouse=True)
+def job() -> Iterator[None]:
+    mark = running.set((7, 1, PLAIN, 0.0, "shop.work"))
+    yield
+    running.reset(mark)
+
+
+class Manager:
+    """Notes how it is left, and raises what it is told.
+
+    Attributes:
+        ends: What it was left with.
+    """
+
+    def __init__(self, **errors: BaseException) -> None:
+        self.ends: list[Any] = []
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        if "enter" in self._errors:
+            raise self._errors["enter"]
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self.ends.append(error)
+        if "exit" in self._errors:
+            raise self._errors["exit"]
+
+
+def hook_of(manager: Manager) -> Hook:
+    return Hook("shop:around", lambda _: manager)
+
+
+def test_a_request_to_end_passes_while_it_enters() -> None:
+    with pytest.raises(JobCancelled):
+        hook_of(Manager(enter=JobCancelled())).enter()
+
+
+@pytest.mark.parametrize("error", [None, KeyError("job")])
+def test_a_request_to_end_passes_while_it_exits(error: BaseException | None) -> None:
+    entered = hook_of(Manager(exit=JobCancelled())).enter()
+    with pytest.raises(JobCancelled):
+        entered.leave(error)
+
+
+def test_an_item_that_ends_before_its_next_step_leaves_it() -> None:
+    """Nor is there a warning that its coroutine was never awaited."""
+
+    async def work() -> None:
+        raise AssertionError
+
+    manager, error = Manager(), asyncio.CancelledError()
+    coroutine = hook_of(manager).around_items(work)()
+    assert manager.ends == []
+    with pytest.raises(asyncio.CancelledError):
+        coroutine.throw(error)
+    assert manager.ends == [error]

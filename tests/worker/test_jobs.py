@@ -1,0 +1,568 @@
+"""The contract of a worker: what it says, what it begins, and when it leaves, without any pool."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from asyncpool import JobNotPicklableError, heartbeat
+from tests.helpers import faults, jobs, logs, sharing, values
+from tests.worker.by_hand import (
+    HEAVY,
+    MAX_DETAILS,
+    MAX_NUMBER,
+    Door,
+    Frame,
+    FrameKind,
+    Handed,
+    Identity,
+    Worker,
+    context_frame,
+    dumps,
+    encode,
+    function_frame,
+    job_frame,
+    load_value,
+    plain_call,
+    revoke_frame,
+)
+
+# How it begins and ends.
+
+
+def test_it_notes_a_job_before_it_touches_it(worker: Worker) -> None:
+    worker.send(77, jobs.take, faults.Trap("exit 3"))
+    assert worker.heard(worker.jobs) is None
+    assert worker.noted() == 77
+    assert worker.ended()[0] == 3
+
+
+@pytest.mark.parametrize("busy", [faults.linger, jobs.spin], ids=["sleeps", "computes"])
+def test_it_ends_with_its_pool_in_the_middle_of_a_job(
+    busy: Callable[[], object], worker: Worker
+) -> None:
+    worker.send(1, busy)
+    worker.control.close()
+    assert worker.ended() == (-signal.SIGKILL, "")
+
+
+def test_it_ends_if_the_pool_is_gone_before_it_began(
+    hire: Callable[..., Worker],
+) -> None:
+    worker = hire()
+    worker.control.close()
+    worker.jobs.close()
+    code, _ = worker.ended()
+    assert code in {0, -signal.SIGKILL}
+
+
+def test_a_failing_initializer_is_told_instead_of_a_hello(
+    hire: Callable[..., Worker],
+) -> None:
+    worker = hire(jobs.finish_badly)
+    failure = worker.failure()
+    assert (failure.stage, failure.summary) == ("initializer", "LookupError: badly")
+    assert "finish_badly" in failure.text
+    assert worker.ended() == (1, ""), "the pool logs the traceback, in one record"
+
+
+def test_a_descriptor_that_was_lost_is_told_instead_of_a_hello(
+    hire: Callable[..., Worker],
+) -> None:
+    """It was, if the frame is there without it: this process may open no more."""
+    worker = hire(Handed(0).detach, ahead=encode(FrameKind.HANDED, b""))
+    failure = worker.failure()
+    assert failure.stage == "initializer"
+    assert failure.summary == (
+        "OSError: [Errno 24] Too many open files: a descriptor for the initializer "
+        "cannot be received"
+    )
+
+
+def test_it_is_who_it_is_told_to_be(hire: Callable[..., Worker]) -> None:
+    """However long the configuration is that comes behind that."""
+    identity = Identity("images-worker-2", 3, (1, "main"), b"key", "spawn", ("a", "b"))
+    ahead = encode(FrameKind.IDENTITY, identity.pack())
+    worker = hire(partial(len, bytes(3 << 20)), ahead=ahead)
+    worker.hello()
+    worker.send(1, sharing.told)
+    assert worker.result() == (
+        1,
+        ("images-worker-2", (3,), 1, "main", b"key", "spawn", ["a", "b"]),
+    )
+
+
+def test_an_exception_in_a_thread_is_told(worker: Worker) -> None:
+    worker.send(1, jobs.raise_in_thread, "lost")
+    assert worker.result() == (1, "lost")
+    failure = worker.failure()
+    assert failure.stage == "thread"
+    assert failure.summary == "LookupError in thread 'helper': lost"
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_copy_of_it_says_nothing(
+    hire: Callable[..., Worker], concurrency: int
+) -> None:
+    worker = hire(concurrency=concurrency)
+    worker.hello()
+    worker.send(1, jobs.fork_quietly)
+    assert worker.result()[0] == 1
+    worker.send(2, jobs.square, 2)
+    assert worker.result() == (2, 4)
+    worker.jobs.shutdown(socket.SHUT_WR)
+    assert worker.ended()[0] == 0
+    # The copy has let go of the channels too, so that their end is seen.
+    assert worker.heard(worker.jobs) is None
+
+
+# One job after the other.
+
+
+def test_each_outcome_has_the_attempt_of_its_job(worker: Worker) -> None:
+    payload = plain_call(jobs.attempt)
+    worker.write(
+        encode(FrameKind.JOB, payload, 3, 9),
+        encode(FrameKind.JOB, payload, 1, 65_535),
+        encode(FrameKind.JOB, payload, 2, 1),
+    )
+    heard = [worker.told(FrameKind.VALUE, worker.jobs) for _ in range(3)]
+    told = [(frame.job, frame.attempt, load_value(frame.payload)) for frame in heard]
+    assert told == [(3, 9, (3, 9)), (1, 65_535, (1, 65_535)), (2, 1, (2, 1))]
+    assert worker.last_words() == (None, 0, "")
+
+
+def test_an_outcome_does_not_wait_for_the_next_job(worker: Worker, door: Door) -> None:
+    worker.write(
+        job_frame(1, jobs.square, 5),
+        job_frame(2, jobs.wait_at, door.path, "second"),
+        job_frame(3, jobs.square, 6),
+    )
+    assert door.visitor() == "second"
+    # That it has begun the second says that the first's outcome has been written.
+    assert select.select([worker.jobs], [], [], 0)[0]
+    assert worker.result() == (1, 25)
+    assert worker.noted() == 2
+    assert not select.select([worker.jobs], [], [], 0)[0]
+    door.release("open")
+    assert worker.results(2) == [(2, "open"), (3, 36)]
+
+
+def test_a_function_that_cannot_be_unpickled_costs_only_its_calls(
+    worker: Worker,
+) -> None:
+    worker.write(
+        function_frame(1, values.ExplodesThere(LookupError("there"))),
+        function_frame(2, jobs.square),
+        job_frame(1, jobs.square, 5, number=1),
+        job_frame(2, jobs.square, 5, number=2),
+        job_frame(3, jobs.square, 5, number=1),
+        job_frame(4, jobs.square, 6),
+    )
+    for expected in (1, 3):
+        job, error = worker.error()
+        assert (job, type(error), error.args) == (expected, LookupError, ("there",))
+        assert worker.result() == ((2, 25) if expected == 1 else (4, 36))
+    assert worker.last_words() == (None, 0, "")
+
+
+def test_the_257th_function_makes_a_worker_forget_the_first(worker: Worker) -> None:
+    worker.write(*(function_frame(number, jobs.square) for number in range(1, 257)))
+    worker.write(*(job_frame(n, jobs.square, 3, number=n) for n in (1, 256)))
+    assert worker.results(2) == [(1, 9), (256, 9)]
+    worker.write(
+        function_frame(257, jobs.take),
+        job_frame(1001, jobs.square, 3, number=1),
+        *(job_frame(1000 + n, jobs.square, 3, number=n) for n in (2, 256, 257)),
+    )
+    job, error = worker.error()
+    assert (job, type(error), error.args) == (1001, KeyError, (1,))
+    assert worker.results(3) == [(1002, 9), (1256, 9), (1257, 1)]
+
+
+def test_an_error_above_the_limit_is_named(hire: Callable[..., Worker]) -> None:
+    worker = hire(max_payload=1024)
+    worker.hello()
+    worker.send(1, jobs.fail, ValueError("x" * 1000))
+    job, error = worker.error()
+    assert (job, type(error)) == (1, JobNotPicklableError)
+    assert "the job raised ValueError, which has " in str(error)
+
+
+def set_clock(*readings: int) -> None:
+    """Have the worker that this runs in read these from its clock."""
+    from asyncpool._worker.job import execute
+
+    vars(execute).update(perf_counter_ns=iter(readings).__next__)
+
+
+def test_outcomes_carry_their_durations(worker: Worker) -> None:
+    # The first reading ends the job that sets the clock, whose beginning is unknown.
+    readings = [1 << 80, 5_000, 4_571_999, 10_000, 10_000, 20_000, 1_020_999]
+    worker.write(
+        job_frame(1, set_clock, *readings),
+        job_frame(2, jobs.square, 5),
+        job_frame(3, jobs.square, 6),
+        job_frame(4, jobs.divide, 1, 0),
+    )
+    heard: list[Frame | None] = [worker.heard(worker.jobs) for _ in range(4)]
+    told = [
+        (frame.job, frame.kind, frame.number) for frame in heard if frame is not None
+    ]
+    assert told == [
+        (1, FrameKind.VALUE, MAX_NUMBER),
+        (2, FrameKind.VALUE, 4566),
+        (3, FrameKind.VALUE, 0),
+        (4, FrameKind.ERROR, 1000),
+    ]
+
+
+def length_of(size: int) -> int:
+    """Return how many bytes have *size* when pickled."""
+    about = size - 50
+    return size - (len(dumps(bytes(about))) - about)
+
+
+def test_an_outcome_is_in_its_frame_unless_it_is_heavy(worker: Worker) -> None:
+    light, heavy = length_of(HEAVY), length_of(HEAVY + 1)
+    worker.write(*(job_frame(n, bytes, size) for n, size in ((1, light), (2, heavy))))
+    frame = worker.told(FrameKind.VALUE, worker.jobs)
+    assert (frame.payload, len(frame.payload)) == (dumps(bytes(light)), HEAVY)
+    assert worker.heard(worker.jobs) == (FrameKind.WANT, HEAVY + 1, 0, 0, b"")
+    worker.control.sendall(encode(FrameKind.GRANT, b""))  # there is no segment for it
+    stream = dumps(bytes(heavy))
+    assert worker.heard(worker.jobs) == (FrameKind.AREA, 0, 0, 0, stream)
+    frame = worker.told(FrameKind.VALUE, worker.jobs)
+    assert (frame.job, frame.attempt, frame.payload) == (2, 1, b"")
+
+
+# Revoking.
+
+
+def test_revoked_jobs_never_begin_and_the_others_do(worker: Worker, door: Door) -> None:
+    worker.write(
+        job_frame(11, jobs.wait_at, door.path, "first"),
+        *(job_frame(10 + n, jobs.pass_by, door.path, str(n)) for n in range(2, 7)),
+    )
+    assert door.visitor() == "first"
+    assert worker.revoke(3, 2, 6) == (3, 2, 6)
+    door.release()
+    assert worker.results(3) == [(11, "go"), (14, None), (15, None)]
+    # Whatever comes later has the place behind the last, revoked or not.
+    worker.send(17, jobs.pass_by, door.path, "7")
+    assert worker.result() == (17, None)
+    assert door.words() == ["4", "5", "7"]
+    assert worker.noted() == 17
+    assert worker.last_words() == (None, 0, "")
+
+
+def test_functions_between_revoked_jobs_have_no_place_and_are_remembered(
+    worker: Worker, door: Door
+) -> None:
+    worker.write(
+        job_frame(1, jobs.wait_at, door.path, "first"),
+        job_frame(2, jobs.pass_by, door.path, "second"),
+        function_frame(5, jobs.square),
+        job_frame(3, jobs.square, 3, number=5),
+    )
+    assert door.visitor() == "first"
+    assert worker.revoke(2, 3) == (2, 3)
+    worker.write(job_frame(4, jobs.square, 4, number=5))
+    door.release()
+    assert worker.results(2) == [(1, "go"), (4, 16)]
+    assert door.words() == []
+
+
+def test_a_job_is_revoked_before_the_worker_has_read_it(
+    worker: Worker, door: Door
+) -> None:
+    worker.send(1, jobs.wait_at, door.path, "first")
+    assert door.visitor() == "first"
+    frames = [job_frame(n, jobs.pass_by, door.path, str(n)) for n in range(2, 6)]
+    # One is there in part, two are not even sent.
+    worker.write(frames[0], frames[1][:30])
+    assert worker.revoke(3, 4) == (3, 4)
+    worker.write(frames[1][30:], *frames[2:])
+    door.release()
+    assert worker.results(3) == [(1, "go"), (2, None), (5, None)]
+    assert door.words() == ["2", "5"]
+
+
+def test_what_runs_or_is_done_cannot_be_revoked(worker: Worker, door: Door) -> None:
+    worker.write(
+        job_frame(1, jobs.square, 5),
+        job_frame(2, jobs.compute, door.path, "second"),
+        job_frame(3, jobs.square, 6),
+        job_frame(4, jobs.square, 7),
+    )
+    assert door.visitor() == "second"
+    # However the requests are cut, each has an answer.
+    requests = revoke_frame(1) + revoke_frame(2) + revoke_frame(1, 2, 3)
+    worker.control.sendall(requests[:-5])
+    assert [worker.revoked() for _ in range(2)] == [(), ()]
+    worker.control.sendall(requests[-5:])
+    assert worker.revoked() == (3,)
+
+
+# Contexts.
+
+
+def test_a_context_holds_until_the_next_one(worker: Worker, door: Door) -> None:
+    worker.write(
+        job_frame(1, jobs.wait_at, door.path),
+        context_frame(deadline=7.0),
+        job_frame(2, jobs.limits),
+        job_frame(3, jobs.limits),
+        context_frame(deadline=8.0, details=pickle.dumps(["half"])),
+        job_frame(4, jobs.last_details),
+        job_frame(5, jobs.limits),
+        encode(FrameKind.CONTEXT, b""),
+        job_frame(6, jobs.limits),
+    )
+    door.visitor()
+    assert worker.revoke(2) == (2,), "it leaves its context to those behind"
+    door.release()
+    results = dict(worker.results(5))
+    ends = {job: found[0] for job, found in results.items()}
+    assert ends == {1: "g", 3: 7.0, 4: "half", 5: 8.0, 6: None}
+
+
+def test_a_timeout_begins_with_the_attempt(worker: Worker, door: Door) -> None:
+    worker.write(
+        context_frame(timeout=1000.0),
+        job_frame(1, jobs.wait_at, door.path),
+        job_frame(2, jobs.limits),
+    )
+    door.visitor()
+    before = monotonic()
+    door.release()
+    assert worker.result() == (1, "go")
+    _, (end, left) = worker.result()
+    assert before + 1000 <= end <= monotonic() + 1000
+    assert left <= 1000
+    worker.write(context_frame(timeout=1000.0, deadline=5.0), job_frame(3, jobs.limits))
+    assert worker.result()[1][0] == 5.0
+
+
+def test_a_context_may_be_larger_than_a_message(hire: Callable[..., Worker]) -> None:
+    worker = hire(max_payload=1024)
+    worker.hello()
+    details = pickle.dumps(b"d" * (MAX_DETAILS - 100))
+    worker.write(context_frame(details=details), job_frame(1, jobs.size_of_details))
+    assert worker.result() == (1, MAX_DETAILS - 100)
+
+
+# Heartbeats.
+
+
+def count(start: int, stop: int) -> float:
+    """Beat that often; return how long it took."""
+    began = monotonic()
+    for number in range(start, stop):
+        heartbeat(number)
+    return monotonic() - began
+
+
+def rings(worker: Worker) -> int:
+    """Count them up to now."""
+    worker.control.sendall(encode(FrameKind.PING, b""))
+    found = 0
+    while (frame := worker.heard(worker.control)) is not None:
+        if frame.kind is FrameKind.PONG:
+            return found
+        assert frame == Frame(FrameKind.HEARTBEAT, 0, 0, 0, b"")
+        found += 1
+    raise AssertionError("it is gone")
+
+
+def test_many_beats_are_few_rings_and_one_frame(worker: Worker) -> None:
+    worker.send(1, count, 0, 200_000)
+    worker.send(2, count, 0, 0)
+    assert worker.last_beat() == (1, 1, 199_999)
+    _, seconds = worker.result()
+    assert worker.result()[0] == 2, "who does not beat sends nothing"
+    assert 1 <= rings(worker) <= seconds / 0.02 + 1
+    beats = [pickle.loads(beat.details) for beat in worker.beats()]
+    assert beats == [199_998, 199_999]
+
+
+def test_no_beat_waits_for_a_pool_that_does_not_read(worker: Worker) -> None:
+    for job in range(1, 3001):
+        worker.send(job, count, job, job + 1)
+        assert worker.last_beat() == (job, 1, job)
+        worker.result()
+    assert 0 < rings(worker) < 3000, "those that the socket has no room for are lost"
+
+
+def beat_in_copy() -> int:
+    heartbeat("the worker")
+    pid = os.fork()
+    if pid == 0:
+        heartbeat("a copy")
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_a_copy_of_the_worker_does_not_beat(worker: Worker) -> None:
+    worker.send(1, beat_in_copy)
+    assert worker.last_beat() == (1, 1, "the worker")
+    assert worker.result() == (1, 0)
+    assert [pickle.loads(beat.details) for beat in worker.beats()] == ["the worker"]
+    assert rings(worker) == 1
+
+
+def beat_too_much() -> tuple[int, str, str]:
+    """Beat with details that cannot be, and say why."""
+    most = MAX_DETAILS - len(pickle.dumps(b"x" * 20_000, 5)) + 20_000
+    heartbeat(b"x" * most)
+    refused = []
+    for details in (b"x" * (most + 1), threading.Lock()):
+        try:
+            heartbeat(details)
+        except (ValueError, JobNotPicklableError) as error:
+            refused.append(str(error))
+    one, other = refused
+    return most, one, other
+
+
+def test_details_that_cannot_be_sent_are_refused(worker: Worker) -> None:
+    worker.send(1, beat_too_much)
+    _, _, last = worker.last_beat()
+    _, (most, large, wrong) = worker.result()
+    assert len(last) == most, "it stays the last one"
+    assert large.startswith(
+        "the details of a heartbeat have 32729 bytes when pickled, and 32728 is the most"
+    )
+    assert wrong == (
+        "the details of a heartbeat cannot be pickled: TypeError: cannot pickle "
+        "'_thread.lock' object"
+    )
+
+
+_late: list[threading.Thread] = []
+_said: list[str] = []
+
+
+def leave_beating(gate: str) -> None:
+    """Leave a thread behind that beats, in the context of this job, when it is let go."""
+
+    def beat() -> None:
+        jobs.wait_at(gate, "thread")
+        try:
+            heartbeat("late")
+        except RuntimeError as error:
+            _said.append(str(error))
+
+    _late.append(threading.Thread(target=copy_context().run, args=(beat,)))
+    _late[0].start()
+
+
+def join_it() -> list[str]:
+    _late[0].join()
+    return _said
+
+
+def test_a_thread_that_has_outlived_its_job_does_not_beat_for_the_next(
+    worker: Worker, door: Door
+) -> None:
+    worker.send(1, leave_beating, door.path)
+    assert worker.result() == (1, None)
+    assert door.visitor() == "thread"
+    worker.send(2, join_it)
+    while worker.noted() != 2:
+        pass
+    door.release()
+    assert worker.result() == (2, ["heartbeat() was called for job 1, which is over"])
+
+
+def test_an_initializer_is_no_job(hire: Callable[..., Worker]) -> None:
+    worker = hire(heartbeat)
+    text = "RuntimeError: heartbeat() was called when no job was running"
+    assert worker.failure().summary == text
+
+
+# Records of loggers.
+
+
+def test_a_record_goes_home_before_the_outcome(worker: Worker) -> None:
+    worker.send(2, logs.log_many, 3)
+    assert worker.result() == (2, 3)
+    assert [worker.record().message for _ in range(3)] == ["0", "1", "2"]
+
+
+def test_what_cannot_be_formatted_is_told_on_stderr(worker: Worker) -> None:
+    worker.send(1, logs.log_badly)
+    assert worker.result() == (1, "done")
+    _, status, err = worker.last_words()
+    assert status == 0
+    assert "--- Logging error ---" in err
+    assert "Message: '%d'" in err
+
+
+def test_records_of_threads_belong_to_the_job_that_runs(worker: Worker) -> None:
+    worker.send(6, logs.log_in_thread, "helper")
+    found = worker.record()
+    assert (found.thread_name, found.job, found.attempt) == ("helper", 6, 1)
+    worker.send(7, logs.log_in_thread_by_adapter)
+    found = worker.record()
+    assert (found.name, found.job, found.attempt) == ("asyncpool.job", 7, 1)
+
+
+def test_a_thread_that_outlives_its_job_belongs_to_it_if_it_says_so(
+    worker: Worker,
+) -> None:
+    worker.send(1, logs.log_in_thread_late)
+    worker.send(2, logs.let_it_log)
+    found = [worker.record(), worker.record()]
+    assert [(e.message, e.job) for e in found] == [("by adapter", 1), ("by itself", 2)]
+
+
+def test_signal_handlers_log_in_the_middle_of_a_record(worker: Worker) -> None:
+    worker.send(1, logs.log_from_signals, 200)
+    messages: list[str] = []
+    while "the end" not in messages:
+        messages.append(worker.record().message)
+    job, total = worker.result()
+    assert (job, len(messages)) == (1, total)
+    numbers = [message for message in messages if message.isdigit()]
+    assert numbers == [str(number) for number in range(len(numbers))]
+    assert messages.count("from a handler") >= 200
+
+
+def test_exceptions_in_the_middle_of_a_record_break_nothing(worker: Worker) -> None:
+    worker.send(1, logs.log_from_raising_signals, 100)
+    worker.send(2, logs.log_as_job)
+    while (found := worker.record()).job == 1:
+        assert found.message == "again " + "and again" * 100
+    assert (found.job, found.message) == (2, "of a job")
+    assert worker.results(2) == [(1, 100), (2, None)]
+
+
+def test_the_pool_is_answered_while_a_job_logs_without_end(
+    worker: Worker, door: Door
+) -> None:
+    worker.send(1, logs.log_without_end, door.path)
+    worker.send(2, jobs.square, 2)
+    door.visitor()
+    worker.control.sendall(revoke_frame(2))
+    frame: Any = worker.heard(worker.control)
+    while frame is not None and frame.kind is FrameKind.RECORD:
+        frame = worker.heard(worker.control)
+    assert frame is not None
+    assert frame.kind is FrameKind.REVOKED
+
+
+def test_the_import_of_logging_leaves_no_trace(worker: Worker) -> None:
+    worker.send(1, logs.loader)
+    assert worker.result() == (1, (True, False, []))
