@@ -29,10 +29,12 @@ from tests.helpers.data_jobs import (
     ARRAY,
     BUFFER,
     BYTES,
+    CONTROLS,
     HOME,
     LIST,
     PUSH,
     SET,
+    SHOWN,
     Order,
     Reversed,
     StockError,
@@ -45,6 +47,7 @@ from tests.helpers.pools import case
 pytestmark = BOTH_LOOPS
 
 CODECS = ["json", "msgspec"]
+CONTROL_CHARACTERS = set(CONTROLS) - set("]0;owned\n")
 
 PLAIN: list[Any] = [
     None,
@@ -225,6 +228,36 @@ async def test_errors_come_as_data_and_registered_ones_as_themselves() -> None:
     assert (error.args_sent, error.job_id) == (("no",), 2)
     assert "in raise_value_error" in error.traceback
     assert "in raise_value_error" in str(error.__cause__)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_the_texts_of_an_exception_control_no_terminal(codec: Any) -> None:
+    async with Pool(1, codec=codec, errors=[StockError]) as pool:
+        with pytest.raises(RemoteError) as remote:
+            await pool.submit(data_jobs.raise_controls)
+        with pytest.raises(StockError) as stock:
+            await pool.submit(data_jobs.raise_controls, registered=True)
+    error = remote.value
+    assert (error.text, error.args_sent) == (SHOWN, (CONTROLS,))
+    assert error.__notes__[0] == stock.value.__notes__[0] == SHOWN
+    for text in (str(error), error.traceback, str(error.__cause__)):
+        assert SHOWN in text
+        assert not CONTROL_CHARACTERS & set(text)
+    # What was made anew has the arguments of the job.
+    assert stock.value.item == CONTROLS
+    assert not CONTROL_CHARACTERS & set(str(stock.value.__cause__))
+
+
+async def test_nor_does_a_traceback_that_comes_with_a_pickle() -> None:
+    async with Pool(1) as pool:
+        with pytest.raises(ValueError, match="owned") as caught:
+            await pool.submit(data_jobs.raise_controls)
+        with pytest.raises(JobNotPicklableError) as substitute:
+            await pool.submit(data_jobs.raise_unpicklable)
+    assert caught.value.args == (CONTROLS,)
+    for text in (str(caught.value.__cause__), str(substitute.value)):
+        assert SHOWN in text
+        assert not CONTROL_CHARACTERS & set(text)
 
 
 @pytest.mark.parametrize("function", [data_jobs.raise_odd, data_jobs.raise_odd_later])

@@ -51,6 +51,23 @@ async def test_a_record_controls_no_terminal_and_keeps_its_lines(pool: Pool) -> 
     assert record.exc_text.endswith(" with base 10: '\\x1b[2J'")
 
 
+def log_as(name: str) -> None:
+    logging.getLogger(name).warning("it is I")
+
+
+async def test_a_logger_has_no_name_that_looks_like_another() -> None:
+    kept = Kept()
+    unseen = "\u200b\ufeff\u2060\u2066\u00ad\ufe0f\u3164"
+    async with patience(), Pool(1) as pool:
+        with handled_by(kept, ""):
+            await pool.submit(log_as, f"asyncpool{unseen}")
+            await pool.submit(log_as, "tests.größe")
+            await kept.until(lambda messages: messages.count("it is I") == 2)
+    names = [one.name for one in kept.records if one.getMessage() == "it is I"]
+    shown = "\\u200b\\ufeff\\u2060\\u2066\\xad\\ufe0f\\u3164"
+    assert names == [f"asyncpool{shown}", "tests.größe"]
+
+
 async def test_a_record_is_handled_as_if_it_came_from_here() -> None:
     kept, before = Kept(), now()
     async with patience(), Pool(1) as pool:
