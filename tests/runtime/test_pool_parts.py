@@ -31,7 +31,7 @@ from asyncpool._runtime.state.draining import MapHold
 from asyncpool._runtime.state.job_errors import crash_error, delivery_of
 from asyncpool._runtime.traffic.stack_dump import MAX_TEXT, LiveStacks
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool.enums import Delivery, NextStep
+from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
@@ -394,6 +394,27 @@ async def test_where_nobody_counts_it_may_have_been_memory(
         after=AfterExit(NextStep.CLOSE),
     )
     assert (crash.kind, crash.detail, crash.signal) == ("crash", detail, "SIGKILL")
+
+
+async def test_a_start_has_taken_too_long_unless_it_was_called_off() -> None:
+    dead = DeadWorker()
+    dead.killed = True
+    details = [
+        CrashReporter(30.0)
+        .report(
+            cast("WorkerHandle", dead),
+            kind=CrashKind.FAILED_START,
+            planned=planned,
+            jobs=[],
+            killed_for=None,
+            now=2.0,
+            after=AfterExit(NextStep.CLOSE),
+        )
+        .detail
+        for planned in (False, True)
+    ]
+    text = "killed since it was not ready within 30 s (start_timeout)"
+    assert details == [text, ""]
 
 
 async def test_many_are_failed_some_in_each_turn_as_they_were_known_before(
