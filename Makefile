@@ -6,8 +6,8 @@
 PYTHON ?= python3
 VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(patsubst python%,%,$(notdir $(PYTHON))))
 ARGS ?=
-# One test more at once than there are cores, up to four, since many tests wait: on two cores
-# all take 12 to 13 minutes with three, and 14 with two.  ARGS="-n0 ..." has them one by one.
+# One test more at once than there are cores, up to four, since many tests wait.  ARGS="-n0 ..."
+# has them one by one.
 AT_ONCE = -n $(shell $(PY) -c "import os; print(min(4, os.cpu_count() + 1))") --dist=worksteal
 # What runs the package; the others look at texts, types and programs around it.
 COVERING := tests/core tests/worker tests/runtime tests/e2e tests/cli
@@ -17,6 +17,12 @@ SOAK ?= --seed 1 --minutes 1
 OLDEST := 3.11
 NEWEST := 3.15
 SUPPORTED := 3.11 3.12 3.13 3.14 3.15
+# Names of tests that depend on the interpreter: pickles, classes by value, threads and forks,
+# interrupts, tracebacks, and what asyncio does.  Each change passes them on the newest one, too.
+INTERPRETER := by_value or class_making or class_reduction or kinds_of_classes or pickl or \
+  out_of_band or reducers or traceback or variables or interrupt or thread or fork or \
+  interpreter or main_module or multiprocessing or newest_pythons or other_loops or scripts or \
+  task_names or coroutine or test_stream or executor_differences or test_execute or lanes or test_process
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 
@@ -27,7 +33,7 @@ PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
 .DELETE_ON_ERROR:
 # Two installations at once into one environment would break it.
 .NOTPARALLEL:
-.PHONY: help demo demo-cluster test lint types docs soak fuzz unit real coverage faults walks format test-all bench torture bytecode clean
+.PHONY: help demo demo-cluster test nightly programs lint weight types docs soak fuzz unit real coverage faults walks format test-all newest bench torture bytecode clean
 
 help: ## Print the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=\"options of the program\"]"
@@ -40,12 +46,33 @@ demo: $(VENV)/.installed-demo bytecode ## Parse the whole standard library in a 
 demo-cluster: $(VENV)/.installed-ray bytecode ## The same on three nodes of Ray, one of which is killed; ARGS="--limit 600"
 	@$(PY) examples/cluster_census.py $(ARGS)
 
-test: lint types docs soak unit ## Everything a change must pass: lint, types, the site and all tests
+test: programs lint types docs soak unit ## Everything a change must pass: lint, types, the site and all tests
 
-lint: $(VENV)/.installed-test ## Style, formatting and the direction of imports
+# With other choices each time.  All of it is run, whatever fails.
+nightly: export ASYNCPOOL_NIGHT := yes
+nightly: programs ## What takes a night: every Python and loop, long searches for faults
+	@failed=; night() { $(MAKE) --no-print-directory "$$@" || failed="$$failed $$1"; }; \
+	night soak SOAK="--minutes 30"; \
+	night walks ARGS="--minutes 60"; \
+	night fuzz ARGS="--seconds 3600"; \
+	night unit HYPOTHESIS_PROFILE=deep \
+	  ARGS="-m hypothesis --timeout 7200 -o faulthandler_timeout=7000"; \
+	night test-all; \
+	night real; \
+	night faults; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+
+programs: ## A Redis server, Prometheus and Chromium for the tests, unpacked here if the machine has none
+	@.ci/programs
+
+lint: $(VENV)/.installed-test ## Style, formatting, the direction of imports, and no more weight
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(BIN)/lint-imports
+	$(PY) .ci/weight.py --check
+
+weight: $(VENV)/.installed-test ## What the project weighs, beside its ceilings; ARGS=--lower records it
+	@$(PY) .ci/weight.py $(ARGS)
 
 # pyright verifies the types of an installed package, and takes none for installed that is
 # editable: hence the PYTHONPATH.
@@ -97,22 +124,25 @@ format: $(VENV)/.installed-test ## Format the code and repair what ruff can repa
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-# The oldest and the newest run everything, the others what differs between Pythons most.
 test-all: ## All tests with all loops, on every supported Python that can be had
 	@tested=; failed=; for version in $(SUPPORTED); do \
 	  python=$$(.ci/python .pythons "$$version") || { \
 	    echo "== python$$version: SKIPPED, it is not here and cannot be had (see above)"; \
 	    continue; \
 	  }; \
-	  case "$$version" in $(OLDEST)|$(NEWEST)) what=;; *) what="tests/core tests/e2e";; esac; \
-	  echo "== $$python $$what"; tested="$$tested $$version"; \
+	  echo "== $$python"; tested="$$tested $$version"; \
 	  ASYNCPOOL_LOOPS=$${ASYNCPOOL_LOOPS-both} $(MAKE) --no-print-directory unit \
-	    PYTHON="$$python" VENV=".venv-$$version" ARGS="$$what $(ARGS)" || \
-	    failed="$$failed $$version"; \
+	    PYTHON="$$python" VENV=".venv-$$version" || failed="$$failed $$version"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi; \
 	if [ -z "$$tested" ]; then echo "SKIPPED: none of $(SUPPORTED) can be had" >&2; fi; \
 	echo "passed on:$$tested"
+
+# Tests that are for both loops run with the other one here.  What Hypothesis finds seldom
+# depends on the Python: there are fewer examples.
+newest: ## On the newest Python, the tests that depend on the interpreter
+	@ASYNCPOOL_LOOPS=other HYPOTHESIS_PROFILE=brief $(MAKE) --no-print-directory test-all \
+	  SUPPORTED=$(NEWEST) ARGS="-k '$(INTERPRETER)' $(ARGS)"
 
 bench: $(VENV)/.installed-bench bytecode ## asyncpool and its peers side by side; ARGS=--cluster for servers
 	$(PY) -m benchmarks $(ARGS)

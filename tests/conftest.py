@@ -81,7 +81,9 @@ def pytest_sessionstart() -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
+    at_night = bool(os.environ.get("ASYNCPOOL_NIGHT"))
     left = {item for item in items if skips(item)}
+    left |= {item for item in items if not at_night and "nightly" in item.keywords}
     items[:] = [item for item in items if item not in left]
     config.hook.pytest_deselected(items=list(left))
 

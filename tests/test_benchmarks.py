@@ -80,13 +80,6 @@ TITLES = {
 }
 
 
-def test_the_readme_shows_the_plots_of_the_published_run() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for name in ("curves.png", "benchmarks.png"):
-        assert f"docs/img/{name}" in readme
-        assert (IMAGES / name).stat().st_size > 10_000
-
-
 def thousands(number: float, digits: int = 2) -> str:
     """Write a number as the README does: 97 000."""
     whole = round(number, digits - len(str(int(number))))
@@ -127,70 +120,6 @@ def test_the_readme_says_what_the_published_run_has_measured() -> None:
         "in 10 s | {:.0f} | {:.0f} | {:.0f} | - | {:.0f} |".format(*idle),
     ):
         assert claim in readme
-
-
-def test_the_limitations_are_those_of_the_published_run() -> None:
-    summary = json.loads(LATEST.read_text())["summary"]
-
-    def of(question: str, figure: str, *rows: str) -> list[float]:
-        return [summary[question][row]["figures"][figure] for row in rows]
-
-    forked, ours = of("start", "first_ms", "ppe-fork", OURS)
-    imports = of("imports", "whole_ms", "mp-pool", "ppe-fork", OURS)
-    awake = sum(of("idle", figure, OURS)[0] for figure in ("own", "others"))
-    page = (ROOT / "docs" / "limitations.md").read_text()
-    for claim in (
-        f"fork your program itself return it after {forked:.0f} ms.  asyncpool takes {ours:.0f} ms",
-        "`multiprocessing.Pool` takes {:.0f} ms, `ProcessPoolExecutor` {:.0f} ms, asyncpool "
-        "{:.0f} ms".format(*imports),
-        f"of sixteen workers wakes up {awake:.0f} times in ten seconds",
-    ):
-        assert claim in page
-
-
-def test_the_readme_says_what_the_published_servers_did() -> None:
-    summary = json.loads((LATEST.parent / "cluster.json").read_text())["summary"]
-    found = {
-        (trial, server): rows[f"{server}+uvloop"]["figures"]
-        for trial, rows in summary.items()
-        for server in ("handoff", "uvicorn", "gunicorn")
-    }
-    ours, uvicorn, gunicorn = (
-        thousands(found["speed", server]["rate"], 3)
-        for server in ("handoff", "uvicorn", "gunicorn")
-    )
-    reloads = found["reloads", "handoff"]
-    kills, theirs = found["kills", "handoff"], found["kills", "gunicorn"]
-    assert (reloads["failed"], kills["lost"]) == (0, 0)
-    requests = thousands(reloads["requests"], 9)
-    killed, their_killed = (thousands(of["requests"], 9) for of in (kills, theirs))
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    for claim in (
-        f"{ours} requests/s (uvicorn {uvicorn}, gunicorn {gunicorn})",
-        f"none of {requests} requests failed, the longest took {reloads['max_ms']:.0f} ms",
-        f"{kills['failed']} of {killed} requests failed; with one retry, none",
-        f"(gunicorn: {theirs['failed']} of {their_killed}, and {theirs['lost']})",
-    ):
-        assert claim in readme
-
-
-def test_the_table_of_storms_is_that_of_the_published_run() -> None:
-    found = json.loads((LATEST.parent / "storms.json").read_text())["summary"]["storms"]
-    page = (ROOT / "benchmarks" / "README.md").read_text()
-    lines = page.partition("### Storms")[2].partition("### ")[0].splitlines()
-    rows = [line.split("|")[2:-1] for line in lines if line.startswith("| ")][1:]
-    told = [[cell.strip() for cell in row] for row in rows]
-    assert told == [cells_of(server["figures"]) for server in found.values()]
-
-
-def cells_of(figures: dict[str, float]) -> list[str]:
-    cells = [
-        f"{figures[f'{storm}_refused']:.0f}, {figures[f'{storm}_lost']:.0f}"
-        if f"{storm}_refused" in figures
-        else "no launcher"
-        for storm in ("idle", "idle_all", "one", "all", "launcher")
-    ]
-    return [*cells, f"{figures['lives']:.0f} of 5"]
 
 
 # Draws it, and prints what is in each panel.  In a process of its own, since what draws

@@ -6,16 +6,13 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import websockets
-from starlette.requests import Request
 
-from code_interpreter.app import explain
-from code_interpreter.sessions import BusyError, Session
 from tests.helpers.patience import patience
 from tests.helpers.sandboxes import needs_sandbox
 from tests.helpers.web import INTERPRETER, Service, run_service
@@ -184,54 +181,6 @@ async def test_a_connection_has_a_session_while_it_lasts(tmp_path: Path) -> None
         await service.until(lambda health: health["sessions"] == 0)
 
 
-async def test_a_cell_may_raise_anything(tmp_path: Path) -> None:
-    async with interpreter(tmp_path) as service:
-        session = await begin(service)
-        for source, error in [
-            ("raise KeyboardInterrupt", "KeyboardInterrupt\n"),
-            ("class E(BaseException): pass\nraise E('own')", "E: own\n"),
-            (
-                "class R:\n def __repr__(self): raise GeneratorExit\nR()",
-                "GeneratorExit\n",
-            ),
-        ]:
-            tried = await session.cell(source)
-            assert (tried["status"], tried["value"]) == (200, None)
-            assert tried["error"].endswith(error)
-        assert await session.value("1") == "1"
-
-
-async def test_a_connection_ends_in_order_whatever_is_sent(tmp_path: Path) -> None:
-    async with interpreter(tmp_path, idle=0.5) as service:
-        url = str(service.client.base_url.copy_with(scheme="ws", path="/converse"))
-        async with patience(), websockets.connect(url) as socket:
-            await socket.send(b"1")
-            await socket.wait_closed()
-            assert (socket.close_code, socket.close_reason) == (1003, "a cell is text")
-        async with patience(), websockets.connect(url) as socket:
-            await service.until(lambda health: health["sessions"] == 1)
-            await service.until(lambda health: health["sessions"] == 0)
-            await socket.send("1")
-            last = json.loads(await socket.recv())
-            assert last == {"error": "the session has ended", "gone": True}
-
-
-async def test_a_session_has_few_calls_at_once() -> None:
-    session = Session()
-    for _ in range(2):
-        with ExitStack() as turns:
-            for _ in range(4):
-                turns.enter_context(session.turn())
-            with pytest.raises(BusyError):
-                turns.enter_context(session.turn())
-        assert session.calls == 0
-    refused = await explain(Request({"type": "http"}), BusyError())
-    assert (refused.status_code, refused.body) == (
-        429,
-        b'{"error":"too many requests of this session are open"}',
-    )
-
-
 async def test_a_session_is_bounded(tmp_path: Path) -> None:
     async with interpreter(tmp_path, timeout=1.0, sessions=2, idle=3.0) as service:
         one, other = await begin(service), await begin(service)
@@ -277,7 +226,7 @@ async def test_no_cell_gets_out(
 
 
 async def test_a_bomb_ends_its_own_session_at_the_most(tmp_path: Path) -> None:
-    async with interpreter(tmp_path, timeout=3.0) as service:
+    async with interpreter(tmp_path, timeout=1.0) as service:
         neighbour = await begin(service)
         await neighbour.cell("x = 1")
         for what, source in BOMBS.items():
@@ -293,8 +242,8 @@ async def test_a_bomb_ends_its_own_session_at_the_most(tmp_path: Path) -> None:
         await service.until(lambda health: health["sessions"] == 1)
 
 
-async def test_a_hundred_sessions_are_there_at_once(tmp_path: Path) -> None:
-    count = 100
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.nightly)])
+async def test_many_sessions_are_there_at_once(tmp_path: Path, count: int) -> None:
     async with interpreter(tmp_path) as service:
         sessions = await asyncio.gather(*(begin(service) for _ in range(count)))
         await asyncio.gather(

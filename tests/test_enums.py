@@ -10,7 +10,6 @@ import pickle
 
 import pytest
 
-from asyncpool import enums
 from asyncpool.enums import (
     CrashKind,
     Delivery,
@@ -40,10 +39,6 @@ EXPECTED: dict[type[enum.StrEnum], list[str]] = {
     TimeLimit: ["timeout", "queue_timeout", "deadline"],
 }
 MEMBERS = [member for kind in EXPECTED for member in kind]
-
-
-def test_the_enums_are_these() -> None:
-    assert sorted(kind.__name__ for kind in EXPECTED) == enums.__all__
 
 
 @pytest.mark.parametrize("kind", EXPECTED)

@@ -327,19 +327,6 @@ def test_there_is_an_example_of_each() -> None:
     } - abstract
 
 
-def test_the_tree_is_the_one_in_the_documentation() -> None:
-    tree = errors.__doc__ or ""
-    depth = {
-        line.split("`")[1]: (len(line) - len(line.lstrip())) // 4
-        for line in tree.splitlines()
-        if line.lstrip().startswith("* ")
-    }
-    assert set(depth) | {"RemoteTraceback"} == set(errors.__all__)
-    for name, level in depth.items():
-        ancestors = getattr(errors, name).__mro__
-        assert sum(base.__name__ in depth for base in ancestors) == level + 1
-
-
 def test_only_what_a_stranger_would_catch_is_a_built_in_error_too() -> None:
     builtin = {
         name: {

@@ -84,12 +84,6 @@ def test_the_page_has_the_stacks_and_says_what_they_are() -> None:
     assert "<h1>Where the time went: pool shop, 2 s</h1>" in page
 
 
-def test_the_page_needs_no_other_host() -> None:
-    page = SHOP.html()
-    assert "default-src 'none'" in page
-    assert not re.search(r"https?:|//[a-z]|@import|url\(|\ssrc=|\shref=", page)
-
-
 def test_nothing_runs_but_what_the_page_says() -> None:
     page = SHOP.html()
     for element in ("script", "style"):
@@ -104,17 +98,6 @@ def test_no_name_is_taken_for_markup() -> None:
     assert html.escape(EVIL) in page
     assert page.count("<script") == SHOP.html().count("<script") == 2
     assert EVIL in data_of(page)["names"]
-
-
-def test_it_is_written_to_a_file(tmp_path: Path) -> None:
-    SHOP.write_html(tmp_path / "flame.html")
-    assert (tmp_path / "flame.html").read_text(encoding="utf-8") == SHOP.html()
-    with pytest.raises(FileNotFoundError):
-        SHOP.write_html(tmp_path / "nowhere" / "flame.html")
-
-
-def test_a_profile_without_samples_has_a_page_too() -> None:
-    assert [row[1:] for row in data_of(profile().html())["rows"]] == [[0, 0, 0]]
 
 
 def test_what_no_screen_can_show_is_left_out() -> None:
@@ -225,17 +208,3 @@ def test_no_screen_scrolls_sideways(browser: Any, tmp_path: Path, wide: int) -> 
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert (inside <= outside, outside) == (True, wide)
-
-
-@IN_A_BROWSER
-def test_light_and_dark(browser: Any, tmp_path: Path) -> None:
-    colours = set()
-    for scheme in ("light", "dark"):
-        browser.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia",
-            {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
-        )
-        open_page(browser, tmp_path, SHOP)
-        body = browser.find_element(By.TAG_NAME, "body")
-        colours.add(body.value_of_css_property("background-color"))
-    assert len(colours) == 2

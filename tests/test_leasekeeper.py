@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import re
-import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -23,8 +21,6 @@ from asyncpool.events import (
     LeaseThrottled,
 )
 from tests.helpers.virtual_time import VirtualLoop, run
-
-Send = Callable[[str], Awaitable[object]]
 
 
 class Outside:
@@ -111,19 +107,6 @@ def test_no_beat_begins_after_a_lease_was_removed(*, again: bool) -> None:
     run(main())
 
 
-def test_the_defaults_are_one_a_second_and_two_minutes() -> None:
-    async def main() -> None:
-        outside = Outside()
-        async with LeaseKeeper(outside.extend) as keeper:
-            for name in "abc":
-                keeper.add(name)
-            await reach(241.5)
-        assert outside.log == ["a0", "b1", "c2", "a120", "b121", "c122", "a240", "b241"]
-        assert keeper.stats().capacity == 120
-
-    run(main())
-
-
 def test_a_lease_is_kept_as_long_as_its_job_is_not_done() -> None:
     async def main() -> None:
         outside = Outside()
@@ -140,19 +123,6 @@ def test_a_lease_is_kept_as_long_as_its_job_is_not_done() -> None:
             await reach(50)
         assert isinstance(failed.exception(), OSError)
         assert outside.log == ["a0", "b0.1", "c0.2", "a10", "b10.1", "c10.2"]
-
-    run(main())
-
-
-def test_a_job_that_is_done_already_needs_no_lease() -> None:
-    async def main() -> None:
-        outside, done = Outside(), job()
-        done.set_result(None)
-        async with LeaseKeeper(outside.extend) as keeper:
-            keeper.keep("a", done)
-            assert keeper.stats().leases == 0
-            await reach(5)
-        assert outside.log == []
 
     run(main())
 
@@ -266,25 +236,6 @@ def test_a_loop_that_stalled_for_too_long_gives_its_leases_up_before_any_beat() 
     run(main())
 
 
-@pytest.mark.logs("on-lost-failed")
-def test_who_has_no_job_is_called(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        outside = Outside(a=[LeaseLostError()], b=[LeaseLostError()])
-        lost: list[str] = []
-
-        def fail(lease: str) -> None:
-            raise OSError(lease)
-
-        async with LeaseKeeper(outside.extend) as keeper:
-            keeper.add("a", on_lost=fail)
-            keeper.add("b", on_lost=lost.append)
-            await reach(5)
-        assert lost == ["b"]
-
-    run(main())
-    assert "on_lost raised; the keeper goes on" in caplog.text
-
-
 def test_a_throttled_beat_slows_all_of_them_down() -> None:
     async def main() -> None:
         slow = ThrottledError()
@@ -323,28 +274,6 @@ def test_an_unknown_error_is_retried_and_then_told(
     assert "lease 'a' not extended for 7.5 s: OSError('down')" in caplog.text
 
 
-def test_a_total_outage_is_told_long_before_the_leases_lapse(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    down = OSError("down")
-
-    async def main() -> None:
-        answers: list[float | BaseException] = [0.0, down]
-        outside = Outside(**{f"{n}": answers for n in range(120)})
-        async with LeaseKeeper(outside.extend) as keeper:
-            events = keeper.events()
-            for n in range(120):
-                keeper.add(f"{n}")
-            first = await anext(events)
-            # It was extended at 5.  Those before it were repeated a little earlier.
-            assert first == LeaseMissed("5", 133.0, down)
-            assert now() == 138
-
-    run(main())
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "lease '5' not extended for 133 s: OSError('down')"
-
-
 def test_an_outside_system_that_is_down_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -367,18 +296,6 @@ def test_an_outside_system_that_is_down_does_not_fill_the_log(
     ]
 
 
-def test_what_cancels_itself_inside_has_failed() -> None:
-    async def main() -> None:
-        outside = Outside(a=[asyncio.CancelledError(), 0.0])
-        async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
-            keeper.add("a")
-            await reach(5)
-            assert (keeper.stats().failed, keeper.stats().renewed) == (1, 1)
-        assert outside.log == ["a0", "a1"]
-
-    run(main())
-
-
 def test_a_beat_that_hangs_ends_in_time_for_its_retries() -> None:
     async def main() -> None:
         outside = Outside(a=[9e9])
@@ -395,23 +312,6 @@ def test_a_beat_that_hangs_ends_in_time_for_its_retries() -> None:
         assert outside.log == ["a0", "b1", "a22.5", "a52.5", "a97.5", "b120", "a121"]
 
     run(main())
-
-
-def test_slow_beats_of_several_leases_overlap_as_far_as_the_rate_asks_for() -> None:
-    async def main(rate: float, most: int, renewals: int) -> None:
-        outside = Outside(**{f"{n}": [10.0] for n in range(200)})
-        async with LeaseKeeper(outside.extend, rate, 100.0, timeout=50.0) as keeper:
-            for n in range(200):
-                keeper.add(f"{n}")
-            await reach(29.9)
-            assert keeper.stats().in_progress == most
-        assert (outside.most, len(outside.log)) == (most, renewals)
-
-    run(main(0.2, 2, 6))  # a renewal in 5 s, each takes 10
-    # It is known from the first answer on how long they take.
-    run(main(1.0, 10, 24))
-    run(main(20.0, 32, 84))
-    run(main(1000.0, 32, 96))
 
 
 @pytest.mark.logs("leases-saturated", "leases-relieved")
@@ -534,54 +434,6 @@ def test_whoever_cancels_its_end_still_waits_for_it(by: str) -> None:
     run(main())
 
 
-def test_an_error_in_its_context_leaves_it_as_itself() -> None:
-    async def main() -> None:
-        async def use() -> None:
-            async with LeaseKeeper(Outside(a=[99.0]).extend) as keeper:
-                keeper.add("a")
-                await reach(1)
-                raise OSError("mine")
-
-        with pytest.raises(OSError, match="mine"):
-            await use()
-
-    run(main())
-
-
-def test_nothing_is_held_on_to() -> None:
-    class Lease:
-        pass
-
-    async def main() -> None:
-        async def send(lease: Lease) -> None:
-            pass
-
-        keeper = LeaseKeeper(send, max_rate=100.0, interval=1.0)
-        seen: weakref.WeakSet[Any] = weakref.WeakSet()
-        forever = job()
-        async with keeper:
-            lease, short = Lease(), job()
-            keeper.keep(lease, short)
-            seen.update([lease, short])
-            await reach(5)
-            short.set_result(None)
-            await asyncio.sleep(0)
-            lease = Lease()
-            keeper.keep(lease, forever)
-            seen.add(lease)
-            assert keeper.remove(lease)
-            lease = Lease()
-            keeper.keep(lease, forever)
-            seen.update([lease, keeper])
-            await reach(20)
-        del keeper, lease, short
-        gc.collect()
-        assert not list(seen)
-        forever.cancel()
-
-    run(main())
-
-
 TTL_TOO_SHORT = (
     "an interval of 120 s and 3 retries, of 15 s each, can take 247.5 s until a lease is "
     "extended, and it is given up after 243 s, nine tenths of ttl=270: choose a shorter "
@@ -659,32 +511,3 @@ def test_a_keeper_is_used_where_it_runs_and_only_once() -> None:
 
     with pytest.warns(RuntimeWarning, match="never awaited"):
         run(main())
-
-
-def test_a_keeper_belongs_to_one_loop() -> None:
-    async def elsewhere(keeper: LeaseKeeper[str]) -> None:
-        with pytest.raises(
-            RuntimeError, match=r"^a lease keeper belongs to another event loop: "
-        ):
-            keeper.add("a")
-
-    async def main() -> None:
-        async with LeaseKeeper(Outside().extend) as keeper:
-            await asyncio.to_thread(asyncio.run, elsewhere(keeper))
-
-    asyncio.run(main())
-
-
-def test_a_quiet_keeper_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "asyncpool")
-
-    async def main() -> None:
-        async with LeaseKeeper(Outside().extend, interval=10.0) as keeper:
-            done = job()
-            keeper.keep("a", done)
-            await reach(50)
-            done.set_result(None)
-            await asyncio.sleep(0)
-
-    run(main())
-    assert not [r for r in caplog.records if r.name.startswith("asyncpool")]

@@ -10,13 +10,13 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from asyncpool._system import memory as _memory
-from asyncpool._system.memory import Memory, available, create
+from asyncpool._system.memory import Memory, create
 from tests.helpers.guards import open_fds
 
 SIZE = 100_000
@@ -66,26 +66,6 @@ def fresh() -> Memory:
 
 
 # What it is.
-
-
-def test_it_is_available_where_files_can_be_sealed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert available()
-    with monkeypatch.context() as patch:
-        patch.delattr(os, "memfd_create")
-        assert not available()
-    with monkeypatch.context() as patch:
-        patch.delattr(fcntl, "F_ADD_SEALS")
-        assert not available()
-
-
-def test_it_has_its_size_and_is_there(fd: int) -> None:
-    status = os.fstat(fd)
-    assert status.st_size == SIZE
-    assert status.st_blocks * 512 >= SIZE  # and not only promised
-    assert not os.get_inheritable(fd)
-    assert os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:asyncpool ")
 
 
 @pytest.mark.parametrize(
@@ -142,24 +122,7 @@ def test_memory_that_is_not_there_is_an_error_and_leaves_no_descriptor(
     assert open_fds() == before
 
 
-def test_what_cannot_be_mapped_is_an_error(fd: int) -> None:
-    for bad, size, number in ((fd, 0, errno.EINVAL), (-1, 10, errno.EBADF)):
-        with pytest.raises(OSError, match=os.strerror(number)) as caught:
-            Memory(bad, size)
-        assert caught.value.errno == number
-
-
 # Mappings.
-
-
-def test_it_begins_as_zeros_and_all_of_it_can_be_seen() -> None:
-    memory = fresh()
-    view = memory.lend(lambda: None)
-    assert (len(view), view.format, view.itemsize) == (SIZE, "B", 1)
-    assert not view.readonly
-    assert view.contiguous
-    assert bytes(view) == bytes(SIZE)
-    assert memory.size == SIZE
 
 
 @pytest.mark.skipif(
@@ -176,27 +139,6 @@ def test_it_is_warm_wherever_it_is_mapped() -> None:
         memory.write(0, [data])
     faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
     assert faults < 200, "none for each page"
-
-
-def test_two_mappings_are_one_memory(fd: int) -> None:
-    one, other = Memory(fd, SIZE), Memory(fd, SIZE)
-    here, there = one.lend(lambda: None), other.lend(lambda: None)
-    here[:5] = b"hello"
-    there[-5:] = b"world"
-    assert bytes(there[:5]) == b"hello"
-    assert bytes(here[-5:]) == b"world"
-
-
-def test_it_holds_no_descriptor() -> None:
-    before = open_fds()
-    fd = create(SIZE)
-    memory = Memory(fd, SIZE)
-    view = memory.lend(lambda: None)
-    os.close(fd)
-    assert open_fds() == before
-    view[:] = b"x" * SIZE
-    memory.write(1, [b"y"])
-    assert bytes(view) == b"xy" + b"x" * (SIZE - 2)
 
 
 def test_it_is_unmapped_when_nobody_has_it(fd: int) -> None:
@@ -217,14 +159,6 @@ def test_a_view_outlives_it(fd: int) -> None:
     assert os.pread(fd, 12, 9) == b"\x000123456789\x00"
     del part
     assert mapped() == before
-
-
-def test_it_outlives_a_view() -> None:
-    memory = fresh()
-    view = memory.lend(lambda: None)
-    view[:3] = b"abc"
-    del view
-    assert bytes(memory.lend(lambda: None)[:3]) == b"abc"
 
 
 # Writing.
@@ -273,24 +207,6 @@ def test_a_piece_may_reach_to_the_end_and_no_further() -> None:
     assert bytes(view[-4:]) == b"\x0012c"
 
 
-def test_what_is_written_is_let_go_of() -> None:
-    memory = fresh()
-    source = bytearray(b"x" * 1000)
-    memory.write(0, [memoryview(source)])
-    source.clear()  # which it refuses while anybody has a view of it
-    with pytest.raises(ValueError, match="do not fit"):
-        memory.write(SIZE, [memoryview(kept := bytearray(10))])
-    kept.clear()
-    with closing(mmap.mmap(-1, 4096)) as mapping:
-        memory.write(0, [memoryview(mapping)])
-
-
-def test_a_piece_with_holes_is_refused() -> None:
-    memory = fresh()
-    with pytest.raises(BufferError):
-        memory.write(0, [memoryview(b"abcdef")[::2]])
-
-
 # The end of a view.
 
 
@@ -330,50 +246,6 @@ def test_the_end_is_told_when_the_collector_comes_for_it() -> None:
         gc.collect()
     finally:
         gc.enable()
-    assert len(calls) == 1
-
-
-def test_the_end_is_told_when_it_is_gone_itself(fd: int) -> None:
-    calls = Calls()
-    view = Memory(fd, SIZE).lend(calls)
-    assert len(calls) == 0
-    del view
-    assert len(calls) == 1
-
-
-def test_the_end_is_told_in_the_thread_that_sees_it() -> None:
-    memory = fresh()
-    calls = Calls()
-    views = [memory.lend(calls)]
-    thread = threading.Thread(target=views.clear)
-    thread.start()
-    thread.join()
-    assert calls.threads == [thread.ident]
-
-
-def test_each_view_has_its_own_end() -> None:
-    memory = fresh()
-    one, other = Calls(), Calls()
-    first = memory.lend(one)
-    del first
-    second = memory.lend(other)
-    assert (len(one), len(other)) == (1, 0)
-    del second
-    assert (len(one), len(other)) == (1, 1)
-
-
-def test_an_end_that_nobody_wants_to_hear_of_is_not_told() -> None:
-    memory = fresh()
-    calls = Calls()
-    view = memory.lend(calls)
-    memory.forget_view()
-    view[:3] = b"abc"
-    assert bytes(view[:3]) == b"abc"
-    del view
-    gc.collect()
-    assert len(calls) == 0
-    again = memory.lend(calls)
-    del again
     assert len(calls) == 1
 
 

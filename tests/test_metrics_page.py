@@ -89,15 +89,6 @@ async def test_anything_else_is_refused(
         assert body == text
 
 
-async def test_a_page_is_made_once_for_clients_that_come_together() -> None:
-    async with patience(), MetricsPage(HERE) as page:
-        large = Large()
-        page.registry.register(large)
-        large.asked = 0
-        await asyncio.gather(*(ask(page, "HEAD /metrics") for _ in range(10)))
-        assert large.asked == 1
-
-
 async def test_who_sends_no_request_is_closed_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -147,15 +138,6 @@ async def test_more_clients_than_that_are_closed_at_once() -> None:
         await come_true(lambda: not page._clients)
         head, _ = await ask(page, "GET /metrics")
         assert head.startswith("HTTP/1.1 200 OK")
-
-
-async def test_the_end_does_not_wait_for_clients() -> None:
-    async with patience():
-        async with MetricsPage(HERE) as page:
-            reader, writer = await connect(page)
-            await come_true(lambda: bool(page._clients))
-        assert await ends(reader)
-        writer.close()
 
 
 async def test_an_address_in_use_is_refused() -> None:

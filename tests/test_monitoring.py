@@ -10,7 +10,8 @@ from typing import Any
 from asyncpool.prometheus._cluster_metrics import CLUSTER_METRICS
 from asyncpool.prometheus._families import ExportedMetric
 from asyncpool.prometheus._pool_metrics import METRICS as POOL_METRICS
-from tests.helpers.scraping import find_tool, names_in
+from tests.helpers.programs import find_program
+from tests.helpers.scraping import names_in
 from tests.helpers.scripts import ROOT
 
 METRICS: tuple[ExportedMetric[Any], ...] = (
@@ -64,26 +65,9 @@ def test_each_metric_has_a_panel() -> None:
     assert hidden == []
 
 
-def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
-    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard["panels"]:
-        at = panel["gridPos"]
-        cells = {
-            (at["x"] + right, at["y"] + down)
-            for right in range(at["w"])
-            for down in range(at["h"])
-        }
-        assert all(column < 24 for column, _ in cells)
-        assert taken.isdisjoint(cells), panel["title"]
-        taken |= cells
-    numbers = [panel["id"] for panel in dashboard["panels"]]
-    assert len(set(numbers)) == len(numbers)
-
-
 def test_the_alerts_tell_what_they_should() -> None:
     """Each one, when it should and when it should not; see alerts_test.yml."""
-    promtool = find_tool("promtool")
+    promtool = find_program("promtool")
     checked = subprocess.run(
         [promtool, "test", "rules", str(Path(__file__).parent / "alerts_test.yml")],
         capture_output=True,
@@ -91,11 +75,3 @@ def test_the_alerts_tell_what_they_should() -> None:
         check=False,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
-def test_each_alert_is_tested() -> None:
-    tests = (Path(__file__).parent / "alerts_test.yml").read_text()
-    alerts = [line.split()[-1] for line in rules().splitlines() if "- alert:" in line]
-    assert len(alerts) == 18
-    for alert in alerts:
-        assert f'ALERTS{{alertname="{alert}",' in tests

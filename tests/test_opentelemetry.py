@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import asyncio
 import dataclasses
 import gc
 import subprocess
@@ -13,11 +11,9 @@ import pytest
 from opentelemetry.sdk.metrics.export import Metric
 from opentelemetry.trace import NoOpTracerProvider
 
-from asyncpool import Pool, PoolClosedError, PoolStats
+from asyncpool import Pool, PoolStats
 from asyncpool.enums import RunState
 from asyncpool.opentelemetry import instrument, uninstrument
-from asyncpool.opentelemetry._metrics import PoolMetrics
-from tests.helpers.scripts import ROOT
 from tests.helpers.spans import Figures
 from tests.helpers.told_pool import SLOT, STATS, told
 
@@ -100,18 +96,6 @@ def test_each_figure_is_exported(figures: Figures) -> None:
         "hung": 1,
         "out of memory": 6,
     }
-
-
-def test_every_point_has_the_name_of_its_pool_and_none_a_pid_or_a_job(
-    figures: Figures,
-) -> None:
-    pool = told()
-    watch(pool, figures)
-    for name, points in figures.points().items():
-        for about in map(dict, points):
-            assert about["asyncpool.pool.name"] == "images", name
-            assert not {4711, "4711", 815, "815"} & set(about.values())
-            assert all(type(value) in {str, int} for value in about.values())
 
 
 def test_names_and_units_keep_the_conventions(figures: Figures) -> None:
@@ -220,14 +204,6 @@ def test_what_is_refused(figures: Figures) -> None:
     watch(pool, figures)  # nothing of that has left a trace
 
 
-def test_a_closed_pool_is_refused(figures: Figures) -> None:
-    pool = Pool(1, name="images")
-    asyncio.run(pool.close())
-    with pytest.raises(PoolClosedError) as caught:
-        watch(pool, figures)
-    assert str(caught.value) == "pool images is closed"
-
-
 def test_a_closed_pool_leaves_its_name_to_a_new_one(figures: Figures) -> None:
     closed = told()
     watch(closed, figures)
@@ -247,35 +223,6 @@ def test_a_pool_that_is_gone_drops_out(figures: Figures) -> None:
     again = told()
     watch(again, figures)
     assert figures.values("asyncpool.job.queue.length") == 17
-
-
-def test_pools_that_have_ended_are_not_kept_for_ever(figures: Figures) -> None:
-    metrics = PoolMetrics(figures.provider)
-
-    def begin_and_end(number: int) -> None:
-        pool = told(name=f"pool-{number}")
-        metrics.add(pool, None).end(pool)
-
-    for number in range(150):
-        begin_and_end(number)
-    gc.collect()
-    points = figures.points()["asyncpool.job.submitted"]
-    names = {dict(about)["asyncpool.pool.name"] for about in points}
-    assert names == {f"pool-{number}" for number in range(49, 150)}
-    assert "asyncpool.job.submitted" not in figures.points(), "each was there once"
-
-
-def test_no_other_part_needs_opentelemetry() -> None:
-    package = ROOT / "asyncpool"
-    importing = {
-        path.relative_to(package).parts[0]
-        for path in package.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.Import | ast.ImportFrom))
-        for name in [getattr(node, "module", None), *(each.name for each in node.names)]
-        if name is not None and name.partition(".")[0] == "opentelemetry"
-    }
-    assert importing == {"opentelemetry"}
 
 
 def test_only_the_api_is_needed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import gc
 import subprocess
@@ -15,9 +14,8 @@ from prometheus_client.openmetrics import exposition, parser
 from asyncpool import PoolStats
 from asyncpool.enums import RunState
 from asyncpool.prometheus import register, unregister
-from asyncpool.stats import Histogram
-from tests.helpers.scraping import Figures, find_tool
-from tests.helpers.scripts import ROOT
+from tests.helpers.programs import find_program
+from tests.helpers.scraping import Figures
 from tests.helpers.told_pool import NODE, SLOT, STATS, told
 
 
@@ -133,27 +131,6 @@ def test_histograms_are_cumulative_and_always_have_the_same_bounds(
     assert len(bounds) == 15
 
 
-def test_what_is_longer_than_the_last_bound_is_counted(
-    registry: CollectorRegistry,
-) -> None:
-    hours = Histogram(bounds=(8589.934592,), counts=(2,), total=14_400.0)
-    pool = told(dataclasses.replace(STATS, started=hours))
-    register(pool, registry)
-    found = scrape(registry)
-    assert found.get("worker_start_seconds_bucket", le="4294.967296") == 0
-    assert found.get("worker_start_seconds_bucket", le="+Inf") == 2
-
-
-def test_no_label_has_a_pid_or_the_number_of_a_job(
-    registry: CollectorRegistry,
-) -> None:
-    pool = told()
-    register(pool, registry)
-    text = scrape(registry).text
-    assert "4711" not in text
-    assert "815" not in text
-
-
 def test_the_conventions_of_prometheus_are_kept(registry: CollectorRegistry) -> None:
     pool = told()
     register(pool, registry)
@@ -169,7 +146,7 @@ def test_the_conventions_of_prometheus_are_kept(registry: CollectorRegistry) -> 
 
 
 def test_promtool_has_no_complaint(registry: CollectorRegistry) -> None:
-    promtool = find_tool("promtool")
+    promtool = find_program("promtool")
     first, second = told(), told(name="mail")
     register(first, registry)
     register(second, registry)
@@ -201,15 +178,6 @@ def test_several_pools_are_told_apart(registry: CollectorRegistry) -> None:
     assert found.get("jobs_queued", pool="images") == 17
     assert found.get("jobs_queued", pool="mail") == 2
     assert found.text.count("# TYPE asyncpool_jobs_queued ") == 1
-
-
-def test_two_registries_do_not_know_of_each_other(registry: CollectorRegistry) -> None:
-    pool, other = told(), CollectorRegistry()
-    register(pool, registry)
-    register(pool, other)
-    unregister(pool, other)
-    assert scrape(registry).labels("pool") == {"images"}
-    assert scrape(other).labels("pool") == set()
 
 
 def test_registering_twice_is_an_error(registry: CollectorRegistry) -> None:
@@ -272,39 +240,6 @@ def test_a_pool_that_is_gone_drops_out(registry: CollectorRegistry) -> None:
     again = told()
     register(again, registry)
     assert scrape(registry).labels("pool") == {"images"}
-
-
-def test_the_name_of_a_pool_that_is_gone_is_free(registry: CollectorRegistry) -> None:
-    pool = told()
-    register(pool, registry)
-    del pool
-    gc.collect()
-    again = told()
-    register(again, registry)
-    assert scrape(registry).get("jobs_queued") == 17
-
-
-def test_a_registry_is_not_kept() -> None:
-    registry, pool = CollectorRegistry(), told()
-    register(pool, registry)
-    before = sum(isinstance(each, CollectorRegistry) for each in gc.get_objects())
-    del registry
-    gc.collect()
-    after = sum(isinstance(each, CollectorRegistry) for each in gc.get_objects())
-    assert after == before - 1
-
-
-def test_nothing_else_imports_prometheus_client() -> None:
-    package = ROOT / "asyncpool"
-    importing = {
-        path.relative_to(package).parts[0]
-        for path in package.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.Import | ast.ImportFrom))
-        for name in [getattr(node, "module", None), *(each.name for each in node.names)]
-        if name is not None and name.partition(".")[0] == "prometheus_client"
-    }
-    assert importing == {"prometheus"}
 
 
 def test_without_the_extra_the_import_says_how_to_install_it() -> None:

@@ -12,7 +12,8 @@ from asyncpool.cluster import RequestStats
 from asyncpool.enums import RunState
 from asyncpool.prometheus import register, unregister
 from asyncpool.stats import Histogram
-from tests.helpers.scraping import Figures, find_tool
+from tests.helpers.programs import find_program
+from tests.helpers.scraping import Figures
 from tests.helpers.told_cluster import STATS, told_cluster
 from tests.helpers.told_pool import told
 
@@ -90,19 +91,11 @@ def test_a_status_that_http_does_not_know_is_exported_if_there_is_one(
     assert found.get("cluster_requests_total", status="other") == 3
 
 
-def test_no_label_has_a_pid(registry: CollectorRegistry) -> None:
-    cluster = told_cluster()
-    register(cluster, registry)
-    found = scrape(registry)
-    assert "4711" not in found.text
-    assert found.labels("slot") == {"1"}
-
-
 def test_promtool_has_no_complaint(registry: CollectorRegistry) -> None:
     cluster = told_cluster()
     register(cluster, registry)
     checked = subprocess.run(
-        [find_tool("promtool"), "check", "metrics"],
+        [find_program("promtool"), "check", "metrics"],
         input=generate_latest(registry),
         capture_output=True,
         check=False,
@@ -120,14 +113,6 @@ def test_a_pool_and_a_cluster_may_have_one_name(registry: CollectorRegistry) -> 
     unregister(cluster, registry)
     assert scrape(registry).labels("cluster") == set()
     assert scrape(registry).labels("pool") == {"shop"}
-
-
-def test_a_registry_of_pools_has_nothing_of_clusters(
-    registry: CollectorRegistry,
-) -> None:
-    pool = told()
-    register(pool, registry)
-    assert "asyncpool_cluster" not in scrape(registry).text
 
 
 def test_two_clusters_need_two_names(registry: CollectorRegistry) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import count
 from random import Random
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -15,7 +14,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.random_walks.sampling import UnknownStrategyError, sample
 from tests.random_walks.walk import Failure, Model, Step, shortest, walk, walk_again
 
 
@@ -53,16 +51,6 @@ class SmallPurse(Purse):
     limit = 20
 
 
-def test_every_rule_happens_and_a_model_that_is_right_does_not_fail() -> None:
-    happened: set[str] = set()
-    for seed in range(50):
-        steps, failure = walk(Model(Purse), Random(seed))
-        assert failure is None
-        assert steps[0].rule == "start"
-        happened.update(step.rule for step in steps)
-    assert happened == {"start", "earn", "spend", "lose"}
-
-
 def failing_walk(model: Model, rule_: str) -> tuple[list[Step], Failure]:
     """Return the first walk that fails and has that rule."""
     for seed in count():
@@ -82,23 +70,3 @@ def test_what_is_left_of_a_walk_that_fails_is_what_it_needs_for_that() -> None:
     assert {step.rule for step in few} == {"start", "earn"}
     for left_out in range(1, len(few)):
         assert walk_again(model, [*few[:left_out], *few[left_out + 1 :]]) is None
-
-
-def test_a_rule_draws_the_same_again() -> None:
-    begun: list[Purse] = []
-
-    class Watched(Purse):
-        def __init__(self) -> None:
-            super().__init__()
-            begun.append(self)
-
-    for seed in range(50):
-        steps, _ = walk(Model(Watched), Random(seed))
-        assert walk_again(Model(Watched), steps) is None
-        assert (begun[-1].seen, begun[-1].money) == (begun[-2].seen, begun[-2].money)
-    assert any(purse.seen for purse in begun)
-
-
-def test_a_strategy_that_is_unknown_is_named() -> None:
-    with pytest.raises(UnknownStrategyError, match="no sampler for FloatStrategy"):
-        sample(st.floats(), Random(0))

@@ -18,7 +18,7 @@ import pytest
 
 from tests.helpers.gate import short_folder
 from tests.helpers.patience import PATIENCE
-from tests.helpers.redis_server import find_server, pause, poll, redis_server
+from tests.helpers.redis_server import pause, poll, redis_server
 
 redis = pytest.importorskip("redis", reason="needs the package redis")
 
@@ -250,17 +250,6 @@ def test_a_consumer_that_has_lost_an_entry_stops_its_job(site: Site) -> None:
     assert site.pending() == 1
 
 
-def test_an_entry_that_fails_is_not_tried_for_ever(site: Site) -> None:
-    entry = site.add(text="no rounds")
-    owner = site.start()
-    poll(lambda: f"failed {entry}" in site.said(owner))
-    poll(lambda: site.pending() == 0)
-    ((_, dead),) = site.client.xrange("jobs:dead")
-    assert dead == {"entry": entry, "error": "KeyError: 'rounds'"}
-    site.stop()
-    assert site.said(owner) == [f"failed {entry}"]
-
-
 def test_a_lease_that_workers_may_outlive_is_refused() -> None:
     done = subprocess.run(
         [
@@ -274,20 +263,3 @@ def test_a_lease_that_workers_may_outlive_is_refused() -> None:
     )
     assert done.returncode == 2
     assert "--lease: must be at least 2 seconds" in done.stderr
-
-
-def test_without_a_server_the_tests_are_skipped_but_fail_in_ci(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("ASYNCPOOL_REDIS_SERVER", raising=False)
-    monkeypatch.delenv("CI", raising=False)
-    missing = "install the Debian package redis-server"
-    with pytest.raises(pytest.skip.Exception, match=missing):
-        find_server()
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match=missing):
-        find_server()
-    monkeypatch.setenv("ASYNCPOOL_REDIS_SERVER", "none")
-    with pytest.raises(pytest.skip.Exception, match="could not be installed"):
-        find_server()

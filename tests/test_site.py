@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from tests.helpers.scripts import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
-DECISIONS = [path for path in DOCS.glob("decisions/*.md") if path.stem != "index"]
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -46,12 +44,3 @@ def test_no_link_leaves_the_site(page: str) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", (DOCS / page).read_text()):
         if "://" not in link and not link.startswith("#"):
             assert (DOCS / page).parent.joinpath(link).resolve().is_relative_to(DOCS)
-
-
-PARTS = ["Question", "What was tried", "Choice"]
-
-
-@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
-def test_a_decision_says_what_was_asked_and_tried(path: Path) -> None:
-    headings = re.findall(r"^## (.*)$", path.read_text(), re.MULTILINE)
-    assert [heading for heading in headings if heading in PARTS] == PARTS

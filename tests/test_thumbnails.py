@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import random
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -26,13 +25,9 @@ from tests.helpers.web import Service, run_service
 from thumbnails.app import app
 from thumbnails.images import BadImageError, make_thumbnail
 
-ROOT = Path(__file__).parents[1]
-
 GOOD = image("JPEG")
 CUT = GOOD[: len(GOOD) // 2]
 
-# 96 MB of coefficients, gone through for a second or two.
-SLOW = progressive_jpeg(4000, rounds=100)
 # 96 MB of coefficients, gone through for minutes if nobody stops it.
 ENDLESS = progressive_jpeg(4000, rounds=5000)
 # 216 MB of them, for some seconds.
@@ -95,17 +90,6 @@ class TestOverHttp:
             health = await service.health()
             assert (health["completed"], health["crashes"]) == (7, 0)
 
-    async def test_other_nonsense_is_refused(self, tmp_path: Path, loop: str) -> None:
-        async with run_service(tmp_path, loop=loop, workers=1) as service:
-            answer = await service.thumbnail(GOOD, "huge")
-            assert answer.status_code == 400
-            reason = "size must be one of small, medium, large"
-            assert answer.json() == {"error": reason}
-            answer = await service.client.get("/thumbnails")
-            assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-            assert (await service.client.get("/")).status_code == 404
-            assert (await service.health())["submitted"] == 0
-
     @pytest.mark.parametrize(
         "request_",
         [
@@ -124,23 +108,6 @@ class TestOverHttp:
             assert status == 413
             assert body == b'{"error":"an image may have 1000 bytes"}'
             assert (await service.thumbnail(1000 * b"x")).status_code == 422
-
-    async def test_an_upload_that_never_ends_is_given_up(
-        self, tmp_path: Path, loop: str
-    ) -> None:
-        async with run_service(tmp_path, loop=loop, timeout=0.5) as service:
-            status, body = await converse(service, b"Content-Length: 9\r\n\r\nslow")
-            assert (status, body) == (408, b'{"error":"the upload takes too long"}')
-            assert (await service.thumbnail(GOOD)).status_code == 200
-
-    async def test_a_client_may_leave_before_it_has_sent_everything(
-        self, tmp_path: Path, loop: str
-    ) -> None:
-        async with run_service(tmp_path, loop=loop, workers=1) as service:
-            writer = await send_away(service, GOOD, only=len(CUT))
-            writer.close()
-            assert (await service.thumbnail(GOOD)).status_code == 200
-            await service.stop()  # which waits for both, and looks for a traceback
 
     async def test_images_that_kill_their_workers_hurt_nobody_else(
         self, tmp_path: Path, loop: str
@@ -172,26 +139,6 @@ class TestOverHttp:
             # The second one was killed as planned.
             assert (health["crashes"], health["restarts"]) == (1, 2)
             assert (health["completed"], health["failed"]) == (40, 2)
-
-    async def test_a_thumbnail_is_tried_again_but_not_for_ever(
-        self, tmp_path: Path, loop: str
-    ) -> None:
-        async with (
-            run_service(tmp_path, loop=loop, workers=1, timeout=600) as service,
-            asyncio.TaskGroup() as group,
-        ):
-            lucky = group.create_task(service.thumbnail(SLOW))
-            await kill_at_work(service)
-            assert (await lucky).status_code == 200
-            unlucky = group.create_task(service.thumbnail(ENDLESS))
-            await kill_at_work(service)
-            await kill_at_work(service)
-            assert (await unlucky).status_code == 500
-            reason = "each worker that tried this image died"
-            assert unlucky.result().json() == {"error": reason}
-            assert (await service.thumbnail(GOOD)).status_code == 200
-            health = await service.health()
-            assert (health["crashes"], health["takeovers"]) == (3, 2)
 
     async def test_a_client_that_goes_away_takes_its_job_along(
         self, tmp_path: Path, loop: str
@@ -239,42 +186,6 @@ class TestOverHttp:
             assert [(await answer).status_code for answer in accepted] == 3 * [200]
             assert (await service.thumbnail(GOOD)).status_code == 200
 
-    async def test_workers_are_killed_while_many_are_served(
-        self, tmp_path: Path, loop: str
-    ) -> None:
-        dice, kills = random.Random(21), 0
-        requests = iter(range(200))
-        statuses: list[int] = []
-
-        async def ask(service: Service) -> None:
-            nonlocal kills
-            for number in requests:
-                answer = await service.thumbnail(GOOD, "small")
-                statuses.append(answer.status_code)
-                if answer.status_code == 200:
-                    assert opened(answer.content).size == (64, 48)
-                else:
-                    reason = "each worker that tried this image died"
-                    assert answer.json() == {"error": reason}
-                if number % 25 == 12:
-                    victim = dice.choice(await pids(service))
-                    with suppress(ProcessLookupError):  # it is being replaced already
-                        os.kill(victim, signal.SIGKILL)
-                        kills += 1
-
-        async with run_service(tmp_path, loop=loop, workers=4) as service:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(8):
-                    group.create_task(ask(service))
-            assert len(statuses) == 200
-            # It takes two dead workers to fail one request.
-            assert set(statuses) <= {200, 500}
-            assert statuses.count(500) <= kills / 2
-            health = await service.until(lambda health: health["idle"] == 4)
-            assert (health["state"], health["busy"]) == ("running", 0)
-            assert 1 <= health["crashes"] <= kills <= 8
-            assert (await service.thumbnail(GOOD)).status_code == 200
-
     async def test_a_shutdown_answers_what_is_under_way_and_leaves_nothing(
         self, tmp_path: Path, loop: str
     ) -> None:
@@ -319,44 +230,8 @@ class TestHealth:
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert answer.json() == {"error": "no worker can be kept alive"}
 
-    async def test_neither_is_one_that_is_closed(self) -> None:
-        async with asyncpool.Pool(1) as pool:
-            pass
-        async with served(pool) as client:
-            health = await client.get("/health")
-            assert (health.status_code, health.json()["state"]) == (503, "closed")
-            answer = await client.post("/thumbnails", content=GOOD)
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert answer.json() == {"error": "the service is being stopped"}
-
 
 class TestImages:
-    def test_transparency_is_kept(self) -> None:
-        for mode in ("RGBA", "LA"):
-            clear = Image.new(mode, (640, 480))
-            file = io.BytesIO()
-            clear.save(file, "PNG")
-            assert opened(make_thumbnail(file.getvalue(), 64)).mode == "RGBA"
-        assert opened(make_thumbnail(image("PNG"), 64)).mode == "RGB"
-
-    def test_an_image_that_lies_on_its_side_is_put_upright(self) -> None:
-        lying, file = Image.new("RGB", (640, 480)), io.BytesIO()
-        exif = lying.getexif()
-        exif[0x0112] = 6  # the orientation: a quarter turn
-        lying.save(file, "JPEG", exif=exif)
-        thumbnail = opened(make_thumbnail(file.getvalue(), 64))
-        assert thumbnail.size == (48, 64)
-        assert not thumbnail.getexif()
-
-    def test_a_palette_is_scaled_as_smoothly_as_its_colours(self) -> None:
-        stripes = Image.new("P", (640, 480))
-        stripes.putpalette([0, 0, 0, 255, 255, 255])
-        stripes.putdata([x % 2 for _ in range(480) for x in range(640)])
-        file = io.BytesIO()
-        stripes.save(file, "GIF")
-        thumbnail = opened(make_thumbnail(file.getvalue(), 64)).convert("L")
-        assert all(100 < level < 156 for level in thumbnail.tobytes())
-
     @given(data=st.data(), kind=st.sampled_from(("JPEG", "PNG", "GIF", "WEBP")))
     def test_a_damaged_image_is_a_bad_image_or_none(
         self, data: st.DataObject, kind: str
@@ -419,25 +294,6 @@ async def stop_worker(service: Service) -> int:
     (pid,) = await pids(service)
     os.kill(pid, signal.SIGSTOP)
     return pid
-
-
-async def kill_at_work(service: Service) -> None:
-    """Kill the only worker as soon as it reads an image, not before it has begun."""
-    first_seen: dict[tuple[int, int], float] = {}
-
-    def is_reading(health: dict[str, Any]) -> bool:
-        """Tell whether the worker has computed since it was first seen with its job."""
-        if not health["busy"]:
-            return False
-        (slot,) = occupied(health)
-        used = psutil.Process(slot["pid"]).cpu_times().user
-        at_first = first_seen.setdefault((slot["pid"], slot["job_id"]), used)
-        return used > at_first + 0.1
-
-    health = await service.until(is_reading)
-    (slot,) = occupied(health)
-    os.kill(slot["pid"], signal.SIGKILL)
-    await service.until(lambda later: later["crashes"] > health["crashes"])
 
 
 @asynccontextmanager

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.command import (
-    finish_command,
     lines,
     numbers,
     run_command,
     run_without,
-    start_command,
-    wait_until,
     write_module,
 )
-from tests.helpers.patience import PATIENCE
 
 WORK = """
     import asyncio, functools, os, signal, time
@@ -202,52 +195,6 @@ def test_a_crash_takes_what_is_beside_it(folder: Path) -> None:
     assert len((folder / "out").read_text().splitlines()) == 4
 
 
-def test_another_attempt_at_all_that_a_crash_took(folder: Path) -> None:
-    numbers(folder, 4)
-    source = WORK.replace("os.kill(", 'Path("good").touch(); os.kill(')
-    write_module(folder, source)
-    asked = ("map", "work:die_together", "in.jsonl", "-w", "1", "--concurrency", "4")
-    done = run_command(folder, *asked, "--bare", "--max-attempts", "2")
-    assert (done.code, done.out) == (0, "0\n1\n2\n3\n"), done.err
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_an_interrupted_run_goes_on(folder: Path, times: int) -> None:
-    numbers(folder, 60)
-    asked = ["map", "work:wait", "in.jsonl", "-o", "out", "--journal", "run.db"]
-    asked += ["-w", "2", "--concurrency"]
-    process = start_command(folder, *asked, "7")
-    wait_until(folder / "begun", 34)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("ending: running items have 5 s")
-    if times == 2:
-        os.kill(process.pid, signal.SIGHUP)
-    else:
-        (folder / "good").touch()
-    done = finish_command(process)
-    assert done.code in {128 + signal.SIGINT, 128 + signal.SIGHUP}
-    assert "nothing is lost; this goes on:\n    asyncpool map work:wait" in done.err
-    database = sqlite3.connect(folder / "run.db")
-    known = {item for (item,) in database.execute("SELECT item FROM items")}
-    database.close()
-    if times == 1:  # else what is on its way is not waited for
-        assert known == set(begun(folder)), "what was running had no time to end"
-    (folder / "begun").unlink()
-    (folder / "good").touch()
-    assert run_command(folder, *asked, "3").code == 0
-    # None at all, if what had travelled ahead to the workers was done, too.
-    assert sorted(begun(folder)) == sorted(set(range(60)) - known)
-    lines = (folder / "out").read_text().splitlines()
-    assert [json.loads(line)["result"] for line in lines] == list(range(60))
-
-
-def test_csv_gives_keywords(folder: Path) -> None:
-    (folder / "in.csv").write_text("name,size\na,1\nshort\n")
-    done = run_command(folder, "map", "work:keywords", "in.csv", "--bare")
-    assert (done.code, done.out) == (1, '"a has 1"\n')
-
-
 @pytest.mark.parametrize(
     "name", ["twice", "twice.method", "partly", "partly_twice", "decorated"]
 )
@@ -308,26 +255,6 @@ def test_mistakes(folder: Path, name: str, asked: list[str], complaint: str) -> 
         done = run_command(folder, "call", f"work:{name}", "1", *asked)
         assert (done.code, done.out) == (2, "")
         assert done.err == f"asyncpool: work:{name} {complaint}\n"
-
-
-@pytest.mark.parametrize("number", ["0", "1025", "many"])
-def test_concurrency_has_bounds(folder: Path, number: str) -> None:
-    numbers(folder, 1)
-    asked = ("map", "work:count", "in.jsonl", "--concurrency", number)
-    done = run_command(folder, *asked)
-    assert (done.code, done.out) == (2, "")
-    assert "Error: Invalid value for '--concurrency': " in done.err
-
-
-def test_a_call_that_raises_shows_its_traceback(folder: Path) -> None:
-    process = start_command(folder, "call", "work:picky", "1")
-    out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out) == (1, "")
-    # On a busy machine the call may have kept its loop for long, which is told before.
-    told = err.splitlines()
-    _, second, *_, last = told[told.index("Traceback (most recent call last):") :]
-    assert re.search(r'work.py", line \d+, in picky$', second)
-    assert last == "ValueError: not this one"
 
 
 def test_a_call_that_hangs_shows_where_it_waits(folder: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool._cli.dashboard.serving import PORT, open_socket
 from tests.helpers.command import (
     finish_command,
     run_command,
@@ -22,6 +21,7 @@ from tests.helpers.command import (
 )
 from tests.helpers.patience import PATIENCE
 
+PORT = 8750
 ADDRESS = re.compile(r"dashboard: http://127\.0\.0\.1:(\d+)(/[\w-]{22}/)\n")
 
 
@@ -61,7 +61,7 @@ def test_it_prints_the_address_of_the_page(tmp_path: Path) -> None:
 def test_a_second_one_takes_another_port_and_says_so(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # somebody has it anyway
-            stack.enter_context(open_socket("127.0.0.1", PORT))
+            stack.enter_context(socket.create_server(("127.0.0.1", PORT)))
         process, port, _ = stack.enter_context(started(tmp_path))
         process.send_signal(signal.SIGINT)
         done = finish_command(process)
@@ -104,7 +104,7 @@ def test_an_address_that_makes_no_sense_is_refused(tmp_path: Path, bind: str) ->
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_an_error(tmp_path: Path) -> None:
-    with open_socket("127.0.0.1", 0) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run_command(tmp_path, "dashboard", "--bind", bind)
     assert (done.code, done.out) == (3, "")

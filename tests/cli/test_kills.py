@@ -24,7 +24,6 @@ from tests.helpers.command import (
 )
 from tests.helpers.killed_map import expected_line, fails
 
-ROUNDS = 200
 ITEMS = 12_000
 
 
@@ -121,10 +120,11 @@ def check_files(folder: Path, *, ordered: bool) -> None:
         assert lines == expected
 
 
-def test_two_hundred_kills_lose_nothing(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [50, pytest.param(200, marks=pytest.mark.nightly)])
+def test_kills_lose_nothing(server: Server, tmp_path: Path, rounds: int) -> None:
     draw = random.Random(20)
     kills, number, ended = 0, 0, 0
-    while kills < ROUNDS:
+    while kills < rounds:
         number += 1
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -132,7 +132,7 @@ def test_two_hundred_kills_lose_nothing(server: Server, tmp_path: Path) -> None:
         ordered = bool(number % 2)
         known: dict[int, str] = {}
         # The last one may finish; about ten kills go before it.
-        while kills < ROUNDS:
+        while kills < rounds:
             kill = draw.choice((0, 1, 2000, 4000)), 0.02 * draw.random()
             status = server.run(folder, kills, kill, ordered=ordered)
             again = known.keys() & set(begun(folder))

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import io
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from asyncpool._cli.live import status_command
-from asyncpool._cli.live.status_command import LastMinute, live_view
-from asyncpool._core.control.control_protocol import Request
-from asyncpool._runtime.control.client import ControlClient
-from asyncpool._runtime.control.paths import path_of
 from tests.helpers.command import (
     Done,
     in_terminal,
@@ -79,8 +76,8 @@ def program(folder: Path) -> Generator[subprocess.Popen[str]]:
 
 
 def status() -> dict[str, Any]:
-    with ControlClient(path_of("shop"), within=PATIENCE) as client:
-        return client.ask(Request("status"), within=PATIENCE)
+    done = run_command(Path.cwd(), "status", "shop", "--json")
+    return dict(json.loads(done.out))
 
 
 def busy_slot() -> dict[str, Any]:
@@ -105,30 +102,29 @@ def test_a_pool_is_shown(tmp_path: Path) -> None:
         assert any("__main__.wait (job 1)" in line for line in lines[3:])
 
 
-def test_a_pool_is_watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Until it ends; what a terminal showed last is what is left."""
-
-    class Meanwhile(LastMinute):
-        """Has a worker die behind the second line, and the program behind its crash."""
-
-        def add(self, line: dict[str, Any]) -> None:
-            super().add(line)
-            if len(self.moments) == 1:
-                os.kill(victim, signal.SIGKILL)
-            if self.crashes:
-                process.kill()
-
-    monkeypatch.setattr(status_command, "LastMinute", Meanwhile)
+def test_a_pool_is_watched_at_a_terminal(tmp_path: Path) -> None:
+    """Until it ends; what the terminal showed last is what is left."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    command = [sys.executable, "-m", "asyncpool", "status", "shop", "--watch"]
     with program(tmp_path) as process:
         victim = busy_slot()["pid"]
-        words = ["shop", "--watch", "--every", "0.1"]
-        status_command.status_command.main(words, standalone_mode=False)
-    out = capsys.readouterr().out
-    assert "jobs/s" in out
-    assert "p99" in out
-    assert "crash, SIGKILL in __main__.wait" in out
+        watching = subprocess.Popen([*command, "--every", "0.1"], stdout=theirs)
+        os.close(theirs)
+        screen = b""
+        for shown, kill in (
+            (b"jobs/s", lambda: os.kill(victim, signal.SIGKILL)),
+            (b"crash, SIGKILL in __main__.wait", process.kill),
+        ):
+            while shown not in screen:
+                screen += os.read(ours, 65536)
+            kill()
+        with suppress(OSError):  # Linux says so when the other end is closed
+            while os.read(ours, 65536):
+                pass
+        os.close(ours)
+        assert watching.wait(PATIENCE) == 0
+    assert b"p99" in screen
 
 
 def test_who_reads_a_pipe_sees_each_look_at_once(tmp_path: Path) -> None:
@@ -282,87 +278,3 @@ def test_one_way_to_say_which_is_enough(tmp_path: Path) -> None:
     assert done == Done(
         2, "", "asyncpool: NAME and --control say the same: leave one out\n"
     )
-
-
-# What a terminal shows.
-
-CRASH = {
-    "slot": 1,
-    "kind": "out of memory",
-    "signal": "SIGKILL",
-    "exit_code": None,
-    "function": "shop.resize",
-    "stderr_tail": ["so\x1b[31mme", "last words"],
-    "detail": "",
-}
-SLOT = {
-    "generation": 1,
-    "slot": 0,
-    "pid": 77,
-    "state": "busy",
-    "jobs": 1234,
-    "uptime": 62.0,
-    "cpu": 31.0,
-    "memory": 52_428_800,
-    "running": [
-        {"job_id": 9, "function": "shop.resize", "attempt": 2, "seconds": 1.25},
-        {"job_id": 8, "function": "shop.other", "attempt": 1, "seconds": 0.5},
-    ],
-}
-STATUS = {
-    "kind": "pool",
-    "name": "shop",
-    "which": "--control /run/x",
-    "pid": 76,
-    "state": "running",
-    "workers": 2,
-    "idle": 0,
-    "busy": 1,
-    "queued": 17,
-    "oldest_queued": 0.25,
-    "completed": 1000,
-    "functions": [{"jobs": {"ok": 990, "raised": 7}}, {"jobs": {"raised": 3}}],
-    "failed": 2,
-    "cancelled": 1,
-    "timeouts": 3,
-    "crashes": 4,
-    "slots": [SLOT, {**SLOT, "slot": 1, "pid": None, "running": [], "uptime": 0}],
-}
-
-
-def shown_of(minute: LastMinute, **more: int) -> list[str]:
-    console = Console(width=130, file=io.StringIO(), color_system=None)
-    with console.capture() as shown:
-        console.print(live_view({**STATUS, **more}, minute))
-    return [line.rstrip() for line in shown.get().splitlines()]
-
-
-def test_nodes_and_clients_that_are_lost_are_shown() -> None:
-    shown = shown_of(LastMinute(), lost_nodes=1, refused_clients=2)
-    assert shown[2] == "lost nodes: 1   refused clients: 2"
-
-
-def test_a_pool_as_a_terminal_shows_it() -> None:
-    minute = LastMinute()
-    row = [9, "shop.resize", 0, 0, 0.0, 0.001, 0.002, "ok", 1]
-    event = {"type": "Crashed", "at": 0.0, "crash": CRASH}
-    for at, used in ((1.0, 30.0), (2.0, 30.5)):
-        functions = [{"function": "shop.resize", "jobs": {"ok": 40 * at}}]
-        slots = [{**SLOT, "cpu": used}]
-        status = {**STATUS, "slots": slots, "functions": functions}
-        minute.add({"at": at, "status": status, "events": [event], "jobs": [row]})
-    lines = shown_of(minute)
-    assert lines[:2] == [
-        "shop  pid 76  running  pool  --control /run/x",
-        (
-            "1 of 2 workers ready   17 queued, the oldest for 0.25 s   1,003 jobs ended: "
-            "10 raised, 2 failed, 3 late   4 crashes   100 MB"
-        ),
-    ]
-    assert lines[3].split()[:7] == [
-        *("0", "77", "busy", "1,234", "1:02", "50%", "50"),
-    ]
-    assert lines[3].endswith("shop.resize (job 9, attempt 2) and 1 more")
-    assert lines[5].split() == ["jobs/s", "█", "40"]
-    assert lines[6].split() == ["p50", "█", "3", "ms"]
-    assert "slot 1  out of memory, SIGKILL in shop.resize: last words" in lines[8]

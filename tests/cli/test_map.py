@@ -129,14 +129,6 @@ def test_what_json_does_not_know_is_not_written(folder: Path) -> None:
         assert text.startswith("the result cannot be written as JSON: Out of range")
 
 
-def test_attempts(folder: Path) -> None:
-    (folder / "in.jsonl").write_text("2\n")
-    run_command(folder, "map", "work:picky", "in.jsonl", "--max-attempts", "3")
-    (failed,) = lines(folder / "failed.jsonl")
-    assert failed["error"]["attempt"] == 3
-    assert len(failed["error"]["crashes"]) == 3
-
-
 @pytest.mark.parametrize(
     ("item", "kind", "again"),
     [
@@ -309,23 +301,6 @@ def test_an_output_that_is_gone_is_written_again(folder: Path, change: str) -> N
     run_command(folder, *asked)
     assert out.read_text() == results
     assert len((folder / "begun").read_text().split()) == 5
-
-
-def test_what_a_crash_left_half_written_is_cut_off(folder: Path) -> None:
-    numbers(folder, 10)
-    asked = ("map", "work:double", "in.jsonl", "-o", "out", "--journal", "run.db")
-    run_command(folder, *asked)
-    results, out = (folder / "out").read_text(), folder / "out"
-    out.write_text(results + '{"index": 10, "inp')
-    run_command(folder, *asked)
-    assert out.read_text() == results
-
-
-def test_stdout_always_has_all_results(folder: Path) -> None:
-    numbers(folder, 10)
-    asked = ("map", "work:double", "in.jsonl", "--journal", "run.db", "--bare")
-    first, second = run_command(folder, *asked), run_command(folder, *asked)
-    assert first.out == second.out == "".join(f"{n * 2}\n" for n in range(10))
 
 
 def test_stdin_goes_on_when_it_is_fed_the_same(folder: Path) -> None:
@@ -583,21 +558,6 @@ def test_a_journal_without_room_loses_nothing(folder: Path) -> None:
     write_module(folder, "def fill(n):\n    return 'x' * 1000\n", "limited")
     again = run_command(folder, *asked, stdin=stdin)
     assert (again.code, again.out.count("\n")) == (0, 300)
-
-
-@pytest.mark.parametrize("kilobytes", [4, 12, 24])
-@pytest.mark.parametrize("more", [[], ["--retry-failed"]])
-def test_a_journal_that_has_no_room_at_first_is_told(
-    folder: Path, kilobytes: int, more: list[str]
-) -> None:
-    numbers(folder, 3)
-    limit = f'trap "" XFSZ; ulimit -f {2 * kilobytes}; exec "$@"'  # blocks of 512 bytes
-    asked = ("map", "work:double", "in.jsonl", "-o", "out", "--journal", "run.db")
-    done = finish_command(start_command(folder, *asked, *more, within=limit))
-    assert done.code == 3
-    assert done.err.startswith("asyncpool: cannot write run.db: ")
-    assert run_command(folder, *asked).code == 0
-    assert len(lines(folder / "out")) == 3
 
 
 @pytest.mark.parametrize("more", [[], ["--retry-failed"], ["-o", "other"]])

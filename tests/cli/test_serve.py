@@ -577,15 +577,6 @@ def test_mistakes(args: list[str], error: str, folder: Path) -> None:
     assert done.err.startswith(f"asyncpool: {error}")
 
 
-@pytest.mark.parametrize(
-    ("option", "most"), [("--workers", 4096), ("--backlog", 2**31 - 1)]
-)
-def test_numbers_that_are_too_large(option: str, most: int, folder: Path) -> None:
-    done = run_command(folder, "serve", "app:app", option, str(most + 1))
-    assert (done.code, done.out) == (2, "")
-    assert f"{most + 1} is not in the range 1<=x<={most}" in done.err
-
-
 @pytest.mark.parametrize("package", ["uvicorn", "watchfiles"])
 def test_what_is_not_installed(package: str, folder: Path) -> None:
     done = run_without(folder, package, "serve", "app:app", "--reload-on-change")
@@ -763,109 +754,7 @@ def test_which_one_is_meant(folder: Path) -> None:
         assert (blue.end(), green.end()) == (0, 0)
 
 
-def test_it_is_watched(folder: Path) -> None:
-    with Server(folder, "app:app", *ONE, "--control", "c") as server:
-        server.up()
-        with subprocess.Popen(
-            [
-                *(sys.executable, "-m", "asyncpool", "status", "--control", "c"),
-                *("--watch", "--json", "--every", "0.1"),
-            ],
-            cwd=folder,
-            env=server.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as watching:
-            assert watching.stdout is not None
-            for _ in range(3):
-                assert json.loads(watching.stdout.readline())["state"] == "running"
-            assert server.end(signal.SIGTERM) == 0
-            # It ends with what it watches.
-            _, err = watching.communicate(timeout=PATIENCE)
-            assert (watching.returncode, err) == (0, "")
-    assert not (folder / "c").exists()
-
-
-def test_help_is_worth_reading(folder: Path) -> None:
-    done = run_command(folder, "serve", "--help")
-    assert done.code == 0
-    for text in (
-        "--drain-timeout",
-        "Signals:",
-        "Exit codes:",
-        "asyncpool serve app:app",
-    ):
-        assert text in done.out
-    listed = run_command(folder, "--help").out
-    for command in ("serve", "status", "reload", "resize", "stop"):
-        assert f"\n  {command} " in listed
-
-
 # Beyond ASGI, and alone in a container.
-
-ECHO = """
-    async def serve(worker):
-        worker.ready()
-        async for connection in worker.connections():
-            async with connection:
-                connection.socket.setblocking(True)
-                connection.socket.sendall(b"hello from %d" % worker.id)
-"""
-
-
-def test_a_server_of_ones_own(folder: Path) -> None:
-    write_app(folder, ECHO, "echo")
-    with Server(folder, "echo:serve", "--interface", "serve", *ONE) as server:
-        with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client:
-            assert client.recv(100) == b"hello from 0"
-        assert "tcp://127.0.0.1:" in server.log
-        assert server.end(signal.SIGTERM) == 0
-
-
-def test_workers_accept_themselves(folder: Path) -> None:
-    options = ("--spread", "shared", "--loop", "uvloop", "--access-log")
-    with Server(folder, "app:app", *TWO, *options) as server:
-        server.whole()
-        assert server.get().startswith("one ")
-        server.says('"GET / HTTP/1.1" 200')
-        assert server.status()["spread"] == "shared"
-        server.signal(signal.SIGHUP)
-        server.says("reloaded: 2 workers are new")
-        assert server.command("stop").code == 0
-        assert server.end() == 0
-
-
-MAIN = """
-    import asyncio, sys
-    import asyncpool
-
-    async def serve(worker):
-        worker.ready()
-        await worker.wait_draining()
-
-    async def main():
-        return await asyncpool.Cluster(serve, workers=1, name="mine").run()
-
-    if __name__ == "__main__":
-        sys.exit(asyncio.run(main()))
-"""
-
-
-def test_a_program_of_ones_own(folder: Path) -> None:
-    write_app(folder, MAIN, "program")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(
-        [sys.executable, "program.py"], cwd=folder, env=environment
-    ) as process:
-        until(
-            lambda: '"state": "running"' in run_command(folder, "status", "--json").out,
-            "it runs",
-        )
-        done = run_command(folder, "reload", "--name", "mine")
-        assert (done.code, done.err) == (0, "reloaded: 1 worker is new\n")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
 
 
 def can_unshare() -> bool:

@@ -11,25 +11,30 @@ import logging
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple, TextIO
 
 import pytest
 import pytest_asyncio
-from rich.console import Console
+import uvicorn
 
 from asyncpool import Cluster, PoolBrokenError, WorkerLimits
-from asyncpool._cli.live.status_view import status_view
-from asyncpool._cli.logs.command_log import CommandLog, TextFormat, cannot_be_loaded
+from asyncpool._cli.logs.command_log import (
+    CommandLog,
+    LogStream,
+    TextFormat,
+    cannot_be_loaded,
+)
+from asyncpool._cli.parameters import CommandError
 from asyncpool._cli.serve import file_changes, serve_command, serving
 from asyncpool._cli.serve.file_changes import Changes
+from asyncpool._cli.serve.server_options import read_options
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._core.cluster.server_messages import CHANGE_AWAITED, NOT_LOADED
 from asyncpool._core.logs.pool_messages import ERROR_LINE, WORKER_CRASHED
-from asyncpool._observe.control.watch import plain
-from asyncpool.cluster import RequestStats
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.events import Crash
 from tests.helpers import serves
@@ -38,7 +43,6 @@ from tests.helpers.inside import config_of
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.log_table import log_again
 from tests.helpers.patience import patience
-from tests.helpers.told_lines import cluster_status, durations
 
 PLAN = ServingPlan(
     target="app:app",
@@ -267,25 +271,6 @@ def test_a_service_has_the_options_of_a_cluster(
     assert config.worker_limits == WorkerLimits(max_jobs=400, max_age=5.5, nice=3)
 
 
-def test_a_flag_with_the_name_of_a_limit_is_that_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    words = "--max-memory 1G --kill-memory 2G --max-age 5 --nice 1"
-    limits = planned(monkeypatch, *words.split()).cluster["worker_limits"]
-    assert limits == WorkerLimits(
-        max_memory=1 << 30, kill_memory=2 << 30, max_age=5, nice=1
-    )
-
-
-def test_what_a_service_has_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(monkeypatch)
-    ours, theirs = (
-        config_of(Cluster("app:app", name="app", **options))
-        for options in (plan.cluster, {})
-    )
-    assert ours == theirs
-
-
 # What is printed.
 
 
@@ -320,7 +305,7 @@ def printed(tell: Callable[[CommandLog], object], *, level: int = logging.INFO) 
 def worker(line: str, name: str = "worker 7 in slot 0") -> None:
     extra = {"pool": "app", "slot": 0, "generation": 1, "pid": 7, "stream": "stderr"}
     logger = logging.getLogger("asyncpool.worker")
-    ERROR_LINE.log(logger, extra, label=name, line=line)
+    ERROR_LINE.log(logger, extra, label=name, line=line, trusted=True)
 
 
 def test_lines_of_workers_are_printed_as_they_are() -> None:
@@ -551,52 +536,168 @@ def slot(**file_changes: Any) -> dict[str, Any]:
     }
 
 
-def shown_of(status: dict[str, Any]) -> list[str]:
-    console = Console(width=120, file=io.StringIO(), color_system=None)
-    with console.capture() as shown:
-        console.print(status_view(status))
-    return [line.rstrip() for line in shown.get().splitlines()]
+# A log whose reader stops, and goes on.
 
 
-def test_a_status_as_it_is_shown() -> None:
-    status = {
-        "name": "app",
-        "which": "app",
-        "pid": 76,
-        "state": "running",
-        "spread": "handoff",
-        "addresses": ["tcp://127.0.0.1:8000", "unix:///run/x"],
-        "workers": 2,
-        "handed": 30_000,
-        "restarts": 3,
-        "crashes": 1,
-        "slots": [
-            slot(),
-            slot(slot=1, pid=None, state="backoff", ready=False, memory=0),
-        ],
-    }
-    lines = shown_of(status)
-    assert shown_of(status | {"lost": 0}) == lines
-    assert shown_of(status | {"requests": plain(RequestStats())}) == lines
-    lost = "1 crashes   12 lost for want of descriptors"
-    assert any(lost in line for line in shown_of(status | {"lost": 12}))
-    assert lines[1] == (
-        "1 of 2 workers ready   2,000 connections open, 30,000 in all   "
-        "3 restarts, 1 crashes   50 MB"
+LINE = f"{'x' * 99}\n"
+
+
+class Pipe(NamedTuple):
+    """A pipe, and a stream into it."""
+
+    fd: int
+    stream: TextIO
+    size: int
+
+    def read(self, size: int) -> str:
+        """Read so many bytes, and wait for them."""
+        parts = []
+        while size:
+            parts.append(os.read(self.fd, size))
+            size -= len(parts[-1])
+        return b"".join(parts).decode()
+
+
+@pytest.fixture
+def full() -> Iterator[Pipe]:
+    """Yield a pipe that takes no more before it is read."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    size = 0
+    while True:
+        try:
+            size += os.write(writer, bytes(4096))
+        except BlockingIOError:
+            break
+    os.set_blocking(writer, True)
+    with os.fdopen(writer, "w") as stream:
+        yield Pipe(reader, stream, size)
+    os.close(reader)
+
+
+def gap(count: int) -> str:
+    return f"({count})\n"
+
+
+def test_nobody_waits_for_a_reader_that_has_stopped(full: Pipe) -> None:
+    log = LogStream(full.stream, gap, most=1000)
+    with log.in_a_thread():
+        for _ in range(100):
+            log.write(LINE)
+        full.read(full.size)
+        assert full.read(1000) == LINE * 10
+        # The last one counts until it is written, which this thread cannot see.
+        while not log.idle:
+            pass
+        log.write("after\n")
+        assert full.read(len("(90)\nafter\n")) == "(90)\nafter\n"
+
+
+def test_what_is_left_out_last_is_told_at_the_end(full: Pipe) -> None:
+    log = LogStream(full.stream, gap, most=100)
+    with log.in_a_thread():
+        log.write(LINE)
+        log.write(LINE)
+        full.read(full.size)
+    assert full.read(104) == f"{LINE}(1)\n"
+
+
+def test_the_end_does_not_wait_for_a_reader_that_has_stopped(full: Pipe) -> None:
+    log = LogStream(full.stream, gap)
+    with log.in_a_thread(last_writes=0.0):
+        log.write("before\n")
+    log.write("behind\n")  # nor does who comes then
+    full.read(full.size)
+    assert full.read(14) == "before\nbehind\n"
+
+
+def test_a_reader_that_is_gone_costs_lines_and_no_more() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        log = LogStream(stream, gap)
+        with log.in_a_thread():
+            log.write(LINE)
+            log.write(LINE)
+        assert log.idle
+
+
+# Options of uvicorn: their types, and what is refused before anything starts.
+
+
+def read(*words: str, password_file: str | None = None, **given: Any) -> dict[str, Any]:
+    return read_options(words, given, password_file=password_file)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        *((f"proxy_headers={text}", True) for text in ("True", "yes", "ON", "1")),
+        *((f"server_header={text}", False) for text in ("False", "no", "off", "0")),
+        ("limit_concurrency=5", 5),
+        ("ws_ping_interval=2.5", 2.5),
+        ("ssl_keyfile_password=1234", "1234"),
+        ("root_path=/api", "/api"),
+        ("root_path=", ""),
+        ('headers=[["x-shop", "1"]]', [["x-shop", "1"]]),
+        ("lifespan=off", "off"),
+        ("forwarded_allow_ips=10.0.0.1", "10.0.0.1"),
+        ("http=h11", "h11"),
+        ("limit_max_requests=7", 7),
+    ],
+)
+def test_a_value_has_the_type_of_its_option(word: str, value: object) -> None:
+    assert read(word) == {word.partition("=")[0]: value}
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("x", "--option: 'x' is not NAME=VALUE"),
+        ("limit_concurrency=abc", "limit_concurrency is a whole number, not 'abc'"),
+        ("limit_max_requests=1.5", "limit_max_requests is a whole number, not '1.5'"),
+        ("ws_ping_interval=soon", "ws_ping_interval is a number, not 'soon'"),
+        ("proxy_headers=maybe", "proxy_headers is true or false, not 'maybe'"),
+        ("lifespan=later", "lifespan is one of auto, on, off, not 'later'"),
+        ("headers=x", "headers is a list or an object, in JSON, not 'x'"),
+        ("workers=2", "--option: workers is the command's: --workers"),
+        ("uds=/x", "--option: uds is the command's: --bind unix:PATH"),
+        ("rootpath=/x", f"uvicorn {uvicorn.__version__} has no rootpath; is root_path"),
+        ("app=x", f"uvicorn {uvicorn.__version__} has no app"),
+        ("env_file=/nowhere", "env_file: there is no file /nowhere"),
+        ("ssl_certfile=/nope.pem", "ssl_certfile: there is no file /nope.pem"),
+    ],
+)
+def test_what_has_not_is_refused(word: str, text: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        read(word)
+    assert text in caught.value.message
+
+
+def test_a_certificate_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cert.pem"
+    path.write_text("no certificate")
+    with pytest.raises(CommandError) as caught:
+        read(ssl_certfile=str(path))
+    assert caught.value.message.startswith(
+        f"{path}: the certificate and its key cannot be loaded: "
     )
-    assert [lines[0], *lines[2:]] == [
-        "app  pid 76  running  handoff  tcp://127.0.0.1:8000  unix:///run/x",
-        "slot  generation  pid  state     open  in all       up  memory",
-        "   0           1   77  ready    1,000  20,000  1:02:05   50 MB",
-        "   1           1    -  backoff  1,000  20,000  1:02:05     0 B",
-    ]
+    with pytest.raises(
+        CommandError, match="a key needs its certificate: --ssl-certfile FILE"
+    ):
+        read(ssl_keyfile=str(path))
 
 
-def test_responses_are_shown_where_workers_count_them() -> None:
-    took = {"2xx": durations(3000, 100), "5xx": durations(0, 0, 1)}
-    requests = RequestStats(responses=took, open=3, cut=2, refused=1)
-    lines = shown_of(cluster_status() | {"requests": plain(requests)})
-    assert lines[2] == (
-        "responses   2xx 3,100 (777 µs, 99%: 1.73 ms)  5xx 1 (3.07 ms, 99%: 4.08 ms)"
-        "   3 open, 1 refused, 2 cut off"
+def test_a_password_is_read_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[tuple[object, ...]] = []
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_cert_chain", lambda _, *args: loaded.append(args)
     )
+    secret = tmp_path / "secret"
+    secret.write_text("top\nthe rest\n")
+    path = str(secret)
+    found = read(password_file=path, ssl_certfile=path, ssl_keyfile=path)
+    assert found["ssl_keyfile_password"] == "top"
+    assert loaded == [(path, path, "top")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import os
 import subprocess
@@ -10,20 +12,34 @@ import tempfile
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pytest
+from rich.console import Console
 
 from asyncpool._cli.live import order_commands, reaching
-from asyncpool._cli.live.status_command import status_command
+from asyncpool._cli.live.status_command import LastMinute, live_view, status_command
+from asyncpool._cli.live.status_view import status_view
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.base.machine import is_stopped
 from asyncpool._runtime.control.client import ControlClient
 from asyncpool.errors import ProtocolError
+from asyncpool.stats import SlotStats
 from tests.helpers.patience import PATIENCE
 from tests.helpers.serving import until
+from tests.helpers.told_lines import (
+    BEGIN,
+    cluster_status,
+    function,
+    job,
+    line,
+    pool_status,
+    slot,
+)
+from tests.helpers.told_pool import NODE
 
 ENDED = ConnectionResetError("it has ended")
 SILENT = "has not answered for 10 s: its process is stopped, or hangs"
@@ -64,7 +80,7 @@ class Scripted:
         return {"name": self._name}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def clusters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[dict[str, list[Exception | None]]]:
@@ -195,6 +211,7 @@ def one_that(does: str, path: str) -> Generator[int]:
             process.kill()
 
 
+@pytest.mark.usefixtures("clusters")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who that is")
 @pytest.mark.parametrize(
     "command", ["status", "reload", "resize 3", "stop", "stop --now"]
@@ -229,3 +246,137 @@ def test_whoever_does_nothing_is_told_of(
     assert capsys.readouterr().err == (
         f"asyncpool: {who} has not answered for 0.01 s: {told.format(pid=pid)}{end}\n"
     )
+
+
+# What a terminal shows of the last minute: rates, latencies, CPU, crashes.
+
+
+def told(at: float, ok: int = 0, *slots: SlotStats, **more: Any) -> dict[str, Any]:
+    """Return a line of a pool that has done *ok* jobs so far."""
+    return line(at, pool_status(functions=[function("f", ok)], slots=slots), **more)
+
+
+def test_rates_and_latencies() -> None:
+    minute = LastMinute()
+    minute.add(told(0.0, 5, slot(0, cpu=1.0)))
+    jobs = [job(number, 0.5, run=number / 100 - 0.01) for number in range(1, 101)]
+    minute.add(told(0.5, 205, slot(0, cpu=1.25), jobs=jobs))
+    minute.add(told(1.5, 205, slot(0, cpu=1.75)))
+    first, second = minute.moments
+    assert first.rate == 400.0
+    assert (first.median, first.slowest) == pytest.approx((0.5, 0.99))
+    assert (second.rate, second.median, second.slowest) == (0.0, None, None)
+    assert minute.cpu == {0: 50.0}
+
+
+def test_a_server_counts_connections() -> None:
+    minute = LastMinute()
+    for at, handed in ((1.0, 10), (2.0, 25)):
+        minute.add(line(at, cluster_status(handed=handed)))
+    assert minute.moments[-1].rate == 15.0
+
+
+def test_only_the_last_minute_is_kept() -> None:
+    minute = LastMinute()
+    for at in range(200):
+        minute.add(told(float(at)))
+    kept = [minute.moments[0].at - BEGIN, minute.moments[-1].at - BEGIN]
+    assert kept == [139.0, 199.0]
+
+
+def test_nodes_are_rows_of_the_status() -> None:
+    silent = dataclasses.replace(NODE, name="10.0.0.2", first_slot=10_000)
+    nodes = (NODE, dataclasses.replace(silent, suspected=True, clock_error=None))
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(status_view(pool_status(nodes=nodes, slots=[slot(0)])))
+    lines = [" ".join(row.split()) for row in console.export_text().splitlines()]
+    [head] = [row for row in lines if row.endswith(" node")]
+    at = lines.index(head)
+    assert lines[at + 1 : at + 3] == [
+        "0+ ready 0.5 s 3 2 3/4 5 1:02 5 MB \N{PLUS-MINUS SIGN}1.5 ms 10.0.0.1",
+        "10000+ silent 0.5 s 3 2 3/4 5 1:02 5 MB ? 10.0.0.2",
+    ]
+    console.print(status_view(pool_status(slots=[slot(0)])))
+    assert "node" not in console.export_text()
+
+
+CRASH = {
+    "slot": 1,
+    "kind": "out of memory",
+    "signal": "SIGKILL",
+    "exit_code": None,
+    "function": "shop.resize",
+    "stderr_tail": ["so\x1b[31mme", "last words"],
+    "detail": "",
+}
+SLOT = {
+    "generation": 1,
+    "slot": 0,
+    "pid": 77,
+    "state": "busy",
+    "jobs": 1234,
+    "uptime": 62.0,
+    "cpu": 31.0,
+    "memory": 52_428_800,
+    "running": [
+        {"job_id": 9, "function": "shop.resize", "attempt": 2, "seconds": 1.25},
+        {"job_id": 8, "function": "shop.other", "attempt": 1, "seconds": 0.5},
+    ],
+}
+STATUS = {
+    "kind": "pool",
+    "name": "shop",
+    "which": "--control /run/x",
+    "pid": 76,
+    "state": "running",
+    "workers": 2,
+    "idle": 0,
+    "busy": 1,
+    "queued": 17,
+    "oldest_queued": 0.25,
+    "completed": 1000,
+    "functions": [{"jobs": {"ok": 990, "raised": 7}}, {"jobs": {"raised": 3}}],
+    "failed": 2,
+    "cancelled": 1,
+    "timeouts": 3,
+    "crashes": 4,
+    "slots": [SLOT, {**SLOT, "slot": 1, "pid": None, "running": [], "uptime": 0}],
+}
+
+
+def shown_of(minute: LastMinute, **more: int) -> list[str]:
+    console = Console(width=130, file=io.StringIO(), color_system=None)
+    with console.capture() as shown:
+        console.print(live_view({**STATUS, **more}, minute))
+    return [line.rstrip() for line in shown.get().splitlines()]
+
+
+def test_nodes_and_clients_that_are_lost_are_shown() -> None:
+    shown = shown_of(LastMinute(), lost_nodes=1, refused_clients=2)
+    assert shown[2] == "lost nodes: 1   refused clients: 2"
+
+
+def test_a_pool_as_a_terminal_shows_it() -> None:
+    minute = LastMinute()
+    row = [9, "shop.resize", 0, 0, 0.0, 0.001, 0.002, "ok", 1]
+    event = {"type": "Crashed", "at": 0.0, "crash": CRASH}
+    for at, used in ((1.0, 30.0), (2.0, 30.5)):
+        functions = [{"function": "shop.resize", "jobs": {"ok": 40 * at}}]
+        slots = [{**SLOT, "cpu": used}]
+        status = {**STATUS, "slots": slots, "functions": functions}
+        minute.add({"at": at, "status": status, "events": [event], "jobs": [row]})
+    lines = shown_of(minute)
+    assert lines[:2] == [
+        "shop  pid 76  running  pool  --control /run/x",
+        (
+            "1 of 2 workers ready   17 queued, the oldest for 0.25 s   1,003 jobs ended: "
+            "10 raised, 2 failed, 3 late   4 crashes   100 MB"
+        ),
+    ]
+    assert lines[3].split()[:7] == [
+        *("0", "77", "busy", "1,234", "1:02", "50%", "50"),
+    ]
+    assert lines[3].endswith("shop.resize (job 9, attempt 2) and 1 more")
+    assert lines[5].split() == ["jobs/s", "█", "40"]
+    assert lines[6].split() == ["p50", "█", "3", "ms"]
+    assert "slot 1  out of memory, SIGKILL in shop.resize: last words" in lines[8]

@@ -52,6 +52,27 @@ def test_a_descriptor_that_was_exchanged_is_seen(tmp_path: Path) -> None:
     assert leaks == [f"descriptor {fd}: {tmp_path / 'two'}"]
 
 
+@pytest.mark.parametrize("where", ["/proc/self/stat", "/dev/null", __file__])
+def test_a_descriptor_is_seen_wherever_the_package_opens_files(where: str) -> None:
+    before = Snapshot()
+    fd = os.open(where, os.O_RDONLY)
+    leaks = before.leaks()
+    os.close(fd)
+    assert len(leaks) == 1
+
+
+def test_what_a_library_opens_once_is_no_leak_but_a_second_one_is() -> None:
+    """As libuuid does with a clock in /var/lib, and libffi with a file of memory."""
+    before = Snapshot()
+    once = os.open("/etc/passwd", os.O_RDONLY)
+    memory = os.memfd_create("of a library")
+    assert before.leaks() == []
+    again = os.open("/etc/passwd", os.O_RDONLY)
+    assert before.leaks() == [f"descriptor {again}: /etc/passwd"]
+    for fd in (once, memory, again):
+        os.close(fd)
+
+
 def test_standard_input_that_is_not_handed_on_any_more_is_seen() -> None:
     before = Snapshot()
     os.set_inheritable(0, False)

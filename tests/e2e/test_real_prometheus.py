@@ -25,7 +25,8 @@ from asyncpool.prometheus import register
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import idle
-from tests.helpers.scraping import exported, find_tool
+from tests.helpers.programs import find_program
+from tests.helpers.scraping import exported
 from tests.helpers.scripts import ROOT
 from tests.helpers.serving import Server, write_app
 
@@ -80,7 +81,7 @@ class Prometheus:
 @contextmanager
 def prometheus(folder: Path, *, scraped: int) -> Iterator[Prometheus]:
     """Run a Prometheus that scrapes a port of this machine, with the alerts of the guide."""
-    program = find_tool("prometheus")
+    program = find_program("prometheus")
     (folder / "config.yml").write_text(
         # As JSON, which YAML is a superset of: the path of a checkout may have a comma.
         CONFIG.format(rules=json.dumps(f"{MONITORING}/alerts.yml"), port=scraped)

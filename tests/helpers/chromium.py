@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psutil
-import pytest
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
@@ -19,6 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from tests.helpers.patience import PATIENCE
+from tests.helpers.programs import find_programs
 
 __all__ = ["Chromium", "Keys", "chromium"]
 
@@ -98,15 +96,7 @@ class Chromium:
 @contextmanager
 def chromium() -> Iterator[Chromium]:
     """Start a browser; skip the test if there is none."""
-    # .ci/run names the folder of the two programs.
-    where = os.environ.get("ASYNCPOOL_CHROMIUM")
-    browser, driver_path = (
-        shutil.which(each, path=where) for each in ("chromium", "chromedriver")
-    )
-    if browser is None or driver_path is None:
-        pytest.skip(
-            "there is no chromium with its driver: .ci/chromium FOLDER has them"
-        )
+    browser, driver_path = find_programs("chromium", "chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     for flag in _FLAGS:

@@ -11,25 +11,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncpool._core.cluster import server_messages
-from asyncpool._core.logs import pool_messages, worker_messages
-from asyncpool._core.logs.log_message import LogMessage
-
-__all__ = ["MESSAGES", "Row", "log_again", "provoked", "rows"]
-
-MESSAGES = {
-    message.id: message
-    for module in (pool_messages, server_messages, worker_messages)
-    for message in vars(module).values()
-    if isinstance(message, LogMessage)
-}
+__all__ = ["log_again", "provoked"]
 
 TABLE = Path(__file__).parents[2] / "docs" / "log-records.md"
 
 # | `id` | LEVEL | text | `key`, `key` | meaning, and what to do |
-_ROW = re.compile(
-    r"^\| `([a-z-]+)` \| ([A-Z]+) \| (.+?) \| (.*?) \| (.+?) \|$", re.MULTILINE
-)
+_ROW = re.compile(r"^\| `([a-z-]+)` \| ([A-Z]+) \| .+? \| (.*?) \| ", re.MULTILINE)
+
+
+class Row(NamedTuple):
+    """What the table tells of a message."""
+
+    level: str
+    keys: frozenset[str]
+
+
+ROWS = {
+    name: Row(level, frozenset(re.findall("`(.*?)`", keys)))
+    for name, level, keys in _ROW.findall(TABLE.read_text())
+}
 
 _STANDARD = {
     *vars(logging.makeLogRecord({})),
@@ -40,24 +40,6 @@ _STANDARD = {
 }
 # What a pool adds to the records of its workers.
 _OF_WORKERS = {"pool", "slot", "generation", "pid", "job_id", "attempt"}
-
-
-class Row(NamedTuple):
-    """One row of the table."""
-
-    id: str
-    level: str
-    text: str
-    keys: tuple[str, ...]
-    meaning: str
-
-
-def rows() -> list[Row]:
-    """Return the rows of the table."""
-    return [
-        Row(name, level, text, tuple(re.findall("`(.*?)`", keys)), meaning)
-        for name, level, text, keys, meaning in _ROW.findall(TABLE.read_text())
-    ]
 
 
 class _Records(logging.Handler):
@@ -72,7 +54,7 @@ class _Records(logging.Handler):
 @contextmanager
 def provoked(names: set[str]) -> Iterator[None]:
     """Check that the block logs a record of each of these messages, as the table has it."""
-    assert names <= MESSAGES.keys()
+    assert names <= ROWS.keys()
     handler = _Records()
     logger = logging.getLogger("asyncpool")
     logger.addHandler(handler)
@@ -84,19 +66,17 @@ def provoked(names: set[str]) -> Iterator[None]:
     for record in handler.records:
         name = vars(record).get("message_id")
         assert name is not None, f"a record without a message_id: {record.getMessage()}"
-        _check(record, MESSAGES[name])
+        _check(record, name, ROWS[name])
         found.add(name)
     assert names <= found, f"not logged: {sorted(names - found)}"
 
 
-def _check(record: logging.LogRecord, message: LogMessage) -> None:
+def _check(record: logging.LogRecord, name: str, row: Row) -> None:
     keys = vars(record).keys() - _STANDARD
-    if record.process == os.getpid():
-        assert keys == set(message.keys.split()), message.id
-    else:
-        assert keys == set(message.keys.split()) | _OF_WORKERS, message.id
-    assert record.levelno == message.level, message.id
-    assert not re.search(r"%\(\w+\)", record.getMessage()), message.id
+    theirs = _OF_WORKERS if record.process != os.getpid() else frozenset()
+    assert keys == row.keys | theirs, name
+    assert record.levelname == row.level, name
+    assert not re.search(r"%\(\w+\)", record.getMessage()), name
     assert json.loads(json.dumps({key: vars(record)[key] for key in keys})) is not None
 
 
@@ -118,7 +98,7 @@ def log_again(text: str) -> None:
         fields = {_IN_JSON.get(key, key): it for key, it in json.loads(line).items()}
         del fields["time"]
         if "message_id" in fields:
-            keys = MESSAGES[fields["message_id"]].keys.split()
+            keys = ROWS[fields["message_id"]].keys
             fields = dict.fromkeys(_OF_JOBS.intersection(keys)) | fields
             level = logging.getLevelNamesMapping()[fields["levelname"]]
             record = logging.makeLogRecord({**fields, "levelno": level})

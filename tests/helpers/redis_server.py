@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.helpers.patience import PATIENCE
+from tests.helpers.programs import find_program
 
-__all__ = ["find_server", "pause", "poll", "redis_server"]
-
-
-def find_server() -> str:
-    """Return the server's program; skip the test that has none, or fail it in CI."""
-    # .ci/run puts it there, or says that Debian's packages are out of reach; who runs
-    # the tests by hand may do without.
-    program = os.environ.get("ASYNCPOOL_REDIS_SERVER") or shutil.which("redis-server")
-    if program == "none":
-        pytest.skip("redis-server could not be installed here")
-    if program:
-        return program
-    missing = "there is no redis-server: install the Debian package redis-server"
-    if os.environ.get("CI"):
-        pytest.fail(missing)
-    pytest.skip(missing)
+__all__ = ["pause", "poll", "redis_server"]
 
 
 @contextmanager
@@ -38,7 +20,7 @@ def redis_server(folder: Path) -> Iterator[str]:
     path = folder / "redis.sock"
     process = subprocess.Popen(
         [
-            *(find_server(), "--port", "0", "--unixsocket", str(path)),
+            *(find_program("redis-server"), "--port", "0", "--unixsocket", str(path)),
             *("--save", "", "--appendonly", "no", "--dir", str(folder)),
         ],
         stdin=subprocess.DEVNULL,

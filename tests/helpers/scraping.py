@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import http.client
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers.patience import PATIENCE
 
-__all__ = ["Figures", "Page", "exported", "find_tool", "names_in"]
+__all__ = ["Figures", "Page", "exported", "names_in"]
 
 
 class Figures:
@@ -87,12 +84,3 @@ def exported(registry: CollectorRegistry) -> Iterator[Page]:
 def names_in(expression: str) -> set[str]:
     """Return the series that a text in PromQL names."""
     return set(re.findall(r"\basyncpool_\w+", expression))
-
-
-def find_tool(name: str) -> str:
-    """Return the path of ``prometheus`` or ``promtool``; skip the test if it is missing."""
-    # .ci/run names the folder of the two programs.
-    program = shutil.which(name, path=os.environ.get("ASYNCPOOL_PROMETHEUS"))
-    if program is None:
-        pytest.skip(f"there is no {name}: install the Debian package prometheus")
-    return program

@@ -13,19 +13,24 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
-from asyncpool._cli.dashboard import web
+from asyncpool._cli.dashboard import asking, web
 from asyncpool._cli.dashboard.access import Access
+from asyncpool._cli.dashboard.asking import ask
 from asyncpool._cli.dashboard.serving import (
     address_of,
     is_private,
     open_socket,
     serve,
 )
-from asyncpool._cli.dashboard.web import FILES
+from asyncpool._cli.dashboard.web import FILES, Programs
+from asyncpool._core.control.control_protocol import Request
+from asyncpool._runtime.control.paths import path_of, private_folder
+from asyncpool.errors import ProtocolError
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.patience import PATIENCE, patience
-from tests.helpers.told_lines import crashed, job, line, pool_status
+from tests.helpers.told_lines import cluster_status, crashed, job, line, pool_status
 
 pytestmark = pytest.mark.asyncio
 
@@ -113,7 +118,84 @@ async def test_every_answer_says_what_a_browser_may_do_with_it() -> None:
         assert "server" not in response.headers
 
 
-async def test_foreign_requests_are_refused_before_anything_else() -> None:
+# Headers, with the address of the page in place of THIS, and what is answered.
+ASKED = [
+    # The port may be another one: ssh can forward it.
+    *(
+        ({"Host": host}, 200)
+        for host in (
+            "localhost:1",
+            "LOCALHOST",
+            "127.0.0.1:9",
+            "[::1]:8750",
+            "10.0.0.7:80",
+        )
+    ),
+    # It may be that of a page whose owner has it point here (DNS rebinding).
+    *(
+        ({"Host": host}, 421)
+        for host in (
+            *(
+                "evil.example",
+                "evil.example:8750",
+                "127.0.0.1.evil.example",
+                "[::1",
+                "a@b",
+            ),
+            *(
+                "evil.example@localhost",
+                "localhost/evil.example",
+                "localhost?evil.example",
+            ),
+        )
+    ),
+    ({"Origin": "http://THIS", "Sec-Fetch-Site": "same-origin"}, 200),
+    *(
+        ({"Origin": origin}, 403)
+        for origin in (
+            "http://evil.example",
+            "null",
+            "http://127.0.0.1",
+            "http://localhost:1",
+        )
+    ),
+    # Another site may link to the page, and not load it.
+    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 200),
+    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+]
+
+
+async def test_who_may_ask_is_told_by_name_and_origin() -> None:
+    async with served(allow_actions=True) as page:
+        url = page.client.base_url
+        for headers, status in ASKED:
+            sent = {
+                name: text.replace("THIS", f"{url.host}:{url.port}")
+                for name, text in headers.items()
+            }
+            answer = await page.client.get("", headers=sent)
+            assert answer.status_code == status, headers
+
+
+async def test_who_lacks_the_token_is_refused() -> None:
+    async with served() as page, served() as other:
+        assert page.client.base_url.path != other.client.base_url.path
+        token = page.client.base_url.path.strip("/")
+        assert len(token) == 22
+        root = page.client.base_url.copy_with(path="/")
+        for path in (
+            "",
+            f"{token}2/",
+            f"{token[:-1]}/",
+            f"{token.swapcase()}/",
+            f"x/{token}/",
+        ):
+            assert (await page.client.get(f"{root}{path}")).status_code == 401, path
+        for path in (token, f"{token}/", f"{token}/style.css"):
+            assert (await page.client.get(f"{root}{path}")).status_code != 401, path
+
+
+async def test_foreign_requests_reach_no_program() -> None:
     async with served(allow_actions=True) as page:
         with FakeProgram("shop", LINE) as shop:
             origin = {"Origin": "http://evil.example"}
@@ -123,11 +205,6 @@ async def test_foreign_requests_are_refused_before_anything_else() -> None:
                 await page.client.get(f"{page.url[:-2]}/events"),
             ]
             assert [response.status_code for response in refused] == [421, 403, 401]
-            assert [response.text for response in refused] == [
-                "The page is not known by this host name: use the printed address.\n",
-                "A page of another origin may not use this one.\n",
-                "The address lacks the token: use the one that was printed.\n",
-            ]
             assert not [each for each in shop.asked if each["action"] != "watch"]
 
 
@@ -164,11 +241,6 @@ async def test_a_browser_that_comes_back_gets_what_it_lacks() -> None:
                 shown = (await update())["shown"]
                 assert [each[0] for each in shown["jobs"]] == [2]
                 assert len(shown["points"]) == 1
-
-
-async def test_a_program_that_is_not_there_has_no_figures() -> None:
-    async with served() as page, page.stream("nobody") as update:
-        assert await update() == {"programs": [], "problem": "", "actions": False}
 
 
 async def test_too_many_streams_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,3 +398,156 @@ async def test_the_printed_address_is_one_that_works_from_elsewhere() -> None:
     with open_socket("0.0.0.0", 0) as sock:
         assert not is_private(sock)
         assert "0.0.0.0" not in address_of(sock, access)
+
+
+# The dashboard finds programs, watches them, and sees them end and come back.
+
+
+QUIET = line(0.0, pool_status())
+
+
+class Seen:
+    """What a page would have been told by now."""
+
+    def __init__(self) -> None:
+        self.change = asyncio.Event()
+        self.programs = Programs(self.change.set)
+
+    async def until(self, condition: Callable[[list[dict[str, Any]]], Any]) -> None:
+        """Wait until the lines of the programs are as wanted."""
+        async with patience():
+            while not condition(self.programs.lines()):
+                self.change.clear()
+                await self.change.wait()
+
+
+@pytest_asyncio.fixture
+async def seen() -> AsyncIterator[Seen]:
+    found = Seen()
+    task = asyncio.create_task(found.programs.run())
+    yield found
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_it_finds_pools_and_servers_by_name(seen: Seen) -> None:
+    with (
+        FakeProgram("web", line(0.0, cluster_status())) as server,
+        FakeProgram("shop", QUIET),
+    ):
+        await seen.until(lambda lines: [each["lives"] for each in lines] == [True] * 2)
+        assert [
+            (each["name"], each["kind"], each["problem"])
+            for each in seen.programs.lines()
+        ] == [("shop", "pool", ""), ("web", "cluster", "")]
+        assert server.asked == [{"action": "watch", "every": 0.5, "jobs": 100}]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_program_ends_and_comes_back(seen: Seen, *, killed: bool) -> None:
+    first = FakeProgram("shop", QUIET)
+    await seen.until(lambda lines: lines and lines[0]["lives"])
+    first.end(leave_socket=killed)
+    await seen.until(lambda lines: not lines[0]["lives"])
+    assert seen.programs.lines()[0]["problem"] == ""
+    with FakeProgram("shop", line(9.0, pool_status(pid=401))):
+        await seen.until(lambda lines: lines[0]["lives"])
+        assert seen.programs.lines()[0]["pid"] == 401
+
+
+async def test_a_program_that_is_gone_for_long_is_forgotten(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "_KEPT", 0.0)
+    with FakeProgram("shop", QUIET):
+        await seen.until(lambda lines: lines and lines[0]["lives"])
+    await seen.until(lambda lines: not lines)
+
+
+async def test_a_socket_that_a_killed_program_has_left_is_no_program(
+    seen: Seen,
+) -> None:
+    FakeProgram("dead").end(leave_socket=True)
+    with FakeProgram("shop", QUIET):
+        await seen.until(lambda lines: lines)
+        assert [each["name"] for each in seen.programs.lines()] == ["shop"]
+    Path(path_of("dead")).unlink()
+    await seen.until(lambda lines: seen.programs.get("dead") is None or lines)
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ({"error": "16 watch"}, "It cannot be watched: 16 watch."),
+        ("{", "It cannot be watched: a line of the control socket is no JSON."),
+        (
+            {"at": 0.0, "status": {"slots": []}},
+            "Its figures are of another version of asyncpool: KeyError('functions').",
+        ),
+    ],
+)
+async def test_one_that_cannot_be_shown_says_why(
+    seen: Seen, told: Any, problem: str
+) -> None:
+    with FakeProgram("shop", told):
+        await seen.until(lambda lines: lines and lines[0]["problem"])
+        assert seen.programs.lines()[0] == {
+            "name": "shop",
+            "lives": False,
+            "problem": problem,
+        }
+
+
+async def test_one_that_does_not_answer_is_told_of(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_PATIENCE", 0.05)
+    monkeypatch.setattr(web, "_EVERY", 0.05)
+    with FakeProgram("shop", QUIET):
+        await seen.until(
+            lambda lines: (
+                lines
+                and lines[0]["problem"]
+                == "It does not answer: its process is stopped, or hangs."
+            )
+        )
+
+
+async def test_a_folder_that_others_may_enter_is_told_of(
+    seen: Seen, folder: Path
+) -> None:
+    private_folder(make=True).chmod(0o755)
+    await seen.until(lambda _: seen.programs.problem)
+    assert seen.programs.problem == (
+        f"others may enter {folder}/asyncpool: its permissions are 755, and must be 700: "
+        f"chmod 700 {folder}/asyncpool"
+    )
+
+
+async def test_asking_has_all_ends() -> None:
+    with FakeProgram("shop") as shop:
+        path = path_of("shop")
+        shop.answers["stacks"] = {"stacks": {"0": "File ..."}}
+        assert await ask(path, Request("stacks")) == {"stacks": {"0": "File ..."}}
+        shop.answers["kill"] = {"error": "no slot 9"}
+        with pytest.raises(ProtocolError, match=r"^no slot 9$"):
+            await ask(path, Request("kill", slot=9))
+        with pytest.raises(TimeoutError):
+            await ask(path, Request("watch"), within=0.05)
+    with pytest.raises(FileNotFoundError):
+        await ask(path, Request("stacks"))
+
+
+async def test_the_socket_of_another_user_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def somebody(_: socket.socket) -> int:
+        return 12345
+
+    monkeypatch.setattr(asking, "peer_uid", somebody)
+    with (
+        FakeProgram("shop"),
+        pytest.raises(PermissionError, match=r"^user 12345 listens at .*shop\.sock$"),
+    ):
+        await ask(path_of("shop"), Request("stacks"))
