@@ -115,19 +115,6 @@ def test_any_bytes_are_a_chunk_or_an_error(payload: bytes) -> None:
         SampleChunk.unpack(payload)
 
 
-SORT: Stack = ("shop.sort", ("shop.sort:3",))
-PARSE: Stack = ("shop.parse", ("shop.parse:9",))
-
-
-def chunk(error: str = "", **stacks: int) -> SampleChunk:
-    known = {"sort": SORT, "parse": PARSE}
-    return SampleChunk(
-        {known[name]: samples for name, samples in stacks.items()},
-        SampleFigures(1, 2, 3),
-        error,
-    )
-
-
 FEW_STACKS = st.tuples(
     st.sampled_from(["shop.sort", "shop.parse"]),
     st.lists(st.sampled_from("abc"), max_size=3).map(tuple),
