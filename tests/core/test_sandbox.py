@@ -278,6 +278,7 @@ STREAM, DATAGRAM, SEQPACKET, RAW = 1, 2, 5, 3
 UNIX, INET, INET6, NETLINK, PACKET, ALG, VSOCK = 1, 2, 10, 16, 17, 38, 40
 CLOEXEC = 0o2000000
 ANONYMOUS = 0x22
+WORD = 0xFFFF_FFFF
 OTHERS = 0x7FFF_FFFF_0000_0000  # the upper half of a word, which the kernel drops too
 
 
@@ -359,6 +360,10 @@ def test_what_is_in_no_table_is_refused_and_the_kernel_takes_the_program(
         ("sched_setaffinity", [(0,)], [(4711,)], {}),
         ("setpriority", [(0, 0)], [(0, 4711), (2, 0)], {}),
         ("ioprio_set", [(1, 0)], [(1, 4711), (3, 0)], {}),
+        ("ioprio_get", [(1, 0)], [(1, 4711), (3, 0)], {}),
+        ("clock_gettime", [(0,), (11,), ((~4711 << 3 | 6) & WORD,)], [((~4711 << 3 | 2) & WORD,)], {}),
+        ("prctl", [(15,), (38,)], [(78,), (22,), (0x53564D41,)], {}),
+        ("setsockopt", [(3, 1, 9), (3, 6, 8)], [(3, 1, 7), (3, 1, 33), (3, 1, 26)], {"ports": ALL}),
         ("personality", [(0,), (0xFFFFFFFF,)], [(0x40000,)], {}),
         ("ioctl", [(0, 0x5401)], [(0, 0x5412), (0, 0x40086602), (0, 0xC040FF0B)], {}),
         ("fcntl", [(0, 1), (0, 1030)], [(0, 1024), (0, 1026), (0, 1031)], {}),

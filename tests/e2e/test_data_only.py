@@ -29,10 +29,12 @@ from tests.helpers.data_jobs import (
     ARRAY,
     BUFFER,
     BYTES,
+    CONTROLS,
     HOME,
     LIST,
     PUSH,
     SET,
+    SHOWN,
     Order,
     Reversed,
     StockError,
@@ -40,10 +42,12 @@ from tests.helpers.data_jobs import (
 )
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
+from tests.helpers.pools import case
 
 pytestmark = BOTH_LOOPS
 
 CODECS = ["json", "msgspec"]
+CONTROL_CHARACTERS = set(CONTROLS) - set("]0;owned\n")
 
 PLAIN: list[Any] = [
     None,
@@ -154,50 +158,51 @@ async def test_all_that_a_pool_does_works_where_nothing_can_be_unpickled(
 EVIL = b"cos\nsystem\n(S'true'\ntR."
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        EVIL,
-        b"",
-        b"\x01",
-        b"\x01\x00[1]",  # this pool has another codec
-        b"\x02\x02[1]",
-        b"\x02\x00",
-        b"\x02\x00[1",
-        b"\x02\x00" + b"[" * 100_000,
-        b"\x02\x01",
-        b"\x02\x01" + b"\xff" * 30,
-        parts([]),
-        parts([PUSH, 2], b"[1]"),  # values that are not there
-        parts([PUSH, 1], b"[1,2]"),  # and one too many
-        parts([PUSH, 1], b"1"),
-        parts([LIST, 1]),
-        parts([LIST, -1]),
-        parts([LIST]),
-        parts([LIST, 0] + [LIST, 1] * 2000),  # a list in a list in a list
-        parts([99, 0]),
-        parts([BYTES, 1]),
-        parts([BUFFER, 0]),  # a buffer that has not come
-        parts([LIST, 0, SET, 1]),  # a list in a set
-        parts([PUSH, 1, ARRAY, 1], b"[1]"),
-        parts(
-            [PUSH, 1, BYTES, 0, ARRAY, 2], b'[["|O8",[1],"C"]]'
-        ),  # an array of objects
-        parts([PUSH, 1, BYTES, 0, ARRAY, 2], b'[["<f8",[1],"C"]]'),
-        parts([PUSH, 1], b"[" + b" " * 200_000 + b"1]"),
-    ],
-)
+NO_MESSAGES = [
+    EVIL,
+    b"",
+    b"\x01",
+    b"\x01\x00[1]",  # this pool has another codec
+    b"\x02\x02[1]",
+    b"\x02\x00",
+    b"\x02\x00[1",
+    b"\x02\x00" + b"[" * 100_000,
+    b"\x02\x01",
+    b"\x02\x01" + b"\xff" * 30,
+    parts([]),
+    parts([PUSH, 2], b"[1]"),  # values that are not there
+    parts([PUSH, 1], b"[1,2]"),  # and one too many
+    parts([PUSH, 1], b"1"),
+    parts([LIST, 1]),
+    parts([LIST, -1]),
+    parts([LIST]),
+    parts([LIST, 0] + [LIST, 1] * 2000),  # a list in a list in a list
+    parts([99, 0]),
+    parts([BYTES, 1]),
+    parts([BUFFER, 0]),  # a buffer that has not come
+    parts([LIST, 0, SET, 1]),  # a list in a set
+    parts([PUSH, 1, ARRAY, 1], b"[1]"),
+    parts([PUSH, 1, BYTES, 0, ARRAY, 2], b'[["|O8",[1],"C"]]'),  # an array of objects
+    parts([PUSH, 1, BYTES, 0, ARRAY, 2], b'[["<f8",[1],"C"]]'),
+    parts([PUSH, 1], b"[" + b" " * 200_000 + b"1]"),
+]
+
+
 @pytest.mark.parametrize("what", ["pack_value", "pack_error"])
 async def test_what_is_no_message_ends_its_worker_as_protocol_and_no_other_job(
-    payload: bytes, what: str
+    what: str,
 ) -> None:
     crashes: list[Any] = []
-    async with Pool(1, codec="msgspec", on_crash=crashes.append) as pool:
-        with pytest.raises(JobNotPicklableError) as caught:
-            await pool.submit(data_jobs.send_instead, payload, what)
-        assert "cannot be read, and its worker is killed: it sent" in str(caught.value)
-        assert await pool.submit(data_jobs.echo, (1,)) == (1,)
-    assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL]
+    async with patience(), Pool(1, codec="msgspec", on_crash=crashes.append) as pool:
+        for payload in NO_MESSAGES:
+            with case(payload[:100]):
+                with pytest.raises(JobNotPicklableError) as caught:
+                    await pool.submit(data_jobs.send_instead, payload, what)
+                text = "cannot be read, and its worker is killed: it sent"
+                assert text in str(caught.value)
+                assert await pool.submit(data_jobs.echo, (1,)) == (1,)
+    kinds = [crash.kind for crash in crashes]
+    assert kinds == [CrashKind.PROTOCOL] * len(NO_MESSAGES)
 
 
 async def test_a_message_in_another_codec_is_not_read_even_if_it_is_large() -> None:
@@ -223,6 +228,36 @@ async def test_errors_come_as_data_and_registered_ones_as_themselves() -> None:
     assert (error.args_sent, error.job_id) == (("no",), 2)
     assert "in raise_value_error" in error.traceback
     assert "in raise_value_error" in str(error.__cause__)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_the_texts_of_an_exception_control_no_terminal(codec: Any) -> None:
+    async with Pool(1, codec=codec, errors=[StockError]) as pool:
+        with pytest.raises(RemoteError) as remote:
+            await pool.submit(data_jobs.raise_controls)
+        with pytest.raises(StockError) as stock:
+            await pool.submit(data_jobs.raise_controls, registered=True)
+    error = remote.value
+    assert (error.text, error.args_sent) == (SHOWN, (CONTROLS,))
+    assert error.__notes__[0] == stock.value.__notes__[0] == SHOWN
+    for text in (str(error), error.traceback, str(error.__cause__)):
+        assert SHOWN in text
+        assert not CONTROL_CHARACTERS & set(text)
+    # What was made anew has the arguments of the job.
+    assert stock.value.item == CONTROLS
+    assert not CONTROL_CHARACTERS & set(str(stock.value.__cause__))
+
+
+async def test_nor_does_a_traceback_that_comes_with_a_pickle() -> None:
+    async with Pool(1) as pool:
+        with pytest.raises(ValueError, match="owned") as caught:
+            await pool.submit(data_jobs.raise_controls)
+        with pytest.raises(JobNotPicklableError) as substitute:
+            await pool.submit(data_jobs.raise_unpicklable)
+    assert caught.value.args == (CONTROLS,)
+    for text in (str(caught.value.__cause__), str(substitute.value)):
+        assert SHOWN in text
+        assert not CONTROL_CHARACTERS & set(text)
 
 
 @pytest.mark.parametrize("function", [data_jobs.raise_odd, data_jobs.raise_odd_later])

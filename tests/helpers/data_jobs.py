@@ -8,12 +8,15 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Literal
 from uuid import UUID
 
 from asyncpool import current_job, heartbeat
 from asyncpool._core.pickling.serializers import WorkerSerializer
+from tests.helpers.values import HoldsLockError
 
 HOME = "tests.helpers.data_jobs"
 
@@ -43,6 +46,29 @@ class Folder:
 
     forms: list[Form]
     ids: list[UUID]
+
+
+@dataclass
+class Diary:
+    """What takes long in one step."""
+
+    days: list[date]
+
+
+class Kind(Enum):
+    """What few texts are."""
+
+    LETTER = "letter"
+    BILL = "bill"
+
+
+@dataclass
+class Document:
+    """What has a long text, and short ones that are looked at."""
+
+    kind: Kind
+    price: Decimal
+    body: str
 
 
 class StockError(Exception):
@@ -105,6 +131,19 @@ def raise_value_error(text: str) -> None:
     raise ValueError(text)
 
 
+CONTROLS, SHOWN = "\x1b]0;owned\x07\u202e\n", "\\x1b]0;owned\\x07\\u202e\n"
+
+
+def raise_controls(*, registered: bool = False) -> None:
+    error = StockError(CONTROLS, 1) if registered else ValueError(CONTROLS)
+    error.add_note(CONTROLS)
+    raise error
+
+
+def raise_unpicklable() -> None:
+    raise HoldsLockError(CONTROLS)
+
+
 def count_to(number: int) -> Iterator[list[int | str]]:
     for each in range(number):
         yield [each, "x" * each]
@@ -151,7 +190,7 @@ def parts(program: list[Any], *texts: bytes) -> bytes:
     return b"\x02\x01" + bytes(8) + b"".join(len(t).to_bytes(4) + t for t in told)
 
 
-PUSH, LIST, DICT, SET, ARRAY, BYTES, BUFFER = 0, 1, 2, 6, 8, 9, 11
+PUSH, LIST, DICT, TEXT, SET, ARRAY, BYTES, BUFFER = 0, 1, 2, 3, 6, 8, 9, 11
 
 
 def meeting(bits: int = 15) -> list[int]:
@@ -209,11 +248,27 @@ def lie_of_forms(payload: bytes) -> list[Form]:
     return send_instead(payload)  # type: ignore[no-any-return]
 
 
-def lie_of_a_folder(payload: bytes) -> Folder:
+def lie_of_ids(payload: bytes) -> list[UUID]:
     return send_instead(payload)  # type: ignore[no-any-return]
 
 
-def lie_of_ids(payload: bytes) -> list[UUID]:
+def lie_of_a_document(payload: bytes) -> Document:
+    return send_instead(payload)  # type: ignore[no-any-return]
+
+
+def lie_of_choices(payload: bytes) -> list[Literal["yes", "no"]]:
+    return send_instead(payload)  # type: ignore[no-any-return]
+
+
+def lie_of_prices(payload: bytes) -> list[Decimal]:
+    return send_instead(payload)  # type: ignore[no-any-return]
+
+
+def give_document(body: int, digits: int) -> Document:
+    return Document(Kind.BILL, Decimal("1" * digits), "\u20ac" * body)
+
+
+def lie_of_days(payload: bytes) -> list[date]:
     return send_instead(payload)  # type: ignore[no-any-return]
 
 
@@ -225,8 +280,20 @@ def give_folder(forms: int, ids: int) -> Folder:
     return Folder([Form() for _ in range(forms)], [UUID(int=n) for n in range(ids)])
 
 
+def give_diary(days: int) -> Diary:
+    return Diary([date(2026, 1, 1) + timedelta(n) for n in range(days)])
+
+
+def give_table(rows: int, columns: int) -> Any:
+    return [[f"{row}-{at}" for at in range(columns)] for row in range(rows)]
+
+
+def give_texts(count: int) -> Any:
+    return {f"{number}" for number in range(count)}
+
+
 def give_numbers(at: int) -> dict[str, list[tuple[int, ...]]]:
-    numbers: Any = [(1, 2)] * 30_000
+    numbers: Any = [(1, 2)] * 20_000
     numbers[at] = (1, "2")
     return {"few": [], "many": numbers}
 

@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -110,6 +111,7 @@ _NUMBERS = {
     "inotify_init1": (294, 26),
     "io_setup": (206, 0),
     "io_uring_setup": (425, 425),
+    "ioprio_get": (252, 31),
     "listmount": (458, 458),
     "mount": (165, 40),
     "mq_open": (240, 180),
@@ -121,6 +123,7 @@ _NUMBERS = {
     "perf_event_open": (298, 241),
     "personality": (135, 92),
     "pidfd_getfd": (438, 438),
+    "prctl": (157, 167),
     "process_vm_readv": (310, 270),
     "ptrace": (101, 117),
     "rt_sigqueueinfo": (129, 138),
@@ -511,6 +514,16 @@ def pin(target: Target) -> None:
     os.sched_setaffinity(target.victim, {min(os.sched_getaffinity(0))})
 
 
+@_way("processes", "read the CPU time of another process", "seccomp")
+def cpu_time(target: Target) -> float:
+    return time.clock_gettime(~target.victim << 3 | 2)
+
+
+@_way("processes", "read the I/O priority of another process", "seccomp")
+def io_priority(target: Target) -> int:
+    return system_call("ioprio_get", 1, target.victim)
+
+
 @_way("processes", "fork", "seccomp (processes=0)")
 def fork(target: Target) -> None:
     pid = os.fork()
@@ -654,6 +667,23 @@ def message_queue(target: Target) -> None:
 @_way("kernel", "keep memory without a file (memfd_create)", "seccomp")
 def memory_file(target: Target) -> None:
     os.close(os.memfd_create("asyncpool"))
+
+
+@_way("kernel", "enlarge the buffers of a pair of sockets", "seccomp")
+def buffers(target: Target) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+
+
+@_way("kernel", "take memory of the kernel by prctl (PR_FUTEX_HASH)", "seccomp")
+def futex_hash(target: Target) -> None:
+    try:
+        _in_child(lambda: system_call("prctl", 78, 1, 16, 0, 0))
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # an older kernel
+            raise OSError(errno.ENOSYS, "there is none") from error
+        raise
 
 
 @_way("kernel", "run without random addresses (personality)", "seccomp")

@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from asyncpool import __version__
-from asyncpool._runtime.remote import carrier
 from asyncpool.errors import NodeLostError, ProtocolError
 from asyncpool.ray import Pool, _placement
 from tests.helpers.gate import Gate
@@ -54,10 +53,11 @@ async def test_nothing_is_left_when_the_pool_is_closed(cluster: LocalNodes) -> N
 async def test_another_version_is_refused_and_both_are_named(
     cluster: LocalNodes, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
-    here = carrier.greeting(__version__, "pickle")[kind]
+    greeting = vars(_placement)["greeting"]
+    here = greeting(__version__, "pickle")[kind]
 
     def older(version: str, codec: str) -> dict[str, Any]:
-        return {**carrier.greeting(version, codec), kind: "0.0.1"}
+        return {**greeting(version, codec), kind: "0.0.1"}
 
     with monkeypatch.context() as patch:
         patch.setattr(_placement, "greeting", older)

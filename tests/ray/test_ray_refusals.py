@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from asyncpool import __version__
-from asyncpool._runtime.remote import carrier
 from asyncpool.errors import ProtocolError
 from asyncpool.ray import Pool, _engine, _placement
 from tests.helpers.jobs import square
@@ -30,13 +29,13 @@ def cluster() -> Generator[LocalNodes]:
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Return which greetings of a pool are those of another version, counting from 1."""
-    told, which = 0, set[int]()
+    told, which, greeting = 0, set[int](), vars(_placement)["greeting"]
 
     def greet(version: str, codec: str) -> dict[str, Any]:
         nonlocal told
         told += 1
         other = {"asyncpool": "0.0.1"} if told in which else {}
-        return {**carrier.greeting(version, codec), **other}
+        return {**greeting(version, codec), **other}
 
     monkeypatch.setattr(_placement, "greeting", greet)
     return which

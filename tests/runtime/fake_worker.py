@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 from collections import deque
+from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 from asyncpool._core.figures.request_figures import RequestFigures
@@ -27,6 +28,7 @@ from asyncpool._runtime.cluster.link import (
 )
 from asyncpool._runtime.cluster.message_queues import MessageQueues
 from asyncpool.errors import ProtocolError
+from tests.helpers.patience import patience
 
 if TYPE_CHECKING:
     from asyncpool._runtime.cluster.service import Service
@@ -54,6 +56,7 @@ class Master:
         self.stopped = False
         self.workers: list[FakeWorker] = []
         self.guests: list[socket.socket] = []
+        self._patience = patience()
 
     def worker(self, *, ready: bool = True) -> FakeWorker:
         """Return one more worker."""
@@ -84,10 +87,16 @@ class Master:
         """How many connections have come back and wait."""
         return len(self.balancer.core.waiting)
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
+        await self._patience.__aenter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         for worker in self.workers:
             worker.die()
         self.balancer.close()
@@ -95,6 +104,7 @@ class Master:
         self.listener.close()
         for guest in self.guests:
             guest.close()
+        await self._patience.__aexit__(kind, error, traceback)
 
 
 class FakeWorker:
@@ -205,9 +215,6 @@ class FakeWorker:
 
     def send(self, number: int, *fds: int, tag: int = 1) -> None:
         socket.send_fds(self.peer, [header(FrameKind.HANDLE, 0, number, tag=tag)], fds)
-
-    def send_one(self, number: int, fd: int) -> None:
-        self.send(number, fd)
 
     def send_slowly(self, number: int, fd: int) -> None:
         """Send the header of a handle in two pieces; the first brings the descriptor."""

@@ -1,24 +1,142 @@
-"""The contract of a channel: frames come whole and in order, and it ends once."""
+"""Both directions of a channel: partial reads and writes, hostile bytes, descriptors."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import mmap
+import os
+import socket
+from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any, Self
 
 import pytest
 
-from asyncpool._core.wire.frames import HEADER_SIZE, VERSION, Frame, FrameKind, header
-from asyncpool._runtime.channel.channel import MOST_FRAMES
+from asyncpool._core.wire.frames import (
+    HEADER_SIZE,
+    VERSION,
+    Frame,
+    FrameDecoder,
+    FrameKind,
+    header,
+)
+from asyncpool._runtime.channel.channel import MOST_FRAMES, READ_SIZE, Channel
+from asyncpool.errors import ProtocolError
 from tests.helpers.inside import ask_frame_watch, unfinished_for_long
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.runtime.line import LIMIT, Line, cut, encode
 
 pytestmark = BOTH_LOOPS
 
+LIMIT = 10_000_000
 
-@pytest.mark.parametrize("size", [1, 7, HEADER_SIZE, 64, 100_000])
+
+class CountingSocket(socket.socket):
+    """A socket that knows how it was written to.
+
+    Attributes:
+        calls: How often it was asked to send.
+        taken: How many bytes it took, each time when it took some.
+        failure: What it raises instead, if anything.
+    """
+
+    def __init__(self, fileno: int) -> None:
+        super().__init__(fileno=fileno)
+        self.calls = 0
+        self.taken: list[int] = []
+        self.failure: OSError | None = None
+
+    def send(self, *args: Any) -> int:
+        self._asked()
+        self.taken.append(super().send(*args))
+        return self.taken[-1]
+
+    def sendmsg(self, *args: Any) -> int:
+        self._asked()
+        self.taken.append(super().sendmsg(*args))
+        return self.taken[-1]
+
+    def _asked(self) -> None:
+        self.calls += 1
+        if self.failure is not None:
+            raise self.failure
+
+
+class Line:
+    """A channel, what it has reported, and the bare socket at its other end."""
+
+    def __init__(self) -> None:
+        ours, self.peer = socket.socketpair()
+        self.ours = CountingSocket(ours.detach())
+        self.peer.setblocking(False)
+        self.batches: list[list[Frame]] = []
+        self.ends: list[ProtocolError | None] = []
+        self.news = asyncio.Event()
+        self.channel = Channel(
+            asyncio.get_running_loop(),
+            self.ours,
+            buffer=memoryview(bytearray(READ_SIZE)),
+            max_payload=LIMIT,
+            on_frames=self.on_frames,
+            on_end=self.on_end,
+        )
+
+    @property
+    def frames(self) -> list[Frame]:
+        return [frame for batch in self.batches for frame in batch]
+
+    def on_frames(self, frames: list[Frame]) -> None:
+        self.batches.append(frames)
+        self.news.set()
+
+    def on_end(self, error: ProtocolError | None) -> None:
+        self.ends.append(error)
+        self.news.set()
+
+    async def heard(self, frames: int, ends: int = 0) -> None:
+        while len(self.frames) < frames or len(self.ends) < ends:
+            self.news.clear()
+            await self.news.wait()
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.peer, data)
+
+    async def read(self, size: int = 1 << 20) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self.peer, size)
+
+    async def read_exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            data += await self.read(size - len(data))
+        return bytes(data)
+
+    def send(self, data: bytes) -> None:
+        self.channel.put(data)
+        self.channel.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+        self.peer.close()
+
+
+def encode(job: int, payload: bytes, kind: FrameKind = FrameKind.VALUE) -> bytes:
+    return header(kind, len(payload), job, 1) + payload
+
+
+def cut(data: bytes, size: int) -> Iterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+# What it reads.
+
+
+@pytest.mark.parametrize("size", [1, 7, HEADER_SIZE, 100_000])
 async def test_frames_arrive_whole_wherever_they_are_cut(size: int) -> None:
     sent = [(n, bytes([n]) * (n * 9)) for n in range(20)]
     data = b"".join(encode(job, payload) for job, payload in sent)
@@ -29,38 +147,29 @@ async def test_frames_arrive_whole_wherever_they_are_cut(size: int) -> None:
             await line.heard(len(sent))
         assert [(frame.job, frame.payload) for frame in line.frames] == sent
         assert line.ends == []
+        # What comes in one read is told at once.
+        assert len(line.batches) == 1 or size < len(data)
 
 
-async def test_what_came_in_one_read_is_told_at_once() -> None:
+@pytest.mark.parametrize("size", [4, 2_000_000])
+async def test_an_end_is_reported_once_and_half_a_frame_is_no_offence(
+    size: int,
+) -> None:
     with Line() as line:
-        line.peer.send(encode(1, b"one") + encode(2, b"") + encode(3, b"three")[:-1])
+        data = encode(1, b"last") + encode(2, bytes(size))[:-1]
+        async with patience(), asyncio.TaskGroup() as tasks:
+            tasks.create_task(line.write(data))
+            await line.heard(1)
+        line.peer.close()
         async with patience():
-            await line.heard(2)
-            await line.write(encode(3, b"three")[-1:])
-            await line.heard(3)
-        told = [[(frame.job, frame.payload) for frame in b] for b in line.batches]
-        assert told == [[(1, b"one"), (2, b"")], [(3, b"three")]]
-
-
-async def test_an_end_is_reported_once() -> None:
-    with Line() as line:
-        async with patience():
-            await line.write(encode(1, b"last"))
-            line.peer.close()
             await line.heard(1, ends=1)
-            line.channel.drain()
+        line.channel.drain()
+        line.channel.pause()
+        line.channel.resume()
+        for _ in range(10):
             await asyncio.sleep(0)
         assert line.ends == [None]
         assert [frame.payload for frame in line.frames] == [b"last"]
-
-
-async def test_a_frame_that_was_cut_short_is_no_offence() -> None:
-    with Line() as line:
-        async with patience():
-            await line.write(encode(1, b"half")[:-2])
-            line.peer.close()
-            await line.heard(0, ends=1)
-        assert (line.frames, line.ends) == ([], [None])
 
 
 @pytest.mark.parametrize(
@@ -86,15 +195,6 @@ async def test_an_offence_ends_the_channel_behind_what_came_before(
         assert [frame.payload for frame in line.frames] == [b"good"]
 
 
-async def test_the_limit_itself_is_allowed() -> None:
-    with Line() as line:
-        payload = bytes(LIMIT)
-        async with patience(), asyncio.TaskGroup() as tasks:
-            tasks.create_task(line.write(encode(1, payload)))
-            await line.heard(1)
-        assert line.frames[0].payload == payload
-
-
 async def test_a_long_payload_is_read_where_it_stays_and_the_rest_as_ever() -> None:
     payloads = [b"before", bytes(range(256)) * 5_000, b"behind", bytes(2_000_000), b""]
     with Line() as line:
@@ -110,19 +210,6 @@ async def test_a_long_payload_is_read_where_it_stays_and_the_rest_as_ever() -> N
         line.peer.close()
         async with patience():
             await line.heard(5, ends=1)
-        assert line.ends == [None]
-
-
-async def test_a_long_payload_that_is_cut_short_is_silence() -> None:
-    with Line() as line:
-        data = encode(1, b"good") + encode(2, bytes(2_000_000))
-        async with patience(), asyncio.TaskGroup() as tasks:
-            tasks.create_task(line.write(data[:-1]))
-            await line.heard(1)
-        line.peer.close()
-        async with patience():
-            await line.heard(1, ends=1)
-        assert [frame.job for frame in line.frames] == [1]
         assert line.ends == [None]
 
 
@@ -143,15 +230,6 @@ async def test_nothing_comes_after_the_channel_was_closed() -> None:
         await asyncio.sleep(0)
         assert [frame.job for frame in line.frames] == [1, 2]
         assert line.ends == []
-
-
-async def test_draining_reads_what_the_dead_have_written() -> None:
-    with Line() as line:
-        line.peer.send(b"".join(encode(n, bytes(100)) for n in range(50)))
-        line.peer.close()
-        line.channel.drain()
-        assert len(line.frames) == 50
-        assert line.ends == [None]
 
 
 async def test_draining_ends_though_somebody_else_writes_on() -> None:
@@ -211,25 +289,6 @@ async def test_a_flood_is_passed_on_in_parts_and_the_loop_turns_between() -> Non
         assert told(line) == [*range(count + 1)]
 
 
-async def test_a_flood_that_is_paused_goes_on_where_it_was() -> None:
-    with Line() as line:
-        count = 3 * MOST_FRAMES
-        line.peer.send(flood(count))
-        line.channel.read()
-        line.channel.pause()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert told(line) == [*range(MOST_FRAMES)]
-        line.channel.read()  # reads all the same, since it is asked to
-        assert told(line) == [*range(2 * MOST_FRAMES)]
-        line.channel.resume()
-        async with patience():
-            await line.heard(count)
-            await line.write(encode(count, b""))
-            await line.heard(count + 1)
-        assert told(line) == [*range(count + 1)]
-
-
 async def test_draining_passes_on_all_of_a_flood_and_its_offence() -> None:
     with Line() as line:
         count = 3 * MOST_FRAMES
@@ -270,18 +329,6 @@ async def test_a_channel_that_was_closed_leaves_alone_who_has_its_descriptor_now
             await line.heard(1)
 
 
-async def test_who_falls_silent_in_the_middle_of_a_frame_has_erred() -> None:
-    with Line() as line:
-        await line.write(encode(1, b"half")[:-2])
-        line.channel.read()
-        unfinished_for_long(line.channel)
-        [error] = line.ends
-        assert (
-            str(error)
-            == "it began a frame, sent 26 bytes of it, and then nothing for 60 s"
-        )
-
-
 async def test_who_goes_on_or_is_paused_has_not() -> None:
     with Line() as line:
         await line.write(encode(1, b"half")[:-2])
@@ -300,13 +347,192 @@ async def test_who_goes_on_or_is_paused_has_not() -> None:
         assert told(line) == [1]
 
 
-async def test_a_channel_that_has_ended_is_not_resumed() -> None:
+# What it sends.
+
+
+async def test_what_is_put_in_one_turn_goes_out_with_one_system_call() -> None:
+    size = 5 * (HEADER_SIZE + 5)
     with Line() as line:
-        line.peer.close()
+        for turn in range(1, 4):
+            for job in range(5):
+                line.channel.put(header(FrameKind.JOB, 5, job, turn), b"hello")
+                line.channel.flush_soon()
+            assert line.ours.calls == turn - 1
+            assert line.channel.unsent == size
+            await asyncio.sleep(0)
+            assert line.ours.calls == turn
+            assert line.channel.unsent == 0
+            frames = FrameDecoder(max_payload=LIMIT).feed(line.peer.recv(1000))
+            assert [(f.job, f.attempt, f.payload) for f in frames] == [
+                (job, turn, b"hello") for job in range(5)
+            ]
+        assert line.ours.taken == [size] * 3
+
+
+async def test_a_flush_behind_a_full_socket_waits_its_turn() -> None:
+    with Line() as line:
+        line.send(bytes(3_000_000))
+        [taken] = line.ours.taken
+        for n in range(10):
+            line.send(bytes([n]))
+            line.channel.flush_soon()
+        # The loop says when the socket takes more, and until then nobody asks it.
+        await asyncio.sleep(0)
+        assert line.ours.taken == [taken]
+        assert line.ours.calls == 1
+        assert line.channel.unsent == 3_000_010 - taken
+        async with patience():
+            data = await line.read_exactly(3_000_010)
+        assert data == bytes(3_000_000) + bytes(range(10))
+        assert line.channel.unsent == 0
+        # It is not blocked for ever.
+        line.send(b"next")
+        assert line.peer.recv(100) == b"next"
+
+
+@pytest.mark.parametrize("pieces", [1, 1024, 1025, 5000])
+async def test_any_number_of_small_frames_takes_one_system_call(pieces: int) -> None:
+    data = b"".join(n.to_bytes(4) for n in range(pieces))
+    with Line() as line:
+        for piece in cut(data, 4):
+            line.channel.put(piece[:2], piece[2:])
+        line.channel.flush()
+        assert line.ours.taken == [4 * pieces]
+        async with patience():
+            assert await line.read_exactly(len(data)) == data
+        assert line.channel.unsent == 0
+        assert line.ours.calls == 1
+        assert line.ends == []
+
+
+async def test_what_was_never_sent_is_known_after_the_peer_left() -> None:
+    with Line() as line:
+        line.send(b"x" * 3_000_000)
+        async with patience():
+            # Enough to let the channel send a second time.
+            await line.read_exactly(line.ours.taken[0] + 1000)
+            line.peer.close()
+            await line.heard(0, ends=1)
+        assert len(line.ours.taken) > 1
+        left = 3_000_000 - sum(line.ours.taken)
+        assert left > 0
+        assert line.channel.unsent == left
+        line.send(b"too late")
+        assert line.channel.unsent == left + 8
+        line.channel.close()
+        assert line.channel.unsent == left + 8
+
+
+async def test_nothing_is_sent_after_the_close() -> None:
+    with Line() as line:
+        line.channel.put(b"abc")
+        line.channel.flush_soon()
+        line.channel.close()
+        await asyncio.sleep(0)
+        line.channel.put(b"de")
+        line.channel.flush_soon()
+        await asyncio.sleep(0)
+        assert line.ours.calls == 0
+        assert line.channel.unsent == 5
+        assert line.peer.recv(100) == b""
+
+
+async def test_a_socket_that_cannot_send_ends_the_channel() -> None:
+    with Line() as line:
+        line.ours.failure = OSError(errno.ENOBUFS, "no room")
+        line.channel.put(b"abc", b"def")
+        line.channel.flush()
+        assert line.channel.unsent == 6
+        assert line.ends == []  # not in the middle of somebody else's step
         async with patience():
             await line.heard(0, ends=1)
-        line.channel.pause()
-        line.channel.resume()
-        for _ in range(10):
+        [error] = line.ends
+        assert (
+            str(error) == f"nothing can be sent to it: [Errno {errno.ENOBUFS}] no room"
+        )
+
+
+async def test_half_closing_comes_after_what_is_still_to_be_sent() -> None:
+    large = bytes(3_000_000)
+    with Line() as line:
+        line.send(header(FrameKind.JOB, len(large), 1, 1) + large)
+        line.channel.half_close()
+        got = 0
+        async with patience():
+            while data := await line.read():
+                got += len(data)
+            assert got == len(large) + HEADER_SIZE
+            # The other direction is open still.
+            await line.write(encode(5, b"bye"))
+            await line.heard(1)
+        assert line.frames[0].payload == b"bye"
+
+
+# Descriptors.
+def a_pipe() -> tuple[int, int]:
+    """Return a descriptor to be sent, and one that tells when no copy of it is left."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    return writer, reader
+
+
+def is_gone(reader: int) -> bool:
+    """Tell whether nobody can write to the pipe any more."""
+    try:
+        return os.read(reader, 100) == b""
+    except BlockingIOError:
+        return False
+
+
+async def read_with_fds(line: Line, size: int) -> list[tuple[bytes, list[int]]]:
+    """Read *size* bytes; return what each read has brought, with its descriptors."""
+    reads: list[tuple[bytes, list[int]]] = []
+    async with patience():
+        while sum(len(data) for data, _ in reads) < size:
             await asyncio.sleep(0)
-        assert line.ends == [None]
+            with contextlib.suppress(BlockingIOError):
+                data, fds, _, _ = socket.recv_fds(line.peer, 1 << 20, 3)
+                reads.append((data, fds))
+    return reads
+
+
+async def test_a_descriptor_comes_with_its_frame_and_is_not_kept() -> None:
+    writer, reader = a_pipe()
+    before, with_it, behind = (encode(n, b"", FrameKind.SEGMENT) for n in (1, 2, 3))
+    with Line() as line:
+        line.channel.put(before)
+        line.channel.put_descriptor(with_it, writer)
+        line.channel.put(behind)
+        assert line.channel.unsent == 3 * HEADER_SIZE
+        line.channel.flush()
+        reads = await read_with_fds(line, 3 * HEADER_SIZE)
+        assert b"".join(data for data, _ in reads) == before + with_it + behind
+        # A read that brings it ends with its frame.
+        [last] = [n for n, (_, fds) in enumerate(reads) if fds]
+        assert b"".join(data for data, _ in reads[: last + 1]) == before + with_it
+        [found] = reads[last][1]
+        os.write(found, b"hello")
+        assert os.read(reader, 100) == b"hello"
+        assert not is_gone(reader)
+        os.close(found)
+        assert is_gone(reader)
+    os.close(reader)
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["peer left", "channel closed"])
+async def test_a_descriptor_that_is_never_sent_is_closed(gone: bool) -> None:  # noqa: FBT001
+    writer, reader = a_pipe()
+    with Line() as line:
+        line.send(bytes(3_000_000))
+        line.channel.put_descriptor(encode(2, b"", FrameKind.SEGMENT), writer)
+        line.channel.flush()
+        left = line.channel.unsent
+        assert not is_gone(reader)
+        if gone:
+            line.peer.close()
+            async with patience():
+                await line.heard(0, ends=1)
+        line.channel.close()
+        assert is_gone(reader)
+        assert line.channel.unsent == left
+    os.close(reader)

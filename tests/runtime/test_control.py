@@ -1,16 +1,14 @@
-"""The control socket: who may use it, where it is, and what it answers."""
+"""Control sockets: where they are, whom they serve, and what clients do that hang, lie or leave."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
-import logging
 import os
 import re
 import socket
 import stat
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -18,117 +16,94 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
 
-from asyncpool._core.control.control_protocol import MAX_REQUEST, Request
+from asyncpool._core.control.control_protocol import MAX_REPLY, MAX_REQUEST, Request
 from asyncpool._runtime.control import (
     client as control_client,
     paths as control_paths,
     server as control_server,
 )
 from asyncpool._runtime.control.client import ControlClient
-from asyncpool._runtime.control.paths import (
-    live_names,
-    path_of,
-    peer_uid,
-    private_folder,
-)
-from asyncpool._runtime.control.server import ControlSocket
+from asyncpool._runtime.control.paths import live_names, path_of, private_folder
+from asyncpool._runtime.control.server import ControlSocket, send_lines
 from asyncpool.errors import ProtocolError
 from tests.helpers.patience import PATIENCE, patience
 
 US = os.geteuid()
+STATUS = Request("status")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Have a folder for control sockets; their paths must be short."""
+    """Have a folder for control sockets, also in place of /tmp; their paths must be short."""
     with tempfile.TemporaryDirectory() as name:
         monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        monkeypatch.setattr(control_paths, "_TMP", Path(name))
         yield Path(name)
 
 
-@pytest.fixture
-def tmp(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have a folder in place of /tmp, and no other."""
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr(control_paths, "_TMP", runtime)
-    return runtime
+# Where they are.
 
 
 def test_the_folder_is_made_for_its_user_alone(runtime: Path) -> None:
     assert private_folder(make=False) == runtime / "asyncpool"
+    assert path_of("app") == str(runtime / "asyncpool" / "app.sock")
+    assert path_of("./x") == "./x"
     assert os.listdir(runtime) == []
-    folder = private_folder(make=True)
-    assert folder == private_folder(make=True) == runtime / "asyncpool"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    path_of("app", make=True)
+    assert stat.S_IMODE((runtime / "asyncpool").stat().st_mode) == 0o700
+    error = "'..' is no name that commands find, which is 1 to 64 of A-Z, a-z, 0-9, '.'"
+    with pytest.raises(ValueError, match=f"^{re.escape(error)}"):
+        path_of("..")
 
 
-def test_without_a_runtime_folder_it_is_in_tmp(tmp: Path) -> None:
-    assert private_folder(make=True) == tmp / f"asyncpool-{US}"
-
-
-@pytest.mark.parametrize("value", ["relative", "/no/such/folder", ""])
-def test_a_runtime_folder_that_is_none(
-    value: str, tmp: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("value", ["relative", "/no/such/folder", "", None, "theirs"])
+def test_without_a_runtime_folder_of_ones_own_it_is_in_tmp(
+    value: str | None, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", value)
-    assert private_folder(make=False).parent == tmp
-
-
-def test_a_runtime_folder_of_somebody_else(
-    tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp / "theirs"))
-    (tmp / "theirs").mkdir()
-    assert private_folder(make=False).parent == tmp / "theirs"
-    monkeypatch.setattr(os, "geteuid", lambda: US + 1)
-    assert private_folder(make=False) == tmp / f"asyncpool-{US + 1}"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", value or "")
+    if value is None:
+        monkeypatch.delenv("XDG_RUNTIME_DIR")
+    if value == "theirs":
+        (runtime / "theirs").mkdir()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / "theirs"))
+        assert private_folder(make=False).parent == runtime / "theirs"
+        monkeypatch.setattr(os, "geteuid", lambda: US + 1)
+    assert private_folder(make=False) == runtime / f"asyncpool-{os.geteuid()}"
 
 
 WAY_OUT = "have it removed, or set XDG_RUNTIME_DIR to a folder of your own"
 
 
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("link", "is no folder: somebody else has taken the name; " + WAY_OUT),
+        ("open", "its permissions are 710, and must be 700: chmod 700 "),
+        ("theirs", f"belongs to user {US}, not to {US + 1}; {WAY_OUT}"),
+    ],
+)
 @pytest.mark.parametrize("make", [True, False])
-def test_a_folder_that_is_a_link_is_a_trap(tmp: Path, make: bool) -> None:  # noqa: FBT001
-    (tmp / "elsewhere").mkdir(mode=0o700)
-    trap = tmp / f"asyncpool-{US}"
-    trap.symlink_to(tmp / "elsewhere")
-    error = f"{trap} is no folder: somebody else has taken the name; {WAY_OUT}"
-    with pytest.raises(PermissionError, match=f"^{re.escape(error)}$"):
+def test_a_folder_of_others_is_a_trap(
+    kind: str,
+    error: str,
+    runtime: Path,
+    make: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trap = runtime / "asyncpool"
+    if kind == "theirs":
+        monkeypatch.delenv("XDG_RUNTIME_DIR")
+        monkeypatch.setattr(os, "geteuid", lambda: US + 1)
+        trap = runtime / f"asyncpool-{US + 1}"
+    (runtime / "elsewhere").mkdir(mode=0o700)
+    if kind == "link":
+        trap.symlink_to(runtime / "elsewhere")
+    else:
+        trap.mkdir(mode=0o710 if kind == "open" else 0o700)
+    with pytest.raises(PermissionError, match=re.escape(error)) as caught:
         private_folder(make=make)
-
-
-def test_a_folder_that_others_may_enter(tmp: Path) -> None:
-    folder = private_folder(make=True)
-    folder.chmod(0o710)
-    error = f"others may enter {folder}: its permissions are 710, and must be 700: "
-    error += f"chmod 700 {folder}"
-    with pytest.raises(PermissionError, match=f"^{re.escape(error)}$"):
-        private_folder(make=True)
-
-
-def test_a_folder_of_somebody_else(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp / f"asyncpool-{US + 1}"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setattr(os, "geteuid", lambda: US + 1)
-    error = f"{folder} belongs to user {US}, not to {US + 1}; {WAY_OUT}"
-    with pytest.raises(PermissionError, match=f"^{re.escape(error)}$"):
-        private_folder(make=True)
-
-
-def test_where_a_cluster_is(runtime: Path) -> None:
-    assert path_of("app") == str(runtime / "asyncpool" / "app.sock")
-    assert path_of("./x") == "./x"
-    assert os.listdir(runtime) == []
-    path_of("app", make=True)
-    assert os.listdir(runtime) == ["asyncpool"]
-    error = (
-        "'..' is no name that commands find, which is 1 to 64 of A-Z, a-z, 0-9, '.', '-', '_' "
-        "and ':', the first of them neither '.' nor '-'"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(error)}$"):
-        path_of("..")
+    assert str(trap) in str(caught.value)
 
 
 def test_live_names(runtime: Path) -> None:
@@ -151,12 +126,6 @@ def test_live_names(runtime: Path) -> None:
         sock.close()
 
 
-def test_who_is_at_the_other_end() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert peer_uid(ours) == US
-
-
 # The server.
 
 
@@ -170,16 +139,17 @@ async def echo(request: Request) -> dict[str, Any]:
 
 @asynccontextmanager
 async def serving(
-    answer: Callable[[Request], Any] = echo, *, name: str = "app"
+    answer: Callable[[Request], Any] = echo,
+    watch: Callable[[Request], Any] | None = None,
 ) -> AsyncIterator[str]:
-    control = ControlSocket(path_of(name, make=True), answer)
+    control = ControlSocket(path_of("app", make=True), answer, watch=watch)
     control.open()
-    try:
-        yield control.path
-    finally:
-        async with patience():
+    async with patience():
+        try:
+            yield control.path
+        finally:
             await control.close()
-        assert not Path(control.path).exists()
+            assert not Path(control.path).exists()
 
 
 def ask(path: str, *requests: Request) -> list[dict[str, Any]]:
@@ -187,31 +157,29 @@ def ask(path: str, *requests: Request) -> list[dict[str, Any]]:
         return [client.ask(request) for request in requests]
 
 
-@pytest.mark.asyncio
-async def test_requests_are_answered_in_turns(runtime: Path) -> None:
-    async with patience(), serving() as path:
-        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        assert live_names() == ["app"]
-        asked = [Request("status"), Request("stop", now=True)]
-        assert await asyncio.to_thread(ask, path, *asked) == [
-            {"you said": "status"},
-            {"you said": "stop"},
-        ]
+async def asked(path: str, *requests: Request) -> list[dict[str, Any]]:
+    return await asyncio.to_thread(ask, path, *requests)
 
 
 @pytest.mark.logs("command-failed")
 @pytest.mark.asyncio
-async def test_what_goes_wrong_is_an_error_of_the_clients(
-    runtime: Path, caplog: pytest.LogCaptureFixture
+async def test_requests_are_answered_in_turns_and_errors_are_the_clients(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.DEBUG, "asyncpool")
-    async with patience(), serving() as path:
+    caplog.set_level("DEBUG", "asyncpool")
+    async with serving() as path:
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        assert live_names() == ["app"]
         with pytest.raises(ProtocolError, match=r"^no such code$"):
-            await asyncio.to_thread(ask, path, Request("reload"))
+            await asked(path, Request("reload"))
         with pytest.raises(ProtocolError, match=r"^ZeroDivisionError$"):
-            await asyncio.to_thread(ask, path, Request("resize", 1))
-        # And it goes on.
-        assert await asyncio.to_thread(ask, path, Request("status"))
+            await asked(path, Request("resize", 1))
+        assert await asked(path, STATUS, Request("stop", now=True)) == [
+            {"you said": "status"},
+            {"you said": "stop"},
+        ]
+        with pytest.raises(OSError, match="another process listens there"):
+            ControlSocket(path, echo)
 
 
 @pytest.mark.asyncio
@@ -226,9 +194,9 @@ async def test_what_goes_wrong_is_an_error_of_the_clients(
     ],
 )
 async def test_who_does_not_keep_to_the_protocol_is_sent_away(
-    sent: bytes, error: bytes, runtime: Path
+    sent: bytes, error: bytes
 ) -> None:
-    async with patience(), serving() as path:
+    async with serving() as path:
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(sent)
         assert await reader.readline() == error
@@ -237,168 +205,93 @@ async def test_who_does_not_keep_to_the_protocol_is_sent_away(
         writer.close()
 
 
-@given(st.lists(st.binary(max_size=60), max_size=5), st.booleans())
-def test_whatever_a_client_sends_it_goes_on(lines: list[bytes], whole: bool) -> None:  # noqa: FBT001
-    async def send(path: str) -> None:
-        control = ControlSocket(path, echo)
-        control.open()
-        async with patience():
-            reader, writer = await asyncio.open_unix_connection(path)
-            writer.write(b"\n".join(lines) + b"\n" * whole)
-            writer.write_eof()
-            with suppress(ConnectionResetError):  # what it had sent was not all read
-                for line in (await reader.read()).splitlines():
-                    assert {"error"} == set(json.loads(line)) or b"you said" in line
-            writer.close()
-            assert await asyncio.to_thread(ask, path, Request("status"))
-            await control.close()
-
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(send(f"{folder}/control"))
-
-
-@pytest.mark.logs("control-refused")
+@pytest.mark.logs("control-refused", "control-unknown-user")
 @pytest.mark.asyncio
-async def test_another_user_is_refused(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_another_user_is_refused_and_so_is_who_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(control_server, "peer_uid", lambda _: US + 1)
-    async with patience(), serving() as path:
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            await asyncio.to_thread(ask, path, Request("status"))
-    assert caplog.messages == [f"the control socket has refused user {US + 1}"]
+    def peer_uid(_: socket.socket) -> int:
+        if caplog.messages:
+            raise OSError("unknown")
+        return US + 1
 
-
-@pytest.mark.logs("control-unknown-user")
-@pytest.mark.asyncio
-async def test_who_is_unknown_is_refused(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unknown(_: socket.socket) -> int:
-        raise OSError("unknown")
-
-    monkeypatch.setattr(control_server, "peer_uid", unknown)
-    async with patience(), serving() as path:
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            await asyncio.to_thread(ask, path, Request("status"))
+    monkeypatch.setattr(control_server, "peer_uid", peer_uid)
+    async with serving() as path:
+        for _ in range(2):
+            with pytest.raises((ConnectionResetError, BrokenPipeError)):
+                await asked(path, STATUS)
     assert caplog.messages == [
-        "the control socket cannot tell whose a connection is: unknown"
+        f"the control socket has refused user {US + 1}",
+        "the control socket cannot tell whose a connection is: unknown",
     ]
 
 
 @pytest.mark.asyncio
 async def test_a_server_of_another_user_is_not_asked(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(control_client, "peer_uid", lambda _: US + 1)
-    asked = []
+    requests = []
 
     async def note(request: Request) -> dict[str, Any]:
-        asked.append(request)
+        requests.append(request)
         return {}
 
-    async with patience(), serving(note) as path:
-        error = f"^user {US + 1} listens at {path}$"
-        with pytest.raises(PermissionError, match=error):
-            await asyncio.to_thread(ask, path, Request("stop"))
-    assert asked == []
+    async with serving(note) as path:
+        with pytest.raises(PermissionError, match=f"^user {US + 1} listens at {path}$"):
+            await asked(path, Request("stop"))
+    assert requests == []
 
 
 @pytest.mark.asyncio
-async def test_there_is_a_most_of_clients(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_there_is_a_most_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_server, "_MOST_CLIENTS", 2)
-    async with patience(), serving() as path:
+    async with serving() as path:
         clients = [await asyncio.open_unix_connection(path) for _ in range(2)]
         for reader, writer in clients:
-            writer.write(Request("status").pack())
+            writer.write(STATUS.pack())
             assert await reader.readline()
-        reader, writer = await asyncio.open_unix_connection(path)
         error = "2 clients are connected already, and there may be no more"
-        assert json.loads(await reader.read()) == {"error": error}
         with pytest.raises(ProtocolError, match=f"^{error}$"):
-            await asyncio.to_thread(ask, path, Request("status"))
-        for _, writing in (*clients, (reader, writer)):
-            writing.close()
+            await asked(path, STATUS)
+        for _, writer in clients:
+            writer.close()
 
 
 @pytest.mark.asyncio
 async def test_who_says_half_a_request_keeps_nobody_out(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(control_server, "_LINE_TIMEOUT", 0.05)
-    async with patience(), serving() as path:
+    async with serving() as path:
         with ControlClient(path, within=PATIENCE) as quiet:
-            first = await asyncio.to_thread(quiet.ask, Request("status"))
+            first = await asyncio.to_thread(quiet.ask, STATUS)
             halves = [await asyncio.open_unix_connection(path) for _ in range(31)]
             for _, writing in halves:
                 writing.write(b'{"action": ')
             for reader, _ in halves:
                 assert await reader.read() == b""
-            assert await asyncio.to_thread(ask, path, Request("status")) == [first]
+            assert await asked(path, STATUS) == [first]
             # Who is silent between two requests may stay.
-            assert await asyncio.to_thread(quiet.ask, Request("status")) == first
+            assert await asyncio.to_thread(quiet.ask, STATUS) == first
         for _, writing in halves:
             writing.close()
 
 
 @pytest.mark.asyncio
-async def test_no_answer_controls_a_terminal(runtime: Path) -> None:
-    async def hostile(_: Request) -> dict[str, Any]:
+async def test_no_answer_controls_a_terminal() -> None:
+    async def hostile(request: Request) -> dict[str, Any]:
+        if request.action == "stop":
+            raise ValueError("\x1b[2J")
         return {"text": "\x1b[2Jred\nblue", "rows": [{"\x07name": "\x9b1m"}, 3, None]}
 
-    async def worse(_: Request) -> dict[str, Any]:
-        raise ValueError("\x1b[2J")
-
-    async with patience():
-        async with serving(hostile) as path:
-            assert await asyncio.to_thread(ask, path, Request("status")) == [
-                {
-                    "text": "\\x1b[2Jred\nblue",
-                    "rows": [{"\\x07name": "\\x9b1m"}, 3, None],
-                }
-            ]
-        async with serving(worse) as path:
-            with pytest.raises(ProtocolError, match=r"^\\x1b\[2J$"):
-                await asyncio.to_thread(ask, path, Request("status"))
-
-
-@pytest.mark.asyncio
-async def test_the_end_is_waited_for(runtime: Path) -> None:
-    loop, asked = asyncio.get_running_loop(), asyncio.Event()
-
-    def wait(path: str) -> dict[str, Any]:
-        with ControlClient(path, within=PATIENCE) as client:
-            reply = client.ask(Request("stop"))
-            loop.call_soon_threadsafe(asked.set)
-            client.wait_for_end()
-            return reply
-
-    async with patience():
-        async with serving() as path:
-            waiting = asyncio.create_task(asyncio.to_thread(wait, path))
-            await asked.wait()
-            assert not waiting.done()
-        assert await waiting == {"you said": "stop"}
-
-
-@pytest.mark.asyncio
-async def test_a_request_that_takes_long_ends_with_the_server(runtime: Path) -> None:
-    async def forever(request: Request) -> dict[str, Any]:
-        begun.set()
-        await asyncio.Event().wait()
-        return {}
-
-    begun = asyncio.Event()
-    async with patience():
-        async with serving(forever) as path:
-            asking = asyncio.create_task(
-                asyncio.to_thread(ask, path, Request("status"))
-            )
-            await begun.wait()
-        with pytest.raises(ConnectionResetError, match=r"^it has ended$"):
-            await asking
+    async with serving(hostile) as path:
+        rows = [{"\\x07name": "\\x9b1m"}, 3, None]
+        assert await asked(path, STATUS) == [
+            {"text": "\\x1b[2Jred\nblue", "rows": rows}
+        ]
+        with pytest.raises(ProtocolError, match=r"^\\x1b\[2J$"):
+            await asked(path, Request("stop"))
 
 
 class Unhurried:
@@ -426,13 +319,14 @@ class Unhurried:
         return {"you said": request.action}
 
 
-def looks(monkeypatch: pytest.MonkeyPatch, count: int) -> asyncio.Event:
-    """Return what is set when a server has looked so often whether a client is there."""
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """What is set when a server has looked three times whether a client is there."""
     monkeypatch.setattr(control_server, "_LOOK_EVERY", 0.001)
     there, enough, seen = control_server._is_closed, asyncio.Event(), itertools.count(1)
 
     def look(sock: socket.socket) -> bool:
-        if next(seen) == count:
+        if next(seen) == 3:
             enough.set()
         return there(sock)
 
@@ -443,41 +337,29 @@ def looks(monkeypatch: pytest.MonkeyPatch, count: int) -> asyncio.Event:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("action", ["status", "stacks", "profile"])
 async def test_a_question_is_given_up_when_its_client_leaves(
-    action: Any, runtime: Path, monkeypatch: pytest.MonkeyPatch
+    action: Any, looked: asyncio.Event
 ) -> None:
-    unhurried, looked = Unhurried(), looks(monkeypatch, 3)
-    async with patience(), serving(unhurried.answer) as path:
+    unhurried = Unhurried()
+    async with serving(unhurried.answer) as path:
         _, writer = await asyncio.open_unix_connection(path)
         # The next request is there already, and hides the end of what the client sends.
-        writer.write(Request(action).pack() + Request("status").pack())
+        writer.write(Request(action).pack() + STATUS.pack())
         await looked.wait()
         assert unhurried.ends.empty(), "it is there"
         writer.close()
         assert await unhurried.ends.get() == "given up"
         unhurried.done.set()
-        assert await asyncio.to_thread(ask, path, Request("status")) == [
-            {"you said": "status"}
-        ]
-
-
-@pytest.mark.asyncio
-async def test_who_only_sends_nothing_more_gets_its_answer(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unhurried, looked = Unhurried(), looks(monkeypatch, 3)
-    async with patience(), serving(unhurried.answer) as path:
+        # Who only sends nothing more gets its answer.
         reader, writer = await asyncio.open_unix_connection(path)
-        writer.write(Request("profile").pack())
+        writer.write(Request(action).pack())
         writer.write_eof()
-        await looked.wait()
-        unhurried.done.set()
-        assert json.loads(await reader.read()) == {"you said": "profile"}
+        assert json.loads(await reader.read()) == {"you said": action}
         writer.close()
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    "request_",
+    "order",
     [
         Request("kill", slot=0),
         Request("recycle"),
@@ -488,123 +370,227 @@ async def test_who_only_sends_nothing_more_gets_its_answer(
     ids=lambda request: request.action,
 )
 async def test_an_order_goes_on_without_its_client(
-    request_: Request, runtime: Path, monkeypatch: pytest.MonkeyPatch
+    order: Request, looked: asyncio.Event
 ) -> None:
-    unhurried, looked = Unhurried(), looks(monkeypatch, 3)
-    async with patience(), serving(unhurried.answer) as path:
+    unhurried = Unhurried()
+    async with serving(unhurried.answer) as path:
         _, writer = await asyncio.open_unix_connection(path)
-        writer.write(request_.pack())
+        writer.write(order.pack())
         await unhurried.begun.wait()
         writer.close()
         # A question that comes later is looked after meanwhile.
-        with ControlClient(path, within=PATIENCE) as client:
-            asking = asyncio.create_task(
-                asyncio.to_thread(client.ask, Request("status"))
-            )
-            await looked.wait()
-            unhurried.done.set()
-            assert await asking == {"you said": "status"}
+        asking = asyncio.create_task(asked(path, STATUS))
+        await looked.wait()
+        unhurried.done.set()
+        assert await asking == [{"you said": "status"}]
         assert [await unhurried.ends.get() for _ in range(2)] == ["answered"] * 2
 
 
 @pytest.mark.asyncio
-async def test_who_does_not_answer_in_time(runtime: Path) -> None:
-    def impatient(path: str) -> None:
-        with ControlClient(path, within=PATIENCE) as client:
-            client.ask(Request("status"), within=0.01)
-
-    control = ControlSocket(path_of("app", make=True), echo)  # and is not opened
-    with pytest.raises(TimeoutError):
-        await asyncio.to_thread(impatient, control.path)
-    await control.close()
+async def test_a_request_that_takes_long_ends_with_the_server() -> None:
+    unhurried = Unhurried()
+    async with serving(unhurried.answer) as path:
+        asking = asyncio.create_task(asked(path, STATUS))
+        await unhurried.begun.wait()
+    with pytest.raises(ConnectionResetError, match=r"^it has ended$"):
+        await asking
 
 
 @pytest.mark.asyncio
-async def test_who_lets_nobody_in_in_time(runtime: Path) -> None:
-    async with AsyncExitStack() as stack:
-        control = ControlSocket(path_of("app", make=True), echo)  # and is not opened
+async def test_who_does_not_answer_or_let_anybody_in_in_time() -> None:
+    def impatient(path: str) -> None:
+        with ControlClient(path, within=PATIENCE) as client:
+            assert client.pid in {os.getpid(), None}
+            client.ask(STATUS, within=0.01)
+
+    control = ControlSocket(path_of("app", make=True), echo)  # and is not opened
+    async with patience(), AsyncExitStack() as stack:
         stack.push_async_callback(control.close)
+        with pytest.raises(TimeoutError):
+            await asyncio.to_thread(impatient, control.path)
         with suppress(BlockingIOError):
             while True:
                 guest = stack.enter_context(socket.socket(socket.AF_UNIX))
                 guest.setblocking(False)
                 guest.connect(control.path)
         nobody = f"^too many clients wait at {control.path}, and none is accepted$"
-        async with patience():
-            with pytest.raises(TimeoutError, match=nobody):
-                await asyncio.to_thread(ControlClient, control.path, within=0.01)
+        with pytest.raises(TimeoutError, match=nobody):
+            await asyncio.to_thread(ControlClient, control.path, within=0.01)
         assert live_names() == ["app"], "it is there, none the less"
-
-
-@pytest.mark.asyncio
-async def test_a_client_knows_whom_it_asks(runtime: Path) -> None:
-    control = ControlSocket(path_of("app", make=True), echo)
-    with ControlClient(control.path, within=PATIENCE) as client:
-        assert client.pid == (os.getpid() if sys.platform == "linux" else None)
-    await control.close()
-
-
-@pytest.mark.asyncio
-async def test_a_name_is_used_once(runtime: Path) -> None:
-    async with serving() as path:
-        with pytest.raises(OSError, match="another process listens there"):
-            ControlSocket(path, echo)
-    unused = ControlSocket(path, echo)
-    await unused.close()
-
-
-@pytest.mark.asyncio
-async def test_nobody_is_there(runtime: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        ControlClient(path_of("app"), within=PATIENCE)
-
-
-class Scarce:
-    """A socket whose first accept fails."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._failed = False
-
-    def accept(self) -> tuple[socket.socket, object]:
-        if not self._failed:
-            self._failed = True
-            raise OSError(24, "Too many open files")
-        return self._sock.accept()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
 
 
 @pytest.mark.logs("control-not-accepted")
 @pytest.mark.asyncio
+@pytest.mark.parametrize("pause", [0, 3600])
 async def test_it_waits_while_no_file_can_be_opened(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pause: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(control_server, "_PAUSE", 0)
-    control = ControlSocket(path_of("app", make=True), echo)
-    control._sock = Scarce(control._sock)  # type: ignore[assignment]
-    control.open()
-    async with patience():
-        assert await asyncio.to_thread(ask, control.path, Request("status"))
-        await control.close()
+    def accept(sock: socket.socket) -> tuple[socket.socket, object]:
+        if refused.is_set():
+            return accepts(sock)
+        refused.set()
+        raise OSError(24, "Too many open files")
+
+    refused, accepts = asyncio.Event(), socket.socket.accept
+    async with serving() as path:
+        monkeypatch.setattr(control_server, "_PAUSE", pause)
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        asking = asyncio.create_task(asked(path, STATUS))
+        await refused.wait()
+        if not pause:
+            assert await asking
+    with suppress(ConnectionResetError):  # it ends in its pause, while a client comes
+        assert await asking
     assert caplog.messages == [
         "the control socket cannot accept a connection: [Errno 24] Too many open files"
     ]
 
 
+# Clients that watch: each gets line after line, and one that hangs costs nothing.
+
+WATCH = Request("watch", every=0.1)
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Counter:
+    """Tells a client how often it was asked.
+
+    Attributes:
+        looks: How often.
+        looked: Set at the first time.
+        closed: Set when the client is gone.
+    """
+
+    def __init__(self, ballast: int = 0, error: Exception | None = None) -> None:
+        self.looks = 0
+        self.looked, self.closed = asyncio.Event(), asyncio.Event()
+        self._ballast, self._error = "x" * ballast, error
+
+    def look(self) -> dict[str, Any]:
+        self.looks += 1
+        self.looked.set()
+        if self._error is not None:
+            raise self._error
+        return {"n": self.looks, "ballast": self._ballast}
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+async def connected(path: str, request: Request = WATCH) -> Client:
+    reader, writer = await asyncio.open_unix_connection(path, limit=MAX_REPLY)
+    writer.write(request.pack())
+    return reader, writer
+
+
+async def line(reader: asyncio.StreamReader) -> Any:
+    return json.loads(await reader.readline())
+
+
 @pytest.mark.asyncio
-async def test_it_ends_in_a_pause_and_while_a_client_comes(
-    runtime: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    control = ControlSocket(path_of("app", make=True), echo)
+async def test_a_client_that_hangs_loses_lines_and_holds_up_nobody() -> None:
+    """Its connection takes one line that is too large for the kernel, and no other."""
+    hung, other = Counter(ballast=2_000_000), Counter()
+    counters = [hung, other]
+    async with serving(watch=lambda _: counters.pop(0)) as path:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(path)
+            client.sendall(WATCH.pack())
+            reader, writer = await connected(path)
+            for n in range(1, 6):
+                assert (await line(reader))["n"] == n
+            assert hung.looks == 1
+            # It wakes up.
+            lines = client.makefile("rb")
+            first = json.loads(await asyncio.to_thread(lines.readline))
+            second = json.loads(await asyncio.to_thread(lines.readline))
+            lines.close()
+        assert (first["n"], second["n"]) == (1, 2)
+        assert "lost" not in first
+        assert second["lost"] >= 3
+        writer.close()
+        await asyncio.gather(hung.closed.wait(), other.closed.wait())
+
+
+@pytest.mark.asyncio
+async def test_the_end_does_not_wait_for_a_client_that_hangs() -> None:
+    counter = Counter(ballast=2_000_000)
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(control.path)
-        control._accept()
-        control._accept()  # nobody else is there
-        control._sock = Scarce(control._sock)  # type: ignore[assignment]
-        control._accept()
+        async with serving(watch=lambda _: counter) as path:
+            client.connect(path)
+            client.sendall(WATCH.pack())
+            assert await asked(path, STATUS)
+            await counter.looked.wait()
+        assert counter.closed.is_set()
+
+
+@pytest.mark.asyncio
+async def test_what_ends_a_watch_is_told() -> None:
+    asks, fails = Counter(), Counter(error=ZeroDivisionError("no figures"))
+    counters = [asks, fails]
+    async with serving(watch=lambda _: counters.pop(0)) as path:
+        reader, writer = await connected(path)
+        assert (await line(reader))["n"] == 1
+        writer.write(STATUS.pack())
+        rest = [json.loads(each) for each in (await reader.read()).splitlines()]
+        assert rest[-1] == {"error": "a client that watches asks no more"}
+        failed, other = await connected(path)
+        assert await line(failed) == {"error": "no figures"}
+        assert await failed.read() == b""
+        assert asks.closed.is_set()
+        assert fails.closed.is_set()
+        for each in (writer, other):
+            each.close()
+    async with serving() as path:
+        reader, writer = await connected(path)
+        assert await line(reader) == {"error": "there is nothing to watch here"}
+        writer.close()
+
+
+@pytest.mark.asyncio
+async def test_two_hundred_that_watch_are_refused_but_for_some() -> None:
+    """The first ones go on, and commands still get in."""
+    counters: list[Counter] = []
+
+    def watch(_: Request) -> Counter:
+        counters.append(Counter())
+        return counters[-1]
+
+    async with serving(watch=watch) as path:
+        clients = [await connected(path) for _ in range(200)]
+        said = [await line(reader) for reader, _ in clients]
+        watching = [it for it, reply in zip(clients, said, strict=True) if "n" in reply]
+        errors = {reply["error"] for reply in said if "error" in reply}
+        assert len(watching) == 16
+        assert errors <= {
+            "16 clients are watching already, and there may be no more",
+            "32 clients are connected already, and there may be no more",
+        }
+        for (refused, _), reply in zip(clients, said, strict=True):
+            if "error" in reply:
+                assert await refused.read() == b""
+        assert await asked(path, STATUS) == [{"you said": "status"}]
+        # There is room again when one goes.
+        watching[0][1].close()
+        await counters[0].closed.wait()
+        clients.append(await connected(path))
+        assert (await line(clients[-1][0]))["n"] == 1
+        for _, each in clients:
+            each.close()
+
+
+@pytest.mark.asyncio
+async def test_whoever_is_written_to_may_be_gone_already() -> None:
+    """The end of a connection and the time for the next line may come in one turn of the loop."""
+    ours, theirs = socket.socketpair()
+    with theirs:
         async with patience():
-            await control.close()
-        assert client.recv(1) == b""
-    assert len(caplog.messages) == 1
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            writer.transport.abort()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+            counter = Counter()
+            with pytest.raises(ConnectionResetError, match="the client is gone"):
+                await send_lines(counter, 0.1, reader, writer)
+    assert counter.looks == 1

@@ -1,10 +1,13 @@
-"""The contract of a worker's cargo in the pool: what travels beside its jobs."""
+"""Shared memory and large buffers: each piece is somebody's, is bounded, and comes back."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,24 +15,322 @@ import pytest_asyncio
 
 from asyncpool._core.pickling.out_of_band import (
     OutOfBandPickle,
-    ReceivedPickle,
     dump,
-    lay_out,
-    loads,
 )
 from asyncpool._core.wire.frames import HEADER_SIZE, Frame, FrameDecoder, FrameKind
-from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
+from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.large_buffers import BufferLoad, LargeBuffers
 from asyncpool._runtime.channel.segments import Segment, Segments, Use
-from asyncpool._system.memory import Memory
-from tests.helpers.large import Block, filler, pattern
+from asyncpool._system import memory as _memory
+from asyncpool.errors import ProtocolError
+from tests.helpers import virtual_time
+from tests.helpers.guards import open_fds
+from tests.helpers.large import Block, mapped, pattern
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.patience import patience
+from tests.helpers.patience import PATIENCE, patience
 
 pytestmark = BOTH_LOOPS
 
+SIZE = 100_000
+CLASS = 114_688  # how large a segment for it is
 LIMIT = 1_000_000
+
+
+class Hands:
+    """Threads that do each call at once, or when they have time."""
+
+    def __init__(self) -> None:
+        self.busy: asyncio.Event | None = None
+        self._calls: set[asyncio.Future[Any]] = set()
+
+    def copy(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        call = asyncio.ensure_future(self._copy(function, *args))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
+
+    async def idle(self) -> None:
+        """Wait until all calls are made."""
+        while self._calls:
+            await asyncio.wait(self._calls)
+        await asyncio.sleep(0)
+
+    async def _copy(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self.busy is not None:
+            await self.busy.wait()
+        return function(*args)
+
+
+class Holder:
+    """A worker that only takes note."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.announced: list[tuple[int, int]] = []
+        self.dropped: list[int] = []
+
+    def announce(self, segment: Segment, fd: int, /) -> None:
+        self.announced.append((segment.number, os.fstat(fd).st_size))
+        os.close(fd)
+
+    def drop(self, number: int, /) -> None:
+        self.dropped.append(number)
+
+
+class Stock:
+    """Segments, and all that they have to do with."""
+
+    def __init__(self, bound: int = 10 * CLASS) -> None:
+        self.hands, self.owner = Hands(), Holder()
+        self.segments = Segments(
+            asyncio.get_running_loop(),
+            bound,
+            self.hands,  # type: ignore[arg-type] # a fake
+        )
+
+    async def make(self, size: int = SIZE, owner: Holder | None = None) -> Segment:
+        segment = await self.segments.make(owner or self.owner, size)
+        assert segment is not None
+        await self.hands.idle()  # until the loop has let go of it
+        return segment
+
+    async def free(self, size: int = SIZE, owner: Holder | None = None) -> Segment:
+        """Make a segment that nobody has."""
+        segment = await self.make(size, owner)
+        self.segments.free(segment)
+        return segment
+
+    async def granted(self) -> Segment:
+        segment = await self.make()
+        segment.use = Use.GRANTED
+        return segment
+
+
+@pytest_asyncio.fixture
+async def stock() -> AsyncIterator[Stock]:
+    found = Stock()
+    yield found
+    found.segments.close()
+    await found.hands.idle()
+    assert found.segments.total == 0
+    assert found.segments._segments == {}
+
+
+def use_of(segment: Segment) -> Use:
+    """Return what it is just now, whatever a type checker knows of it."""
+    return segment.use
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with patience():
+        while not true():  # noqa: ASYNC110 - nobody is told of that
+            await asyncio.sleep(0)
+
+
+# Segments.
+
+
+async def test_there_are_no_more_than_the_bound_allows(stock: Stock) -> None:
+    before = open_fds()
+    stock.hands.busy = asyncio.Event()
+    making = [
+        asyncio.create_task(stock.segments.make(stock.owner, SIZE)) for _ in range(11)
+    ]
+    await asyncio.sleep(0)
+    assert stock.segments.total == 10 * CLASS, "those that are being made count"
+    stock.hands.busy.set()
+    *made, none = await asyncio.gather(*making)
+    assert none is None
+    assert open_fds() == before
+    assert stock.owner.announced == [(number, CLASS) for number in range(1, 11)]
+    # What is free makes room, and its worker is told.
+    assert made[3] is not None
+    stock.segments.free(made[3])
+    assert await stock.segments.make(stock.owner, CLASS + 1) is None
+    assert stock.segments.take(Holder(), SIZE) is None, "it is another worker's"
+    assert stock.owner.dropped == []
+    assert (await stock.make()).number == 11
+    assert stock.owner.dropped == [4]
+    assert stock.segments.total == 10 * CLASS
+
+
+@pytest.mark.parametrize(
+    ("module", "broken"),
+    [
+        (os, "memfd_create"),
+        (os, "ftruncate"),
+        (os, "posix_fallocate"),
+        (_memory, "Memory"),
+        (_memory, "available"),
+    ],
+)
+async def test_what_cannot_be_made_is_none(
+    module: object, broken: str, stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bool:
+        if broken == "available":
+            return False
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = open_fds()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, broken, refuse)
+        assert await stock.segments.make(stock.owner, SIZE) is None
+    assert open_fds() == before
+    assert (stock.segments.total, stock.owner.announced) == (0, [])
+    await stock.make()
+
+
+async def test_to_give_up_the_wait_gives_the_memory_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where a thread is in the middle of making it."""
+    create, began, gate = _memory.create, threading.Event(), threading.Event()
+
+    def create_slowly(size: int) -> int:
+        began.set()
+        gate.wait(PATIENCE)
+        return create(size)
+
+    monkeypatch.setattr(_memory, "create", create_slowly)
+    loop = asyncio.get_running_loop()
+    threads = Threads(loop)
+    segments = Segments(loop, 10 * CLASS, threads)
+    before, maps = open_fds(), mapped()
+    async with patience():
+        making = asyncio.create_task(segments.make(Holder(), SIZE))
+        await until(began.is_set)
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        gate.set()
+        await threads.close()
+    assert segments.total == 0
+    segments.close()
+    left = {fd: to for fd, to in open_fds().items() if fd not in before}
+    for fd in left:
+        with suppress(OSError):
+            os.close(fd)
+    assert left == {}
+    assert mapped() == maps
+
+
+async def test_what_is_free_for_long_is_given_up() -> None:
+    async def main() -> None:
+        stock, maps = Stock(), mapped()
+
+        async def pass_by(seconds: float) -> None:
+            over = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_later(seconds, over.set_result, None)
+            await over
+
+        await stock.free()
+        await pass_by(4)
+        await stock.free()
+        busy, again = await stock.make(), await stock.make(2 * SIZE)
+        for _ in range(2):  # what is taken again is not given up
+            stock.segments.free(again)
+            await pass_by(2.9)
+            assert stock.segments.take(stock.owner, 2 * SIZE) is again
+        assert stock.owner.dropped == []
+        await pass_by(0.3)
+        assert stock.owner.dropped == [1]
+        await pass_by(4.2)
+        assert stock.owner.dropped == [1, 2]
+        # What somebody has is never given up; the next one that is free sets the clock again.
+        await pass_by(1000)
+        assert mapped() == maps + 2
+        stock.segments.free(busy)
+        del busy
+        await pass_by(10.1)
+        assert stock.owner.dropped == [1, 2, 3]
+        assert mapped() == maps + 1
+        del again
+        stock.segments.close()
+
+    await asyncio.to_thread(virtual_time.run, main())
+
+
+@pytest.mark.parametrize("use", [Use.WORKER, Use.GRANTED, Use.NOBODY])
+async def test_what_is_large_and_was_a_dead_workers_is_given_up_by_a_thread(
+    use: Use,
+) -> None:
+    stock, before = Stock(1 << 30), mapped()
+    segment = await stock.free(3 << 20)
+    segment.use = use
+    del segment
+    stock.hands.busy = asyncio.Event()
+    stock.owner.closed = True
+    stock.segments.forget_all(stock.owner)
+    assert stock.segments.total == 0
+    assert mapped() == before + 1
+    stock.hands.busy.set()
+    await stock.hands.idle()
+    assert mapped() == before
+    stock.segments.close()
+
+
+async def test_a_view_that_ends_frees_its_segment_in_the_loop(stock: Stock) -> None:
+    segment = await stock.granted()
+    with pytest.raises(ProtocolError, match="it put 114689 bytes into a segment of 11"):
+        stock.segments.view(segment, CLASS + 1)
+    for _ in range(2):
+        segment.use = Use.GRANTED
+        view = stock.segments.view(segment, CLASS)
+        assert use_of(segment) is Use.CALLER
+        part = view[3:5]
+        del view
+        await asyncio.sleep(0)
+        # Whoever lets go may be any thread, in the middle of anything.
+        del part
+        assert use_of(segment) is Use.CALLER
+        await until(lambda: use_of(segment) is Use.NOBODY)
+        assert stock.segments.take(stock.owner, SIZE) is segment
+        assert stock.segments.take(stock.owner, SIZE) is None  # it is out
+
+
+async def test_what_a_copy_of_this_process_sees_is_not_used_again(stock: Stock) -> None:
+    seen, other = await stock.granted(), await stock.granted()
+    view = stock.segments.view(seen, SIZE)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)  # noqa: ASYNC222 - it ends at once
+    later = stock.segments.view(other, SIZE)  # nobody has a copy of this one
+    del view, later
+    await until(lambda: use_of(other) is Use.NOBODY)
+    assert stock.owner.dropped == [seen.number]
+    assert stock.segments.take(stock.owner, SIZE) is other
+    assert stock.segments.total == CLASS
+
+
+async def test_what_a_dead_worker_had_is_given_up(stock: Stock) -> None:
+    theirs = await stock.free(owner=Holder())
+    view = stock.segments.view(await stock.granted(), SIZE)
+    in_use = {use: await stock.make() for use in (Use.POOL, Use.WORKER, Use.GRANTED)}
+    for use, segment in in_use.items():
+        segment.use = use
+    await stock.free()
+    before, total = mapped(), stock.segments.total
+    stock.owner.closed = True
+    stock.segments.forget_all(stock.owner)
+    # What is being filled, and what a caller has, are still needed.
+    assert stock.segments.total == total - 3 * CLASS
+    assert use_of(theirs) is Use.NOBODY
+    in_use.clear()
+    del segment
+    assert mapped() == before - 3
+    stock.segments.free(stock.segments._segments[3])
+    assert bytes(view[:3]) == bytes(3)
+    del view
+    await until(lambda: stock.segments.total == CLASS)
+    # Nobody is told: there is nobody.
+    assert stock.owner.dropped == []
+    assert mapped() == before - 5
+
+
+# What goes to a worker, and comes from it.
 
 
 class Channel:
@@ -51,8 +352,7 @@ class Channel:
     def flush(self) -> None:
         self.sent = len(self.data)
 
-    def flush_soon(self) -> None:
-        self.flush()
+    flush_soon = flush
 
     @property
     def frames(self) -> list[Frame]:
@@ -66,13 +366,9 @@ class Channel:
     def kinds(self) -> list[FrameKind]:
         return [frame.kind for frame in self.frames]
 
-    def close(self) -> None:
-        for fd in self.descriptors:
-            os.close(fd)
-
 
 class Harbour:
-    """A cargo, and all that it has to do with."""
+    """The large buffers of one worker, and all that they have to do with."""
 
     def __init__(
         self, bound: int = 1 << 30, limit: int = LIMIT, *, untrusted: bool = False
@@ -120,9 +416,7 @@ class Harbour:
         assert self.hear(want(size)) == ([], None)
         await self.settled()
         segment = self.only(Use.GRANTED)
-        assert self.control.frames[-1] == Frame(
-            FrameKind.GRANT, 0, 0, segment.number, b""
-        )
+        assert self.control.frames[-1] == granted(segment.number)
         return segment
 
     def only(self, use: Use) -> Segment:
@@ -134,7 +428,8 @@ class Harbour:
         await self.settled()
         self.segments.close()
         await self.threads.close()
-        self.control.close()
+        for fd in self.control.descriptors:
+            os.close(fd)
 
 
 @pytest_asyncio.fixture
@@ -150,21 +445,12 @@ async def make() -> AsyncIterator[Callable[..., Harbour]]:
         await harbour.close()
 
 
-def use_of(segment: Segment) -> Use:
-    """Return what it is just now, whatever a type checker knows of it."""
-    return segment.use
-
-
-def was_sent(load: BufferLoad) -> bool:
-    return load.done
-
-
-def is_pending(harbour: Harbour) -> bool:
-    return harbour.cargo.pending
-
-
 def want(size: int) -> Frame:
     return Frame(FrameKind.WANT, size, 0, 0, b"")
+
+
+def granted(number: int) -> Frame:
+    return Frame(FrameKind.GRANT, 0, 0, number, b"")
 
 
 def lent(number: int, *sizes: int) -> Frame:
@@ -179,130 +465,49 @@ def value(payload: bytes = b"payload", job: int = 7) -> Frame:
     return Frame(FrameKind.VALUE, job, 1, 33, payload)
 
 
-def returned(number: int) -> Frame:
-    return Frame(FrameKind.SEGMENT_RETURNED, 0, 0, number, b"")
-
-
-def lost(number: int) -> Frame:
-    return Frame(FrameKind.LOST, 0, 0, number, b"")
-
-
-def there(harbour: Harbour) -> ReceivedPickle:
-    """Return what the worker finds that the last job came with."""
-    *_, head, job = harbour.jobs.frames
-    assert (head.kind, job.kind) == (FrameKind.LENT, FrameKind.JOB)
-    segment = harbour.segments._segments[head.number]
-    fd = harbour.control.descriptors[-1]
-    view = Memory(fd, segment.memory.size).lend(lambda: None)
-    sizes = unpack_numbers(head.payload)
-    offsets, _ = lay_out(sizes)
-    areas = [view[o : o + n] for o, n in zip(offsets, sizes, strict=True)]
-    return ReceivedPickle(b"", areas)
-
-
-# To the worker.
-
-
-async def test_a_parcel_is_put_where_the_worker_sees_it(
-    make: Callable[..., Harbour],
-) -> None:
-    harbour = make()
-    block = Block(pattern(100_001))
-    parcel = dump([block, filler(200_000), Block(pattern(70_000, 1))])
-    load = harbour.load(parcel)
-    assert not was_sent(load)
-    assert harbour.jobs.frames == []  # nothing goes before it is there
-    await harbour.settled()
-    assert was_sent(load)
-    # The worker hears of the segment first, and of what is in it before its job.
-    [made] = harbour.control.frames
-    segment = harbour.only(Use.WORKER)
-    size = segment.memory.size
-    assert made == Frame(FrameKind.SEGMENT, size, 0, segment.number, b"")
-    assert os.fstat(harbour.control.descriptors[0]).st_size == size
-    assert harbour.jobs.kinds == [FrameKind.LENT, FrameKind.JOB]
-    assert loads(there(harbour)) == loads(ReceivedPickle(b"", _areas(parcel)))
-
-
-def _areas(parcel: OutOfBandPickle) -> list[memoryview]:
-    return [memoryview(bytearray().join(pieces)) for pieces in parcel.areas]
-
-
 async def test_what_fits_into_a_warm_segment_is_sent_at_once(
     make: Callable[..., Harbour],
 ) -> None:
-    harbour = make()
-    harbour.load(dump(Block(pattern(1 << 20))))
-    await harbour.settled()
-    segment = harbour.only(Use.WORKER)
-    assert harbour.hear(returned(segment.number)) == ([], None)
-    load = harbour.load(dump(Block(pattern(1 << 20, 1))))
-    assert was_sent(load)
-    assert harbour.tasks == []
-    assert harbour.jobs.kinds == [FrameKind.LENT, FrameKind.JOB] * 2
-    assert use_of(segment) is Use.WORKER
-    assert len(harbour.control.frames) == 1  # it has it already
-    assert bytes(there(harbour).stream) == pattern(1 << 20, 1)
-
-
-async def test_what_is_larger_is_copied_by_a_thread(
-    make: Callable[..., Harbour],
-) -> None:
     harbour = make(limit=1 << 30)
-    for seed in range(2):
-        load = harbour.load(dump(Block(pattern((1 << 20) + 1, seed))))
-        assert not was_sent(load)
+    for seed, size in enumerate([1 << 20, 1 << 20, (1 << 20) + 1]):
+        load = harbour.load(dump(Block(pattern(size, seed))))
+        assert load.done is (seed == 1)  # which was warm, and small enough
         await harbour.settled()
-        assert was_sent(load)
-        assert bytes(there(harbour).stream) == pattern((1 << 20) + 1, seed)
+        assert load.done
+        # What is in a segment is told before its job.
+        assert harbour.jobs.kinds == [FrameKind.LENT, FrameKind.JOB] * (seed + 1)
         segment = harbour.only(Use.WORKER)
-        harbour.hear(returned(segment.number))
-    assert len(harbour.control.frames) == 1
-
-
-async def test_without_memory_the_areas_are_sent(make: Callable[..., Harbour]) -> None:
-    harbour = make(bound=0)
-    parcel = dump([Block(pattern(100_001)), filler(200_000)])
-    load = harbour.load(parcel)
-    await harbour.settled()
-    assert was_sent(load)
-    *areas, job = harbour.jobs.frames
-    assert job.kind is FrameKind.JOB
-    assert [frame.kind for frame in areas] == [FrameKind.AREA, FrameKind.AREA]
-    assert [frame.payload for frame in areas] == [
-        b"".join(pieces) for pieces in parcel.areas
-    ]
-    assert harbour.control.frames == []
+        found = bytes(segment.memory.lend(lambda: None))
+        assert found.startswith(bytes(pattern(size, seed)))
+        back = Frame(FrameKind.SEGMENT_RETURNED, 0, 0, segment.number, b"")
+        assert harbour.hear(back) == ([], None)
+        assert use_of(segment) is Use.NOBODY
+    assert {*harbour.control.kinds} == {FrameKind.SEGMENT}
 
 
 @pytest.mark.parametrize("bound", [1 << 30, 0], ids=["shared", "sent"])
-async def test_what_is_withdrawn_is_not_sent(
-    bound: int, make: Callable[..., Harbour]
+@pytest.mark.parametrize("gone", [True, False])
+async def test_nothing_is_sent_that_nobody_wants_or_can_hear(
+    bound: int,
+    make: Callable[..., Harbour],
+    gone: bool,  # noqa: FBT001
 ) -> None:
     harbour = make(bound=bound)
     load = harbour.load(dump(Block(pattern(100_000))))
-    load.withdrawn = True
+    if gone:
+        harbour.cargo.close()
+    else:
+        load.withdrawn = True
     await harbour.settled()
-    assert not was_sent(load)
+    assert not load.done
     assert harbour.jobs.frames == []
-    # Its segment is there for the next one.
-    if bound:
+    if bound and not gone:
+        # Its segment is there for the next one.
         segment = harbour.only(Use.NOBODY)
         assert harbour.load(dump(Block(pattern(100_000, 1)))).done
         assert harbour.only(Use.WORKER) is segment
-
-
-@pytest.mark.parametrize("bound", [1 << 30, 0], ids=["shared", "sent"])
-async def test_nothing_is_sent_to_a_worker_that_is_gone(
-    bound: int, make: Callable[..., Harbour]
-) -> None:
-    harbour = make(bound=bound)
-    load = harbour.load(dump(Block(pattern(100_000))))
-    harbour.cargo.close()
-    await harbour.settled()
-    assert not was_sent(load)
-    assert harbour.jobs.data == b""
-    assert harbour.segments.total == 0
+    else:
+        assert harbour.segments.total == 0
 
 
 async def test_a_segment_that_is_being_filled_for_the_dead_is_given_up(
@@ -320,168 +525,63 @@ async def test_a_segment_that_is_being_filled_for_the_dead_is_given_up(
     monkeypatch.setattr(Segment, "fill", close_and_fill)
     load = harbour.load(dump(Block(pattern(100_000))))
     await harbour.settled()
-    assert not was_sent(load)
+    assert not load.done
     assert harbour.jobs.data == b""
     assert harbour.segments.total == 0
-
-
-async def test_a_worker_is_told_what_it_need_not_keep(
-    make: Callable[..., Harbour],
-) -> None:
-    harbour = make()
-    harbour.cargo.drop(5)
-    assert harbour.control.frames == [Frame(FrameKind.DROP, 0, 0, 5, b"")]
-    harbour.cargo.close()
-    harbour.cargo.drop(6)
-    assert len(harbour.control.frames) == 1
-
-
-# From the worker.
-
-
-async def test_outcomes_without_any_parts_are_as_they_are(
-    make: Callable[..., Harbour],
-) -> None:
-    harbour = make()
-    frames = [value(job=1), value(job=2)._replace(kind=FrameKind.ERROR)]
-    assert harbour.hear(*frames) == (frames, None)
-    assert not is_pending(harbour)
-
-
-async def test_an_outcome_in_a_segment_is_put_together(
-    make: Callable[..., Harbour],
-) -> None:
-    harbour = make()
-    segment = await harbour.granted(80_000)
-    segment.memory.write(0, [b"one"])
-    segment.memory.write(64, [b"three"])
-    assert harbour.hear(lent(segment.number, 3, 5)) == ([], None)
-    assert is_pending(harbour)
-    assert use_of(segment) is Use.CALLER
-    [outcome], trouble = harbour.hear(value())
-    assert trouble is None
-    assert not is_pending(harbour)
-    bundle = outcome.payload
-    assert isinstance(bundle, ReceivedPickle)
-    assert outcome == value()._replace(payload=bundle)
-    assert bundle.stream == b"payload"
-    assert [bytes(view) for view in bundle.buffers] == [b"one", b"three"]
-    # It is the very memory, as long as somebody has a part of it.
-    bundle.buffers[1][0] = 255
-    segment.memory.write(0, [b"two"])
-    part = bundle.buffers[0]
-    assert bytes(part) == b"two"
-    del outcome, bundle
-    await asyncio.sleep(0)
-    assert use_of(segment) is Use.CALLER
-    del part
-    await _until(lambda: use_of(segment) is Use.NOBODY)
-
-
-async def _until(true: Callable[[], bool]) -> None:
-    async with patience():
-        while not true():  # noqa: ASYNC110 - nobody is told of that
-            await asyncio.sleep(0)
 
 
 async def test_an_outcome_in_frames_is_put_together(
     make: Callable[..., Harbour],
 ) -> None:
     harbour = make()
-    long = memoryview(bytearray(b"long"))
-    [outcome], trouble = harbour.hear(area(b"short"), area(long), value(b""))
-    assert trouble is None
-    assert isinstance(outcome.payload, ReceivedPickle)
-    assert outcome.payload.stream == b"short"
-    [buffer] = outcome.payload.buffers
-    assert bytes(buffer) == b"long"
-    buffer[0] = 0  # a caller may change what it gets
-    # The parts belong to one outcome and to no other.
-    [other], _ = harbour.hear(area(b"other"), value())
-    assert [bytes(view) for view in other.payload.buffers] == [b"other"]
-    other.payload.buffers[0][:] = b"OTHER"
+    for _ in range(2):  # the bound is that of each outcome
+        frames = area(b"short"), area(bytes(LIMIT - 5)), value(b"")
+        [outcome], trouble = harbour.hear(*frames)
+        assert trouble is None
+        assert outcome.payload.stream == b"short"
+        outcome.payload.buffers[0][0] = 1  # a caller may change what it gets
     assert harbour.hear(value()) == ([value()], None)
 
 
-async def test_the_outcomes_before_an_offence_count(
-    make: Callable[..., Harbour],
-) -> None:
-    harbour = make()
-    frames, trouble = harbour.hear(value(job=1), lost(5), value(job=2))
-    assert frames == [value(job=1)]
-    assert trouble == "it named segment 5, which it does not have"
+OFFENCES: dict[str, tuple[list[Frame], str]] = {
+    "too much in all": (
+        [area(bytes(LIMIT)), area(b"x")],
+        f"an outcome of {LIMIT + 1} bytes exceeds the limit of {LIMIT}",
+    ),
+    "too much, sent and lent": (
+        [area(b"x"), lent(99, LIMIT)],
+        f"an outcome of {LIMIT + 1} bytes exceeds the limit of {LIMIT}",
+    ),
+    "too much to count": (
+        [lent(99, (1 << 64) - 1, 1)],
+        f"an outcome of {1 << 64} bytes exceeds the limit of {LIMIT}",
+    ),
+    "asks for nothing": ([want(0)], "it asked for 0 bytes when it"),
+    "asks for too much": (
+        [want(2 * LIMIT + 1)],
+        f"it asked for {2 * LIMIT + 1} bytes when it was not allowed to",
+    ),
+    "asks twice": ([want(9), want(9)], "it asked for 9 bytes when it"),
+    "names what it has not": (
+        [value(job=1), Frame(FrameKind.LOST, 0, 0, 5, b""), value(job=2)],
+        "it named segment 5, which it does not have",
+    ),
+    "another word": ([granted(0)], "it sent GRANT on its job channel"),
+    # Each part takes memory here, whatever its size.
+    "areas of nothing": ([area(b"")] * 100_000, "it sent an outcome in more parts"),
+    "parts of nothing": ([lent(1, *[0] * 100_000)], "it sent an outcome in more parts"),
+    "parts of a byte": ([lent(99, *[1] * LIMIT)], "it sent an outcome in more parts"),
+}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kind
-        for kind in FrameKind
-        if kind.name
-        not in {
-            "VALUE",
-            "ERROR",
-            "ITEM",
-            "AREA",
-            "LENT",
-            "WANT",
-            "SEGMENT_RETURNED",
-            "LOST",
-        }
-    ],
-)
-async def test_other_words_are_an_offence(
-    kind: FrameKind, make: Callable[..., Harbour]
-) -> None:
-    harbour = make()
-    frame = Frame(kind, 0, 0, 0, b"")
-    assert harbour.hear(frame) == ([], f"it sent {kind.name} on its job channel")
-
-
-@pytest.mark.parametrize(
-    ("frames", "size"),
-    [
-        ([area(bytes(LIMIT)), area(b"x")], LIMIT + 1),
-        ([area(b"x")] * (LIMIT // 100_000) + [area(bytes(LIMIT))], LIMIT + 10),
-        ([area(b"x"), lent(99, LIMIT)], LIMIT + 1),
-        ([lent(99, LIMIT + 1)], LIMIT + 1),
-        ([lent(99, (1 << 64) - 1, 1)], 1 << 64),
-    ],
-    ids=["one more", "many", "both", "one", "overflow"],
-)
-async def test_an_outcome_has_a_bound(
-    frames: list[Frame], size: int, make: Callable[..., Harbour]
-) -> None:
-    harbour = make()
+@pytest.mark.parametrize("name", OFFENCES)
+async def test_offences(name: str, make: Callable[..., Harbour]) -> None:
+    frames, text = OFFENCES[name]
+    harbour = make(bound=0)
     outcomes, trouble = harbour.hear(*frames)
-    assert outcomes == []
-    assert trouble == f"an outcome of {size} bytes exceeds the limit of {LIMIT}"
-
-
-@pytest.mark.parametrize(
-    "frames",
-    [[area(b"")] * 100_000, [lent(1, *[0] * 100_000)], [lent(99, *[1] * LIMIT)]],
-    ids=["areas", "sizes", "so many"],
-)
-async def test_an_outcome_of_nothing_has_a_bound_too(
-    frames: list[Frame], make: Callable[..., Harbour]
-) -> None:
-    """Each part takes memory here, whatever its size."""
-    harbour = make(limit=1000)
-    await harbour.granted(1000)
-    outcomes, trouble = harbour.hear(*frames)
-    assert outcomes == []
-    assert trouble == "it sent an outcome in more parts than an outcome can have"
-
-
-async def test_the_bound_is_that_of_each_outcome(make: Callable[..., Harbour]) -> None:
-    harbour = make()
-    for _ in range(3):
-        outcomes, trouble = harbour.hear(area(bytes(LIMIT)), value())
-        assert (len(outcomes), trouble) == (1, None)
-
-
-# Segments for outcomes.
+    assert str(trouble).startswith(text)
+    # The outcomes before it count.
+    assert outcomes == [frame for frame in frames[:1] if frame.kind is FrameKind.VALUE]
 
 
 async def test_who_asks_gets_a_segment_or_is_told_that_there_is_none(
@@ -489,50 +589,24 @@ async def test_who_asks_gets_a_segment_or_is_told_that_there_is_none(
 ) -> None:
     harbour = make(bound=200_000)
     first = await harbour.granted(100_000)
+    # Nobody has two: else it could have all of the memory, and do nothing with it.
+    _, trouble = harbour.hear(want(100_000))
+    assert trouble == "it asked for 100000 bytes when it was not allowed to"
     harbour.hear(lent(first.number, 10), value())
     assert harbour.control.kinds == [FrameKind.SEGMENT, FrameKind.GRANT]
     # A warm one is granted at once.
-    await _until(lambda: use_of(first) is Use.NOBODY)
+    await until(lambda: use_of(first) is Use.NOBODY)
     assert harbour.hear(want(90_000)) == ([], None)
     assert harbour.tasks == []
-    assert harbour.control.frames[2:] == [Frame(FrameKind.GRANT, 0, 0, 1, b"")]
+    assert harbour.control.frames[2:] == [granted(1)]
     [kept], _ = harbour.hear(lent(1, 10), value())
-    # No room is no offence.
+    # No room is no offence, but who was refused may not ask on and on.
     assert harbour.hear(want(150_000)) == ([], None)
     await harbour.settled()
-    assert harbour.control.frames[3:] == [Frame(FrameKind.GRANT, 0, 0, 0, b"")]
+    assert harbour.control.frames[3:] == [granted(0)]
     assert harbour.segments.total <= 200_000
+    assert harbour.hear(want(9))[1]
     assert len(kept.payload.buffers[0]) == 10
-
-
-@pytest.mark.parametrize("size", [0, 2 * LIMIT + 1, (1 << 64) - 1])
-async def test_who_asks_for_what_nobody_needs_offends(
-    size: int, make: Callable[..., Harbour]
-) -> None:
-    harbour = make()
-    text = f"it asked for {size} bytes when it was not allowed to"
-    assert harbour.hear(want(size)) == ([], text)
-    assert harbour.tasks == []
-    assert harbour.segments.total == 0
-
-
-async def test_who_asks_twice_offends(make: Callable[..., Harbour]) -> None:
-    harbour = make()
-    text = "it asked for 9 bytes when it was not allowed to"
-    assert harbour.hear(want(9), want(9)) == ([], text)
-    await harbour.settled()
-    assert harbour.segments.total == 65_536
-
-
-async def test_who_asks_for_more_than_it_uses_offends(
-    make: Callable[..., Harbour],
-) -> None:
-    """Else it could have all of the pool's memory, and do nothing with it."""
-    harbour = make()
-    await harbour.granted(100_000)
-    text = "it asked for 100000 bytes when it was not allowed to"
-    assert harbour.hear(want(100_000)) == ([], text)
-    await harbour.settled()
 
 
 async def test_who_is_not_trusted_gets_no_segment_and_no_second_answer(
@@ -542,81 +616,30 @@ async def test_who_is_not_trusted_gets_no_segment_and_no_second_answer(
     harbour = make(untrusted=True)
     assert harbour.hear(want(100_000)) == ([], None)
     assert harbour.tasks == []
-    assert harbour.control.frames == [Frame(FrameKind.GRANT, 0, 0, 0, b"")]
+    assert harbour.control.frames == [granted(0)]
     # It sends the outcome in frames, and may then ask for the next one.
     [outcome], trouble = harbour.hear(area(bytes(100_000)), value())
     assert (len(outcome.payload.buffers[0]), trouble) == (100_000, None)
-    text = "it asked for 9 bytes when it was not allowed to"
-    assert harbour.hear(want(9), want(9)) == ([], text)
-    assert harbour.segments.total == 0
-
-
-async def test_who_was_refused_a_segment_may_not_ask_on_and_on(
-    make: Callable[..., Harbour],
-) -> None:
-    """Else the answers, which it need not read, would fill the memory of this process."""
-    harbour = make(bound=0)
     assert harbour.hear(want(9)) == ([], None)
-    await harbour.settled()
-    text = "it asked for 9 bytes when it was not allowed to"
-    assert harbour.hear(want(9)) == ([], text)
-
-
-async def test_a_dead_worker_gets_no_segment(make: Callable[..., Harbour]) -> None:
-    harbour = make()
-    assert harbour.hear(want(100_000)) == ([], None)
-    harbour.cargo.close()
-    await harbour.settled()
-    assert harbour.control.data == b""
     assert harbour.segments.total == 0
 
 
-async def test_what_was_begun_is_let_go_of_when_the_worker_is_gone(
+async def test_nothing_is_left_of_a_worker_that_is_gone(
     make: Callable[..., Harbour],
 ) -> None:
     harbour = make()
     segment = await harbour.granted(100_000)
     harbour.hear(lent(segment.number, 10), area(b"more"))
-    assert is_pending(harbour)
+    harbour.cargo.drop(5)
+    assert harbour.control.kinds[2:] == [FrameKind.DROP]
     harbour.cargo.close()
-    assert not is_pending(harbour)
-    await _until(lambda: harbour.segments.total == 0)
-
-
-@pytest.mark.parametrize(
-    ("use", "speaks"),
-    [
-        (Use.NOBODY, ()),
-        (Use.POOL, ()),
-        (Use.WORKER, (FrameKind.SEGMENT_RETURNED, FrameKind.LOST)),
-        (Use.GRANTED, (FrameKind.LENT, FrameKind.LOST)),
-        (Use.CALLER, ()),
-    ],
-)
-async def test_a_worker_speaks_of_what_it_has(
-    use: Use, speaks: tuple[FrameKind, ...], make: Callable[..., Harbour]
-) -> None:
-    for kind in (FrameKind.LENT, FrameKind.SEGMENT_RETURNED, FrameKind.LOST):
-        if (use, kind) == (Use.GRANTED, FrameKind.SEGMENT_RETURNED):
-            continue  # it may; it never does
-        harbour = make()
-        segment = await harbour.granted(100_000)
-        segment.use = use
-        frame = Frame(kind, 0, 0, segment.number, b"")
-        _, trouble = harbour.hear(frame)
-        text = f"it named segment {segment.number}, which it does not have"
-        assert trouble == (None if kind in speaks else text)
-
-
-async def test_what_comes_back_is_free_and_what_is_lost_is_gone(
-    make: Callable[..., Harbour],
-) -> None:
-    harbour = make()
-    harbour.load(dump(Block(pattern(100_000))))
-    await harbour.settled()
-    segment = harbour.only(Use.WORKER)
-    assert harbour.hear(returned(segment.number), value()) == ([value()], None)
-    assert use_of(segment) is Use.NOBODY
-    assert harbour.load(dump(Block(pattern(100_000)))).done
-    assert harbour.hear(lost(segment.number)) == ([], None)
-    assert harbour.segments.total == 0
+    assert not harbour.cargo.pending
+    await until(lambda: harbour.segments.total == 0)
+    harbour.cargo.drop(6)  # nobody is told
+    late = make()
+    assert late.hear(want(100_000)) == ([], None)
+    late.cargo.close()
+    await late.settled()
+    assert not late.control.data
+    assert late.segments.total == 0
+    assert len(harbour.control.frames) == 3

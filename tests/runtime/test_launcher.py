@@ -1,35 +1,35 @@
-"""The contract of the launcher: births, deaths, and its own end."""
+"""The launcher of workers: what it starts, signals and survives; and a container's first process."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NoReturn, Self
 
 import pytest
 
-from asyncpool._core.pickling.calls import load_value, pack_job
-from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
+from asyncpool._core.wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import PAGE_SIZE
-from asyncpool._runtime.launcher import interpreter
+from asyncpool._runtime.base import arguments as refusals
+from asyncpool._runtime.launcher import interpreter, launcher, launcher_process
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError, Process
-from tests.helpers import faults, jobs
 from tests.helpers.guards import marked_processes
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.parcels import plain
-from tests.helpers.patience import patience
+from tests.helpers.patience import PATIENCE, patience
 
-pytestmark = [
-    BOTH_LOOPS,
-    pytest.mark.parametrize("fork", [True, False], ids=["forkserver", "spawn"]),
-]
+pytestmark = BOTH_LOOPS
+
+EACH = pytest.mark.parametrize("fork", [True, False], ids=["forkserver", "spawn"])
 
 
 class Ends:
@@ -61,16 +61,18 @@ class Ends:
         self._out = -1
         self.control.send(header(FrameKind.CONFIG, len(self._config)) + self._config)
 
-    async def frame(self, sock: socket.socket) -> Frame | None:
-        """Wait for one frame, or the end."""
+    async def hello(self) -> FrameKind:
+        """Wait for the first word of the worker."""
         decoder = FrameDecoder(max_payload=1 << 20)
-        with suppress(ConnectionResetError):  # it died before it read everything
-            while data := await asyncio.get_running_loop().sock_recv(sock, 65536):
-                for frame in decoder.feed(data):
-                    return frame
-        return None
+        while data := await asyncio.get_running_loop().sock_recv(self.control, 65536):
+            for frame in decoder.feed(data):
+                return frame.kind
+        raise EOFError
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for sock in (self.jobs, self._jobs, self.control, self._control):
             sock.close()
         for fd in (self.page, self.out, self._out):
@@ -78,17 +80,8 @@ class Ends:
                 os.close(fd)
 
 
-@contextmanager
-def ends() -> Iterator[Ends]:
-    found = Ends()
-    try:
-        yield found
-    finally:
-        found.close()
-
-
 @asynccontextmanager
-async def launcher(*, fork: bool, **options: Any) -> AsyncIterator[Launcher]:
+async def launched(*, fork: bool, **options: Any) -> AsyncIterator[Launcher]:
     found = Launcher(
         asyncio.get_running_loop(), fork=fork, **{"preload": (), **options}
     )
@@ -102,111 +95,14 @@ async def launcher(*, fork: bool, **options: Any) -> AsyncIterator[Launcher]:
 async def start(launcher: Launcher, ends: Ends) -> Process:
     process = await launcher.launch(ends.theirs)
     ends.sent()
-    hello = await ends.frame(ends.control)
-    assert hello is not None
-    assert hello.kind is FrameKind.HELLO
+    assert await ends.hello() is FrameKind.HELLO
     return process
 
 
-async def test_a_worker_lives_until_its_channel_ends(*, fork: bool) -> None:
-    with ends() as own:
-        async with launcher(fork=fork) as found:
-            process = await start(found, own)
-            payload = plain(pack_job(jobs.pid, (), {}))
-            own.jobs.send(header(FrameKind.JOB, len(payload), 7, 2) + payload)
-            outcome = await own.frame(own.jobs)
-            assert outcome is not None
-            assert (outcome.kind, outcome.job, outcome.attempt) == (
-                FrameKind.VALUE,
-                7,
-                2,
-            )
-            assert load_value(outcome.payload) == process.pid
-            own.jobs.shutdown(socket.SHUT_WR)
-            assert await process.wait() == 0
-            process.close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_signal_reaches_the_worker_and_its_end_is_told(
-    number: signal.Signals, *, fork: bool
-) -> None:
-    with ends() as own:
-        async with launcher(fork=fork) as found:
-            process = await start(found, own)
-            process.signal(number)
-            assert await process.wait() == -number
-            process.signal(number)  # too late, and harmless
-            process.close()
-
-
-async def test_a_worker_whose_pool_is_gone_leaves_at_once(*, fork: bool) -> None:
-    with ends() as own:
-        async with launcher(fork=fork) as found:
-            process = await start(found, own)
-            own.control.close()
-            assert await process.wait() == -signal.SIGKILL
-            process.close()
-
-
-async def test_a_cancelled_wait_does_not_touch_the_process(*, fork: bool) -> None:
-    with ends() as own:
-        async with launcher(fork=fork) as found:
-            process = await start(found, own)
-            waiting = asyncio.create_task(process.wait())
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            process.signal(signal.SIGTERM)
-            assert await process.wait() == -signal.SIGTERM
-            process.close()
-
-
-async def test_a_request_with_too_few_descriptors_is_refused(*, fork: bool) -> None:
-    with ends() as own:
-        async with launcher(fork=fork) as found:
-            with pytest.raises(LaunchError, match="descriptors"):
-                await found.launch(own.theirs[:3])
-            # It is none the worse for it.
-            process = await start(found, own)
-            process.close()
-
-
-async def test_closing_ends_the_workers_too(*, fork: bool) -> None:
-    with ends() as own:
-        async with launcher(fork=fork) as found:
-            process = await start(found, own)
-            payload = plain(pack_job(faults.linger, (), {}))
-            own.jobs.send(header(FrameKind.JOB, len(payload), 1, 1) + payload)
-            await found.close()
-            assert await own.frame(own.jobs) is None
-            await process.wait()
-            process.close()
-
-
-async def test_workers_go_on_without_their_launcher(*, fork: bool) -> None:
-    with ends() as first, ends() as second:
-        async with launcher(fork=fork) as found:
-            process = await start(found, first)
-            assert found._process is not None
-            found._process.abort()
-            payload = plain(pack_job(jobs.square, (5,), {}))
-            first.jobs.send(header(FrameKind.JOB, len(payload), 1, 1) + payload)
-            outcome = await first.frame(first.jobs)
-            assert outcome is not None
-            assert load_value(outcome.payload) == 25
-            # The next one comes from a new launcher.
-            other = await start(found, second)
-            first.jobs.shutdown(socket.SHUT_WR)
-            assert await process.wait() is None  # nobody knows its status
-            for ended in (process, other):
-                ended.close()
-
-
+@EACH
 async def test_a_launch_that_nobody_waits_for_leaves_no_worker(*, fork: bool) -> None:
-    with ends() as own:
-        async with launcher(fork=fork) as found:
+    with Ends() as own:
+        async with launched(fork=fork) as found:
             launch = asyncio.create_task(found.launch(own.theirs))
             await asyncio.sleep(0)
             launch.cancel()
@@ -221,14 +117,222 @@ signal.pause()
 """
 
 
+@EACH
 async def test_a_launcher_that_breaks_the_protocol_is_killed(
     monkeypatch: pytest.MonkeyPatch, *, fork: bool
 ) -> None:
     """It may not end by itself, though its channel has ended."""
     monkeypatch.setattr(interpreter, "_BOOTSTRAP", BABBLER)
     before = marked_processes()
-    async with launcher(fork=fork) as found:
-        with ends() as worker, pytest.raises(LaunchError, match="version 63"):
+    async with launched(fork=fork) as found:
+        with Ends() as worker, pytest.raises(LaunchError, match="version 63"):
             await found.launch(worker.theirs)
         await found.close()
         assert marked_processes() == before
+
+
+# When it cannot be started.
+
+
+def refuse(*_: object) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(socket, "socketpair"), (launcher_process, "NewLauncher")]
+)
+async def test_it_is_tried_again(
+    module: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "script.py"
+    path.touch()
+    loop = asyncio.get_running_loop()
+    trouble: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: trouble.append(context))
+    found, works = Launcher(loop, fork=True, preload=()), getattr(module, name)
+    refusals = 0
+
+    def refuse_twice(*_: object) -> NoReturn:
+        nonlocal refusals
+        refusals += 1
+        if refusals == 2:
+            monkeypatch.setattr(module, name, works)
+        refuse()
+
+    async with patience():
+        with Ends() as own:
+            process = await start(found, own)
+            before = found._process
+            monkeypatch.setattr(launcher, "main_script", lambda: ("", str(path), ()))
+            monkeypatch.setattr(launcher, "_SHORT_LIFE", 0.0)
+            monkeypatch.setattr(launcher, "_AGAIN", 0.0)
+            monkeypatch.setattr(module, name, refuse_twice)
+            found._on_use()
+            while found._process is before and not trouble:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+            process.close()
+        await found.close()
+    assert (trouble, refusals) == ([], 2)
+
+
+async def test_what_comes_into_use_before_the_first_start_is_imported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, begun = tmp_path / "script.py", tmp_path / "begun"
+    path.write_text(f"import os; open({str(begun)!r}, 'a').write(f'{{os.getpid()}} ')")
+    found = Launcher(asyncio.get_running_loop(), fork=True, preload=())
+    monkeypatch.setattr(launcher, "main_script", lambda: ("", str(path), ()))
+    found._on_use()
+    await asyncio.sleep(0)
+    async with patience():
+        with Ends() as own, Ends() as others:
+            both = [await start(found, own), await start(found, others)]
+            importers = begun.read_text().split()
+            assert found._later is None
+            for process in both:
+                process.close()
+        await found.close()
+    assert len(importers) == 1
+    assert int(importers[0]) not in [process.pid for process in both]
+
+
+async def test_a_pool_that_is_closed_tries_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries = 0
+
+    def refuse_again(*_: object) -> NoReturn:
+        nonlocal tries
+        tries += 1
+        refuse()
+
+    async with launched(fork=True) as found:
+        with Ends() as own:
+            process = await start(found, own)
+            monkeypatch.setattr(launcher, "_SHORT_LIFE", 0.0)
+            monkeypatch.setattr(launcher, "_AGAIN", 0.0)
+            monkeypatch.setattr(found, "_find", refuse_again)
+            found._on_use()
+            while tries < 3:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+            process.close()
+        await found.close()
+        count = tries
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert tries == count
+
+
+# Signals.
+
+
+@pytest.mark.logs("call-refused")
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EACCES])
+async def test_a_signal_is_sent_by_number_only_if_it_must_and_until_the_end_is_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    sent: list[tuple[int, ...]] = []
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "kill", lambda *call: sent.append(call))
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *call: sent.append(call))
+    monkeypatch.setattr(refusals, "_told", set[str]())
+    fd, other = os.pipe()
+    process = Process(asyncio.get_running_loop(), 4711, fd)
+    process.signal(15)
+    assert sent == [(fd, 15)]
+    monkeypatch.setattr(signal, "pidfd_send_signal", fail)
+    process.signal(15)
+    process.signal(9)
+    process.ended(-9)
+    process.signal(9)
+    assert sent[1:] == [(4711, 15), (4711, 9)]
+    [text] = caplog.messages
+    assert text.startswith("pidfd_send_signal is refused here (")
+    process.close()
+    os.close(other)
+
+
+@pytest.mark.logs("signal-not-sent")
+async def test_a_signal_that_cannot_be_sent_at_all_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = [errno.EPERM, errno.ESRCH]  # the latter says that it has just ended
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errors[0], os.strerror(errors.pop(0)))
+
+    monkeypatch.setattr(os, "kill", fail)
+    process = Process(asyncio.get_running_loop(), 4711, None)
+    process.signal(9)
+    process.signal(9)
+    process.close()
+    assert caplog.messages == [
+        "signal 9 cannot be sent to worker 4711: [Errno 1] Operation not permitted"
+    ]
+
+
+# The first process of a container.
+
+# As long as it has ended and nobody has collected it, a process has its folder there.
+WORK = f"""
+import os, pathlib, signal, subprocess, sys, time
+
+from asyncpool._runtime.cluster.first_process import look_after_orphans
+from asyncpool._worker.process.os_setup import adopt_orphans
+
+adopt_orphans()
+look_after_orphans()
+# What follows is done in the child.
+
+def orphan():
+    shell = ["sh", "-c", "true & echo $!"]
+    return int(subprocess.run(shell, capture_output=True, check=True).stdout)
+
+def is_gone(pid):
+    give_up_at = time.monotonic() + {PATIENCE}
+    while pathlib.Path(f"/proc/{{pid}}").exists():
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(0.005)
+    return True
+
+own = subprocess.Popen(["sh", "-c", "exit 3"])
+print([is_gone(orphan()) for _ in range(3)], own.wait())
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []), os.getpgid(0) == os.getpid())
+print(os.environ["LISTEN_PID"] == str(os.getpid()))
+# They stay pending until they are asked for, so none can come between two looks.
+numbers = {{signal.SIGTERM, signal.SIGHUP, signal.SIGTTIN, signal.SIGUSR1}}
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+print("ready", flush=True)
+print(*sorted(int(signal.sigwait(numbers)) for _ in numbers), flush=True)
+if sys.argv[-1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(5)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets others adopt")
+@pytest.mark.parametrize(("end", "status"), [("exits", 5), ("killed", 128 + 9)])
+async def test_orphans_are_collected_signals_passed_on_and_its_end_is_the_childs(
+    end: str, status: int
+) -> None:
+    # The process replaces itself, so its own number, for which systemd has sockets, is known.
+    script = 'export LISTEN_PID=$$; exec "$@"'
+    process = subprocess.Popen(  # noqa: ASYNC220 - a script of its own
+        ["sh", "-c", script, "-", sys.executable, "-c", WORK, end],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = [process.stdout.readline() for _ in range(4)]
+    assert said == ["[True, True, True] 3\n", "set() True\n", "True\n", "ready\n"]
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGTTIN, signal.SIGUSR1)
+    for number in numbers:
+        process.send_signal(number)
+    out, _ = process.communicate(timeout=PATIENCE)
+    assert [int(number) for number in out.split()] == sorted(numbers)
+    assert process.returncode == status

@@ -1,31 +1,37 @@
-"""Listening sockets: opened all or not at all, and closed without a trace."""
+"""What is listened on: addresses, descriptors, and files of sockets that others may have taken."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import re
 import select
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from asyncpool._core.cluster.addresses import parse
 from asyncpool._runtime.cluster import listeners as module
-from asyncpool._runtime.cluster.listeners import (
-    addresses_locked,
-    open_listeners,
-)
+from asyncpool._runtime.cluster.listeners import addresses_locked, open_listeners
+from asyncpool._runtime.control import socket_files
+from asyncpool._runtime.control.paths import peer_pid, peer_uid
+from asyncpool._runtime.control.socket_files import folders_locked, listen_at
+from tests.helpers.gate import short_folder
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.patience import PATIENCE, patience
 
 V6 = "[::1]:0"
+PATH = "unix:x.sock"
 
 
 def has_v6() -> bool:
@@ -38,9 +44,7 @@ def has_v6() -> bool:
 
 
 needs_v6 = pytest.mark.skipif(not has_v6(), reason="needs IPv6")
-needs_listening = pytest.mark.skipif(
-    not Path("/proc/self/net/tcp").exists(), reason="reads Linux's /proc"
-)
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
 @pytest.fixture
@@ -50,6 +54,15 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.chdir(name)
         yield Path(name)
         monkeypatch.undo()
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def connect(address: str) -> None:
@@ -68,39 +81,13 @@ def accept(sock: socket.socket) -> None:
     sock.accept()[0].close()
 
 
-@pytest.mark.parametrize(
-    ("bind", "shown"),
-    [
-        ("127.0.0.1:0", r"tcp://127\.0\.0\.1:[1-9]\d*"),
-        ("tcp://127.0.0.1:0", r"tcp://127\.0\.0\.1:[1-9]\d*"),
-        pytest.param(V6, r"tcp://\[::1\]:[1-9]\d*", marks=needs_v6),
-        ("unix:x.sock", r"unix:///.*/x\.sock|unix://x\.sock"),
-    ],
-)
-def test_one_address(bind: str, shown: str, folder: Path) -> None:
-    with closing(open_listeners([bind], backlog=8)) as opened:
-        (sock,) = opened.sockets()
-        (address,) = opened.addresses
-        assert re.fullmatch(shown, address)
-        assert not sock.get_inheritable()
-        assert not sock.getblocking()
-        connect(address)
-        accept(sock)
-    with pytest.raises(OSError, match=r"refused|No such file"):
-        connect(address)
-    assert not os.listdir(folder)
-
-
 @needs_v6
 def test_all_interfaces_have_the_same_port(folder: Path) -> None:
-    with closing(open_listeners([":0", "unix:x.sock"], backlog=8)) as opened:
-        first, second, third = opened.addresses
-        assert {first.rpartition(":")[0], second.rpartition(":")[0]} == {
-            "tcp://0.0.0.0",
-            "tcp://[::]",
-        }
-        assert first.rpartition(":")[2] == second.rpartition(":")[2]
-        assert third.startswith("unix://")
+    with closing(open_listeners([":0", PATH], backlog=8)) as opened:
+        first, second, third = (it.rpartition(":") for it in opened.addresses)
+        assert {first[0], second[0]} == {"tcp://0.0.0.0", "tcp://[::]"}
+        assert first[2] == second[2]
+        assert third[0] == "unix"
         assert len(opened.sockets()) == 3
 
 
@@ -120,10 +107,11 @@ def test_what_this_machine_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_all_or_nothing(folder: Path) -> None:
+    # The guard looks for descriptors that were left.
     with closing(open_listeners(["127.0.0.1:0"], backlog=8)) as taken:
         (address,) = taken.addresses
         with pytest.raises(OSError, match="cannot listen on") as failure:
-            open_listeners(["unix:x.sock", "127.0.0.1:0", address], backlog=8)
+            open_listeners([PATH, "127.0.0.1:0", address], backlog=8)
     assert failure.value.errno == errno.EADDRINUSE
     assert failure.value.strerror == (
         f"cannot listen on {address}: Address already in use"
@@ -145,7 +133,7 @@ def test_all_or_nothing(folder: Path) -> None:
         ("fd://0", errno.ENOTSOCK, "Socket operation on non-socket"),
     ],
 )
-@needs_listening  # the texts are Linux's
+@needs_linux  # the texts are its own
 def test_what_cannot_be_opened(
     bind: str, number: int, reason: str, folder: Path
 ) -> None:
@@ -157,182 +145,26 @@ def test_what_cannot_be_opened(
     assert failure.value.strerror == f"cannot listen on {parse(bind)}: {reason}"
 
 
-def test_a_name_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_are_unknown_and_ports_that_are_roots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    error = "cannot listen on tcp://nobody:80: Name or service not known"
-    with pytest.raises(OSError, match=error) as failure:
-        open_listeners(["nobody:80"], backlog=8)
-    assert failure.value.errno == errno.EADDRNOTAVAIL
-
-
-def test_a_port_that_is_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", unknown)
+        error = "cannot listen on tcp://nobody:80: Name or service not known"
+        with pytest.raises(OSError, match=error):
+            open_listeners(["nobody:80"], backlog=8)
     monkeypatch.setattr(module, "_tcp_socket", refused)
     hint = re.escape("Permission denied (ports below 1024 are root's)")
     with pytest.raises(PermissionError, match=f"tcp://127.0.0.1:80: {hint}$"):
         open_listeners(["127.0.0.1:80"], backlog=8)
     with pytest.raises(PermissionError, match=r"Permission denied$"):
         open_listeners(["127.0.0.1:8000"], backlog=8)
-
-
-# Several addresses.
-
-
-def test_a_port_in_use_is_not_shared() -> None:
-    with closing(open_listeners(["127.0.0.1:0"], backlog=8)) as opened:
-        with pytest.raises(OSError, match="Address already in use") as failure:
-            open_listeners([opened.addresses[0]], backlog=8)
-        assert failure.value.errno == errno.EADDRINUSE
-
-
-def test_an_address_that_cannot_be_opened_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real, count = module._tcp_socket, iter(range(100))
-
-    def scarce(*args: object) -> socket.socket:
-        if next(count) == 3:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return real(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "_tcp_socket", scarce)
-    with pytest.raises(OSError, match="Too many open files"):
-        open_listeners(["127.0.0.1:0"] * 4, backlog=8)
-    # The guard looks for descriptors that were left.
-
-
-# Files.
-
-
-def test_the_file_of_a_dead_server_is_replaced(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind("x.sock")
-        dead.listen()
-    assert os.listdir(folder) == ["x.sock"]
-    with closing(open_listeners(["unix:x.sock"], backlog=8)) as opened:
-        connect(opened.addresses[0])
-    assert os.listdir(folder) == []
-
-
-def test_a_server_that_lives_is_left_alone(folder: Path) -> None:
-    with closing(open_listeners(["unix:x.sock"], backlog=8)) as living:
-        with pytest.raises(OSError, match="cannot listen on") as failure:
-            open_listeners(["unix:x.sock"], backlog=8)
-        assert failure.value.errno == errno.EADDRINUSE
-        assert failure.value.strerror == (
-            "cannot listen on unix://x.sock: another process listens there"
-        )
-        connect(living.addresses[0])
-
-
-def test_a_server_that_is_too_busy_to_accept_lives(folder: Path) -> None:
-    with (
-        closing(open_listeners(["unix:x.sock"], backlog=0)),
-        socket.socket(socket.AF_UNIX) as first,
-    ):
-        first.connect("x.sock")
-        with pytest.raises(OSError, match="another process listens there"):
-            open_listeners(["unix:x.sock"], backlog=8)
-
-
-def test_a_server_of_datagrams_is_left_alone(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
-        other.bind("x.sock")
-        with pytest.raises(OSError, match="another process listens there"):
-            open_listeners(["unix:x.sock"], backlog=8)
-
-
-@pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_what_is_no_socket_is_left_alone(kind: str, folder: Path) -> None:
-    path = folder / "x.sock"
-    if kind == "file":
-        path.write_text("precious")
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to("elsewhere")
-    with pytest.raises(OSError, match="cannot listen on") as failure:
-        open_listeners(["unix:x.sock"], backlog=8)
-    assert failure.value.strerror == (
-        "cannot listen on unix://x.sock: there is a file of that name, which is no socket"
-    )
-    assert os.listdir(folder) == ["x.sock"]
-
-
-def test_a_file_that_is_anothers_now_stays(folder: Path) -> None:
-    opened = open_listeners(["unix:x.sock"], backlog=8)
-    os.unlink("x.sock")
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind("x.sock")
-        opened.close()
-        assert os.listdir(folder) == ["x.sock"]
-
-
-def test_a_file_that_is_gone_is_nothing(folder: Path) -> None:
-    with closing(open_listeners(["unix:x.sock"], backlog=8)):
-        os.unlink("x.sock")  # and the end must not raise
-    assert os.listdir(folder) == []
-
-
-@pytest.mark.parametrize(("mode", "bits"), [("?mode=660", 0o660), ("", 0o600)])
-def test_permissions_of_a_file(mode: str, bits: int, folder: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        opened = open_listeners([f"unix:x.sock{mode}"], backlog=8)
-    finally:
-        os.umask(before)
-    with closing(opened):
-        assert stat.S_IMODE(os.stat("x.sock").st_mode) == bits
-
-
-def test_a_file_that_gets_no_permissions_is_removed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "chmod", refused)
-    before = os.umask(0o022)  # so that the file has not got them at once
-    try:
-        with pytest.raises(PermissionError):
-            open_listeners(["unix:x.sock?mode=660"], backlog=8)
-    finally:
-        os.umask(before)
-    assert os.listdir(folder) == []
-
-
-@pytest.mark.asyncio
-async def test_two_servers_that_start_at_once(folder: Path) -> None:
-    """One of them waits until the other one listens, and sees it then."""
-
-    async def second() -> None:
-        async with addresses_locked(["unix:x.sock"]):
-            open_listeners(["unix:x.sock"], backlog=8).close()
-
-    with socket.socket(socket.AF_UNIX) as first:
-        with locked(folder):
-            task = asyncio.create_task(second())
-            await assert_waits(folder, task)
-            first.bind("x.sock")
-            first.listen()
-        async with patience():
-            with pytest.raises(OSError, match="cannot listen on") as caught:
-                await task
-    assert caught.value.strerror == (
-        "cannot listen on unix://x.sock: another process listens there"
-    )
-
-
-@pytest.mark.asyncio
-async def test_an_address_that_makes_no_sense_has_no_folder() -> None:
-    with pytest.raises(ValueError, match="nothing to listen on"):
-        async with addresses_locked([]):
-            pass
 
 
 # Descriptors that are inherited.
@@ -346,24 +178,19 @@ def given() -> Iterator[socket.socket]:
         yield sock
 
 
+@needs_linux
 def test_a_descriptor_is_listened_on(given: socket.socket) -> None:
-    with closing(open_listeners([f"fd://{given.fileno()}"], backlog=8)) as opened:
+    given.listen(0)
+    with closing(open_listeners([f"fd://{given.fileno()}"], backlog=100)) as opened:
         assert opened.addresses == (f"tcp://127.0.0.1:{given.getsockname()[1]}",)
         (sock,) = opened.sockets()
         connect(opened.addresses[0])
         accept(sock)
         assert not sock.get_inheritable()
         assert not given.get_inheritable(), "what is started here would have it"
-    connect(opened.addresses[0])  # whose it is keeps it open
-
-
-@needs_listening
-def test_a_descriptor_that_listens_keeps_its_backlog(given: socket.socket) -> None:
-    given.listen(0)
-    with closing(open_listeners([f"fd://{given.fileno()}"], backlog=100)):
-        queue = given.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
-    # tcpi_sacked is the backlog of a socket that listens.
-    assert int.from_bytes(queue[28:32], "little") == 0
+    connect(opened.addresses[0])  # whose it is keeps it open, and its backlog
+    queue = given.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+    assert int.from_bytes(queue[28:32], "little") == 0  # tcpi_sacked is the backlog
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM])
@@ -372,27 +199,255 @@ def test_a_descriptor_of_another_kind(kind: socket.SocketKind) -> None:
     reason = "it is no stream socket|Invalid argument"
     with ours, theirs:
         ours.set_inheritable(True)
-        with pytest.raises(OSError, match=reason) as failure:
+        with pytest.raises(OSError, match=reason):
             open_listeners([f"fd://{ours.fileno()}"], backlog=8)
         assert ours.get_inheritable(), "it is still its owner's"
-        cannot = f"cannot listen on fd://{ours.fileno()}: "
-        assert str(failure.value.strerror).startswith(cannot)
 
 
 def test_descriptors_of_systemd(
     given: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    numbers: tuple[int, ...] = (given.fileno(),)
-    monkeypatch.setattr(module, "passed", lambda *_, **__: numbers)
-    with closing(open_listeners(["systemd:"], backlog=8)) as opened:
-        assert opened.addresses == (f"tcp://127.0.0.1:{given.getsockname()[1]}",)
-    numbers = (given.fileno(), 999)
-    with pytest.raises(OSError, match="cannot listen on systemd:: Bad file descriptor"):
-        open_listeners(["systemd:"], backlog=8)
-
-
-def test_systemd_has_passed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
     with pytest.raises(ValueError, match="the sockets were passed to process"):
         open_listeners(["systemd:"], backlog=8)
+    numbers: tuple[int, ...] = (given.fileno(), 999)
+    monkeypatch.setattr(module, "passed", lambda *_, **__: numbers)
+    with pytest.raises(OSError, match="cannot listen on systemd:: Bad file descriptor"):
+        open_listeners(["systemd:"], backlog=8)
+    numbers = numbers[:1]
+    with closing(open_listeners(["systemd:"], backlog=8)) as opened:
+        assert opened.addresses == (f"tcp://127.0.0.1:{given.getsockname()[1]}",)
+
+
+# Files.
+
+
+def test_a_server_that_lives_or_is_busy_is_left_alone(folder: Path) -> None:
+    with closing(open_listeners([PATH], backlog=0)):
+        for _ in range(2):  # the first connection is all that its backlog takes
+            with pytest.raises(OSError, match="another process listens there"):
+                open_listeners([PATH], backlog=8)
+            with socket.socket(socket.AF_UNIX) as first:
+                first.setblocking(False)
+                first.connect_ex("x.sock")
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "datagrams"])
+def test_what_is_no_stream_socket_is_left_alone(kind: str, folder: Path) -> None:
+    path, error = folder / "x.sock", "there is a file of that name, which is no socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        if kind == "file":
+            path.write_text("precious")
+        elif kind == "folder":
+            path.mkdir()
+        elif kind == "link":
+            path.symlink_to("elsewhere")
+        else:
+            other.bind("x.sock")
+            error = "another process listens there"
+        with pytest.raises(OSError, match=error):
+            open_listeners([PATH], backlog=8)
+    assert os.listdir(folder) == ["x.sock"]
+
+
+def test_a_file_that_is_anothers_now_or_gone_is_left_alone(folder: Path) -> None:
+    opened = open_listeners([PATH], backlog=8)
+    os.unlink("x.sock")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind("x.sock")
+        opened.close()
+        assert os.listdir(folder) == ["x.sock"]
+    # The file of a dead server is replaced.
+    with closing(open_listeners([PATH], backlog=8)):
+        os.unlink("x.sock")  # and the end must not raise
+    assert os.listdir(folder) == []
+
+
+def test_a_file_that_gets_no_permissions_is_removed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refused)
+    with umask(0o022), pytest.raises(PermissionError):
+        open_listeners([f"{PATH}?mode=660"], backlog=8)
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_server_that_refuses_again_and_again_is_dead(
+    dead: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where one whose backlog is full refuses too: no refusal but the last is the last word."""
+    refusal = errno.ECONNREFUSED
+    answers = [refusal, refusal, refusal if dead else 0]
+    monkeypatch.setattr(socket_files, "_REFUSALS", 3)
+    monkeypatch.setattr(socket_files, "_connect", lambda _: answers.pop(0))
+    lives = pytest.raises(OSError, match="another process listens there")
+    with (
+        short_folder() as folder,
+        socket.socket(socket.AF_UNIX) as other,
+        socket.socket(socket.AF_UNIX) as new,
+    ):
+        other.bind(path := str(folder / "s"))
+        with nullcontext() if dead else lives:
+            listen_at(new, path, mode=None, backlog=1).remove()
+        assert os.path.exists(path) is not dead
+    assert not answers
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o777])
+def test_a_umask_takes_nothing_from_a_mode_and_adds_nothing(
+    mode: int, system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = list[int]()
+
+    class Seen(socket.socket):
+        def bind(self, address: Any, /) -> None:
+            super().bind(address)
+            modes.append(stat.S_IMODE(os.stat(address).st_mode))
+
+    monkeypatch.setattr(socket_files, "sys", SimpleNamespace(platform=system))
+    for mask in (0o077, 0):
+        with short_folder() as folder, Seen(socket.AF_UNIX) as sock, umask(mask):
+            listen_at(sock, str(folder / "s"), mode=mode, backlog=1)
+            assert stat.S_IMODE((folder / "s").stat().st_mode) == mode
+    # Elsewhere it is changed when it is there already.
+    assert system != "linux" or not any(seen & ~mode for seen in modes)
+
+
+@pytest.mark.parametrize("moment", ["made", "before", "after"])
+def test_a_link_in_place_of_a_new_socket_is_not_followed(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes at once, or just before or after the file is opened that needs another mode."""
+
+    class Swapped(socket.socket):
+        def bind(self, address: Any, /) -> None:
+            super().bind(address)
+            if moment == "made":
+                swap()
+
+    def swap() -> None:
+        path.unlink()
+        path.symlink_to(private)
+
+    def open_swapped(name: str, *args: Any, **kwargs: Any) -> int:
+        if name != str(path) or moment == "made":
+            return opened(name, *args, **kwargs)
+        if moment == "before":
+            swap()
+            return opened(name, *args, **kwargs)
+        fd = opened(name, *args, **kwargs)
+        swap()
+        return fd
+
+    opened = os.open
+    error = "another process has replaced the socket that was just made"
+    late = moment == "after"
+    refused = nullcontext() if late else pytest.raises(OSError, match=error)
+    with short_folder() as folder, Swapped(socket.AF_UNIX) as sock:
+        private, path = folder / "private", folder / "s"
+        private.touch(0o600)
+        with umask(0o022), monkeypatch.context() as patched, refused:
+            patched.setattr(os, "open", open_swapped)
+            listen_at(sock, str(path), mode=0o666, backlog=1)
+        # Its target keeps its mode, and the link stays, which is another's.
+        assert stat.S_IMODE(private.stat().st_mode) == 0o600
+        assert path.is_symlink()
+
+
+def test_a_system_that_does_not_say_who_connects_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        assert peer_uid(one) == os.geteuid()
+        monkeypatch.delattr(socket, "SO_PEERCRED")
+        with pytest.raises(OSError, match="does not say who the other process is"):
+            peer_uid(one)
+        assert peer_pid(one) is None
+
+
+# Locks.
+
+
+@pytest.mark.asyncio
+async def test_two_servers_that_start_at_once(folder: Path) -> None:
+    """One of them waits beside the loop until the other one listens, and sees it then."""
+
+    async def second() -> None:
+        async with addresses_locked([PATH]):
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            open_listeners([PATH], backlog=8).close()
+
+    probe = os.open(folder, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as first:
+        with locked(folder):
+            task = asyncio.create_task(second())
+            await assert_waits(folder, task)
+            first.bind("x.sock")
+            first.listen()
+        async with patience():
+            with pytest.raises(OSError, match="another process listens there"):
+                await task
+    fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody has it any more
+    os.close(probe)
+
+
+@pytest.mark.asyncio
+async def test_a_folder_that_stays_locked_or_is_none_stops_no_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[bool] = []
+    is_locked = socket_files._is_locked
+
+    def tried(fd: int) -> bool:
+        tries.append(is_locked(fd))
+        return tries[-1]
+
+    for missing in ("/no/such/s", "/dev/null/s"):  # that is told by who listens
+        async with folders_locked([missing]):
+            with socket.socket(socket.AF_UNIX) as sock, pytest.raises(OSError):  # noqa: PT011
+                listen_at(sock, missing, mode=None, backlog=1)
+    monkeypatch.setattr(socket_files, "_LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(socket_files, "_is_locked", tried)
+    with short_folder() as folder, locked(folder):
+        async with patience(), folders_locked([str(folder / "s")]):
+            assert len(tries) > 1
+            assert not any(tries)
+            with socket.socket(socket.AF_UNIX) as sock:
+                listen_at(sock, str(folder / "s"), mode=None, backlog=1)
+
+
+@pytest.mark.asyncio
+async def test_each_folder_is_locked_once_and_in_one_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody waits for itself, nor do two wait for each other."""
+    monkeypatch.setattr(socket_files, "_LOCK_PATIENCE", 2 * PATIENCE)
+    with short_folder() as one, short_folder() as other:
+        (other / "again").symlink_to(one)
+        folders = (one, other, one, other / "again"), (other, one)
+        orders = [[str(folder / "s") for folder in each] for each in folders]
+        busy = asyncio.Event()
+
+        async def lock(names: list[str]) -> None:
+            async with folders_locked(names):
+                assert not busy.is_set()
+                busy.set()
+                await asyncio.sleep(0)
+                busy.clear()
+
+        for held in (one, other):
+            with locked(held):
+                locking = [asyncio.create_task(lock(names)) for names in orders]
+                await assert_waits(one, *locking)
+            async with patience():
+                await asyncio.gather(*locking)

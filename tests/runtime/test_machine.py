@@ -1,4 +1,4 @@
-"""How many CPUs a pool may use, and where no pool can run."""
+"""What a machine tells of its limits and processes, and what workers in a sandbox get of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ import pytest
 
 from asyncpool import Pool, UnsupportedPlatformError
 from asyncpool._runtime.base import machine
+from asyncpool._runtime.sandbox import cgroups
+from asyncpool._runtime.sandbox.cgroups import (
+    WorkerCgroup,
+    delegated_folder,
+    delegated_limits,
+    limit_texts,
+)
+from asyncpool._runtime.sandbox.folders import PrivateFolders, remove_tree
 
 UNIFIED = "0::/a/b\n"
 LEGACY = "12:cpu,cpuacct:/a\n3:memory:/a\n1:name=systemd:/\n"
@@ -32,13 +40,14 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def put(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+def put(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
 
 
 @pytest.mark.parametrize(
-    ("limits", "cpus"),
+    ("files", "cpus"),
     [
         ({}, 8),
         ({"a/b/cpu.max": "max 100000\n"}, 8),
@@ -51,40 +60,47 @@ def put(path: Path, text: str) -> None:
         ({"cpu.max": "300000 100000\n"}, 3),
         ({"a/b/cpu.max": "rubbish"}, 8),
         ({"a/b/cpu.max": "100000 0\n"}, 8),
+        # Version 1.
+        ({"cpu/a/cpu.cfs_quota_us": "-1\n"}, 8),
+        ({"cpu/a/cpu.cfs_quota_us": "250000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "100000\n"}, 1),
+        ({"memory/a/cpu.cfs_quota_us": "1\n"}, 8),
     ],
 )
-def test_a_quota_of_cgroup_v2(limits: dict[str, str], cpus: int, groups: Path) -> None:
-    put(groups / "self", UNIFIED)
-    for name, text in limits.items():
-        put(groups / name, text)
+def test_a_quota_of_cgroups(files: dict[str, str], cpus: int, groups: Path) -> None:
+    periods = [name.replace("quota", "period") for name in files if "quota" in name]
+    put(groups, {"self": LEGACY if periods else UNIFIED, **files})
+    put(groups, dict.fromkeys(periods, "100000\n"))
     assert machine.usable_cpus() == cpus
 
 
-@pytest.mark.parametrize(
-    ("folder", "quota", "cpus"),
-    [("cpu/a", -1, 8), ("cpu/a", 250_000, 3), ("cpu", 100_000, 1), ("memory/a", 1, 8)],
-)
-def test_a_quota_of_cgroup_v1(folder: str, quota: int, cpus: int, groups: Path) -> None:
-    put(groups / "self", LEGACY)
-    put(groups / folder / "cpu.cfs_quota_us", f"{quota}\n")
-    put(groups / folder / "cpu.cfs_period_us", "100000\n")
-    assert machine.usable_cpus() == cpus
-
-
-def test_affinity_counts_without_a_quota(
+def test_without_a_quota_affinity_counts_or_all_cpus(
     groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
-    assert machine.usable_cpus() == 2
-    assert Pool().stats().workers == 2
-
-
-def test_without_affinity_all_cpus_count(
-    groups: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert Pool().stats().workers == machine.usable_cpus() == 2
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert machine.usable_cpus() == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, None),
+        ({"a/b/memory.max": "max\n"}, None),
+        ({"a/b/memory.max": "max\n", "a/memory.max": "4096\n"}, 4096),
+        ({"a/b/memory.max": "8192\n", "a/memory.max": "4096\n"}, 4096),
+        ({"memory/a/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ({"memory/a/memory.limit_in_bytes": "4096\n"}, 4096),
+    ],
+)
+def test_a_limit_of_memory(
+    files: dict[str, str], found: int | None, groups: Path
+) -> None:
+    legacy = any("limit_in_bytes" in name for name in files)
+    put(groups, {"self": LEGACY if legacy else UNIFIED, **files})
+    assert machine.memory_limit() == found
 
 
 @pytest.mark.parametrize(
@@ -142,7 +158,6 @@ def test_the_nearest_count_of_kills_is_read(
         ("17 (python) T 1 17", True),
         ("17 (a (T) b) t 1 17", True),
         ("17 (a) T (b) S 1 17", False),
-        ("17 (python) R 1 17", False),
         ("", False),
     ],
 )
@@ -162,6 +177,7 @@ def test_a_stopped_process_is_told_by_its_state(
 def test_the_status_of_a_process_that_nobody_has_asked_for_is_there(
     script: str, status: int | None
 ) -> None:
+    assert machine.status_of_zombie(os.getpid()) is None
     with subprocess.Popen(["/bin/sh", "-c", script]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert machine.status_of_zombie(child.pid) == status
@@ -169,34 +185,136 @@ def test_the_status_of_a_process_that_nobody_has_asked_for_is_there(
         assert machine.status_of_zombie(child.pid) is None
 
 
-def test_a_process_that_runs_has_no_status() -> None:
-    assert machine.status_of_zombie(os.getpid()) is None
+# Cgroups of workers.
+
+
+def make(folder: Path, controllers: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cgroup.subtree_control").write_text(controllers)
+    (folder / "cgroup.procs").touch()
+    return folder
+
+
+def test_workers_go_beside_the_service_or_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    delegated = make(tmp_path / "delegated", "io cpu memory pids")
+    leaf = make(delegated / "service", "")
+    assert delegated_folder(leaf) == delegated_folder(delegated) == delegated
+    make(leaf, "pids")
+    assert delegated_folder(leaf) == leaf
+    # Without controllers nothing is delegated.
+    other = make(make(tmp_path / "outer", "io hugetlb") / "service", "")
+    assert delegated_folder(other) is None
+    assert delegated_folder(tmp_path / "no" / "such") is None
+    for folder, limits in ((delegated, ("memory", "pids", "cpu")), (None, ())):
+        monkeypatch.setattr(cgroups, "_own_folder", lambda found=folder: found)
+        assert set(delegated_limits()) == set(limits)
+
+
+def test_root_takes_only_what_is_marked_as_delegated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make(tmp_path / "slice", "memory")
+    marks: dict[tuple[Path, str], bytes] = {}
+
+    def mark(path: Path, name: str) -> bytes:
+        try:
+            return marks[path, name]
+        except KeyError:
+            raise OSError from None
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "getxattr", mark, raising=False)
+    assert delegated_folder(folder) is None
+    marks[folder, "user.delegate"] = b"1"
+    assert delegated_folder(folder) == folder
+
+
+def test_a_worker_has_its_limits_and_leaves_nothing(tmp_path: Path) -> None:
+    cgroup = WorkerCgroup(tmp_path / "worker")
+    cgroup.limit({"memory": 1 << 30, "pids": 300, "cpu": 0.5})
+    found = {path.name: path.read_text() for path in cgroup.folder.iterdir()}
+    assert found == {
+        "memory.max": "1073741824",
+        "memory.oom.group": "1",
+        "pids.max": "300",
+        "cpu.max": "50000 100000",
+    }
+    assert limit_texts({"cpu": 0.0001}) == {"cpu.max": "1000 100000"}
+    for name in found:
+        (cgroup.folder / name).unlink()  # the kernel's files do not keep a folder
+    assert not cgroup.lacked_memory()
+    for killed in (1, 0):
+        events = f"low 0\nhigh 0\nmax 12\noom {killed}\noom_kill {killed}\n"
+        (cgroup.folder / "memory.events").write_text(events)
+        assert cgroup.lacked_memory() is bool(killed)
+    (cgroup.folder / "memory.events").unlink()
+    assert not cgroup.remove(), "here its file to kill processes is a real one"
+    assert (cgroup.folder / "cgroup.kill").read_text() == "1"
+    (cgroup.folder / "cgroup.kill").unlink()
+    cgroup.folder.rmdir()
+    assert cgroup.remove()
+
+
+# Private folders.
 
 
 @pytest.mark.parametrize(
-    ("limits", "found"),
+    "user",
     [
-        ({}, None),
-        ({"a/b/memory.max": "max\n"}, None),
-        ({"a/b/memory.max": "max\n", "a/memory.max": "4096\n"}, 4096),
-        ({"a/b/memory.max": "8192\n", "a/memory.max": "4096\n"}, 4096),
+        None,
+        pytest.param(
+            (65534, 65534),
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives them"),
+        ),
     ],
 )
-def test_a_limit_of_memory_of_cgroup_v2(
-    limits: dict[str, str], found: int | None, groups: Path
+def test_only_its_owner_enters_a_folder_and_it_goes_with_the_rest(
+    user: tuple[int, int] | None,
 ) -> None:
-    put(groups / "self", UNIFIED)
-    for name, text in limits.items():
-        put(groups / name, text)
-    assert machine.memory_limit() == found
+    folders = PrivateFolders(user)
+    one, other = Path(folders.make("1")), Path(folders.make("2"))
+    assert one.parent == other.parent
+    assert one.stat().st_mode & 0o777 == 0o700
+    # Another user cannot list those of others.
+    assert one.parent.stat().st_mode & 0o777 == (0o711 if user else 0o700)
+    assert one.stat().st_uid == (user[0] if user else os.geteuid())
+    for _ in range(2):  # again, which does no harm
+        folders.remove("1")
+        assert (one.exists(), other.exists()) == (False, True)
+    for _ in range(2):
+        folders.close()
+        assert not other.parent.exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "found"), [("9223372036854771712\n", None), ("4096\n", 4096)]
-)
-def test_a_limit_of_memory_of_cgroup_v1(
-    text: str, found: int | None, groups: Path
-) -> None:
-    put(groups / "self", LEGACY)
-    put(groups / "memory" / "a" / "memory.limit_in_bytes", text)
-    assert machine.memory_limit() == found
+def test_a_tree_deeper_than_any_stack_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    fd = os.open(tmp_path / "tree", os.O_RDONLY)
+    for level in range(3000):
+        os.close(os.open(f"file{level}", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+        os.mkdir("deeper", dir_fd=fd)
+        inner = os.open("deeper", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+    remove_tree(str(tmp_path), "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_link_is_followed_and_closed_folders_are_opened(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    kept.chmod(0o500)
+    tree = tmp_path / "tree"
+    (tree / "closed" / "inner").mkdir(parents=True)
+    (tree / "closed" / "link").symlink_to(kept)
+    (tree / "link").symlink_to(kept)
+    (tree / "closed").chmod(0)
+    remove_tree(str(tmp_path), "tree")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert kept.stat().st_mode & 0o777 == 0o500
+    assert (kept / "file").read_text() == "x"
+    kept.chmod(0o700)

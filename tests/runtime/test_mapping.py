@@ -6,15 +6,14 @@ import asyncio
 import gc
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from asyncpool import (
-    Crash,
     JobNotPicklableError,
     PoolClosedError,
     PoolFullError,
@@ -29,26 +28,12 @@ from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.map import batch_runner as turn_module
 from asyncpool._runtime.map.batch_runner import Task
 from asyncpool._runtime.state.draining import Hold, MapHold
-from asyncpool.enums import CrashKind, Delivery, NextStep
+from asyncpool.enums import Delivery
 from asyncpool.mapping import Map, Outcome, Plan
+from tests.helpers.crashes import crash_with
 from tests.helpers.functions import known_function
 from tests.helpers.owner import Owner
-from tests.helpers.patience import PATIENCE
-
-CRASH = Crash(
-    slot=0,
-    generation=1,
-    pid=7,
-    exit_code=3,
-    signal=None,
-    kind=CrashKind.CRASH,
-    uptime=1.0,
-    job_id=1,
-    attempt=1,
-    detail="",
-    stderr_tail=(),
-    next_step=NextStep.CLOSE,
-)
+from tests.helpers.patience import patience
 
 
 def identity(item: Any) -> Any:
@@ -155,9 +140,11 @@ class FakePool:
 
 
 def crash() -> WorkerCrashedError:
-    return WorkerCrashedError(job_id=1, crashes=(CRASH,), delivery=Delivery.STARTED)
+    crashes = (crash_with(job_id=1, attempt=1),)
+    return WorkerCrashedError(job_id=1, crashes=crashes, delivery=Delivery.STARTED)
 
 
+T = TypeVar("T")
 Item = tuple[int, str]
 kinds = st.sampled_from(["ok", "ok", "ok", "ok", "raise", "die", "poison"])
 
@@ -217,17 +204,32 @@ others = st.integers(0, 3)
 steps = st.tuples(st.integers(-5, 20), st.integers(1, 6))
 
 
-async def drive(
-    pool: FakePool, data: st.DataObject, running: asyncio.Future[Any]
-) -> None:
-    """End jobs, in any order, until the map is done; others come and go."""
-    while not running.done():
-        await asyncio.sleep(0)
-        pool.others = data.draw(others) if pool.open else 0
-        if pool.open:
-            index, stop = data.draw(steps)
-            if index >= 0:
-                pool.finish(index, stop)
+def drive(
+    pool: FakePool, data: st.DataObject, take: Callable[[], Coroutine[Any, Any, T]]
+) -> T:
+    """End jobs, in any order, until *take* has its map; others come and go."""
+
+    async def main() -> T:
+        running = asyncio.ensure_future(take())
+        while not running.done():
+            await asyncio.sleep(0)
+            pool.others = data.draw(others) if pool.open else 0
+            if pool.open:
+                index, stop = data.draw(steps)
+                if index >= 0:
+                    pool.finish(index, stop)
+        return await running
+
+    with turns_of(data.draw(turn_lengths)):
+        return asyncio.run(main())
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with patience():
+            await main
+
+    asyncio.run(bounded())
 
 
 plans = st.fixed_dictionaries(
@@ -269,13 +271,7 @@ def test_each_item_has_its_own_outcome(
             found.append(outcome)
         return found
 
-    async def main() -> list[Outcome[Any]]:
-        running = asyncio.ensure_future(take())
-        await drive(pool, data, running)
-        return await running
-
-    with turns_of(data.draw(turn_lengths)):
-        found = asyncio.run(main())
+    found = drive(pool, data, take)
     if not manner["ordered"]:
         found.sort(key=lambda outcome: outcome.index)
     assert [outcome.index for outcome in found] == list(range(len(whats)))
@@ -321,51 +317,8 @@ def test_whoever_leaves_early_leaves_nothing_under_way(
         await results.aclose()
         return found
 
-    async def main() -> list[int]:
-        running = asyncio.ensure_future(take())
-        await drive(pool, data, running)
-        return await running
-
-    with turns_of(data.draw(turn_lengths)):
-        assert asyncio.run(main()) == list(range(min(count, taken)))
+    assert drive(pool, data, take) == list(range(min(count, taken)))
     assert all(job.cancelled() for job, _ in pool.open)
-
-
-@given(
-    st.data(),
-    st.sampled_from([OSError, asyncio.CancelledError]),
-    st.integers(0, 20),
-    st.none() | st.integers(1, 5),
-    st.booleans(),
-)
-def test_an_error_of_the_inputs_comes_last(
-    data: st.DataObject,
-    kind: type[BaseException],
-    count: int,
-    chunk: int | None,
-    slowly: bool,  # noqa: FBT001
-) -> None:
-    error = kind("inputs")
-    pool, inputs = FakePool(), Inputs([(n, "ok") for n in range(count)], error)
-    found: list[int] = []
-
-    async def take() -> BaseException | None:
-        source = inputs.slowly() if slowly else inputs
-        try:
-            async for result in map_of(pool, source, chunksize=chunk, buffersize=20):
-                found.append(result)  # noqa: PERF401
-        except (OSError, asyncio.CancelledError) as caught:
-            return caught
-        return None
-
-    async def main() -> BaseException | None:
-        running = asyncio.ensure_future(take())
-        await drive(pool, data, running)
-        return await running
-
-    with turns_of(data.draw(turn_lengths)):
-        assert asyncio.run(main()) is error
-    assert found == list(range(count))
 
 
 class Kept(str):
@@ -389,7 +342,7 @@ def test_many_short_items_become_few_jobs_and_memory_is_bounded() -> None:
         before = Kept.alive
         jobs = 0
         pending = asyncio.ensure_future(anext(results))
-        for _ in range(200_000):
+        for _ in range(100_000):
             while not pending.done():
                 await asyncio.sleep(0)
                 if pool.open:
@@ -404,20 +357,7 @@ def test_many_short_items_become_few_jobs_and_memory_is_bounded() -> None:
         assert jobs < 1000
         assert pool.together > 100
 
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("chunk", [1, 4])
-def test_a_pool_that_is_closed_is_the_error_of_what_was_not_sent(chunk: int) -> None:
-    async def main() -> None:
-        pool = FakePool()
-        pool.closed = True
-        found = await map_of(
-            pool, [(0, "ok"), (1, "ok")], chunksize=chunk, buffersize=20
-        ).outcomes()
-        assert [type(one.error) for one in found] == [PoolClosedError] * 2
-
-    asyncio.run(main())
+    run(main())
 
 
 @in_one_turn
@@ -434,7 +374,7 @@ def test_a_result_that_is_too_large_together_is_nobodys_second_run() -> None:
         job.set_exception(error)
         assert [one.error for one in await running] == [error] * 4
 
-    asyncio.run(main())
+    run(main())
 
 
 @in_one_turn
@@ -458,7 +398,7 @@ def test_nothing_is_sent_after_the_end() -> None:
         await asyncio.sleep(0)
         assert not pool.open
 
-    asyncio.run(main())
+    run(main())
 
 
 @in_one_turn
@@ -484,14 +424,14 @@ def test_an_error_that_comes_as_the_map_ends_is_not_called_unheard() -> None:
         pool.finish(0, 9)
         await task
 
-    asyncio.run(main())
+    run(main())
     gc.collect()
     assert not heard
 
 
 @in_one_turn
 def test_what_others_leave_no_room_for_is_sent_when_there_is_some() -> None:
-    async def run() -> None:
+    async def main() -> None:
         pool = FakePool(most_open=1)
         results = map_of(
             pool, [(n, "ok") for n in range(4)], chunksize=4, buffersize=40
@@ -511,11 +451,7 @@ def test_what_others_leave_no_room_for_is_sent_when_there_is_some() -> None:
                 pool.finish(0, 9)
         assert await running == [0, 1, 2, 3]
 
-    async def main() -> None:
-        async with asyncio.timeout(PATIENCE):
-            await run()
-
-    asyncio.run(main())
+    run(main())
 
 
 class Turns:
@@ -576,27 +512,6 @@ def test_others_have_the_loop_after_each_turn(
         await running
 
     with turns_of(turn):
-        asyncio.run(main())
+        run(main())
     for what in ("drawn", "loaded", "taken"):
         assert (turns.total(what), turns.most(what)) == (40, most)
-
-
-@pytest.mark.parametrize(("turn", "size"), [(-1.0, 256), (1000.0, 512)])
-def test_items_that_are_slow_to_come_make_smaller_chunks(
-    turn: float, size: int
-) -> None:
-    async def main() -> None:
-        pool = FakePool()
-        items = [(n, "ok") for n in range(1024)]
-        running = asyncio.ensure_future(
-            map_of(pool, items, chunksize=512, buffersize=4096)
-        )
-        while not running.done():
-            await asyncio.sleep(0)
-            if pool.open:
-                assert len(pool.open[0][1]) == size
-                pool.finish(0, 10**6)
-        assert await running == list(range(1024))
-
-    with turns_of(turn):
-        asyncio.run(main())

@@ -1,46 +1,46 @@
-"""The options of pools, clusters and executors: declared once, and the same for all."""
+"""Options: signatures, tables, records and documents agree, and what is given gets into shape."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Mapping
+from contextvars import ContextVar, copy_context
 from itertools import chain
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from asyncpool import Cluster, Pool, ProcessPoolExecutor, RestartPolicy, WorkerLimits
+from asyncpool import (
+    Cluster,
+    JobNotPicklableError,
+    Pool,
+    ProcessPoolExecutor,
+    WorkerLimits,
+)
+from asyncpool._core.pickling.variables import unpack_variables
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions, Options
+from asyncpool._core.wire.context import MAX_VARIABLES, JobContext
 from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.options.pool_options import (
     JOB_LIMITS,
     POOL_CHECKS,
     PoolOptions,
-    pool_options,
 )
 from asyncpool._runtime.options.worker_options import (
     WORKER_CHECKS,
     Check,
     WorkerOptions,
-    anything,
-    at_least,
-    checked,
-    function,
-    instance,
-    items,
-    name_or_number,
-    one_of,
-    path,
-    seconds,
 )
-from asyncpool._runtime.state.config import pool_config
+from asyncpool._runtime.preparation.propagation import Propagation
 from asyncpool.cluster import Worker
 from asyncpool.cluster._options import CLUSTER_CHECKS, ClusterOptions
 from asyncpool.executor import EXECUTOR_CHECKS, ExecutorOptions
+from tests.helpers import tracing
 from tests.helpers.inside import config_of, options_of
 from tests.helpers.scripts import ROOT
 
@@ -74,18 +74,14 @@ def test_each_option_of_a_signature_has_one_check_and_one_field(
     assert ours == names(record) - {"job_limits"}
 
 
-def test_what_pools_and_clusters_share_is_checked_by_the_same_checks() -> None:
-    shared = names(WorkerOptions)
+def test_pools_and_clusters_share_their_checks_and_defaults() -> None:
+    pool, cluster, shared = parameters(Pool), parameters(Cluster), names(WorkerOptions)
     assert shared == WORKER_CHECKS.keys() | {"name", "max_surge"}
-    assert shared == parameters(Pool).keys() & parameters(Cluster).keys() - {"workers"}
+    assert shared == pool.keys() & cluster.keys() - {"workers"}
     for name, check in WORKER_CHECKS.items():
         assert POOL_CHECKS[name] is check
         # A cluster has the same, and asks more of its limits.
         assert (CLUSTER_CHECKS[name] is check) is (name != "worker_limits")
-
-
-def test_pools_and_clusters_have_the_same_defaults() -> None:
-    pool, cluster = parameters(Pool), parameters(Cluster)
     differ = {
         name: (pool[name].default, cluster[name].default)
         for name in pool.keys() & cluster.keys()
@@ -121,24 +117,18 @@ def tables_of(part: str) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("kind", [Pool, Cluster])
-def test_a_docstring_has_the_options_of_the_signature_in_groups(
-    kind: type[Any],
-) -> None:
-    groups = groups_of(inspect.getdoc(kind))
-    assert len(groups) > 1
-    assert list(chain(*groups.values())) == list(parameters(kind))
-
-
-def test_the_options_of_jobs_are_in_groups() -> None:
+def test_docstrings_and_the_reference_have_the_options_in_groups() -> None:
+    for kind in (Pool, Cluster):
+        groups = groups_of(inspect.getdoc(kind))
+        assert len(groups) > 1
+        assert list(chain(*groups.values())) == list(parameters(kind))
     groups = groups_of(inspect.getdoc(Pool.options))
     assert len(groups) > 1
     assert sorted(chain(*groups.values())) == sorted(Options.__annotations__)
-
-
-def test_each_option_of_jobs_is_a_field_of_what_a_job_has() -> None:
     fields = names(JobOptions) | names(JobLimits) | names(AttemptPolicy)
     assert Options.__annotations__.keys() <= fields
+    part = REFERENCE.partition("## The pool\n")[2].partition("What a pool does:")[0]
+    assert tables_of(part) == groups_of(inspect.getdoc(Pool))
 
 
 def test_options_that_are_not_given_stay() -> None:
@@ -150,72 +140,20 @@ def test_options_that_are_not_given_stay() -> None:
     assert changed(second, {"key": None}).key is None
 
 
-def test_the_reference_has_the_same_groups() -> None:
-    part = REFERENCE.partition("## The pool\n")[2].partition("What a pool does:")[0]
-    assert tables_of(part) == groups_of(inspect.getdoc(Pool))
-
-
-def given(**changes: Any) -> dict[str, Any]:
-    """Return what a pool is given that is told no more than *changes*."""
-    defaults = {name: it.default for name, it in parameters(Pool).items()}
-    return {**defaults, **changes}
-
-
-def test_what_was_given_is_in_shape() -> None:
-    options = pool_options(given(workers=3, preload=["re"], initargs=[1], timeout=5.0))
-    assert options.workers == (3, 3)
-    assert options.restart_policy == RestartPolicy()
-    assert options.worker_limits == WorkerLimits()
-    assert (options.preload, options.initargs) == (("re",), (1,))
-    assert options.job_limits.timeout == 5.0
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        options.max_surge = 2  # type: ignore[misc]
-
-
-def test_a_supervisor_is_told_what_the_pool_was() -> None:
-    limits = WorkerLimits(nice=3, rlimits={"RLIMIT_CORE": 0})
-    options = pool_options(
-        given(
-            worker_limits=limits,
-            launcher="spawn",
-            ready="all",
-            concurrency=4,
-            max_message_size=None,
-            propagate=(),
-        )
-    )
-    config = pool_config(options)
-    assert config.shared() == options.shared()
-    assert (config.fork, config.wait_for_all) == (False, True)
-    assert config.worker.rlimits == (("RLIMIT_CORE", 0),)
-    assert (config.worker.nice, config.worker.concurrency) == (3, 4)
-    assert config.worker.max_payload > 1 << 30
-    assert config.propagation is None
-
-
 def test_a_pool_that_is_refused_takes_no_number() -> None:
     number = int(Pool(1).name.removeprefix("pool-"))
-    for wrong in ({"max_surge": -1}, {"initializer": 3}, {"name": 3}):
+    wrongs: list[dict[str, Any]] = [{"max_surge": -1}, {"initializer": 3}, {"name": 3}]
+    for wrong in wrongs:
         with pytest.raises((TypeError, ValueError)):
-            pool_options(given(**wrong))
+            Pool(1, **wrong)
     assert Pool(1).name == f"pool-{number + 1}"
     assert Pool(1, name="shop").name == "shop"
     assert Pool(1, name="").name == f"pool-{number + 2}"
 
 
-def test_a_pool_can_replace_workers_somehow() -> None:
-    text = r"^max_surge and max_unavailable cannot both be 0$"
-    with pytest.raises(ValueError, match=text):
-        Pool(1, max_surge=0)
-    assert config_of(Pool(1, max_surge=0, max_unavailable=1)).max_unavailable == 1
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
-        ({"workers": (2, 4)}, TypeError, "workers must be an int, not (2, 4)"),
-        ({"max_surge": 0}, ValueError, "max_surge must be at least 1, not 0"),
-        ({"backlog": 0}, ValueError, "backlog must be at least 1, not 0"),
         (
             {"spread": "all"},
             ValueError,
@@ -245,75 +183,120 @@ def test_a_cluster_refuses_what_it_cannot_have(
         Cluster(serve, **options)
 
 
-def test_a_cluster_has_as_long_for_a_reload_as_for_its_end() -> None:
+def test_what_depends_on_another_option() -> None:
+    text = r"^max_surge and max_unavailable cannot both be 0$"
+    with pytest.raises(ValueError, match=text):
+        Pool(1, max_surge=0)
+    assert config_of(Pool(1, max_surge=0, max_unavailable=1)).max_unavailable == 1
+    # A cluster has as long for a reload as for its end.
     options = options_of(Cluster(serve, drain_timeout=7.0))
     assert options.reload_drain_timeout == 7.0
     cluster = Cluster(serve, reload_drain_timeout=9.0)
     assert options_of(cluster).reload_drain_timeout == 9.0
-
-
-def test_without_an_address_there_is_nothing_to_spread() -> None:
+    # Without an address there is nothing to spread.
     assert options_of(Cluster(serve, spread="shared")).spread == "handoff"
     cluster = Cluster(serve, bind="127.0.0.1:0", spread="shared")
     assert options_of(cluster).spread == "shared"
 
 
-@pytest.mark.parametrize(
-    ("check", "value", "shape"),
-    [
-        (anything, 3, 3),
-        (at_least(0), 0, 0),
-        (at_least(5, optional=True), None, None),
-        (seconds(), 0.1, 0.1),
-        (seconds(optional=True), None, None),
-        (one_of(("any", "all")), "all", "all"),
-        (path, None, None),
-        (path, Path("a/b"), "a/b"),
-        (function, None, None),
-        (function, abs, abs),
-        (instance(RestartPolicy, "a RestartPolicy"), None, RestartPolicy()),
-        (items("names", each=str), ["a", "b"], ("a", "b")),
-        (name_or_number("fleet"), None, "fleet-1"),
-    ],
-)
-def test_a_check_returns_the_value_in_shape(
-    check: Check, value: object, shape: object
-) -> None:
-    assert checked({"it": check}, {"it": value, "other": 3}) == {"it": shape}
+# Context variables.
+
+NAMES = ["tests.helpers.tracing:request", "tests.helpers.tracing:tenant"]
+
+
+def carried(propagation: Propagation, context: bytes = b"") -> dict[str, Any]:
+    packed = propagation.add_to(context)
+    return dict(unpack_variables(JobContext.unpack(packed).variables))
+
+
+@pytest.mark.parametrize("given", [[tracing.request, tracing.tenant], NAMES])
+def test_what_is_set_is_carried(given: list[ContextVar[Any] | str]) -> None:
+    propagation, limits = Propagation(given), JobContext(timeout=3.0).pack()
+
+    def look() -> None:
+        assert propagation.add_to(b"") == b""
+        assert propagation.add_to(limits) == limits
+        tracing.tenant.set("somebody")
+        tracing.user.set("not asked for")
+        assert carried(propagation) == {NAMES[1]: "somebody"}
+        tracing.request.set(None)
+        assert carried(propagation) == {NAMES[0]: None, NAMES[1]: "somebody"}
+        # What is not mutable is packed once, and what is, is looked at anew each time.
+        assert propagation.add_to(limits) is propagation.add_to(limits)
+        assert JobContext.unpack(propagation.add_to(limits)).timeout == 3.0
+        tracing.request.set([])
+        assert carried(propagation)[NAMES[0]] == []
+        tracing.request.get().append(1)
+        assert carried(propagation)[NAMES[0]] == [1]
+        # What cannot be carried is named, and the pool goes on with what can.
+        tracing.request.set(bytes(MAX_VARIABLES))
+        with pytest.raises(JobNotPicklableError, match=f"and {MAX_VARIABLES} is the"):
+            propagation.add_to(b"")
+        tracing.request.set(1)
+        assert carried(propagation)[NAMES[0]] == 1
+
+    copy_context().run(look)
 
 
 @pytest.mark.parametrize(
-    ("check", "value", "kind", "text"),
+    ("given", "kind", "message"),
     [
-        (at_least(5), 4, ValueError, "it must be at least 5, not 4"),
-        (at_least(5), None, TypeError, "it must be an int, not None"),
+        ("a:b", TypeError, "propagate takes several: ('a:b',)"),
         (
-            at_least(5, optional=True),
-            "5",
-            TypeError,
-            "it must be an int or None, not '5'",
+            ["tracing"],
+            ValueError,
+            "propagate takes names such as 'package.module:name'",
         ),
-        (seconds(), None, TypeError, "it must be a number of seconds, not None"),
-        (one_of(("any", "all")), 3, ValueError, "it must be one of any, all, not 3"),
-        (function, 3, TypeError, "it must be callable, not 3"),
         (
-            instance(WorkerLimits, "worker_limits"),
-            {},
-            TypeError,
-            "it must be worker_limits, not {}",
+            ["no_such_module:x"],
+            ValueError,
+            "propagate: 'no_such_module:x' cannot be imported: No module named",
         ),
-        (items("names", each=str), [3], TypeError, "it takes names, not 3"),
-        (name_or_number("pool"), 3, TypeError, "it must be a str or None, not 3"),
+        (
+            ["tests.helpers.tracing:nothing"],
+            ValueError,
+            "propagate: 'tests.helpers.tracing:nothing' cannot be imported: module",
+        ),
+        (
+            ["tests.helpers.tracing:NO_VARIABLE"],
+            TypeError,
+            "propagate: 'tests.helpers.tracing:NO_VARIABLE' is no context variable: 7",
+        ),
+        (7, TypeError, "propagate takes context variables and their names, such as "),
+        ([7], TypeError, "propagate takes context variables and their names, such as "),
+        (
+            [ContextVar("lost")],
+            ValueError,
+            "propagate: context variable 'lost' is no attribute of a module, so workers",
+        ),
+        (
+            ["__main__:x"],
+            ValueError,
+            "propagate: context variable 'x' lives in __main__, where workers cannot",
+        ),
     ],
 )
-def test_a_check_names_the_option(
-    check: Check, value: object, kind: type[Exception], text: str
+def test_what_workers_could_not_find(
+    given: Any, kind: type[Exception], message: str
 ) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
-        checked({"it": check}, {"it": value})
+    with pytest.raises(kind, match=f"^{re.escape(message)}"):
+        Pool(1, propagate=given)
 
 
-def test_the_first_wrong_option_of_the_table_is_told() -> None:
-    table = {"one": at_least(1), "two": at_least(1)}
-    with pytest.raises(ValueError, match=r"^one must be at least 1, not 0$"):
-        checked(table, {"two": 0, "one": 0})
+def test_a_variable_is_looked_up_where_it_is_defined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine: ContextVar[int] = ContextVar("mine")
+    main, service = ModuleType("__main__"), ModuleType("aaa_service")
+    vars(main).update(mine=mine, request=tracing.request)
+    vars(service).update({f"name_{n}": n for n in range(1000)}, request=tracing.request)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setitem(sys.modules, "aaa_service", service)
+    with pytest.raises(ValueError, match="'mine' lives in __main__"):
+        Pool(1, propagate=[mine])
+
+    def look() -> None:
+        tracing.request.set(1)
+        assert carried(Propagation([tracing.request])) == {NAMES[0]: 1}
+
+    copy_context().run(look)

@@ -1,17 +1,31 @@
-"""The contract of a worker's output: line by line, whatever it writes."""
+"""What workers print and log, in the service: bounded, in order, and controlling nobody."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from time import perf_counter
+from typing import Any, cast
 
 import pytest
 
+from asyncpool._core.wire.log_records import LogEntry
+from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.options.worker_options import OutputMode
+from asyncpool._runtime.output.log_records import (
+    _AHEAD,
+    _TURN,
+    LogNotes,
+    WorkerLogs,
+    explicit_levels,
+)
 from asyncpool._runtime.output.output import Output
+from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 
@@ -38,90 +52,50 @@ def pipe(
         os.close(writing)
 
 
-def is_line(record: logging.LogRecord) -> bool:
-    return record.name == "asyncpool.worker"
-
-
 async def logged(log: pytest.LogCaptureFixture, count: int) -> list[str]:
     """Let the loop turn until that many lines are there."""
+
+    def lines() -> list[str]:
+        # On a busy machine asyncio may log that a turn of the loop took long.
+        ours = [it for it in log.records if it.name == "asyncpool.worker"]
+        return [record.getMessage().removeprefix("w: ") for record in ours]
+
     async with patience():
-        while sum(map(is_line, log.records)) < count:  # noqa: ASYNC110 - logging tells nobody
+        while len(log.records) < count or len(lines()) < count:  # noqa: ASYNC110 - logging tells nobody
             await asyncio.sleep(0)
-    # On a busy machine asyncio may log that a turn of the loop took long.
-    return [
-        record.getMessage().removeprefix("w: ")
-        for record in log.records
-        if is_line(record)
-    ]
+    return lines()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("size", [1, 3, 100])
 async def test_lines_are_whole_wherever_they_are_cut(
     size: int, log: pytest.LogCaptureFixture
 ) -> None:
-    data = "eins\n\nzwei drei\r\nvier €\n".encode()
+    data = "eins\n\nzwei drei\r\nvier €\n".encode() + b"a\xffb\x00c\xe2\x82\n"
     with pipe() as (_, writing):
         for start in range(0, len(data), size):
             os.write(writing, data[start : start + size])
             await asyncio.sleep(0)
-        assert await logged(log, 4) == ["eins", "", "zwei drei", "vier €"]
-
-
-async def test_the_streams_have_levels_of_their_own(
-    log: pytest.LogCaptureFixture,
-) -> None:
-    for err, level in ((False, logging.INFO), (True, logging.WARNING)):
-        with pipe(err=err) as (output, writing):
-            os.write(writing, b"line\n")
-            await logged(log, 1)
-            assert log.records[0].levelno == level
-            assert output.tail == (("line",) if err else ())
-            log.clear()
-
-
-async def test_lines_cannot_control_whoever_reads_the_log_nor_the_error(
-    log: pytest.LogCaptureFixture,
-) -> None:
-    with pipe(err=True) as (output, writing):
-        os.write(writing, b"\x1b[2Jred\r2026 CRITICAL forged\r\nnext\x07")
-        await logged(log, 1)
-    shown = [r"\x1b[2Jred\x0d2026 CRITICAL forged", r"next\x07"]
-    assert await logged(log, 2) == shown
-    assert output.tail == tuple(shown)
-
-
-async def test_what_is_inherited_is_as_it_was_written(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pipe("inherit") as (_, writing):
-        os.write(writing, b"\x1b[31mred\x1b[0m\n")
-    assert capsys.readouterr().out == "\x1b[31mred\x1b[0m\n"
+        shown = ["eins", "", "zwei drei", "vier €", "a\ufffdb\\x00c\ufffd"]
+        assert await logged(log, 5) == shown
+    assert {record.levelno for record in log.records} == {logging.INFO}
 
 
 @pytest.mark.parametrize("how", ["the pool closes it", "the worker does"])
-async def test_an_end_without_a_newline_is_not_lost(
+async def test_lines_cannot_control_whoever_reads_the_log_nor_the_error(
     how: str, log: pytest.LogCaptureFixture
 ) -> None:
-    reading, writing = os.pipe()
-    output = Output(asyncio.get_running_loop(), reading, "log", err=True)
-    os.write(writing, b"one\nlast words")
-    if how == "the pool closes it":
-        output.close()
-        os.close(writing)
-    else:
-        os.close(writing)
-        await logged(log, 2)
-        output.close()
-    assert output.tail == ("one", "last words")
-    assert len(log.records) == 2
-
-
-async def test_what_is_no_text_is_shown_as_far_as_possible(
-    log: pytest.LogCaptureFixture,
-) -> None:
-    with pipe() as (_, writing):
-        os.write(writing, b"a\xffb\x00c\xe2\x82\n")
-        assert await logged(log, 1) == ["a\ufffdb\\x00c\ufffd"]
+    with pipe(err=True) as (output, writing):
+        os.write(writing, b"\x1b[2Jred\r2026 CRITICAL forged\r\nlast words\x07")
+        if how == "the worker does":
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, writing, inheritable=False)
+            os.close(null)
+            await logged(log, 2)
+    # An end without a newline is not lost.
+    shown = [r"\x1b[2Jred\x0d2026 CRITICAL forged", r"last words\x07"]
+    assert await logged(log, 2) == shown
+    assert output.tail == tuple(shown)
+    assert {record.levelno for record in log.records} == {logging.WARNING}
 
 
 async def test_a_line_without_an_end_is_cut(log: pytest.LogCaptureFixture) -> None:
@@ -132,7 +106,7 @@ async def test_a_line_without_an_end_is_cut(log: pytest.LogCaptureFixture) -> No
         await logged(log, 3)
         os.write(writing, b"\n")
         output.close()
-    pieces = [message.removeprefix("w: ") for message in log.messages]
+    pieces = await logged(log, 3)
     assert "".join(pieces) == "x" * 60_000
     assert max(map(len, pieces)) <= 2 * 8192
 
@@ -159,45 +133,267 @@ async def test_a_flood_takes_no_more_than_its_turn(
         assert len(await logged(log, 30_000)) == 30_000
 
 
-async def test_inherited_output_goes_to_the_streams_of_this_process(
-    capsys: pytest.CaptureFixture[str], log: pytest.LogCaptureFixture
-) -> None:
-    for err in (False, True):
-        with pipe("inherit", err=err) as (output, writing):
-            os.write(writing, b"hello\nworld")
-            output.close()
-    assert capsys.readouterr() == ("hello\nworld\n", "hello\nworld\n")
-    assert log.messages == []
-
-
-async def test_streams_that_are_gone_cost_nothing_but_the_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sys.stdout", None)
-    with pipe("inherit") as (output, writing):
-        os.write(writing, b"hello\n")
-        output.close()
-
-
-async def test_closing_reads_what_the_dead_have_written(
-    log: pytest.LogCaptureFixture,
-) -> None:
-    with pipe() as (output, writing):
-        os.write(writing, b"".join(b"%d\n" % n for n in range(60)))
-        output.close()
-        output.close()
-    assert log.messages == [f"w: {n}" for n in range(60)]
-
-
 async def test_what_is_left_out_of_a_flood_at_its_end_is_counted(
     log: pytest.LogCaptureFixture,
 ) -> None:
     with pipe(err=True) as (output, writing):
         os.write(writing, b"".join(b"%d\n" % n for n in range(10_000)))
         output.close()
-    shown = [message.removeprefix("w: ") for message in log.messages]
+    shown = await logged(log, 1)
     [note] = [text for text in shown if not text.isdecimal()]
     assert int(note.removeprefix("(").partition(" ")[0]) + len(shown) - 1 == 10_000
     # The end of it is what matters.
     assert shown[-60:] == [str(n) for n in range(9940, 10_000)]
     assert output.tail == tuple(str(n) for n in range(9960, 10_000))
+
+
+async def test_inherited_output_goes_to_the_streams_of_this_process_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+    log: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for err in (False, True):
+        with pipe("inherit", err=err) as (_, writing):
+            os.write(writing, b"\x1b[31mred\x1b[0m\nworld")
+    shown = "\x1b[31mred\x1b[0m\nworld\n"
+    assert capsys.readouterr() == (shown, shown)
+    assert log.messages == []
+    monkeypatch.setattr("sys.stdout", None)
+    with pipe("inherit") as (_, writing):
+        os.write(writing, b"nobody hears\n")
+
+
+LINE = b"x" * 999 + b"\n"
+LINES = 300  # more than two pipes hold
+
+
+async def test_a_stdout_that_nobody_reads_stops_the_worker_and_not_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drained() -> bytes:
+        with suppress(BlockingIOError):
+            return os.read(unread, 1 << 20)
+        return b""
+
+    unread, stdout = os.pipe()
+    monkeypatch.setattr(sys, "stdout", os.fdopen(stdout, "w"))
+    os.set_blocking(unread, False)
+    sent, received = 0, b""
+    with pipe("inherit") as (_, writing):
+        os.set_blocking(writing, False)
+        async with patience():
+            while sent < LINES:
+                try:
+                    os.write(writing, LINE)
+                    sent += 1
+                except BlockingIOError:  # the worker would wait; now somebody reads
+                    received += drained()
+                await asyncio.sleep(0)
+            while len(received) < LINES * len(LINE):
+                received += drained()
+                await asyncio.sleep(0)
+    assert received == LINE * LINES
+    sys.stdout.close()
+    os.close(unread)
+
+
+# Records of loggers.
+
+
+class Worker:
+    """One that logs, and the channel that it logs through."""
+
+    pid: int | None = 77
+    slot = 3
+    generation = 2
+
+    def __init__(self, worker_logs: WorkerLogs) -> None:
+        self.accused: list[str] = []
+        self.calls: list[str] = []
+        self.notes = LogNotes(worker_logs, self, cast("Channel", self))
+
+    def distrust(self, detail: str) -> None:
+        self.accused.append(detail)
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+    def say(self, message: str, **changes: Any) -> None:
+        self.notes.add(ENTRY._replace(message=message, **changes).pack())
+
+
+ENTRY = LogEntry(
+    name="tests.worker_logs",
+    level=20,
+    level_name="INFO",
+    message="sold",
+    path="/shop.py",
+    line=7,
+    function="sell",
+    created=1000.5,
+    process=1,
+    process_name="MainProcess",
+    thread=2,
+    thread_name="MainThread",
+    task_name="",
+    trace="",
+    stack="",
+    job=3,
+    attempt=1,
+    fields={},
+)
+
+
+class Slow(Kept):
+    """Takes the whole turn for each record."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        until = perf_counter() + _TURN
+        while perf_counter() < until:
+            pass
+
+
+def worker_logs() -> WorkerLogs:
+    return WorkerLogs(asyncio.get_running_loop(), "shop")
+
+
+async def finish(logs: WorkerLogs) -> None:
+    async with patience():
+        await logs.finish()
+
+
+async def test_records_are_handled_in_their_order_and_accuse_their_author_alone() -> (
+    None
+):
+    kept, logs = Kept(), worker_logs()
+    one, other = Worker(logs), Worker(logs)
+    with handled_by(kept):
+        one.say("a")
+        other.say("b")
+        other.notes.add(b"nonsense")
+        one.say("c")
+        now = logging.makeLogRecord({})
+        assert kept.messages == [], "not at once"
+        await finish(logs)
+    assert kept.messages == ["a", "b", "c"]
+    assert other.accused == ["a record of a logger cannot be read"]
+    assert (one.accused, one.calls, other.calls) == ([], [], [])
+    # Times are those of the worker.
+    record = kept.records[0]
+    assert (record.created, record.msecs) == (1000.5, 500.0)
+    since_then = now.relativeCreated - record.relativeCreated
+    assert since_then == pytest.approx((now.created - 1000.5) * 1000, abs=1)
+
+
+async def test_the_loop_has_its_turn_between_records_that_take_long() -> None:
+    slow, logs = Slow(), worker_logs()
+    worker = Worker(logs)
+    with handled_by(slow):
+        for number in range(5):
+            worker.say(str(number))
+        seen = []
+        for _ in range(6):
+            await asyncio.sleep(0)
+            seen.append(len(slow.messages))
+    assert seen[0] <= 1
+    assert all(later - before <= 1 for before, later in pairwise(seen))
+    assert seen[-1] == 5
+
+
+async def test_who_is_too_far_ahead_is_read_no_more_until_the_rest_is_done() -> None:
+    kept, logs = Kept(), worker_logs()
+    fast, quiet = Worker(logs), Worker(logs)
+    with handled_by(kept):
+        for number in range(_AHEAD - 1):
+            fast.say(str(number))
+        assert fast.calls == []
+        fast.say("more")
+        fast.say("in the same read")
+        quiet.say("quiet")
+        assert fast.calls == ["pause"]
+        async with patience():
+            await kept.until(lambda messages: "in the same read" in messages)
+        assert fast.calls == ["pause", "resume"]
+        await finish(logs)
+    assert quiet.calls == []
+    assert kept.messages[-1] == "quiet"
+
+
+@pytest.mark.logs("records-dropped")
+async def test_what_is_left_is_dropped_at_the_end_and_that_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept, logs = Kept(), worker_logs()
+    worker = Worker(logs)
+    with handled_by(kept):
+        worker.say("late")
+        worker.say("later")
+        logs.close()
+        await logs.finish()
+        logs.close()
+    assert kept.messages == []
+    assert caplog.messages == [
+        "the pool ends; 2 log records of its workers are dropped"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        # Fields cannot pose as anything else.
+        ({"levelno": 50, "args": 5}, {"levelno": 20, "args": None}),
+        ({"exc_info": "no", "job_id": 99}, {"exc_info": None, "job_id": 3}),
+        ({"pid": "me"}, {"pid": 77, "extra_pid": "me"}),
+        ({"attempt": 5}, {"attempt": 1, "extra_attempt": 5}),
+        # The job's own logger gives that.
+        ({"job_id": 3}, {"job_id": 3, "extra_job_id": None}),
+        # A worker gives no message an id of the service, but those that only workers have.
+        (
+            {"message_id": "worker-crashed", "kind": "crash"},
+            {"message_id": None, "extra_message_id": "worker-crashed", "kind": "crash"},
+        ),
+        (
+            {"message_id": "retire-called", "reason": "old"},
+            {"message_id": "retire-called", "extra_message_id": None, "reason": "old"},
+        ),
+    ],
+)
+async def test_what_is_given_by_our_names_has_others(
+    given: dict[str, Any], found: dict[str, Any]
+) -> None:
+    kept, logs = Kept(), worker_logs()
+    with handled_by(kept):
+        Worker(logs).say("given", fields=given)
+        await finish(logs)
+    [record] = kept.records
+    assert {name: vars(record).get(name) for name in found} == found
+    assert logging.Formatter("%(message)s").format(record) == "given"
+
+
+@pytest.mark.parametrize(
+    "name", ["asyncpool", "asyncpool.worker", "asyncpool.job", "asyncpool.x.y"]
+)
+async def test_a_worker_does_not_speak_for_the_service(name: str) -> None:
+    kept, logs = Kept(), worker_logs()
+    worker = Worker(logs)
+    worker.pid = None  # before it is known it goes by its own word
+    with handled_by(kept, "asyncpool"):
+        worker.say("a worker died", name=name)
+        await finish(logs)
+    assert [(it.name, it.msg, vars(it)["pid"]) for it in kept.records] == [
+        ("asyncpool.job", "a worker died", ENTRY.process)
+    ]
+
+
+async def test_the_levels_that_are_set() -> None:
+    logging.getLogger("tests.levels.none").setLevel(logging.NOTSET)
+    with handled_by(Kept(), "tests.levels.some", logging.ERROR):
+        levels, disabled = explicit_levels()
+    assert ("tests.levels.some", logging.ERROR) in levels
+    assert ("", logging.getLogger().level) in levels
+    assert "tests.levels.none" not in dict(levels)
+    assert disabled == 0

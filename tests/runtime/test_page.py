@@ -1,4 +1,4 @@
-"""What the pool finds on the page of a worker that runs several jobs at once."""
+"""Pages of memory that two processes share: what is read of them whatever the other one does."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from asyncpool._core.wire.heartbeat_records import Beat, offset_of
 from asyncpool._core.wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
 from asyncpool._runtime.channel import page
 from asyncpool._runtime.channel.page import WorkerPage
+from asyncpool._runtime.remote.begun_page import make_page, open_page
+from asyncpool._system.memory import available
 from tests.helpers.guards import open_fds
 
 WIDTH = 3
@@ -65,14 +67,8 @@ def test_whoever_has_begun_in_any_lane_has_begun(desk: Desk) -> None:
     for lane in range(WIDTH):
         assert desk.page.begun(10 + lane, 2)
         assert not desk.page.begun(10 + lane, 1)
-    assert not desk.page.begun(13, 2)
-
-
-def test_what_lies_across_two_rows_is_nobodys(desk: Desk) -> None:
-    desk.begin(0, 7, 5)
-    desk.begin(1, 6, 7)
-    assert not desk.page.begun(5, 6)
-    assert desk.page.begun(6, 7)
+    # What lies across two rows is nobody's.
+    assert not desk.page.begun(2, 11)
 
 
 def test_each_lane_has_its_beats(desk: Desk) -> None:
@@ -85,16 +81,6 @@ def test_each_lane_has_its_beats(desk: Desk) -> None:
             desk.memory[start : start + len(data)] = data
             beats.append(beat)
     assert desk.page.beats() == beats
-
-
-def test_chunks_are_told_to_stop_each_in_its_lane(desk: Desk) -> None:
-    desk.begin(1, 11)
-    desk.page.stop_chunk(11, 1)
-    desk.page.stop_chunk(12, 1)
-    stops = [
-        LOG_HEAD.unpack_from(desk.memory, desk.layout.log(lane))[1] for lane in range(3)
-    ]
-    assert stops == [0, 1, 0]
 
 
 def test_a_log_is_found_where_its_chunk_has_begun(desk: Desk) -> None:
@@ -132,7 +118,11 @@ def test_outcomes_are_found_whole_or_not_at_all(desk: Desk) -> None:
 def test_a_chunk_is_stopped_and_stacks_are_wiped_out_in_the_memory_itself(
     desk: Desk,
 ) -> None:
-    desk.begin(0, 10)
+    desk.begin(1, 11)
+    desk.page.stop_chunk(11, 1)
+    desk.page.stop_chunk(12, 1)
+    logs = [desk.layout.log(lane) for lane in range(WIDTH)]
+    assert [LOG_HEAD.unpack_from(desk.memory, at)[1] for at in logs] == [0, 1, 0]
     start = desk.layout.stacks
     desk.memory[start : start + 4] = b"text"
     assert desk.page.written_stacks == b"text"
@@ -154,6 +144,9 @@ def test_what_a_worker_has_truncated_is_empty(
     finally:
         own.close()
         os.close(fd)
+    # So is one that is closed.
+    assert (own.beats(), own.outcomes(), own.stack(1, 1)) == ([], {}, "")
+    assert not own.begun(0, 0)
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -178,12 +171,6 @@ def test_what_cannot_be_read_counts_as_begun_and_lost(
     assert caplog.messages == ["the notes of a worker cannot be read"] * 6
 
 
-def test_a_page_that_is_closed_has_nothing() -> None:
-    own = WorkerPage(WIDTH)
-    assert (own.beats(), own.outcomes(), own.stack(1, 1)) == ([], {}, "")
-    assert not own.begun(0, 0)
-
-
 def test_a_limit_of_file_size_is_named() -> None:
     size = PageLayout(1).size
     before = open_fds()
@@ -199,3 +186,24 @@ def test_a_limit_of_file_size_is_named() -> None:
         "of file size (RLIMIT_FSIZE, ulimit -f) is lower"
     )
     assert open_fds() == before
+
+
+@pytest.mark.skipif(not available(), reason="memory cannot be sealed here")
+def test_an_agent_and_its_client_see_which_jobs_have_begun() -> None:
+    made = make_page(8)
+    assert made is not None
+    fd, own = made
+    other = open_page(os.getpid(), fd, 8)
+    assert other is not None
+    assert not other.has_begun(3, 77)
+    own.mark(3, 77)
+    assert other.has_begun(3, 77)
+    assert not other.has_begun(3, 78)
+    # What is too small, could be taken away or is no memory is not used.
+    unsealed = os.memfd_create("unsealed", os.MFD_CLOEXEC)
+    os.ftruncate(unsealed, 4096)
+    assert open_page(os.getpid(), fd, 9) is None
+    for pid, number in ((os.getpid(), unsealed), (None, fd), (os.getpid(), 10**6)):
+        assert open_page(pid, number, 8) is None
+    os.close(fd)
+    os.close(unsealed)

@@ -1,4 +1,4 @@
-"""The contract of a pool's threads: they start when needed, and end with the pool."""
+"""What threads do for a pool: copies and pickles, in their order, beside each other, until its end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
+from asyncpool._core.pickling.calls import pack_value
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
+from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base import threads
 from asyncpool._runtime.base.threads import AbandonedError, Pause, Threads
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.traffic.large_jobs import Packer, Unpacker
+from asyncpool.errors import JobNotPicklableError
+from tests.helpers import large
+from tests.helpers.functions import known_function
 from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.owner import Owner
 from tests.helpers.patience import PATIENCE, patience
 
 pytestmark = BOTH_LOOPS
@@ -118,20 +128,9 @@ async def test_others_get_a_moment_each_millisecond(clock: Clock) -> None:
     assert clock.slept == [0.00005] * 3
 
 
-async def test_work_that_nobody_wants_is_given_up(clock: Clock) -> None:
+async def test_what_is_long_rests_while_it_is_not_the_first(clock: Clock) -> None:
     unwanted = False
     pause = Pause(lambda: unwanted)
-    pause()
-    unwanted = True
-    with pytest.raises(AbandonedError):
-        pause()
-    assert len(clock.slept) == 1
-    # No "except Exception" of the user's is in its way.
-    assert not issubclass(AbandonedError, Exception)
-
-
-async def test_what_is_long_rests_while_it_is_not_the_first(clock: Clock) -> None:
-    pause = Pause(lambda: False)
     pause.second = True
     pause()
     clock.compute(0.019)
@@ -150,83 +149,19 @@ async def test_what_is_long_rests_while_it_is_not_the_first(clock: Clock) -> Non
     assert clock.slept == [0.00005] * 4 + [0.005] * 3
     clock.compute(1)
     pause()
-    assert clock.slept[7:] == [0.00005]
-
-
-async def test_the_first_never_rests(clock: Clock) -> None:
-    pause = Pause(lambda: False)
-    for _ in range(3):
-        pause()
-        clock.compute(1)
-    assert clock.slept == [0.00005] * 3
-
-
-async def test_what_rests_is_given_up_when_nobody_wants_it(clock: Clock) -> None:
-    pause = Pause(lambda: len(clock.slept) > 3)
-    pause.second = True
-    pause()
+    assert clock.slept[7:] == [0.00005], "the first never rests"
+    pause.second, clock.on_sleep = True, lambda: None
+    unwanted = True
     clock.compute(1)
     with pytest.raises(AbandonedError):
         pause()
-    assert clock.slept == [0.00005] * 2 + [0.005] * 2
 
 
 # The threads.
 
 
-async def test_there_are_none_before_they_are_needed() -> None:
-    found = new()
-    assert names() == []
-    await found.close()
-    assert names() == []
-
-
-async def test_copies_and_pickles_are_made_apart() -> None:
-    found = new()
-    async with patience():
-        assert (await found.copy(thread_name)).startswith("asyncpool-copy")
-        assert (await pickle(found, thread_name)).startswith("asyncpool-pickle")
-        await found.close()
-    assert names() == []
-
-
-async def test_arguments_results_and_errors_are_passed_on() -> None:
-    found = new()
-    async with patience():
-        assert await found.copy(divmod, 7, 2) == (3, 1)
-        assert await pickle(found, divmod, 9, 4) == (2, 1)
-        with pytest.raises(ZeroDivisionError):
-            await found.copy(divmod, 7, 0)
-        with pytest.raises(AbandonedError):
-            await pickle(found, _abandon)
-        await found.close()
-
-
 def _abandon() -> None:
     raise AbandonedError
-
-
-async def test_two_copies_may_be_made_at_once_and_no_more(
-    gate: threading.Event,
-) -> None:
-    found = new()
-    both = threading.Barrier(2)
-
-    def meet() -> str:
-        both.wait(PATIENCE)
-        gate.wait(PATIENCE)
-        return thread_name()
-
-    async with patience():
-        calls = [found.copy(meet) for _ in range(2)]
-        third = found.copy(thread_name)
-        await asyncio.sleep(0)
-        assert not third.done()
-        assert len(names()) <= 2
-        gate.set()
-        assert len(set(await asyncio.gather(*calls))) == 2
-        assert await third in await asyncio.gather(*calls)
-        await found.close()
 
 
 async def test_one_pickles_at_a_time_in_the_order_of_the_calls_while_they_are_short(
@@ -371,8 +306,6 @@ async def test_nobody_rests_behind_what_does_not_come_back(
 
 
 # When there may be no more of them.
-
-
 def refuse(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
@@ -447,56 +380,6 @@ async def test_a_call_is_made_once_if_another_thread_takes_it_after_all(
 # Their end.
 
 
-@pytest.mark.parametrize("kind", ["copy", "pickle"])
-async def test_a_close_waits_for_what_is_running(
-    kind: str, gate: threading.Event
-) -> None:
-    found = new()
-    began = threading.Event()
-
-    def wait() -> str:
-        began.set()
-        gate.wait(PATIENCE)
-        return "done"
-
-    async with patience():
-        call = copy_or_pickle(found, kind)(wait)
-        told: list[str] = []
-        call.add_done_callback(lambda call: told.append(call.result()))
-        while not began.is_set():  # noqa: ASYNC110 - it has no loop
-            await asyncio.sleep(0)
-        close = asyncio.create_task(found.close())
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not close.done()
-        gate.set()
-        await close
-    # Whoever has asked for it knows.
-    assert told == ["done"]
-    assert names() == []
-
-
-async def test_a_close_waits_for_what_has_not_begun(gate: threading.Event) -> None:
-    found = new()
-    async with patience():
-        calls = [pickle(found, gate.wait, PATIENCE) for _ in range(5)]
-        close = asyncio.create_task(found.close())
-        await asyncio.sleep(0)
-        gate.set()
-        await close
-    assert [call.result() for call in calls] == [True] * 5
-    assert names() == []
-
-
-async def test_a_call_that_fails_does_not_keep_the_close_from_its_end() -> None:
-    found = new()
-    async with patience():
-        call = pickle(found, divmod, 1, 0)
-        await found.close()
-    assert isinstance(call.exception(), ZeroDivisionError)
-    assert names() == []
-
-
 async def test_a_close_that_is_cancelled_ends_the_threads_as_well(
     gate: threading.Event,
 ) -> None:
@@ -538,15 +421,6 @@ async def test_what_does_not_come_back_is_left_alone(
             await asyncio.sleep(0)
 
 
-async def test_a_close_may_come_twice() -> None:
-    found = new()
-    async with patience():
-        await found.copy(thread_name)
-        await found.close()
-        await found.close()
-    assert names() == []
-
-
 @pytest.mark.parametrize("error", [AbandonedError(), LookupError()])
 async def test_nobody_hears_how_a_call_ends_that_was_given_up(
     error: BaseException, gate: threading.Event
@@ -572,24 +446,82 @@ async def test_nobody_hears_how_a_call_ends_that_was_given_up(
     assert complaints == []
 
 
-async def test_a_call_that_is_given_up_is_waited_for_all_the_same(
-    gate: threading.Event,
-) -> None:
-    """Its thread is still at it, and ends with the pool."""
-    found = new()
-    began, ended = threading.Event(), threading.Event()
+# What is packed and unpacked there.
 
-    def wait() -> None:
-        began.set()
-        gate.wait(PATIENCE)
-        ended.set()
 
-    async with patience():
-        call = found.copy(wait)
-        while not began.is_set():  # noqa: ASYNC110 - it has no loop
-            await asyncio.sleep(0)
-        call.cancel()
-        gate.set()
-        await found.close()
-    assert ended.is_set()
-    assert names() == []
+# Arguments.
+
+
+class Hands:
+    """A thread that does each call at once, and what comes of it."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def pickle(
+        self, function: Callable[..., Any], *args: Any, unwanted: Callable[[], bool]
+    ) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(function(*args, Pause(unwanted)))
+        except BaseException as error:  # noqa: BLE001 - as a thread does
+            future.set_exception(error)
+        return future
+
+    def packed(self, _: Job[Any], payload: Any) -> None:
+        self.found.append(payload)
+
+    def refused(self, _: Job[Any], error: JobNotPicklableError) -> None:
+        self.found.append(error)
+
+    unpacked = packed
+
+
+def job() -> Job[Any]:
+    loop = asyncio.get_running_loop()
+    return Job(1, known_function(), JobOptions(), Owner(), loop)
+
+
+class Exits:
+    def __reduce__(self) -> Any:
+        raise SystemExit(3)
+
+
+async def test_whatever_pickling_raises_is_the_jobs_own_error() -> None:
+    hands: Any = Hands()
+    Packer(hands, hands, ahead=2).add(job(), (large.same, ([Exits()],), {}))
+    await asyncio.sleep(0)
+    [error] = hands.found
+    assert type(error) is JobNotPicklableError
+    assert str(error) == "the call cannot be pickled: SystemExit: 3"
+    assert isinstance(error.__cause__, SystemExit)
+
+
+class Spoils:
+    """Writes over the end of a stream that is being unpickled, from its beginning."""
+
+    stream: memoryview
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return spoil, ()
+
+
+def spoil() -> str:
+    Spoils.stream[-1000:] = bytes(1000)
+    return "spoilt"
+
+
+async def test_a_stream_may_change_under_the_eyes_of_who_reads_it() -> None:
+    """It is in memory that the worker can write to; each piece of it is a copy."""
+    hands: Any = Hands()
+    parcel = pack_value([*large.filler(200_000), Spoils(), *range(300)])
+    assert isinstance(parcel, OutOfBandPickle)
+    areas = [memoryview(bytearray().join(pieces)) for pieces in parcel.areas]
+    found = ReceivedPickle(parcel.payload, areas)
+    assert isinstance(found.stream, memoryview)
+    Spoils.stream = found.stream
+    frame = Frame(FrameKind.VALUE, 1, 1, 0, found)
+    Unpacker(hands, hands).add(job(), frame, lambda _: None)
+    await asyncio.sleep(0)
+    assert hands.found == [[*large.filler(200_000), "spoilt", *range(300)]]
+    assert bytes(found.stream[-1000:]) == bytes(1000)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from types import FunctionType, MethodType
 
+from asyncpool._core.base.text import printable_name
+
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +45,7 @@ def function_name(function: Callable[..., Any]) -> str:
     if module == "__mp_main__":  # what workers call the script
         module = "__main__"
     text = f"{module}.{name}" if module else name
-    if not text.isprintable():
-        text = "".join(map(_visible, text))
+    text = printable_name(text)
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
 
 
@@ -70,12 +71,6 @@ def _own(cls: type, name: str) -> str:
 def _text(value: Any) -> str:
     """Return the characters of *value* if it is a text, else an empty text."""
     return str.__str__(value) if issubclass(type(value), str) else ""
-
-
-def _visible(character: str) -> str:
-    if character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode()
 
 
 # By which names commands find pools and servers.

@@ -23,14 +23,43 @@ _LINES = {
 _LINE = _LINES | {ord("\n"): "\\n"}
 
 
+# Letters and marks that nobody sees, beside those that are not printable to Python.
+_UNSEEN = (
+    *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x3164, 0xFFA0),
+    *(*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)),
+)
+_NAME = frozenset(map(chr, _UNSEEN))
+
+# How many characters are translated in one step of C code, which holds all threads.
+_PIECE = 16_384
+
+
 def printable(text: str) -> str:
     """Return *text* as a part of one line."""
-    return text if text.isprintable() else text.translate(_LINE)
+    return text if text.isprintable() else _translated(text, _LINE)
 
 
 def printable_lines(text: str) -> str:
     """Return *text*, which may have several lines, with the other control characters escaped."""
-    return text if text.isprintable() else text.translate(_LINES)
+    return text if text.isprintable() else _translated(text, _LINES)
+
+
+def printable_name(text: str) -> str:
+    """Return *text* as a name, in which all that nobody sees is escaped: else it looks like another."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_seen, text))
+
+
+def _seen(character: str) -> str:
+    if character.isprintable() and character not in _NAME:
+        return character
+    return character.encode("unicode_escape").decode()
+
+
+def _translated(text: str, table: dict[int, str]) -> str:
+    starts = range(0, len(text), _PIECE)
+    return "".join(text[at : at + _PIECE].translate(table) for at in starts)
 
 
 _STEP = 1024

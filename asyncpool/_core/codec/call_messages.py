@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from asyncpool._core.base.text import printable_lines
 from asyncpool._core.codec.formats import (
     PLAIN,
     Cost,
@@ -395,8 +396,9 @@ def load_value(
         convert = how.typed_of if foreign else partial(how.in_steps, cost=cost)
         return _typed(how, place, value, convert)
     except MismatchError as error:
+        text = printable_lines(path_from(str(error), "$"))
         raise JobNotPicklableError(
-            f"{what} is not what the function's annotation says: {path_from(str(error), '$')}",
+            f"{what} is not what the function's annotation says: {text}",
             direction=direction,
             name="",
         ) from error
@@ -473,4 +475,4 @@ def _reason_of(why: Exception) -> str:
     if isinstance(why, RecursionError):
         return "it is nested too deeply, or holds itself"
     own = isinstance(why, NotDataError | MalformedError | MissingPackageError)
-    return str(why) if own else describe(why)
+    return printable_lines(str(why) if own else describe(why))

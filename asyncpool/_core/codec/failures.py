@@ -6,6 +6,7 @@ its class was registered, the pool makes it anew by its constructor, from plain 
 
 from __future__ import annotations
 
+from asyncpool._core.base.text import printable_lines
 from asyncpool._core.codec.call_messages import load_value, pack_value
 from asyncpool._core.codec.formats import json_format
 from asyncpool._core.codec.function_names import Place
@@ -34,7 +35,7 @@ _ANY = Place()
 _TEXTS = ("type", "text", "traceback")
 _MOST_NOTES = 100
 
-# Of a text so many characters are sent.
+# Of a text so many characters are sent, and believed.
 _LONGEST = 1 << 20
 
 
@@ -144,6 +145,8 @@ def _error_of(found: Any, errors: Errors) -> BaseException:
         raise ProtocolError("it sent an exception whose notes are no texts")
     if args is not None and type(args) is not list:
         raise ProtocolError("it sent an exception whose arguments are no list")
+    shown = {name: _shown(fields[name]) for name in _TEXTS}
+    fields = {**fields, **shown, "notes": [*map(_shown, notes[:_MOST_NOTES])]}
     error = _own(fields, errors) or _rebuilt(fields, errors)
     if error is None:
         error = RemoteError(
@@ -152,12 +155,16 @@ def _error_of(found: Any, errors: Errors) -> BaseException:
             traceback=fields["traceback"],
             args=None if args is None else tuple(args),
         )
-    for note in notes[:_MOST_NOTES]:
+    for note in fields["notes"]:
         error.add_note(note)
     first = error.exception if isinstance(error, HookError) else error
     if first is error:
         first.__cause__ = RemoteTraceback(fields["traceback"])
     return error
+
+
+def _shown(text: str) -> str:
+    return printable_lines(text[:_LONGEST])
 
 
 def _rebuilt(fields: dict[str, Any], errors: Errors) -> BaseException | None:
@@ -167,7 +174,8 @@ def _rebuilt(fields: dict[str, Any], errors: Errors) -> BaseException | None:
     try:
         error = cls(*args)
     except Exception as why:  # noqa: BLE001 - it is the user's constructor
-        fields["notes"].append(f"{cls.__qualname__} cannot be rebuilt: {describe(why)}")
+        note = f"{cls.__qualname__} cannot be rebuilt: {describe(why)}"
+        fields["notes"].append(_shown(note))
         return None
     return error if type(error) is cls else None
 
@@ -186,11 +194,14 @@ def _own(fields: dict[str, Any], errors: Errors) -> BaseException | None:
             ],
         }:
             return JobNotPicklableError(
-                fields["text"], direction=direction, name=name, text=text
+                fields["text"],
+                direction=direction,
+                name=_shown(name),
+                text=_shown(text),
             )
         case {"hook": [str(hook), "enter" | "exit" as stage, dict(inner)]}:
             cause = _error_of({**inner, "hook": None}, errors)
-            return HookError(hook, stage=stage, exception=cause)
+            return HookError(_shown(hook), stage=stage, exception=cause)
         case _:
             return None
 

@@ -11,7 +11,12 @@ from itertools import chain
 from typing import NamedTuple, get_args, get_origin
 
 from asyncpool._core.codec.codec import Codec
-from asyncpool._core.codec.plain_data import MalformedError, NotDataError
+from asyncpool._core.codec.plain_data import (
+    MalformedError,
+    NotDataError,
+    hash_long,
+    size_of,
+)
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -27,13 +32,16 @@ class Cost(NamedTuple):
     """What it costs to make values of an annotated type, beside what has come of them.
 
     Attributes:
-        copies: How often each list and dict is there: as it comes, and as what is made of it.
+        copies: How often each value is there: as it comes, and in what is made of it.
         effort: How many times as long as an empty list one of them may take.
         defaults: How many objects the defaults of fields make that are not there, by the fields' names.
         shortest: How many those make of a list that stands for an object.
         slow: Whether texts may become what takes long to make, such as a UUID.
         tracked: Whether the garbage collector looks at objects made of texts.
         times: Whether there may be a ``datetime`` or a ``time``.
+        looks: Whether each character of a text is looked at, as for a decimal, or quoted by an error, as if
+            it is no member of an enum.
+        looking: The names of the fields for which that is so.
     """
 
     copies: int = 1
@@ -43,15 +51,24 @@ class Cost(NamedTuple):
     slow: bool = False
     tracked: bool = False
     times: bool = False
+    looks: bool = False
+    looking: frozenset[str] = frozenset()
 
 
 PLAIN = Cost()
 
-# How many values are made in one step, if one alone does not hold more.  How many objects, and how many
-# slow values, one step makes at most; and how many objects a whole message.
-_STEP = 8192
-_MOST_OBJECTS, _MOST_SLOW = 80_000, 50_000
-_MOST = 120_000
+# What is made of a value has its values too; a set has them in another order.
+_IN_BOTH = 2
+
+# How many values are made in one step, if one alone does not hold more.  How many slow values one step
+# makes at most; and how many objects a whole message, with those of defaults.
+_STEP, _MOST_SLOW, _MOST = 8192, 50_000, 60_000
+
+# How many bytes of texts one step looks at; and of an error's text so many characters are kept at each end.
+_MOST_LOOKED, _QUOTED = 1 << 20, 1000
+
+# An int of more bits takes long to become a decimal.
+_LONG_BITS = 64
 
 # What the call of a default's factory counts that the service has written.
 _FACTORY = 8
@@ -195,9 +212,17 @@ class MsgspecFormat(Format):
         try:
             return self._msgspec.convert(value, kind, builtin_types=(bytes, bytearray))
         except self._msgspec.ValidationError as error:
-            raise MismatchError(str(error)) from error
+            text = str(error)
+            if len(text) > 2 * _QUOTED:
+                text = f"{text[:_QUOTED]}...{text[-_QUOTED:]}"
+            raise MismatchError(text) from error
 
     def in_steps(self, value: Any, kind: Any, cost: Cost, *, make: bool = True) -> Any:
+        if cost.copies > _IN_BOTH:
+            level = [value]
+            while level:
+                hash_long(level)
+                level = _below(*_split(level))
         if (cost.defaults or cost.shortest) and _objects(value, cost) > _MOST:
             raise NotDataError(
                 f"with the defaults of its fields it holds more than {_MOST:,} lists, dicts or others, "
@@ -207,7 +232,7 @@ class MsgspecFormat(Format):
 
     def _in_steps(self, value: Any, kind: Any, cost: Cost, *, make: bool) -> Any:
         convert = self.typed_of if make else _leave
-        if _holds([value], _STEP // cost.effort):
+        if _is_short([value], cost):
             return convert(value, kind)
         origin, args, cls = get_origin(kind), get_args(kind), type(value)
         if (cls is list or cls is tuple) and (
@@ -223,14 +248,15 @@ class MsgspecFormat(Format):
             values = [*value.values()]
             made = self._elements(values, None, args[1], cost, make=make)
             return dict(zip(value, made, strict=True))
-        if _objects(value, cost) > _MOST_OBJECTS or (
-            cost.slow and not _holds([value], _MOST_SLOW)
-        ):
-            most = f"{_MOST_OBJECTS:,} lists, dicts or others"
-            most += f" or {_MOST_SLOW:,} values" * cost.slow
+        if cost.slow and not _holds([value], _MOST_SLOW):
             raise NotDataError(
-                f"one {_name_of(kind)} of more than {most} would hold up the service: return a list of "
-                "smaller ones, or yield it in parts"
+                f"one {_name_of(kind)} of more than {_MOST_SLOW:,} values would hold up the service: "
+                "return a list of smaller ones, or yield it in parts"
+            )
+        if _looked_at([value], cost) > _MOST_LOOKED:
+            raise NotDataError(
+                f"one {_name_of(kind)} whose decimals, enums, literals, tags and patterns have more than "
+                f"{_MOST_LOOKED >> 20} MiB would hold up the service: annotate longer ones as str"
             )
         return convert(value, kind)
 
@@ -244,7 +270,7 @@ class MsgspecFormat(Format):
         make: bool,
     ) -> list[Any]:
         """Return *values* as the type *kind*; *at* is where they are in their list."""
-        if _holds([values], _STEP // cost.effort):
+        if _is_short([values], cost):
             try:
                 return list(self.typed_of(values, list[kind]) if make else values)
             except MismatchError:
@@ -274,12 +300,8 @@ class MsgspecFormat(Format):
 
     def _cost(self, info: Any) -> Cost | None:
         inspect = self._msgspec.inspect
-        hashes = (
-            inspect.DictType,
-            inspect.FrozenDictType,
-            inspect.SetType,
-            inspect.FrozenSetType,
-        )
+        sets = (inspect.SetType, inspect.FrozenSetType)
+        hashes = (inspect.DictType, inspect.FrozenDictType, *sets)
         texts = (
             inspect.StrType,
             inspect.EnumType,
@@ -331,7 +353,7 @@ class MsgspecFormat(Format):
                     defaults[name] = max(count, defaults.get(name, 0))
         tracked = any(isinstance(part, inspect.UUIDType) for part in found)
         return Cost(
-            copies=3 if tracked else 2,
+            copies=_IN_BOTH + any(isinstance(part, sets) for part in found),
             effort=effort,
             defaults=defaults,
             shortest=shortest,
@@ -341,7 +363,41 @@ class MsgspecFormat(Format):
                 isinstance(part, inspect.DateTimeType | inspect.TimeType)
                 for part in found
             ),
+            looks=self._looks(info),
+            looking=frozenset(
+                part.encode_name
+                for part in found
+                if isinstance(part, inspect.Field) and self._looks(part.type)
+            ).union(
+                part.tag_field
+                for part in found
+                if getattr(part, "tag_field", None) is not None
+            ),
         )
+
+    def _looks(self, info: Any) -> bool:
+        """Tell whether texts are looked at in a value of this type, beside its named fields."""
+        inspect = self._msgspec.inspect
+        parts, seen = [info], set[int]()
+        while parts:
+            part = parts.pop()
+            if isinstance(
+                part, inspect.DecimalType | inspect.EnumType | inspect.LiteralType
+            ) or getattr(part, "pattern", None):
+                return True
+            if not isinstance(part, inspect.Type | inspect.Field) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            in_a_list = isinstance(part, inspect.NamedTupleType) or getattr(
+                part, "array_like", False
+            )
+            if in_a_list and getattr(part, "tag_field", None) is not None:
+                return True
+            if in_a_list or not hasattr(part, "fields"):
+                for name in part.__struct_fields__:
+                    value = getattr(part, name)
+                    parts += value if isinstance(value, tuple) else (value,)
+        return False
 
     def _made_for(self, field: Any, depth: int) -> int:
         """Return how many objects the default of a field makes, or takes as long as."""
@@ -391,6 +447,34 @@ def _holds(level: Sequence[Any], most: int) -> bool:
             return False
         level = _below(dicts, lists)
     return most >= 0
+
+
+def _is_short(level: Sequence[Any], cost: Cost) -> bool:
+    """Tell whether all in *level* and below is made in one short step."""
+    return (
+        _holds(level, _STEP // cost.effort) and _looked_at(level, cost) <= _MOST_LOOKED
+    )
+
+
+def _looked_at(level: Sequence[Any], cost: Cost) -> int:
+    """Return how many bytes of texts, and bits of long ints, a type looks at in *level* and below."""
+    if not (cost.looks or cost.looking):
+        return 0
+    looked = 0
+    inside, others = (level, []) if cost.looks else ([], level)
+    while inside or others:
+        dicts, lists = _split(inside)
+        for one in chain(inside, *dicts):
+            if type(one) is str:
+                looked += size_of(one)
+            elif type(one) is int and (bits := one.bit_length()) > _LONG_BITS:
+                looked += bits
+        inside = _below(dicts, lists)
+        dicts, lists = _split(others)
+        others = [*chain.from_iterable(lists)]
+        for key, part in chain.from_iterable(map(dict.items, dicts)):
+            (inside if key in cost.looking else others).append(part)
+    return looked
 
 
 def _check_folds(value: Any) -> None:

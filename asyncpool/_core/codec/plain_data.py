@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 # The most bytes of a text that is read in one step: of the densest JSON some 10 ms.
 PIECE = HEAVY
 
-# How many lists, dicts and others a result may hold, since the garbage collector looks at all of them
-# in one step; and how many values, since one step frees them.  A type is made in one step of half as
-# many.
-_MOST, _MOST_VALUES = 200_000, 5_000_000
+# How much a result may hold: the garbage collector looks at all of it in one step, and one step frees
+# it.  That takes up to 80 ns for each value, and for a list, dict or other as long as for five; for one
+# in a set as long as for three, since it lies elsewhere in memory than its neighbour.
+_MOST, _CONTAINER, _MEMBER = 300_000, 5, 3
 
 # The most bytes of a result that do not travel beside it.  To free memory is one step too.
 MOST_BYTES = 256 << 20
 
-# How many keys a table may have, if they are texts, and if they are others.  It grows in one step, which
-# takes longer if their hashes were chosen.
-_MOST_TEXTS, _MOST_KEYS = 500_000, 100_000
+# How many keys a table may have that are no texts.  It grows in one step, which takes longer if their
+# hashes were chosen.
+_MOST_KEYS = 100_000
 
 # Seconds of CPU time that the tables of a message may take, beside those for each key.
 _FREE, _EACH_KEY = 0.005, 1e-6
@@ -67,6 +67,9 @@ _FEW = 16
 # bytes, or of the buffer of that number.
 PUSH, LIST, DICT, TEXT, FLOAT, TUPLE, SET, FROZENSET, ARRAY = range(9)
 BYTES, BYTEARRAY, BUFFER, LARGE_BYTEARRAY = range(9, 13)
+
+# Those that make one value without others in it.
+_SMALL = frozenset((PUSH, TEXT, FLOAT, BYTES, BUFFER))
 
 _SCALARS: frozenset[type] = frozenset((str, int, float, bool, type(None)))
 _NATIVE = _SCALARS | {list, dict}
@@ -157,7 +160,7 @@ class Parts:
         self._buffers = buffers
         self._room: float = math.inf if limit is None else limit
         self._program: list[int] = []
-        self._made = 0
+        self._weighs = 0
         self._values: list[Any] = []
         self._weight = 0
         self._texts: list[bytes] = []
@@ -178,9 +181,8 @@ class Parts:
             for start in range(0, len(self._program), _CHARACTERS)
         ]
         if self._cost is not None:
-            counts = [_counts(text, self._cost) for text in self._texts]
-            made, values = map(sum, zip((self._made, 0), *counts, strict=True))
-            _check_counts(made, values, self._cost)
+            texts = (_weight(text, self._cost) for text in self._texts)
+            _check_weight(self._weighs + sum(texts), self._cost)
             if sum(map(len, [*self._bytes, *self._texts])) > MOST_BYTES:
                 raise NotDataError(
                     f"its texts and short bytes have more than {MOST_BYTES >> 20} MiB: yield it in "
@@ -203,7 +205,7 @@ class Parts:
             self._program[-1] += count
         else:
             self._program += (instruction, count)
-            self._made += instruction != PUSH
+            self._weighs += _weight_of(instruction, count)
 
     def _flush(self, values: list[Any]) -> None:
         if not values:
@@ -250,7 +252,7 @@ class Parts:
         self._spend(weight + _EACH * len(values))
         for value in values:
             self._program += (PUSH, len(value), TUPLE, len(value))
-        self._made += len(values)
+        self._weighs += _CONTAINER * len(values)
         self._push(flat, weight)
         return True
 
@@ -269,7 +271,7 @@ class Parts:
             self._make(DICT, [*chain.from_iterable(value.items())])
         elif cls is str:
             self._spend(len(value))
-            if _size(value) > _LONGEST:
+            if size_of(value) > _LONGEST:
                 raise NotDataError(f"a text of {len(value)} characters: send bytes")
             starts = range(0, len(value), _CHARACTERS)
             self._make(TEXT, [value[at : at + _CHARACTERS] for at in starts])
@@ -295,17 +297,15 @@ class Parts:
     def _check_keys(self, table: Any) -> None:
         """Refuse keys of which no table is built again."""
         if set(map(type, table)) <= _TEXTS:
-            most = _MOST_TEXTS
-        elif all(map(_is_key, table)):
-            most = _MOST_KEYS
-        else:
+            return
+        if not all(map(_is_key, table)):
             raise NotDataError(
                 f"the keys of a {type(table).__name__} must be texts, numbers, bytes, None, or "
                 "tuples of up to 8 of these"
             )
-        if self._cost is not None and len(table) > most:
+        if self._cost is not None and len(table) > _MOST_KEYS:
             raise NotDataError(
-                f"a {type(table).__name__} of more than {most:,} such keys would hold up the "
+                f"a {type(table).__name__} of more than {_MOST_KEYS:,} such keys would hold up the "
                 "service: send a list, or yield it in parts"
             )
 
@@ -335,26 +335,35 @@ class Parts:
         self._add(ARRAY, 2)
 
 
-def _counts(text: bytes, cost: Cost) -> tuple[int, int]:
-    """Return how many lists and dicts the list in a text has, and how many other values, with keys."""
+def _weight(text: bytes, cost: Cost) -> int:
+    """Return what the values of the list in a text weigh, with those of its lists and dicts."""
     long = len(_LONG_TEXT.findall(text)) if cost.tracked else 0
     text = _STRINGS.sub(b"", text)
     made = text.count(b"[") + text.count(b"{") - 1
     empty = text.count(b"[]") + text.count(b"{}")
-    return made + long, text.count(b",") + text.count(b":") + 1 - empty
+    values = text.count(b",") + text.count(b":") + 1 - empty
+    return values + _CONTAINER * (made + long)
 
 
-def _check_counts(made: int, values: int, cost: Cost) -> None:
-    most, most_values = _MOST // cost.copies, _MOST_VALUES // cost.copies
-    if made > most or values > most_values:
-        others = "UUIDs" if cost.tracked else "others"
+def _weight_of(instruction: int, count: int) -> int:
+    if instruction in _SMALL:
+        return instruction != PUSH
+    return _CONTAINER + (_MEMBER - 1) * count * (instruction in (SET, FROZENSET))
+
+
+def _check_weight(weight: int, cost: Cost) -> None:
+    most = _MOST // cost.copies
+    if weight > most:
+        others = "UUID" if cost.tracked else "other"
         raise NotDataError(
-            f"it holds more than {most:,} lists, dicts or {others}, or {most_values:,} values, which "
-            "would hold up the service: send an array or bytes, or yield it in parts"
+            f"it holds more than {most:,} values, of which each list, dict or {others} counts "
+            f"{_CONTAINER} more, which would hold up the service: send an array or bytes, or yield it "
+            "in parts"
         )
 
 
-def _size(text: str) -> int:
+def size_of(text: str) -> int:
+    """Return how many bytes a text may take in memory."""
     return len(text) * (1 if text.isascii() else 4)
 
 
@@ -407,7 +416,7 @@ class Assembly:
         self._buffers: list[memoryview | None] = [*buffers]
         size = int.from_bytes(body[:8])
         self._bytes, self._rest = body[8 : 8 + size], body[8 + size :]
-        self._made = self._values = 0
+        self._weighs = 0
         self._free = _FREE
 
     def value(self) -> Any:
@@ -420,7 +429,7 @@ class Assembly:
         program: list[Any] = []
         for some in self._texts():
             program += some
-        self._made = self._values = 0  # of the value, and not of its program
+        self._weighs = 0  # of the value, and not of its program
         stack: list[Any] = []
         ready: list[Any] = []
         texts, at = self._texts(), 0
@@ -438,7 +447,7 @@ class Assembly:
                 at = end
                 continue
             self._pause()
-            self._count(1)
+            self._count(_weight_of(instruction, count))
             if instruction >= BYTES:
                 stack.append(self._binary(instruction, count))
                 continue
@@ -468,17 +477,16 @@ class Assembly:
                 raise MalformedError("one of its parts is too long")
             self._pause()
             if self._cost is not None:
-                self._count(*_counts(text, self._cost))
+                self._count(_weight(text, self._cost))
             values = self._how.parse(text)
             if type(values) is not list:
                 raise MalformedError("one of its parts is no list")
             yield values
 
-    def _count(self, made: int, values: int = 0) -> None:
-        self._made += made
-        self._values += values
+    def _count(self, weight: int) -> None:
+        self._weighs += weight
         if self._cost is not None:
-            _check_counts(self._made, self._values, self._cost)
+            _check_weight(self._weighs, self._cost)
 
     def _last(self, stack: list[Any], count: int) -> list[Any]:
         """Take the last *count* values off the stack, some at a time."""
@@ -500,8 +508,6 @@ class Assembly:
     def _make(self, instruction: int, parts: list[Any]) -> Any:
         if instruction == LIST:
             return parts
-        if len(parts) > 2 * _MOST_TEXTS and self._copy:
-            raise MalformedError(f"one of its parts has {len(parts)} values")
         if instruction == TUPLE:
             return tuple(parts)
         if instruction == DICT:
@@ -528,14 +534,14 @@ class Assembly:
             MalformedError: If it takes longer than it would with keys that nobody has chosen.
         """
         kinds = set(map(type, keys))
-        most = _MOST_TEXTS if kinds <= _TEXTS else _MOST_KEYS
-        if len(keys) > most and self._copy:
-            raise MalformedError("one of its tables has too many keys")
         if kinds <= _TEXTS:
             for at in range(0, len(keys), _COLLECTED):
+                hash_long(keys[at : at + _COLLECTED])
                 self._collect(made, keys, values, at, _COLLECTED)
                 self._pause()
             return made
+        if len(keys) > _MOST_KEYS and self._copy:
+            raise MalformedError("one of its tables has too many keys")
         if not self._how.wide or not all(map(_is_key, keys)):
             raise MalformedError("one of its tables has keys that are none")
         begin, late = time.thread_time(), 0.0
@@ -606,6 +612,13 @@ class Assembly:
         array = numpy.ndarray(shape, real, data, order=order)
         # What is in bytes cannot be written to.
         return array if beside and not self._copy else array.copy("A")
+
+
+def hash_long(values: list[Any]) -> None:
+    """Have each long text keep its hash, so that no later step computes all of them."""
+    for value in values:
+        if type(value) is str and len(value) > _CHARACTERS:
+            hash(value)
 
 
 def go_on() -> None:

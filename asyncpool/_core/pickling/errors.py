@@ -14,6 +14,7 @@ import io
 import pickle
 import traceback
 
+from asyncpool._core.base.text import printable_lines
 from asyncpool._core.main.by_value_loading import pickler_of_results
 from asyncpool._core.pickling import reducers
 from asyncpool._core.pickling.calls import describe, dumps, text_of
@@ -43,7 +44,8 @@ def pack_error(error: BaseException, *, skip: int) -> bytes:
     tb = error.__traceback__
     for _ in range(skip):
         tb = tb.tb_next if tb is not None else None
-    remote, name, text = format_error(error, tb), _name(error), text_of(error)
+    texts = format_error(error, tb), _name(error), text_of(error)
+    remote, name, text = map(printable_lines, texts)
     for attempt, is_good in ((dumps, _is_faithful), (_dumps_rebuilt, _is_alike)):
         try:
             data = attempt(error)
@@ -73,7 +75,8 @@ def load_error(
     """
     remote = name = text = ""
     try:
-        data, remote, name, text = _check_outcome(loads(payload, pause=pause))
+        data, *texts = _check_outcome(loads(payload, pause=pause))
+        remote, name, text = map(printable_lines, texts)
         error = _check_error(loads(data, pause=pause))
     except BaseException as broken:  # what is unpickled may raise anything
         what = f"{name}: {text}" if name else describe(broken)

@@ -128,20 +128,27 @@ class Check(Record):
         mask: The bits that are looked at.
         values: Some values of these bits.
         among: Whether the bits must be one of *values*, or none of them.
+        given: An argument and its value without which nothing is refused.
     """
 
     argument: int
     mask: int
     values: tuple[int, ...]
     among: bool = True
+    given: tuple[int, int] | None = None
 
 
 def _only(argument: int, *values: int, mask: int = _ALL_BITS) -> Check:
     return Check(argument, mask, values)
 
 
-def _never(argument: int, *values: int, mask: int = _ALL_BITS) -> Check:
-    return Check(argument, mask, values, among=False)
+def _never(
+    argument: int,
+    *values: int,
+    mask: int = _ALL_BITS,
+    given: tuple[int, int] | None = None,
+) -> Check:
+    return Check(argument, mask, values, among=False, given=given)
 
 
 def _without(argument: int, bits: int) -> Check:
@@ -159,8 +166,18 @@ _SOCK_STREAM, _SOCK_SEQPACKET = 1, 5
 _TYPE = 0xF  # of a socket, without its flags
 _TCP = 6
 _MSG_FASTOPEN = 0x20000000
-_SO_PEERPIDFD = 77
+_SOL_SOCKET, _SO_PEERPIDFD = 1, 77
 _RLIMIT_LOCKS = 10
+
+# Names of threads; what a process asks about itself, and whether it ends with its parent.
+_PRCTL = (
+    *(1, 2),  # PR_SET_PDEATHSIG, PR_GET_PDEATHSIG
+    3,  # PR_GET_DUMPABLE
+    *(15, 16),  # PR_SET_NAME, PR_GET_NAME
+    *(21, 23),  # PR_GET_SECCOMP, PR_CAPBSET_READ
+    *(38, 39),  # PR_SET_NO_NEW_PRIVS, PR_GET_NO_NEW_PRIVS
+    51,  # PR_SVE_GET_VL, of libraries that compute on arm64
+)
 
 # A pair is connected, and of these types it stays so.  asyncio needs one for itself.
 _STAYS_A_PAIR = (
@@ -185,7 +202,16 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
     "prlimit64": (_only(0, 0), _never(1, _RLIMIT_LOCKS)),
     "setrlimit": (_never(0, _RLIMIT_LOCKS),),
     "setpriority": (_only(0, 0), _only(1, 0)),  # PRIO_PROCESS
-    "ioprio_set": (_only(0, 1), _only(1, 0)),  # IOPRIO_WHO_PROCESS
+    # IOPRIO_WHO_PROCESS
+    **dict.fromkeys(("ioprio_get", "ioprio_set"), (_only(0, 1), _only(1, 0))),
+    # The clock of a process, by its number, tells how much CPU time it has had, whosever it is.
+    # Of threads the kernel tells a process only those of its own.
+    **dict.fromkeys(
+        ("clock_gettime", "clock_getres", "clock_nanosleep"),
+        (_never(0, 0x80000000, mask=0x80000004),),
+    ),
+    # Some others take memory of the kernel: a hash table for futexes up to 1 GiB.
+    "prctl": (_only(0, *_PRCTL),),
     "personality": (_only(0, 0, _ALL_BITS),),  # the last only asks
     "ioctl": (
         _never(
@@ -215,6 +241,15 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
         _without(2, 2),
     ),  # CLOSE_RANGE_UNSHARE, likewise a table of its own
     "getsockopt": (_never(2, _SO_PEERPIDFD),),
+    # The buffers of a socket, and its filters, are memory of the kernel.
+    "setsockopt": (
+        _never(
+            2,
+            *(7, 8, 32, 33),  # SO_SNDBUF, SO_RCVBUF, and both with FORCE
+            *(26, 50, 51),  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF
+            given=(1, _SOL_SOCKET),
+        ),
+    ),
 }
 
 
@@ -312,17 +347,22 @@ def _body(checks: tuple[Check, ...]) -> list[Instruction]:
     (refuse,) = _answer(ERROR | EPERM)
     code: list[Instruction] = []
     for check in checks:
-        code.append((_LOAD, 0, 0, _ARGUMENTS + 8 * check.argument))
+        part = [(_LOAD, 0, 0, _ARGUMENTS + 8 * check.argument)]
         if check.mask != _ALL_BITS:
-            code.append((_AND, 0, 0, check.mask))
+            part.append((_AND, 0, 0, check.mask))
         if check.among:
             # Each skips the other values, and the refusal behind them.
             last = len(check.values)
-            code += [(_EQUAL, last - i, 0, v) for i, v in enumerate(check.values)]
-            code.append(refuse)
+            part += [(_EQUAL, last - i, 0, v) for i, v in enumerate(check.values)]
+            part.append(refuse)
         else:
             for value in check.values:
-                code += [(_EQUAL, 0, 1, value), refuse]
+                part += [(_EQUAL, 0, 1, value), refuse]
+        if check.given is not None:
+            argument, value = check.given
+            code.append((_LOAD, 0, 0, _ARGUMENTS + 8 * argument))
+            code.append((_EQUAL, 0, len(part), value))
+        code += part
     return [*code, *_answer(ALLOW)]
 
 

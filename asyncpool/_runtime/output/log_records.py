@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Protocol
 
 from asyncpool._core.base.names import JOB_LOGGER
-from asyncpool._core.base.text import printable, printable_lines
+from asyncpool._core.base.text import printable, printable_lines, printable_name
 from asyncpool._core.logs import pool_messages as say, worker_messages
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._runtime.channel.channel import Channel
@@ -191,9 +191,9 @@ def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
 
 
 def _harmless(entry: LogEntry) -> LogEntry:
-    """Return the entry without characters that control a terminal or begin a line in a name."""
+    """Return the entry without what controls a terminal, begins a line in a name, or hides in its own."""
     return entry._replace(
-        name=printable(entry.name),
+        name=printable_name(entry.name),
         level_name=printable(entry.level_name),
         message=printable_lines(entry.message),
         path=printable(entry.path),
