@@ -226,7 +226,7 @@ async def test_no_cell_gets_out(
 
 
 async def test_a_bomb_ends_its_own_session_at_the_most(tmp_path: Path) -> None:
-    async with interpreter(tmp_path, timeout=1.0) as service:
+    async with interpreter(tmp_path, timeout=3.0) as service:
         neighbour = await begin(service)
         await neighbour.cell("x = 1")
         for what, source in BOMBS.items():

@@ -10,7 +10,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -205,6 +205,18 @@ def test_a_piece_may_reach_to_the_end_and_no_further() -> None:
     with pytest.raises(ValueError, match="do not fit"):
         memory.write(SIZE - 3, [b"12", b"34"])
     assert bytes(view[-4:]) == b"\x0012c"
+
+
+def test_what_is_written_is_let_go_of() -> None:
+    memory = fresh()
+    source = bytearray(b"x" * 1000)
+    memory.write(0, [memoryview(source)])
+    source.clear()  # which it refuses while anybody has a view of it
+    with pytest.raises(ValueError, match="do not fit"):
+        memory.write(SIZE, [memoryview(kept := bytearray(10))])
+    kept.clear()
+    with closing(mmap.mmap(-1, 4096)) as mapping:
+        memory.write(0, [memoryview(mapping)])
 
 
 # The end of a view.

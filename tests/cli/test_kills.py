@@ -150,7 +150,7 @@ def test_kills_lose_nothing(server: Server, tmp_path: Path, rounds: int) -> None
         assert known.keys() == set(range(ITEMS))
         check_files(folder, ordered=ordered)
         ended += 1
-    assert ended > 3
+    assert ended > 1
 
 
 def test_the_command_goes_on_after_kills(tmp_path: Path) -> None:

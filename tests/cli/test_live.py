@@ -112,13 +112,13 @@ def test_a_pool_is_watched_at_a_terminal(tmp_path: Path) -> None:
         watching = subprocess.Popen([*command, "--every", "0.1"], stdout=theirs)
         os.close(theirs)
         screen = b""
-        for shown, kill in (
-            (b"jobs/s", lambda: os.kill(victim, signal.SIGKILL)),
-            (b"crash, SIGKILL in __main__.wait", process.kill),
+        for shown, killed in (
+            (b"jobs/s", victim),
+            (b"crash, SIGKILL in __main__.wait", process.pid),
         ):
             while shown not in screen:
                 screen += os.read(ours, 65536)
-            kill()
+            os.kill(killed, signal.SIGKILL)
         with suppress(OSError):  # Linux says so when the other end is closed
             while os.read(ours, 65536):
                 pass

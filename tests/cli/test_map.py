@@ -390,7 +390,7 @@ def test_an_interrupt_before_the_first_item_is_told_as_any(
     module, _, name = begins.rpartition(".")
     code = f"""
 import sys
-from asyncpool._cli import main
+from asyncpool.__main__ import main
 import {module} as module
 def interrupt(*args, **kwargs):
     if module.__name__ == "asyncio":

@@ -21,7 +21,12 @@ import pytest
 from rich.console import Console
 
 from asyncpool._cli.live import order_commands, reaching
-from asyncpool._cli.live.status_command import LastMinute, live_view, status_command
+from asyncpool._cli.live.status_command import (
+    LastMinute,
+    live_view,
+    sparkline,
+    status_command,
+)
 from asyncpool._cli.live.status_view import status_view
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.base.machine import is_stopped
@@ -298,6 +303,20 @@ def test_nodes_are_rows_of_the_status() -> None:
     ]
     console.print(status_view(pool_status(slots=[slot(0)])))
     assert "node" not in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "shown"),
+    [
+        ([], 3, "   "),
+        ([0.0, 0.0], 3, " ▁▁"),
+        ([0.0, 4.0, 8.0], 3, "▁▅█"),
+        ([8.0, None, 4.0], 4, " █ ▅"),
+        ([9.0, 1.0, 2.0], 2, "▅█"),
+    ],
+)
+def test_sparklines(values: list[float | None], width: int, shown: str) -> None:
+    assert sparkline(values, width) == shown
 
 
 CRASH = {

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 
-from asyncpool._core.slots.lifecycle import KILL_GRACE
-from asyncpool._core.slots.slots import StopStage
-from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.supervision.termination import STACK_GRACE
 from tests.core.imaginary.process import Process
 from tests.core.imaginary.shell import ImaginaryShell
+from tests.core.pool_core import (
+    KILL_GRACE,
+    STACK_GRACE,
+    Finish,
+    StopStage,
+)
 
 __all__ = ["behave", "close_whatever_happens", "get_well"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
-from asyncpool._core.dispatch.queue import OLDEST_EVERY
+from tests.core.pool_core import OLDEST_EVERY
 
 __all__ = ["PRIORITIES", "ListQueue"]
 

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/placement/broadcasts.py."""
+"""Which broadcasts a new worker gets."""
 
 from __future__ import annotations
 
@@ -43,19 +43,6 @@ def remembered(*functions: Callable[..., Any]) -> list[bytes]:
     return [payload for _, payload in memory.calls]
 
 
-def test_they_are_remembered_in_their_order_under_their_names() -> None:
-    memory = StartBroadcasts(100)
-    told: list[tuple[int, Callable[..., Any]]]
-    told = [(2, other), (1, one), (3, Configure())]
-    for number, function in told:
-        memory.add(of(number, function, b"%d" % number))
-    assert memory.calls == (
-        (f"{HERE}.one", b"1"),
-        (f"{HERE}.other", b"2"),
-        (f"{HERE}.Configure", b"3"),
-    )
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -73,20 +60,6 @@ def test_the_last_one_of_the_same_function_counts(
     first: Callable[..., Any], second: Callable[..., Any]
 ) -> None:
     assert remembered(first, other, second) == [b"1", b"2"]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (one, other),
-        (Configure(), Configure().now),
-        (print, len),
-    ],
-)
-def test_others_are_remembered_beside_each_other(
-    first: Callable[..., Any], second: Callable[..., Any]
-) -> None:
-    assert remembered(first, second) == [b"0", b"1"]
 
 
 def test_who_took_longer_than_one_that_came_later_is_not_remembered() -> None:

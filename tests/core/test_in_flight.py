@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/dispatch/in_flight.py, against a worker made of three lists."""
+"""What a worker has in hand, against a worker made of three lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from asyncpool._core.base.job_traits import (
     BUDGET,
     LEAST,
     LOADING_TRAITS,
-    STREAM_TRAITS,
     UNKNOWN,
     JobTraits,
     KeyedTraits,
@@ -239,14 +238,6 @@ class FlightMachine(RuleBasedStateMachine):
 TestFlight = FlightMachine.TestCase
 
 
-def test_an_empty_flight() -> None:
-    in_flight = InFlight()
-    assert (in_flight.jobs, in_flight.head, in_flight.waiting()) == ({}, None, [])
-    assert (in_flight.backlog, in_flight.revoking) == (0.0, False)
-    in_flight.block(())
-    assert (in_flight.jobs, in_flight.backlog) == ({}, 0.0)
-
-
 def test_a_job_keeps_what_was_known_when_it_was_sent() -> None:
     in_flight, traits = InFlight(), JobTraits()
     in_flight.add(7, traits)
@@ -257,40 +248,6 @@ def test_a_job_keeps_what_was_known_when_it_was_sent() -> None:
     assert in_flight.backlog == UNKNOWN + 500
     in_flight.complete(7)
     assert in_flight.backlog == 500.0
-
-
-def test_places_are_never_given_twice() -> None:
-    in_flight = flight_of(7, 8)
-    in_flight.complete(7)
-    in_flight.complete(8)
-    in_flight.add(7, known(10))
-    assert in_flight.begin_revoke([7]) == (3,)
-
-
-def test_the_place_of_a_job_that_was_not_sent_is_the_next_ones() -> None:
-    in_flight = flight_of(7, 8)
-    for job in (9, 10):
-        in_flight.add(job, known(500))
-        in_flight.withdraw(job)
-        assert (list(in_flight.jobs), in_flight.backlog) == ([7, 8], 20.0)
-    in_flight.add(11, known(10))
-    assert in_flight.begin_revoke([11, 8]) == (3, 2)
-    assert list(in_flight.end_revoke([3])[0]) == [11]
-
-
-def test_a_flight_is_empty_when_its_only_job_is_not_sent() -> None:
-    in_flight = flight_of(7, 8)
-    in_flight.begin_revoke([8])
-    in_flight.complete(7)
-    in_flight.complete(8)
-    in_flight.add(9, STREAM_TRAITS)
-    assert (in_flight.head, in_flight.backlog) == (9, UNKNOWN)
-    in_flight.withdraw(9)
-    assert (in_flight.jobs, in_flight.head, in_flight.backlog) == ({}, None, 0.0)
-    assert in_flight.revoking, "what was asked about others is still to be answered"
-    in_flight.add(10, known(10))
-    assert in_flight.jobs[10][0] == 3
-    assert in_flight.end_revoke([]) == ({}, [])
 
 
 def test_nothing_of_rounding_is_left_of_a_job_that_was_not_sent() -> None:
@@ -320,24 +277,6 @@ def test_nothing_of_rounding_is_left_when_when_all_is_done() -> None:
     assert in_flight.backlog == 0.0
 
 
-@pytest.mark.parametrize("job", [8, 9, 10, 0])
-def test_an_outcome_out_of_turn_changes_nothing(job: int) -> None:
-    in_flight = flight_of(7, 8, 9)
-    in_flight.begin_revoke([9])
-    with pytest.raises(ProtocolError) as caught:
-        in_flight.complete(job)
-    assert str(caught.value) == f"it sent an outcome of job {job}, whose turn it is not"
-    assert list(in_flight.jobs) == [7, 8, 9]
-    assert in_flight.backlog == 30.0
-
-
-def test_an_outcome_comes_once() -> None:
-    in_flight = flight_of(7)
-    in_flight.complete(7)
-    with pytest.raises(ProtocolError, match="outcome of job 7, whose turn it is not"):
-        in_flight.complete(7)
-
-
 def test_a_job_that_may_have_been_given_back_can_be_overtaken() -> None:
     in_flight = flight_of(7, 8, 9, 10)
     in_flight.begin_revoke([8])
@@ -349,15 +288,6 @@ def test_a_job_that_may_have_been_given_back_can_be_overtaken() -> None:
     assert list(in_flight.end_revoke([2])[0]) == [8]
     assert list(in_flight.end_revoke([3])[0]) == [9]
     assert in_flight.backlog == 0.0
-
-
-def test_a_job_that_was_not_given_back_cannot_be_overtaken() -> None:
-    in_flight = flight_of(7, 8, 9)
-    in_flight.begin_revoke([8])
-    assert in_flight.end_revoke([]) == ({}, [8])
-    in_flight.complete(7)
-    with pytest.raises(ProtocolError, match="outcome of job 9, whose turn it is not"):
-        in_flight.complete(9)
 
 
 def test_an_answer_tells_apart_what_comes_back_what_goes_on_and_what_is_done() -> None:
@@ -372,26 +302,6 @@ def test_an_answer_tells_apart_what_comes_back_what_goes_on_and_what_is_done() -
     assert kept == [8]
     assert not in_flight.revoking
     assert (list(in_flight.jobs), in_flight.backlog) == ([8], 10.0)
-
-
-def test_a_question_is_answered_once_and_in_its_turn() -> None:
-    in_flight = flight_of(7, 8, 9)
-    in_flight.begin_revoke([8])
-    in_flight.begin_revoke([9])
-    assert (
-        in_flight.is_revoking(7),
-        in_flight.is_revoking(8),
-        in_flight.is_revoking(9),
-    ) == (
-        False,
-        True,
-        True,
-    )
-    assert in_flight.end_revoke([]) == ({}, [8])
-    assert (in_flight.is_revoking(8), in_flight.is_revoking(9)) == (False, True)
-    back, kept = in_flight.end_revoke([3])
-    assert (list(back), kept) == ([9], [])
-    assert not in_flight.revoking
 
 
 def test_who_may_give_a_job_back_gets_no_younger_one() -> None:
@@ -450,37 +360,6 @@ def test_what_cannot_be_given_back(won: Sequence[int], place: int) -> None:
     assert list(in_flight.jobs) == [7, 9], "none of them is taken back"
 
 
-def test_the_head_is_given_back_only_if_it_was_asked_for() -> None:
-    in_flight = flight_of(7, 8)
-    in_flight.begin_revoke([8])
-    with pytest.raises(
-        ProtocolError, match="it gave back the job with sequence number 1, which"
-    ):
-        in_flight.end_revoke([1, 2])
-    in_flight.begin_revoke([7])
-    assert list(in_flight.end_revoke([1])[0]) == [7]
-
-
-def test_an_answer_to_no_question() -> None:
-    in_flight = flight_of(7, 8)
-    for place in (1, 2):
-        with pytest.raises(ProtocolError) as caught:
-            in_flight.end_revoke([place])
-        assert (
-            str(caught.value)
-            == f"it gave back the job with sequence number {place}, which it cannot"
-        )
-    assert in_flight.end_revoke([]) == ({}, []), "which says nothing"
-    assert list(in_flight.jobs) == [7, 8]
-
-
-def test_a_place_that_is_named_twice_comes_back_once() -> None:
-    in_flight = flight_of(7, 8)
-    in_flight.begin_revoke([8])
-    back, kept = in_flight.end_revoke([2, 2])
-    assert (list(back), kept, in_flight.backlog) == ([8], [], 10.0)
-
-
 def test_a_stall_is_the_first_ones_and_ends_with_it() -> None:
     in_flight = flight_of(7, 8, 9)
     in_flight.block(in_flight.running)
@@ -492,13 +371,6 @@ def test_a_stall_is_the_first_ones_and_ends_with_it() -> None:
     assert traits.cost == 10.0, "it is known when it ends how long it took"
     in_flight.complete(7)
     assert in_flight.backlog == 20.0
-    assert in_flight.begin_revoke([8]) == (2,)
-
-
-def test_a_stalled_job_keeps_its_place() -> None:
-    in_flight = flight_of(7, 8)
-    in_flight.complete(7)
-    in_flight.block(in_flight.running)
     assert in_flight.begin_revoke([8]) == (2,)
 
 
@@ -542,15 +414,3 @@ def test_nothing_is_sent_behind_what_is_loading() -> None:
     in_flight.add(3, KeyedTraits(LOADING_TRAITS, 7))
     assert in_flight.closed
     assert in_flight.begin_revoke([3]) == (2,), "the place of the one that was not sent"
-
-
-def test_as_many_outcomes_may_overtake_as_there_are_lanes() -> None:
-    in_flight = wide(3, *[10.0] * 5)
-    for job in (4, 5):
-        with pytest.raises(ProtocolError, match=f"job {job}, whose turn it is not"):
-            in_flight.complete(job)
-    in_flight.complete(3)
-    in_flight.complete(4)
-    with pytest.raises(ProtocolError, match="job 9, whose turn it is not"):
-        in_flight.complete(9)
-    assert list(in_flight.jobs) == [1, 2, 5]

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/dispatch/queue.py, against a model made of lists."""
+"""Who is next in the queue, against a model made of lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue, QueuedJob
 from tests.core.list_queue import PRIORITIES, ListQueue
 
 PROFILE = JobTraits()
-
 priorities = st.sampled_from([*PRIORITIES, -(10**12), 10**12])
 
 
@@ -138,15 +137,6 @@ def leave(queue: JobQueue, count: int | None = None) -> list[int]:
     return jobs
 
 
-@given(st.lists(st.integers(-3, 3), max_size=OLDEST_EVERY))
-def test_the_lower_number_is_first_and_among_equals_who_came_first(
-    ranks: list[int],
-) -> None:
-    queue = queue_of(*enumerate(ranks))
-    assert leave(queue) == sorted(range(len(ranks)), key=ranks.__getitem__)
-    assert len(queue) == 0
-
-
 @pytest.mark.parametrize("patience", [2, 3, OLDEST_EVERY])
 @pytest.mark.parametrize(("old", "new"), [(0, -1), (5, 0), (5, 4), (-1, -2)])
 @pytest.mark.parametrize("older", [0, 1, 4])
@@ -185,16 +175,6 @@ def test_nothing_starves(patience: int, story: list[int | None]) -> None:
         assert all(left < turn for turn in at_the_latest.values())
 
 
-def test_who_goes_at_once_has_passed_those_who_wait() -> None:
-    queue = queue_of((1, 0), patience=3)
-    for job in (2, 3):
-        assert queue.would_be_first(-1)
-        queue.note_turn(job)
-    assert not queue.would_be_first(-1), "it is the turn of the one that waits"
-    queue.add(4, PROFILE, -1)
-    assert leave(queue) == [1, 4]
-
-
 def test_somebody_elses_patience_does_not_count() -> None:
     queue = queue_of((1, 0), (2, 0), patience=3)
     for job in (3, 4):
@@ -205,14 +185,6 @@ def test_somebody_elses_patience_does_not_count() -> None:
     assert queue.would_be_first(-1)
     queue.note_turn(6)
     assert not queue.would_be_first(-1)
-
-
-def test_a_turn_that_was_taken_out_of_hand_counts_as_well() -> None:
-    queue = queue_of((1, 0), (2, 0), patience=3)
-    for job in (3, 4):
-        queue.note_turn(job)
-    del queue.usual[1]  # as long as there are no others
-    assert queue.would_be_first(-1)
 
 
 def test_an_older_one_that_comes_late_and_goes_does_not_reset_the_count() -> None:
@@ -226,65 +198,6 @@ def test_an_older_one_that_comes_late_and_goes_does_not_reset_the_count() -> Non
 
 def test_the_promise_of_the_docs() -> None:
     assert OLDEST_EVERY == 64
-
-
-def test_who_comes_late_has_the_age_of_its_number_and_the_last_place() -> None:
-    queue = queue_of((2, 1), (3, 1), (4, 0), patience=2)
-    queue.add(1, PROFILE, 1)
-    queue.add(5, PROFILE, -1)
-    assert leave(queue, 1) == [5]
-    assert leave(queue) == [2, 4, 3, 1]
-    queue = queue_of((2, 1), patience=2)
-    queue.add(1, PROFILE, 0)
-    queue.add(3, PROFILE, -1)
-    queue.add(4, PROFILE, -1)
-    assert leave(queue) == [3, 1, 4, 2]
-
-
-def test_who_comes_back_is_before_all_others_and_costs_nobodys_patience() -> None:
-    queue = queue_of((1, 0), (2, -5), patience=3)
-    queue.requeue({8: PROFILE, 7: PROFILE})
-    queue.requeue({9: PROFILE})
-    assert not queue.would_be_first(-9)
-    assert leave(queue, 3) == [9, 8, 7]
-    assert queue.would_be_first(-9)
-    assert leave(queue, 1) == [2]
-    queue.requeue({2: PROFILE})
-    queue.add(3, PROFILE, -1)
-    queue.add(4, PROFILE, -1)
-    assert leave(queue) == [2, 3, 1, 4]
-
-
-def test_who_comes_back_is_before_one_whose_turn_it_is() -> None:
-    queue = queue_of((1, 0), patience=2)
-    queue.note_turn(2)
-    queue.requeue({2: PROFILE})
-    assert leave(queue) == [2, 1]
-
-
-def test_any_job_can_be_removed() -> None:
-    queue = queue_of((1, 0), (2, 0), (3, 4), (4, 4), (5, -4))
-    queue.requeue({6: PROFILE})
-    for job in (7, -4, 0):
-        assert queue.remove(job) is False
-    assert [queue.remove(job) for job in (1, 4, 5, 6)] == [True] * 4
-    assert (len(queue), queue.others) == (2, 1)
-    assert leave(queue) == [2, 3]
-    assert (len(queue), queue.others) == (0, 0)
-
-
-def test_all_jobs_are_forgotten_and_the_usual_line_stays_where_it_is() -> None:
-    queue = queue_of((1, 2), (2, 0), (3, -2), (4, 0), (5, 2))
-    usual = queue.usual
-    queue.requeue({6: PROFILE})
-    assert queue.take_all() == [6, 3, 2, 4, 1, 5]
-    assert (len(queue), queue.others, queue.take_all()) == (0, 0, [])
-    assert not queue._priorities
-    queue.add(7, PROFILE, 2)
-    queue.add(8, PROFILE)
-    assert queue.usual is usual
-    assert [*usual] == [8]
-    assert leave(queue) == [8, 7]
 
 
 @pytest.mark.parametrize(
@@ -321,12 +234,6 @@ def test_jobs_of_another_queue_pass_those_that_are_older_than_they_are() -> None
     assert queue.would_be_first(-1), "only 6 has passed it"
     queue.note_turn_elsewhere(7)
     assert not queue.would_be_first(-1)
-
-
-def test_nobody_is_passed_in_an_empty_queue() -> None:
-    queue = JobQueue(2)
-    queue.note_turn_elsewhere(1)
-    assert queue.would_be_first(0)
 
 
 def test_a_queue_tells_how_often_its_oldest_was_passed_and_another_goes_on_there() -> (
@@ -372,12 +279,3 @@ def test_priorities_that_nobody_has_any_more_are_forgotten(spread: int) -> None:
     assert most < 2 * 22 + 20
     assert leave(queue) == [99, *sorted(range(20), key=kept.__getitem__)]
     assert not queue._lines
-
-
-def test_the_most_urgent_stays_the_first_while_closed_lines_are_forgotten() -> None:
-    queue = queue_of((3, 3), (2, 2), (1, 1))
-    for job in range(10, 50):
-        queue.add(job, PROFILE, job)
-        queue.remove(job)
-        assert queue.head() == (1, PROFILE)
-    assert leave(queue) == [1, 2, 3]

@@ -1,32 +1,28 @@
-"""Tests of asyncpool/_core/slots/slots.py."""
+"""The two tables of the core: the states of a slot, and the stages of a job that is to end."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 
 from asyncpool._core.base.job_traits import JobTraits
 from asyncpool._core.policies.job_options import KILL
+from asyncpool._core.slots import job_ending, slots
 from asyncpool._core.slots.job_ending import (
+    EndingEvent,
+    EndingStage,
     IllegalTransitionError,
     JobEnding,
     JobEndings,
 )
-from asyncpool._core.slots.slots import (
-    TRANSITIONS,
-    Slot,
-    SlotEvent,
-    StopStage,
-    next_state,
-)
+from asyncpool._core.slots.slots import Slot, SlotEvent, StopStage
 from asyncpool.enums import SlotState
 
-PAIRS = list(itertools.product(SlotState, SlotEvent))
-
-# Copied from the drawing, not from the table: each says the other is right.
-ARROWS = """
+# Copied from the drawings, not from the tables: each says the other is right.
+SLOT_ARROWS = """
     VACANT   SPAWN   STARTING
     VACANT   PARK    PARKED
     VACANT   CLOSE   UNUSED
@@ -48,62 +44,68 @@ ARROWS = """
     UNUSED   REOPEN  VACANT
     UNUSED   RETIRE  RETIRED
 """
+ENDING_ARROWS = """
+    NONE         REVOKE    REVOKING
+    NONE         KEEP      NONE
+    NONE         INTERRUPT INTERRUPTING
+    NONE         DUMP      DUMPING
+    NONE         KILL      KILLING
+    NONE         CLOSE     NONE
+    REVOKING     REVOKE    REVOKING
+    REVOKING     KEEP      NONE
+    REVOKING     INTERRUPT INTERRUPTING
+    REVOKING     DUMP      DUMPING
+    REVOKING     KILL      KILLING
+    REVOKING     CLOSE     NONE
+    INTERRUPTING REVOKE    INTERRUPTING
+    INTERRUPTING KEEP      INTERRUPTING
+    INTERRUPTING DUMP      DUMPING
+    INTERRUPTING KILL      KILLING
+    INTERRUPTING CLOSE     NONE
+    DUMPING      REVOKE    DUMPING
+    DUMPING      KEEP      DUMPING
+    DUMPING      DUMP      DUMPING
+    DUMPING      KILL      KILLING
+    DUMPING      CLOSE     NONE
+    KILLING      REVOKE    KILLING
+    KILLING      KEEP      KILLING
+    KILLING      INTERRUPT INTERRUPTING
+    KILLING      DUMP      DUMPING
+    KILLING      CLOSE     NONE
+"""
+MACHINES: list[tuple[Any, Any, Any, str]] = [
+    (slots.TRANSITIONS, SlotState, SlotEvent, SLOT_ARROWS),
+    (job_ending.TRANSITIONS, EndingStage, EndingEvent, ENDING_ARROWS),
+]
 
 
-@pytest.mark.parametrize(
-    ("state", "event"), PAIRS, ids=[f"{s.name}-{e.name}" for s, e in PAIRS]
-)
-def test_every_pair_is_an_arrow_or_an_error(state: SlotState, event: SlotEvent) -> None:
-    slot = Slot(3, state=state, generation=2, seen=(17,), due=4.5)
-    slot.in_flight.add(17, JobTraits())
-    before = dataclasses.replace(slot)
-    if event in TRANSITIONS[state]:
-        slot.apply(event)
-        assert slot.state is next_state(state, event) is TRANSITIONS[state][event]
-        slot.state = state
-    else:
-        with pytest.raises(IllegalTransitionError) as caught:
-            slot.apply(event)
-        assert str(caught.value) == f"{event.name} in state {state.name}"
-    assert slot == before, "nothing else has changed"
-    assert list(slot.in_flight.jobs) == [17]
-
-
-def test_the_arrows_are_those_of_the_drawing() -> None:
-    drawn = {tuple(line.split()) for line in ARROWS.split("\n") if line.strip()}
+@pytest.mark.parametrize(("table", "states", "events", "arrows"), MACHINES)
+def test_every_pair_is_an_arrow_of_the_drawing_or_an_error(
+    table: Any, states: Any, events: Any, arrows: str
+) -> None:
+    drawn = {tuple(line.split()) for line in arrows.split("\n") if line.strip()}
     assert drawn == {
         (state.name, event.name, target.name)
-        for state, arrows in TRANSITIONS.items()
-        for event, target in arrows.items()
+        for state, leaving in table.items()
+        for event, target in leaving.items()
     }
-    assert list(TRANSITIONS) == list(SlotState)
-
-
-def test_every_state_can_be_reached_and_all_but_one_can_be_left() -> None:
-    reached = {SlotState.VACANT}
-    for _ in SlotState:
-        reached |= {s for state in reached for s in TRANSITIONS[state].values()}
-    assert reached == set(SlotState)
-    assert [s for s in SlotState if not TRANSITIONS[s]] == [SlotState.RETIRED]
-
-
-def test_a_process_may_die_in_every_state_that_has_one() -> None:
-    without = {SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED, SlotState.RETIRED}
-    for state in SlotState:
-        exits = SlotEvent.EXITED in TRANSITIONS[state]
-        assert exits is (state not in without)
-        assert (SlotEvent.SPAWN in TRANSITIONS[state]) is (
-            state in without - {SlotState.RETIRED}
-        )
-
-
-def test_the_steps_of_an_ending_only_get_harder() -> None:
-    assert sorted(StopStage) == [
-        StopStage.NO,
-        StopStage.STOPPED,
-        StopStage.TERMINATED,
-        StopStage.KILLED,
-    ]
+    assert list(table) == list(states)
+    for state, event in itertools.product(states, events):
+        made: Any = Slot(3, state) if states is SlotState else at(state)
+        before, where = dataclasses.replace(made), "state"
+        if states is EndingStage:
+            where = "at stage"
+        if event in table[state]:
+            made.apply(event)
+            now = made.state if states is SlotState else made.stage
+            assert now is table[state][event]
+            continue
+        with pytest.raises(IllegalTransitionError) as caught:
+            made.apply(event)
+        assert where in str(caught.value)
+        assert str(caught.value).startswith(event.name)
+        assert str(caught.value).endswith(state.name)
+        assert made == before, "nothing has changed"
 
 
 def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
@@ -125,46 +127,169 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         draining=True,
         oversized=True,
         is_overdue=True,
+        is_probe=True,
+        exit_reason="roll",
         stop_stage=StopStage.KILLED,
     )
     in_flight, endings = slot.in_flight, slot.job_endings
     in_flight.add(17, JobTraits())
     slot.renew()
-    fresh = Slot(3, state=SlotState.STARTING, generation=5, in_flight=slot.in_flight)
+    # That it tries for all parked slots is known before the start.
+    fresh = Slot(3, SlotState.STARTING, generation=5, is_probe=True)
+    fresh.in_flight = slot.in_flight
     assert slot == fresh
     assert (slot.in_flight.jobs, slot.in_flight.revoking) == ({}, False)
     # Who still looks at the last one finds it as it was.
     assert slot.in_flight is not in_flight
-    assert slot.job_endings is not endings
     assert (list(in_flight.jobs), endings) == ([17], {17: JobEnding(mode=KILL)})
 
 
-def test_the_first_job_makes_its_worker_busy_and_others_change_nothing() -> None:
-    slot = Slot(0, state=SlotState.IDLE)
-    slot.assign()
-    assert slot.state is SlotState.BUSY
-    slot.assign()
-    assert slot.state is SlotState.BUSY
-
-
-def test_a_probe_is_one_from_before_its_start() -> None:
-    slot = Slot(3, is_probe=True)
-    slot.renew()
-    assert slot.is_probe
-
-
-def test_a_new_slot_has_nothing_in_hand() -> None:
-    slot = Slot(0)
-    assert (slot.state, slot.generation) == (SlotState.VACANT, 0)
-    assert (slot.in_flight.jobs, slot.outcomes, slot.job_endings) == ({}, 0, {})
-    assert slot.concurrency == 1
-    assert (slot.ready_at, slot.due, slot.seen) == (None, None, ())
-    assert (slot.exit_planned, slot.faulty, slot.hung, slot.is_probe) == (False,) * 4
-    assert slot.stop_stage is StopStage.NO
-
-
-def test_no_two_slots_have_anything_in_common() -> None:
-    first, second = Slot(0), Slot(1)
+def test_a_new_slot_has_nothing_in_hand_and_nothing_in_common_with_others() -> None:
+    first, slot = Slot(1), Slot(0)
     first.in_flight.add(17, JobTraits())
     first.job_endings.of(17).mode = KILL
-    assert (second.in_flight.jobs, second.job_endings) == ({}, {})
+    assert (slot.state, slot.generation) == (SlotState.VACANT, 0)
+    assert (slot.in_flight.jobs, slot.outcomes, slot.job_endings) == ({}, 0, {})
+    assert (slot.rank, slot.concurrency) == (0, 1)
+    assert (slot.began_at, slot.idle_since) == (0.0, 0.0)
+    assert (slot.ready_at, slot.due, slot.seen) == (None, None, ())
+    assert (slot.exit_planned, slot.faulty, slot.hung, slot.is_probe) == (False,) * 4
+    assert (slot.draining, slot.oversized, slot.is_overdue) == (False,) * 3
+    assert slot.stop_stage is StopStage.NO
+    assert [stage.name for stage in sorted(StopStage)] == (
+        ["NO", "STOPPED", "TERMINATED", "KILLED"]
+    ), "each step is harder"
+
+
+# What is known of the jobs of a worker that are to end.
+
+
+def at(stage: EndingStage, due: float | None = None) -> JobEnding:
+    """Return the record of a cancelled job at *stage*."""
+    return JobEnding(stage, due, mode=KILL)
+
+
+def test_a_stage_that_is_new_has_its_own_deadline() -> None:
+    ending, dues = JobEnding(), list[float | None]()
+    for event, due in [
+        (EndingEvent.REVOKE, None),
+        (EndingEvent.INTERRUPT, 2.0),
+        (EndingEvent.KILL, 3.0),
+        (EndingEvent.INTERRUPT, 4.0),
+        (EndingEvent.CLOSE, None),
+    ]:
+        ending.apply(event, due)
+        dues.append(ending.due)
+    assert dues == [None, 2.0, 3.0, 4.0, None]
+
+
+@pytest.mark.parametrize("stage", [EndingStage.INTERRUPTING, EndingStage.DUMPING])
+@pytest.mark.parametrize(("due", "then"), [(1.0, 1.0), (3.0, 2.0)])
+def test_a_job_that_may_end_by_itself_never_gets_more_time(
+    stage: EndingStage, due: float, then: float
+) -> None:
+    ending = at(stage, 2.0)
+    ending.apply(EndingEvent.DUMP, due)
+    assert (ending.stage, ending.due) == (EndingStage.DUMPING, then)
+
+
+@pytest.mark.parametrize("stage", EndingStage)
+@pytest.mark.parametrize("due", [1.0, 3.0])
+def test_only_a_job_that_may_end_by_itself_has_its_deadline_moved(
+    stage: EndingStage, due: float
+) -> None:
+    ending = at(stage, 2.0)
+    ending.extend(due)
+    by_itself = stage in {EndingStage.INTERRUPTING, EndingStage.DUMPING}
+    assert (ending.stage, ending.due) == (stage, max(2.0, due) if by_itself else 2.0)
+
+
+@pytest.mark.parametrize("event", [EndingEvent.REVOKE, EndingEvent.KEEP])
+@pytest.mark.parametrize(
+    "stage", [EndingStage.INTERRUPTING, EndingStage.DUMPING, EndingStage.KILLING]
+)
+def test_a_question_moves_no_deadline(stage: EndingStage, event: EndingEvent) -> None:
+    ending = at(stage, 2.0)
+    ending.apply(event)
+    assert ending == at(stage, 2.0)
+
+
+def test_a_job_that_nobody_wants_to_end_has_no_record() -> None:
+    endings = JobEndings()
+    assert not endings
+    assert endings.is_wanted(17)
+    assert not endings.is_expired(17)
+    assert (endings.due, endings.killing, endings.silent) == (None, None, None)
+    assert (endings.by_itself, endings.dumping, endings.unwritten) == ([], [], False)
+    assert not endings, "a question makes none"
+
+
+def test_the_first_deadline_counts() -> None:
+    endings = JobEndings({1: at(EndingStage.KILLING, 3.0), 2: at(EndingStage.NONE)})
+    assert endings.due == 3.0
+    endings.apply(2, EndingEvent.INTERRUPT, 2.0)
+    assert endings.due == 2.0
+    assert [endings.is_due(2, now) for now in (1.9, 2.0)] == [False, True]
+    assert not JobEndings({1: at(EndingStage.NONE)}).is_due(1, 5.0)
+
+
+def test_a_worker_dies_of_the_job_that_was_the_first_to_come_to_that() -> None:
+    endings = JobEndings()
+    for job in (1, 2, 3):
+        endings.apply(job, EndingEvent.INTERRUPT, 9.0)
+    endings.apply(2, EndingEvent.KILL, 9.0)
+    endings.apply(1, EndingEvent.KILL, 9.0)
+    endings.apply(2, EndingEvent.REVOKE)
+    assert endings.killing == 2
+    assert endings.by_itself == [3]
+    assert list(endings) == [3, 2, 1], "in the order in which they came to their stages"
+
+
+def test_what_cannot_happen_changes_no_order() -> None:
+    endings = JobEndings()
+    for job in (1, 2):
+        endings.apply(job, EndingEvent.KILL, 9.0)
+    with pytest.raises(IllegalTransitionError):
+        endings.apply(1, EndingEvent.KILL, 10.0)
+    assert list(endings.items()) == [
+        (job, JobEnding(EndingStage.KILLING, 9.0)) for job in (1, 2)
+    ]
+
+
+def test_a_late_job_that_has_begun_goes_on_as_any_other() -> None:
+    endings = JobEndings()
+    endings.apply(17, EndingEvent.REVOKE)
+    endings[17].expired = True
+    assert endings.is_expired(17)
+    assert endings.is_wanted(17)
+    endings.keep(17)
+    assert endings == {}
+
+
+def test_a_job_that_was_late_and_is_silent_has_been_in_time() -> None:
+    endings = JobEndings({17: JobEnding(EndingStage.DUMPING, 2.0, expired=True)})
+    endings.keep(17)
+    assert endings == {17: JobEnding(EndingStage.DUMPING, 2.0)}
+
+
+def test_a_cancelled_job_that_has_begun_is_yet_to_be_made_to_end() -> None:
+    endings = JobEndings({17: at(EndingStage.REVOKING)})
+    assert not endings.is_wanted(17)
+    endings.keep(17)
+    assert endings == {17: at(EndingStage.NONE)}
+
+
+def test_stacks_are_missing_until_the_worker_has_written_all_of_them() -> None:
+    endings = JobEndings({1: JobEnding(written=False), 2: JobEnding(written=True)})
+    endings.apply(1, EndingEvent.DUMP, 1.0)
+    endings.apply(2, EndingEvent.INTERRUPT, 1.0)
+    assert endings.dumping == [1]
+    assert endings.by_itself == [1, 2]
+    assert endings.unwritten
+    endings[1].written = True
+    assert not endings.unwritten
+
+
+def test_the_silent_job_is_found() -> None:
+    endings = JobEndings({1: JobEnding(), 2: JobEnding(silent=True)})
+    assert endings.silent == 2

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/supervision/supervision.py: a supervisor with imaginary workers.
+"""All that a pool decides: random walks through a model with imaginary workers.
 
 The rules, in ``supervision_rules/``, are all that a shell can report; the promises are checked by
 the shell in ``imaginary/`` at each command, by the invariants after each rule, and by the
@@ -8,21 +8,18 @@ teardown, which sees every story to a good end.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
+from random import Random
 from typing import Any, ClassVar, get_args
 
-from hypothesis import seed, settings, strategies as st
-from hypothesis.stateful import (
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import initialize, precondition, rule
 
-from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._core.slots.commands import Command
 from tests.core.endings import close_whatever_happens, get_well
 from tests.core.imaginary.shell import ImaginaryShell
+from tests.core.pool_core import RestartPolicy, cmd
 from tests.core.supervision_rules.base import plans, policies
 from tests.core.supervision_rules.callers import CallerRules
 from tests.core.supervision_rules.closing import ClosingRules
@@ -31,6 +28,7 @@ from tests.core.supervision_rules.progress import ProgressInvariants
 from tests.core.supervision_rules.safety import SafetyInvariants
 from tests.core.supervision_rules.sessions import SessionRules
 from tests.core.supervision_rules.workers import WorkerRules
+from tests.random_walks.walk import Model, told, walk
 
 
 class SupervisionMachine(
@@ -86,6 +84,9 @@ class SupervisionMachine(
         self.seen.update(shell.seen)
 
 
+# With fewer examples than that, the model keeps its promises, and what is rare does not happen.
+_USUAL = 60
+
 # How often each thing must have happened.
 _FLOOR = {
     "submit": 150,
@@ -126,6 +127,8 @@ _FLOOR = {
     "a revoked job": 3,
     "a revoke in vain": 1,
     "a stall": 1,
+    "late": 3,
+    "expired": 1,
     "an outcome that nobody wanted": 1,
     "an outcome of a job that was asked to end": 1,
     "Interrupt": 6,
@@ -172,44 +175,37 @@ _FLOOR = {
     "unpacked": 30,
     "unpacked while the pool closes": 3,
     "closed while it was unpacked": 1,
-    "Offer": 100,
-    "a call of a session": 60,
+    "Offer": 30,
+    "a call of a session": 20,
     "a call whose session is over": 3,
-    "a session that ends": 60,
-    "a session that lost its worker": 30,
+    "a session that ends": 20,
+    "a session that lost its worker": 10,
     "a worker of a pool that drains": 15,
     "held open while the pool closes": 6,
 }
 
-# Hypothesis takes numbers from the source of all modules that a process has imported, and so
-# finds other stories beside other tests.  What is rare may need another round.
-_ROUNDS = 12
-
-# With fewer examples than that, the model keeps its promises, and what is rare does not happen.
-_USUAL = 60
+# So many walks make all of that happen, as a rule, and else there are more.
+_WALKS = 700
+_MOST_WALKS = 4_000
 
 
 def test_the_model_does_all_that_it_is_for_and_keeps_its_promises() -> None:
-    seen, rounds = SupervisionMachine.seen, 0
+    seen, model = SupervisionMachine.seen, Model(SupervisionMachine)
     seen.clear()
-    examples = settings().max_examples
-    brief = examples < _USUAL
-    rare: dict[str, int] = {"": 0}
-    while rare and rounds < _ROUNDS:
-        rounds += 1
-        if settings().derandomize:  # each round would tell the same stories
-            seed(rounds)(SupervisionMachine)
-        run_state_machine_as_test(
-            SupervisionMachine,
-            settings=settings(
-                max_examples=2 * examples if brief else max(150, 2 * examples),
-                stateful_step_count=60,
-            ),
-        )
-        if brief:
-            return
-        rare = {
-            what: seen[what] for what, least in _FLOOR.items() if seen[what] < least
-        }
-    assert not rare, f"hardly ever happened: {rare}"
-    assert {command.__name__ for command in get_args(Command)} <= set(seen)
+    tries = settings()
+    # Other walks each time, but for a run that is to be the same as the last one.
+    first = "the same" if tries.derandomize else str(time.time_ns())
+    walks = _WALKS * tries.max_examples // _USUAL
+    rare: list[str] = []
+    for number in range(max(walks, _MOST_WALKS)):
+        steps, failure = walk(model, Random(f"{first} {number}"))
+        if failure is not None:
+            pytest.fail(told(model, steps, failure))
+        if number + 1 >= walks and number % 100 == 99:
+            rare = [what for what, least in _FLOOR.items() if seen[what] < least]
+            if not rare or tries.max_examples < _USUAL:
+                break
+    else:
+        raise AssertionError(f"hardly ever happened: {rare}")
+    if tries.max_examples >= _USUAL:
+        assert {command.__name__ for command in get_args(cmd.Command)} <= set(seen)

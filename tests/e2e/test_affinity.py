@@ -23,11 +23,11 @@ from asyncpool import (
 from asyncpool.events import Resized, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate, Visitor
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, idle, next_of
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 KEYS = [f"user-{number}" for number in range(60)]
 
@@ -92,46 +92,48 @@ async def test_equal_keys_are_the_same_whatever_made_them() -> None:
             assert len(pids) == 1
 
 
-async def test_a_key_waits_for_its_worker_while_others_work() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
-        mine, other = await one_each(pool)
-        held, visitor = await hold(mine, gate)
-        waiting = [mine.submit(jobs.pid) for _ in range(5)]
-        assert await other.submit(jobs.square, 3) == 9
-        assert await pool.submit(jobs.square, 4) == 16
-        assert [job.state for job in waiting] == ["queued"] * 5
-        stats = pool.stats()
-        assert (stats.queued, stats.idle, stats.busy) == (5, 1, 1)
-        visitor.release()
-        assert await asyncio.gather(*waiting) == [visitor.pid] * 5
-        await held
+async def test_a_key_waits_for_its_worker_while_others_work(
+    pair: Pool, gate: Gate
+) -> None:
+    await idle(pair)
+    mine, other = await one_each(pair)
+    held, visitor = await hold(mine, gate)
+    waiting = [mine.submit(jobs.pid) for _ in range(5)]
+    assert await other.submit(jobs.square, 3) == 9
+    assert await pair.submit(jobs.square, 4) == 16
+    assert [job.state for job in waiting] == ["queued"] * 5
+    stats = pair.stats()
+    assert (stats.queued, stats.idle, stats.busy) == (5, 1, 1)
+    visitor.release()
+    assert await asyncio.gather(*waiting) == [visitor.pid] * 5
+    await held
 
 
-async def test_jobs_without_a_key_and_with_one_begin_in_their_order() -> None:
+async def test_jobs_without_a_key_and_with_one_begin_in_their_order(
+    pool: Pool, gate: Gate
+) -> None:
     order: list[str] = []
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        keyed = pool.options(key="k")
-        held, visitor = await hold(keyed, gate)
-        urgent = pool.options(key="k", priority=-1)
-        given: list[tuple[Pool | BoundPool, str]] = [
-            (pool, "a"),
-            (keyed, "b"),
-            (pool, "c"),
-            (urgent, "U"),
-            (keyed, "d"),
-        ]
-        waiting = []
-        for view, name in given:
-            job = view.submit(jobs.square, 1)
-            job.add_done_callback(
-                functools.partial(lambda name, _: order.append(name), name)
-            )
-            waiting.append(job)
-        visitor.release()
-        await asyncio.gather(held, *waiting)
-        await asyncio.sleep(0)
-        assert "".join(order) == "Uabcd"
+    keyed = pool.options(key="k")
+    held, visitor = await hold(keyed, gate)
+    urgent = pool.options(key="k", priority=-1)
+    given: list[tuple[Pool | BoundPool, str]] = [
+        (pool, "a"),
+        (keyed, "b"),
+        (pool, "c"),
+        (urgent, "U"),
+        (keyed, "d"),
+    ]
+    waiting = []
+    for view, name in given:
+        job = view.submit(jobs.square, 1)
+        job.add_done_callback(
+            functools.partial(lambda name, _: order.append(name), name)
+        )
+        waiting.append(job)
+    visitor.release()
+    await asyncio.gather(held, *waiting)
+    await asyncio.sleep(0)
+    assert "".join(order) == "Uabcd"
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -256,34 +258,37 @@ async def test_a_crowd_with_many_keys_makes_a_pool_grow() -> None:
         await held
 
 
-async def test_a_job_that_waits_for_its_worker_can_be_cancelled() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
-        mine, _ = await one_each(pool)
-        held, visitor = await hold(mine, gate)
-        waiting = [mine.submit(jobs.square, number) for number in range(5)]
-        assert waiting[2].cancel()
-        assert pool.stats().queued == 4
-        with pytest.raises(asyncio.CancelledError):
-            await waiting[2]
-        visitor.release()
-        del waiting[2]
-        assert await asyncio.gather(*waiting) == [0, 1, 9, 16]
-        await held
+async def test_a_job_that_waits_for_its_worker_can_be_cancelled(
+    pair: Pool, gate: Gate
+) -> None:
+    await idle(pair)
+    mine, _ = await one_each(pair)
+    held, visitor = await hold(mine, gate)
+    waiting = [mine.submit(jobs.square, number) for number in range(5)]
+    assert waiting[2].cancel()
+    assert pair.stats().queued == 4
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[2]
+    visitor.release()
+    del waiting[2]
+    assert await asyncio.gather(*waiting) == [0, 1, 9, 16]
+    await held
 
 
-async def test_its_time_in_the_queue_is_limited_though_others_are_idle() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
-        mine, _ = await one_each(pool)
-        held, visitor = await hold(mine, gate)
-        job = mine.options(queue_timeout=0.01).submit(jobs.square, 1)
-        with pytest.raises(JobTimeoutError) as caught:
-            await job
-        assert caught.value.limit == "queue_timeout"
-        assert pool.stats().queued == 0
-        visitor.release()
-        await held
+async def test_its_time_in_the_queue_is_limited_though_others_are_idle(
+    pair: Pool,
+    gate: Gate,
+) -> None:
+    await idle(pair)
+    mine, _ = await one_each(pair)
+    held, visitor = await hold(mine, gate)
+    job = mine.options(queue_timeout=0.01).submit(jobs.square, 1)
+    with pytest.raises(JobTimeoutError) as caught:
+        await job
+    assert caught.value.limit == "queue_timeout"
+    assert pair.stats().queued == 0
+    visitor.release()
+    await held
 
 
 async def test_jobs_that_wait_for_one_worker_fill_the_queue() -> None:
@@ -346,25 +351,23 @@ async def test_a_map_with_a_key_runs_in_one_worker() -> None:
         assert set(pids) == {await view.submit(jobs.pid)}
 
 
-async def test_large_arguments_go_where_the_key_belongs() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
-        mine, _ = await one_each(pool)
-        held, visitor = await hold(mine, gate)
-        job = mine.submit(jobs.pid_for, bytearray(1 << 22))
-        visitor.release()
-        assert await job == visitor.pid
-        await held
+async def test_large_arguments_go_where_the_key_belongs(pair: Pool, gate: Gate) -> None:
+    await idle(pair)
+    mine, _ = await one_each(pair)
+    held, visitor = await hold(mine, gate)
+    job = mine.submit(jobs.pid_for, bytearray(1 << 22))
+    visitor.release()
+    assert await job == visitor.pid
+    await held
 
 
-async def test_no_key_is_no_key() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
-        mine, _ = await one_each(pool)
-        held, visitor = await hold(mine, gate)
-        assert await mine.options(key=None).submit(jobs.pid) != visitor.pid
-        visitor.release()
-        await held
+async def test_no_key_is_no_key(pair: Pool, gate: Gate) -> None:
+    await idle(pair)
+    mine, _ = await one_each(pair)
+    held, visitor = await hold(mine, gate)
+    assert await mine.options(key=None).submit(jobs.pid) != visitor.pid
+    visitor.release()
+    await held
 
 
 async def test_what_is_no_key_is_refused_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import threading
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from asyncpool import (
     HookError,
+    Job,
     JobNotPicklableError,
     JobRaisedError,
     JobTimeoutError,
@@ -23,7 +25,7 @@ from tests.helpers import around, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, kill_worker
+from tests.helpers.pools import assert_serves, case, kill_worker
 
 pytestmark = BOTH_LOOPS
 
@@ -31,7 +33,8 @@ KINDS = pytest.mark.parametrize(
     ("kind", "concurrency"), [("asyncio", 1), ("asyncio", 8), ("uvloop", 8)]
 )
 LANES = pytest.mark.parametrize("concurrency", [1, 8])
-FUNCTIONS = pytest.mark.parametrize("function", [around.told, around.told_later])
+FUNCTIONS: list[Any] = [around.told, around.told_later]
+STAGES = ["call", "enter", "exit"]
 FAILING = "tests.helpers.around:Failing"
 
 
@@ -54,11 +57,8 @@ def around_of(end: str, *job: Any) -> list[Any]:
 
 
 @KINDS
-@pytest.mark.parametrize("hook", [around.noting, "tests.helpers.around:noting"])
-async def test_it_is_entered_around_each_job(
-    kind: Any, concurrency: int, hook: Any
-) -> None:
-    async with patience(), pool_with(hook, kind, concurrency) as pool:
+async def test_it_is_entered_around_each_job(kind: Any, concurrency: int) -> None:
+    async with patience(), pool_with(around.noting, kind, concurrency) as pool:
         assert await pool.submit(around.told) == (1, 1, "told")
         assert await pool.submit(around.told_later) == (2, 1, "told_later")
         assert await pool.submit(around.seen) == [
@@ -92,36 +92,29 @@ async def test_neighbours_do_not_see_what_it_sets(kind: Any) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("source", [around.each, around.each_later])
-async def test_it_is_around_the_whole_of_a_stream(
-    kind: Any, concurrency: int, source: Any
-) -> None:
+async def test_it_is_around_the_whole_of_a_stream(kind: Any, concurrency: int) -> None:
     async with patience(), pool_with(around.noting, kind, concurrency) as pool:
-        found = [item async for item in pool.stream(source, 3)]
-        assert found == [(1, 1, source.__name__)] * 3
-        assert await pool.submit(around.seen) == around_of(
-            "returned", 1, 1, source.__name__
-        )
+        sources: list[Any] = [around.each, around.each_later]
+        for number, source in ((1, sources[0]), (3, sources[1])):
+            me = (number, 1, source.__name__)
+            found = [item async for item in pool.stream(source, 3)]
+            assert found == [me] * 3
+            assert await pool.submit(around.seen) == around_of("returned", *me)
 
 
 @KINDS
-@pytest.mark.parametrize("function", [around.fail_odd, around.fail_odd_later])
-async def test_it_is_around_each_item_of_a_map(
-    kind: Any, concurrency: int, function: Any
-) -> None:
+async def test_it_is_around_each_item_of_a_map(kind: Any, concurrency: int) -> None:
     async with patience(), pool_with(around.noting, kind, concurrency) as pool:
-        items = pool.map(function, range(4), chunksize=4).outcomes()
-        assert [repr(one.error) async for one in items] == [
-            "None",
-            "KeyError(1)",
-            "None",
-            "KeyError(3)",
-        ]
-        notes = await pool.submit(around.seen)
-        assert {note[3] for note in notes} == {function.__name__}
-        ends = sorted(note[4] for note in notes if note[0] == "exit")
-        assert ends == ["KeyError", "KeyError", "returned", "returned"]
-        assert len(notes) == 8
+        functions: list[Any] = [around.fail_odd, around.fail_odd_later]
+        for function in functions:
+            items = pool.map(function, range(4), chunksize=4).outcomes()
+            errors = [repr(one.error) async for one in items]
+            assert errors == ["None", "KeyError(1)", "None", "KeyError(3)"]
+            notes = await pool.submit(around.seen)
+            assert {note[3] for note in notes} == {function.__name__}
+            ends = sorted(note[4] for note in notes if note[0] == "exit")
+            assert ends == ["KeyError", "KeyError", "returned", "returned"]
+            assert len(notes) == 8
 
 
 @LANES
@@ -198,32 +191,39 @@ async def test_it_suppresses_no_exception(concurrency: int) -> None:
 
 
 @KINDS
-@FUNCTIONS
-@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), BaseException("x")])
-@pytest.mark.parametrize("stage", ["call", "enter", "exit"])
 async def test_its_error_costs_the_job_and_not_the_worker(
-    kind: Any, concurrency: int, function: Any, error: BaseException, stage: str
+    kind: Any, concurrency: int
 ) -> None:
+    errors = ValueError("no"), SystemExit(3), BaseException("x")
     async with patience(), pool_with(FAILING, kind, concurrency) as pool:
         pid = await pool.submit(jobs.pid)
-        await pool.submit(around.give, **{stage: error})
-        with pytest.raises(HookError) as caught:
-            await pool.submit(function)
-        name = f"tests.helpers.around.{function.__name__}"
-        when, found = "before job 3 ({}) had begun", caught.value
-        if stage == "exit":
-            when = "after job 3 ({}) had returned"
-        assert str(found) == f"the hook {FAILING} failed {when.format(name)}: {error!r}"
-        assert found.hook == FAILING
-        assert found.stage == ("exit" if stage == "exit" else "enter")
-        assert (found.job_id, found.attempt, found.function) == (3, 1, name)
-        assert found.__cause__ is found.exception
-        assert repr(found.exception) == repr(error)
-        remote = found.exception.__cause__
-        assert isinstance(remote, RemoteTraceback)
-        assert "in _obey" in remote.text
-        assert await pool.submit(jobs.pid) == pid
+        for function, error, stage in itertools.product(FUNCTIONS, errors, STAGES):
+            with case(function, error, stage):
+                await pool.submit(around.give, **{stage: error})
+                job = pool.submit(function)
+                with pytest.raises(HookError) as caught:
+                    await job
+                assert_told(caught.value, job, function, error, stage)
+                assert await pool.submit(jobs.pid) == pid
         assert pool.stats().crashes == 0
+
+
+def assert_told(
+    found: HookError, job: Job[Any], function: Any, error: BaseException, stage: str
+) -> None:
+    name = f"tests.helpers.around.{function.__name__}"
+    when = f"before job {job.id} ({name}) had begun"
+    if stage == "exit":
+        when = f"after job {job.id} ({name}) had returned"
+    assert str(found) == f"the hook {FAILING} failed {when}: {error!r}"
+    assert found.hook == FAILING
+    assert found.stage == ("exit" if stage == "exit" else "enter")
+    assert (found.job_id, found.attempt, found.function) == (job.id, 1, name)
+    assert found.__cause__ is found.exception
+    assert repr(found.exception) == repr(error)
+    remote = found.exception.__cause__
+    assert isinstance(remote, RemoteTraceback)
+    assert "in _obey" in remote.text
 
 
 @LANES
@@ -239,17 +239,15 @@ async def test_its_error_costs_one_item_of_a_map(concurrency: int) -> None:
 
 
 @LANES
-@pytest.mark.parametrize("function", [around.fail, around.fail_later])
-async def test_a_job_that_failed_keeps_its_error(
-    concurrency: int, function: Any
-) -> None:
+async def test_a_job_that_failed_keeps_its_error(concurrency: int) -> None:
+    text = f"The hook {FAILING} failed too: ValueError: no"
     async with patience(), pool_with(FAILING, "asyncio", concurrency) as pool:
-        await pool.submit(around.give, exit=ValueError("no"))
-        with pytest.raises(KeyError) as caught:
-            await pool.submit(function)
-        text = f"The hook {FAILING} failed too: ValueError: no"
-        assert caught.value.__notes__ == [text]
-        assert await pool.submit(around.told) == around.NOBODY
+        for function in (around.fail, around.fail_later):
+            await pool.submit(around.give, exit=ValueError("no"))
+            with pytest.raises(KeyError) as caught:
+                await pool.submit(function)
+            assert caught.value.__notes__ == [text]
+            assert await pool.submit(around.told) == around.NOBODY
 
 
 async def test_what_it_returns_must_be_a_context_manager() -> None:
@@ -277,16 +275,19 @@ async def test_its_error_may_be_retried(concurrency: int) -> None:
 
 
 @LANES
-@FUNCTIONS
-@pytest.mark.parametrize("stage", ["call", "enter", "exit"])
 async def test_a_hook_that_hangs_ends_with_the_time_of_its_job(
-    concurrency: int, function: Any, stage: str
+    concurrency: int,
 ) -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        pool_with(FAILING, "asyncio", concurrency) as pool,
-    ):
+    async with patience(), pool_with(FAILING, "asyncio", concurrency) as pool:
+        for function, stage in itertools.product(FUNCTIONS, STAGES):
+            with case(function, stage):
+                await _hang_and_end(pool, function, stage, concurrency)
+
+
+async def _hang_and_end(
+    pool: Pool, function: Any, stage: str, concurrency: int
+) -> None:
+    async with Gate() as gate:
         pid = await pool.submit(jobs.pid)
         await pool.submit(around.give, **{stage: gate.path})
         limited = pool.options(timeout=0.2, cancel_grace=0.2)
@@ -300,23 +301,21 @@ async def test_a_hook_that_hangs_ends_with_the_time_of_its_job(
 
 
 @LANES
-@pytest.mark.parametrize("stage", ["enter", "exit"])
-async def test_a_cancelled_job_leaves_its_worker_in_order(
-    concurrency: int, stage: str
-) -> None:
+async def test_a_cancelled_job_leaves_its_worker_in_order(concurrency: int) -> None:
     async with (
         patience(),
         Gate() as gate,
         pool_with(FAILING, "asyncio", concurrency) as pool,
     ):
-        await pool.submit(around.give, **{stage: gate.path})
-        job = pool.submit(around.told)
-        visitor = await gate.visitor(stage)
-        job.cancel()
-        await visitor.gone()
-        assert await pool.submit(around.seen) == [("cancelled", stage)]
-        assert pool.stats().crashes == 0
-        await assert_serves(pool)
+        for stage in ("enter", "exit"):
+            await pool.submit(around.give, **{stage: gate.path})
+            job = pool.submit(around.told)
+            visitor = await gate.visitor(stage)
+            job.cancel()
+            await visitor.gone()
+            assert await pool.submit(around.seen) == [("cancelled", stage)]
+            assert pool.stats().crashes == 0
+            await assert_serves(pool)
 
 
 @KINDS
@@ -338,22 +337,20 @@ async def test_it_sees_that_its_job_is_cancelled(kind: Any, concurrency: int) ->
 
 
 @LANES
-@pytest.mark.parametrize("function", [around.fork, around.fork_later])
-async def test_it_does_not_exit_in_a_copy_of_the_worker(
-    concurrency: int, function: Any
-) -> None:
+async def test_it_does_not_exit_in_a_copy_of_the_worker(concurrency: int) -> None:
     async with (
         patience(),
         Gate() as gate,
         pool_with(FAILING, "asyncio", concurrency) as pool,
     ):
-        await pool.submit(around.give, exit=gate.path)
-        job = pool.submit(function)
-        visitor = await gate.visitor("exit")
-        visitor.release()
-        assert visitor.pid == await pool.submit(jobs.pid)
-        assert await job
-        assert gate.visits("exit") == 1
+        for nth, function in ((1, around.fork), (2, around.fork_later)):
+            await pool.submit(around.give, exit=gate.path)
+            job = pool.submit(function)
+            visitor = await gate.visitor("exit", nth)
+            visitor.release()
+            assert visitor.pid == await pool.submit(jobs.pid)
+            assert await job
+            assert gate.visits("exit") == nth
 
 
 # What cannot be a hook.

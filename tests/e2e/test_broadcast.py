@@ -24,11 +24,11 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerLimits,
 )
-from asyncpool._core.wire.messages import MAX_BROADCASTS
 from asyncpool.events import Crashed, Ready, Retiring
 from tests.helpers import beats, jobs, values
 from tests.helpers.clusters import come_true
 from tests.helpers.gate import Gate
+from tests.helpers.inside import MAX_BROADCASTS
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from asyncpool import Crash, Job, Pool
-from asyncpool.events import Crashed, Exited
+from asyncpool.events import Exited
 from tests.helpers import faults, jobs, streams
 from tests.helpers.gate import Gate
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, by_events, closing, idle
+from tests.helpers.pools import assert_serves, by_events, case, closing, idle, next_of
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
 async def test_a_queued_job_leaves_the_queue_at_no_cost() -> None:
@@ -38,79 +37,72 @@ async def test_a_queued_job_leaves_the_queue_at_no_cost() -> None:
     assert (stats.cancelled, stats.completed, stats.spawned) == (1, 2, 1)
 
 
-@pytest.mark.parametrize(
-    "work",
-    [
+async def test_a_running_job_is_stopped_whatever_it_does() -> None:
+    works = (
         jobs.sleep,
         jobs.compute,
         jobs.hold_the_gil,
         jobs.backtrack,
         jobs.refuse_to_end,
-    ],
-    ids=lambda work: work.__name__,
-)
-async def test_a_running_job_is_stopped_whatever_it_does(
-    work: Callable[[str, str], Any],
-) -> None:
+    )
     crashes: list[Crash] = []
     pool = Pool(1, on_crash=crashes.append, on_cancel="kill")
-    async with patience(), Gate() as gate, pool:
+    async with patience(2), pool:
         events = pool.events()
-        job = pool.submit(work, gate.path, "")
-        next_one = pool.submit(jobs.pid)
-        visitor = await gate.visitor()
-        assert job.cancel()
-        assert job.state == "cancelled"
-        with pytest.raises(asyncio.CancelledError):
-            await job
-        await visitor.gone()
-        # The replacement comes at once, and it is a planned exit, not a crash.
-        assert await next_one != visitor.pid
-        await assert_serves(pool)
+        for number, work in enumerate(works, 1):
+            async with Gate() as gate:
+                with case(work):
+                    job = pool.submit(work, gate.path, "")
+                    next_one = pool.submit(jobs.pid)
+                    visitor = await gate.visitor()
+                    assert job.cancel()
+                    assert job.state == "cancelled"
+                    with pytest.raises(asyncio.CancelledError):
+                        await job
+                    await visitor.gone()
+                    # The replacement comes at once, and it is a planned exit, not a crash.
+                    assert await next_one != visitor.pid
+                    await assert_serves(pool)
+                    assert await next_of(events, Exited) == Exited(
+                        0,
+                        number,
+                        visitor.pid,
+                        signal="SIGKILL",
+                        detail=f"killed since job {job.id} did not end",
+                        reason=f"cancellation of job {job.id}",
+                    )
         stats = pool.stats()
     assert crashes == []
-    seen = [event async for event in events]
-    [exited, _] = [event for event in seen if isinstance(event, Exited)]
-    assert exited == Exited(
-        0,
-        1,
-        visitor.pid,
-        signal="SIGKILL",
-        detail=f"killed since job {job.id} did not end",
-        reason=f"cancellation of job {job.id}",
-    )
-    assert not [event for event in seen if isinstance(event, Crashed)]
-    assert (stats.cancelled, stats.crashes, stats.restarts) == (1, 0, 1)
+    counts = stats.cancelled, stats.crashes, stats.restarts
+    assert counts == (len(works), 0, len(works))
 
 
-@pytest.mark.parametrize("work", [jobs.hold_the_gil, jobs.swallow])
-async def test_a_job_that_does_not_end_when_asked_costs_its_worker(
-    work: Callable[[str, str], Any],
-) -> None:
+async def test_a_job_that_does_not_end_when_asked_costs_its_worker() -> None:
     async with patience(), Gate() as gate, Pool(1, cancel_grace=0.05) as pool:
-        job = pool.submit(work, gate.path, "")
-        next_one = pool.submit(jobs.pid)
-        visitor = await gate.visitor()
-        job.cancel()
-        await visitor.gone()
-        assert await next_one != visitor.pid
-        stats = pool.stats()
-    assert (stats.cancelled, stats.crashes, stats.restarts) == (1, 0, 1)
+        for number, work in enumerate((jobs.hold_the_gil, jobs.swallow), 1):
+            job = pool.submit(work, gate.path, "")
+            next_one = pool.submit(jobs.pid)
+            visitor = await gate.visitor(nth=number)
+            job.cancel()
+            await visitor.gone()
+            assert await next_one != visitor.pid
+            stats = pool.stats()
+            counts = stats.cancelled, stats.crashes, stats.restarts
+            assert counts == (number, 0, number)
 
 
-@pytest.mark.parametrize("work", [jobs.sleep, jobs.compute])
-async def test_a_job_that_ends_when_asked_costs_nothing(
-    work: Callable[[str, str], Any],
-) -> None:
+async def test_a_job_that_ends_when_asked_costs_nothing() -> None:
     async with patience(), Gate() as gate, Pool(1, cancel_grace=3600) as pool:
-        job = pool.submit(work, gate.path, "")
-        next_one = pool.submit(jobs.pid)
-        visitor = await gate.visitor()
-        job.cancel()
-        await visitor.gone()
-        assert await next_one == visitor.pid
-        stats = pool.stats()
-    assert (stats.cancelled, stats.completed, stats.spawned) == (1, 1, 1)
+        for number, work in enumerate((jobs.sleep, jobs.compute), 1):
+            job = pool.submit(work, gate.path, "")
+            next_one = pool.submit(jobs.pid)
+            visitor = await gate.visitor(nth=number)
+            job.cancel()
+            await visitor.gone()
+            assert await next_one == visitor.pid
+            stats = pool.stats()
+            counts = stats.cancelled, stats.completed, stats.spawned
+            assert counts == (number, number, 1)
 
 
 async def test_a_cancelled_job_cleans_up_before_the_next_one_begins() -> None:
@@ -241,44 +233,44 @@ async def test_killing_a_job_ends_what_it_has_started() -> None:
         await assert_serves(pool)
 
 
-async def test_cancelling_the_task_that_awaits_a_job_cancels_the_job() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.submit(jobs.sleep, gate.path, "")
+async def test_cancelling_the_task_that_awaits_a_job_cancels_the_job(
+    pool: Pool,
+    gate: Gate,
+) -> None:
+    job = pool.submit(jobs.sleep, gate.path, "")
 
-        async def wait() -> None:
+    async def wait() -> None:
+        await job
+
+    task = asyncio.create_task(wait())
+    visitor = await gate.visitor()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert job.cancelled()
+    await visitor.gone()
+    await assert_serves(pool)
+
+
+async def test_a_timeout_around_a_job_stops_it(pool: Pool, gate: Gate) -> None:
+    job: Job[Any] = pool.submit(jobs.compute, gate.path, "")
+    visitor = await gate.visitor()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
             await job
-
-        task = asyncio.create_task(wait())
-        visitor = await gate.visitor()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert job.cancelled()
-        await visitor.gone()
-        await assert_serves(pool)
+    assert job.cancelled()
+    await visitor.gone()
+    await assert_serves(pool)
 
 
-async def test_a_timeout_around_a_job_stops_it() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job: Job[Any] = pool.submit(jobs.compute, gate.path, "")
-        visitor = await gate.visitor()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await job
-        assert job.cancelled()
-        await visitor.gone()
-        await assert_serves(pool)
-
-
-async def test_a_shielded_job_goes_on() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await asyncio.shield(job)
-        visitor.release()
-        assert await job == "go"
+async def test_a_shielded_job_goes_on(pool: Pool, gate: Gate) -> None:
+    job = pool.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await asyncio.shield(job)
+    visitor.release()
+    assert await job == "go"
 
 
 async def test_cancelling_a_gather_of_a_thousand_jobs() -> None:

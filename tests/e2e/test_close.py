@@ -12,10 +12,9 @@ import anyio
 import pytest
 
 from asyncpool import CloseSummary, Crash, Job, Pool, PoolClosedError
-from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.launcher.launcher import Launcher
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import Launcher, Threads
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import closing, idle, stop, until
@@ -492,16 +491,6 @@ async def test_a_pool_that_closes_is_not_started_again() -> None:
         (await gate.visitor()).release()
         assert await job == "go"
         assert (await close).finished == 1
-
-
-async def test_a_pool_that_was_never_started_can_be_closed() -> None:
-    async with patience():
-        pool = Pool(1)
-        with pytest.raises(PoolClosedError, match="not started"):
-            pool.submit(jobs.square, 1)
-        assert await pool.close() == CloseSummary(finished=0, failed=0, killed=0)
-        with pytest.raises(PoolClosedError):
-            await pool.start()
 
 
 async def test_a_worker_is_replaced_after_close_only_if_a_job_needs_it() -> None:

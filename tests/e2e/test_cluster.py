@@ -22,7 +22,6 @@ from asyncpool import (
     RestartPolicy,
     WorkerLimits,
 )
-from asyncpool._core.policies.restart import BURST
 from asyncpool.cluster import ClusterStats
 from asyncpool.events import Broken, Crashed, Exited, Ready, Retiring, Spawned
 from tests.helpers import serves
@@ -39,7 +38,7 @@ from tests.helpers.clusters import (
 )
 from tests.helpers.gate import Gate, short_folder
 from tests.helpers.guards import open_fds
-from tests.helpers.inside import break_core
+from tests.helpers.inside import BURST, break_core
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience

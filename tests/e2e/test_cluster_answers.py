@@ -21,7 +21,7 @@ from asyncpool.events import Retiring
 from tests.helpers.clusters import all_ready, cluster_of, come_true
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
-from tests.helpers.pools import next_of
+from tests.helpers.pools import case, next_of
 
 pytestmark = BOTH_LOOPS
 
@@ -120,29 +120,29 @@ async def serving(name: str, **options: Any) -> AsyncGenerator[Cluster]:
 # Clients that leave.
 
 
-@pytest.mark.parametrize(
-    "way", ["closes", "resets", "leaves a pipeline", "half-closes before"]
-)
+WAYS = ["closes", "resets", "leaves a pipeline", "half-closes before"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_who_leaves_a_stream_gives_back_what_it_held(
-    kind: str, way: str, caplog: pytest.LogCaptureFixture
+    kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     name, path = KINDS[kind]
     async with serving(name) as cluster:
-        found: dict[str, int] = {}
-        for number in range(1, CLIENTS + 1):
-            async with Caller(cluster) as caller:
-                caller.say(GET.format(path) * (1 + (way == "leaves a pipeline")))
-                assert "200 OK" in await caller.head()
-                await caller.reader.readexactly(1000)
-                if way == "half-closes before":
-                    caller.writer.write_eof()
-                elif way == "resets":
-                    caller.reset()
-            found = await told(cluster, closed=number)
-        assert found["begun"] == found["closed"] == CLIENTS
+        for number, way in enumerate(WAYS * CLIENTS, 1):
+            with case(way):
+                async with Caller(cluster) as caller:
+                    caller.say(GET.format(path) * (1 + (way == "leaves a pipeline")))
+                    assert "200 OK" in await caller.head()
+                    await caller.reader.readexactly(1000)
+                    if way == "half-closes before":
+                        caller.writer.write_eof()
+                    elif way == "resets":
+                        caller.reset()
+                found = await told(cluster, closed=number)
+                assert found["begun"] == found["closed"] == number
         if path == "/stream" and name == "raw_wsgi":
-            await told(cluster, **{"close()": CLIENTS})
+            await told(cluster, **{"close()": CLIENTS * len(WAYS)})
         await come_true(lambda: cluster.stats().requests.open == 0)
     assert [
         it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR

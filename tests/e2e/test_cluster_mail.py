@@ -15,14 +15,17 @@ from functools import partial
 import pytest
 
 from asyncpool import Cluster, NoWorkerError, PoolClosedError
-from asyncpool._core.cluster.link_rules import MOST_MESSAGES
-from asyncpool._runtime.cluster.link import MAX_MESSAGE
 from asyncpool.events import Crashed, Retiring
 from tests.helpers import serves
 from tests.helpers.clusters import Client, all_ready, cluster_of, come_true
 from tests.helpers.gate import Gate, short_folder
 from tests.helpers.guards import open_fds
-from tests.helpers.inside import messages_arrived, service_of
+from tests.helpers.inside import (
+    MAX_MESSAGE,
+    MOST_MESSAGES,
+    messages_arrived,
+    service_of,
+)
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import next_of

@@ -21,7 +21,6 @@ from asyncpool import (
     RestartPolicy,
     RollInProgressError,
 )
-from asyncpool._core.slots import lifecycle as lives
 from asyncpool.cluster import ClusterStats, ResizeError
 from asyncpool.events import (
     Crashed,
@@ -45,7 +44,7 @@ from tests.helpers.clusters import (
 )
 from tests.helpers.gate import Gate
 from tests.helpers.guards import few_descriptors
-from tests.helpers.inside import end_cluster_workers_within
+from tests.helpers.inside import end_cluster_workers_within, terminate_within
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import next_of
@@ -273,7 +272,7 @@ async def test_a_reload_tells_of_who_cannot_tell_what_it_cuts_off(
 ) -> None:
     """One that is stopped takes no SIGTERM; one whose GIL is held dies of it."""
     end_cluster_workers_within(monkeypatch, 0.1)
-    monkeypatch.setattr(lives, "TERM_GRACE", 0.1 if way == "SIGKILL" else PATIENCE)
+    terminate_within(monkeypatch, 0.1 if way == "SIGKILL" else PATIENCE)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(patience())
         cluster = cluster_of(workers=1, drain_timeout=0.3, reload_drain_timeout=0.1)

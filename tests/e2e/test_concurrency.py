@@ -24,13 +24,13 @@ from asyncpool import (
 from tests.helpers import jobs, several, streams
 from tests.helpers.gate import Gate
 from tests.helpers.inside import run_out
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.loops import BOTH_LOOPS, EACH_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, until
 
 pytestmark = BOTH_LOOPS
 
-KINDS = pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+KINDS = pytest.mark.parametrize("kind", EACH_LOOP)
 
 
 # How many run.
@@ -81,14 +81,6 @@ async def test_two_workers_have_lanes_each_and_share_a_burst() -> None:
         for visitor in visitors:
             visitor.release()
         assert await asyncio.gather(*found) == ["go"] * 6
-
-
-@KINDS
-async def test_no_ops_come_back_each_with_its_own(kind: Any) -> None:
-    async with patience(), Pool(2, concurrency=8, worker_loop=kind) as pool:
-        for _ in range(3):
-            found = [pool.submit(several.noop, number) for number in range(500)]
-            assert await asyncio.gather(*found) == list(range(500))
 
 
 async def test_the_one_that_waits_begins_when_any_has_ended() -> None:
@@ -442,23 +434,6 @@ async def test_records_of_loggers_say_whose_they_are(
     assert said == {f"text {n}": found[n].id for n in (0, 1)}
 
 
-@KINDS
-async def test_an_error_has_the_traceback_of_the_coroutine(kind: Any) -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        Pool(1, concurrency=2, worker_loop=kind) as pool,
-    ):
-        job = pool.submit(several.fail_at, gate.path)
-        (await gate.visitor()).release()
-        with pytest.raises(KeyError) as caught:
-            await job
-        remote = str(caught.value.__cause__)
-        assert "in fail_at" in remote
-        assert "in _deep" in remote
-        assert "_worker" not in remote
-
-
 @pytest.mark.parametrize(
     "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr
 )
@@ -691,15 +666,6 @@ async def test_workers_are_replaced_after_so_many_jobs() -> None:
         assert await asyncio.gather(*found) == list(range(200))
         stats = await until(pool, lambda stats: stats.spawned > 1)
     assert stats.crashes == 0
-
-
-async def test_an_initializer_and_its_loop_serve_all() -> None:
-    async with (
-        patience(),
-        Pool(1, concurrency=3, initializer=streams.open_session) as pool,
-    ):
-        found = [pool.submit(streams.session_is_of_this_loop) for _ in range(6)]
-        assert await asyncio.gather(*found) == [True] * 6
 
 
 @KINDS

@@ -14,13 +14,15 @@ from asyncpool import Job, JobRaisedError, JobTimeoutError, Pool, PoolBrokenErro
 from tests.helpers import jobs, streams
 from tests.helpers.gate import Gate
 from tests.helpers.inside import run_out
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.loops import EACH_LOOP
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
-KINDS = pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+KINDS = pytest.mark.parametrize("kind", EACH_LOOP)
+LANES = pytest.mark.parametrize("concurrency", [1, 3])
 
 
 @pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
@@ -56,14 +58,15 @@ async def test_a_loop_that_is_not_installed_is_refused(
         Pool(1, worker_loop="trio")  # type: ignore[arg-type]
 
 
+@LANES
 @KINDS
-async def test_what_an_async_initializer_opens_serves_all_jobs(kind: Any) -> None:
-    async with (
-        patience(),
-        Pool(1, worker_loop=kind, initializer=streams.open_session) as pool,
-    ):
-        assert await pool.submit(streams.session_is_of_this_loop)
-        assert await pool.submit(streams.session_is_of_this_loop)
+async def test_what_an_async_initializer_opens_serves_all_jobs(
+    kind: Any, concurrency: int
+) -> None:
+    setup = {"worker_loop": kind, "initializer": streams.open_session}
+    async with patience(), Pool(1, concurrency=concurrency, **setup) as pool:
+        found = [pool.submit(streams.session_is_of_this_loop) for _ in range(6)]
+        assert await asyncio.gather(*found) == [True] * 6
 
 
 async def test_an_async_initializer_that_fails_is_a_failed_start() -> None:
@@ -75,9 +78,15 @@ async def test_an_async_initializer_that_fails_is_a_failed_start() -> None:
             pass
 
 
+@LANES
 @KINDS
-async def test_errors_have_the_traceback_of_the_coroutine(kind: Any) -> None:
-    async with patience(), Pool(1, worker_loop=kind) as pool:
+async def test_errors_have_the_traceback_of_the_coroutine(
+    kind: Any, concurrency: int
+) -> None:
+    async with (
+        patience(),
+        Pool(1, worker_loop=kind, concurrency=concurrency) as pool,
+    ):
         with pytest.raises(KeyError) as caught:
             await pool.submit(streams.fail_in_depth, KeyError("deep"))
         remote = str(caught.value.__cause__)
@@ -129,13 +138,15 @@ async def test_one_that_is_cancelled_while_asyncio_is_imported_spoils_nothing() 
             assert pool.stats().slots[0].pid == worker
 
 
-async def test_one_that_is_cancelled_before_its_first_step_never_begins() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        for _ in range(20):
-            job = pool.submit(streams.wait_for_ever, gate.path)
-            await asyncio.sleep(0)
-            job.cancel()
-            assert await pool.submit(streams.double, 4) == 8
+async def test_one_that_is_cancelled_before_its_first_step_never_begins(
+    pool: Pool,
+    gate: Gate,
+) -> None:
+    for _ in range(20):
+        job = pool.submit(streams.wait_for_ever, gate.path)
+        await asyncio.sleep(0)
+        job.cancel()
+        assert await pool.submit(streams.double, 4) == 8
     assert pool.stats().crashes == 0
 
 
@@ -195,27 +206,25 @@ async def test_one_that_holds_up_its_loop_is_told(
     assert vars(record)["job_id"] == job.id
 
 
-async def test_beats_go_on_and_a_wish_to_end_is_heard() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.options(heartbeat_timeout=5).submit(
-            streams.beat_until_cancelled, gate.path
-        )
-        await gate.visitor("beating")
-        seen = []
-        async for details in job.progress():
-            seen.append(details)
-            if len(seen) == 3:
-                break
-        assert seen == sorted(set(seen))
-        job.cancel()
-        await assert_serves(pool)
+async def test_beats_go_on_and_a_wish_to_end_is_heard(pool: Pool, gate: Gate) -> None:
+    job = pool.options(heartbeat_timeout=5).submit(
+        streams.beat_until_cancelled, gate.path
+    )
+    await gate.visitor("beating")
+    seen = []
+    async for details in job.progress():
+        seen.append(details)
+        if len(seen) == 3:
+            break
+    assert seen == sorted(set(seen))
+    job.cancel()
+    await assert_serves(pool)
     assert pool.stats().crashes == 0
 
 
-async def test_tasks_of_a_job_know_it() -> None:
-    async with patience(), Pool(1) as pool:
-        job = pool.submit(streams.job_in_task)
-        assert await job == (job.id, 1)
+async def test_tasks_of_a_job_know_it(pool: Pool) -> None:
+    job = pool.submit(streams.job_in_task)
+    assert await job == (job.id, 1)
 
 
 async def test_what_it_leaves_behind_ends_with_its_worker(tmp_path: Path) -> None:
@@ -229,46 +238,48 @@ async def test_what_it_leaves_behind_ends_with_its_worker(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("chunk", [1, 7, None])
-async def test_maps_await_each_item(chunk: int | None) -> None:
-    async with patience(), Pool(2) as pool:
-        found = await pool.map(streams.double, range(200), chunksize=chunk)
-        assert found == [n * 2 for n in range(200)]
-        assert await pool.starmap(streams.double, [(1,), (2,)]) == [2, 4]
-        outcomes = await pool.map(
-            streams.perhaps_fail, range(30), chunksize=chunk
-        ).outcomes()
-        assert [one.index for one in outcomes if not one.ok] == [7, 17, 27]
-        assert [one.result() for one in outcomes if one.ok] == [
-            n for n in range(30) if n % 10 != 7
-        ]
+async def test_maps_await_each_item(pair: Pool, chunk: int | None) -> None:
+    found = await pair.map(streams.double, range(200), chunksize=chunk)
+    assert found == [n * 2 for n in range(200)]
+    assert await pair.starmap(streams.double, [(1,), (2,)]) == [2, 4]
+    outcomes = await pair.map(
+        streams.perhaps_fail, range(30), chunksize=chunk
+    ).outcomes()
+    assert [one.index for one in outcomes if not one.ok] == [7, 17, 27]
+    assert [one.result() for one in outcomes if one.ok] == [
+        n for n in range(30) if n % 10 != 7
+    ]
 
 
-async def test_who_leaves_an_async_map_ends_the_items_that_travel_together() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        items = [(gate.path, n) for n in range(5, 9)]
-        found = pool.map(streams.perhaps_wait_for_ever, items, chunksize=4)
-        task = asyncio.ensure_future(anext(found))
-        await gate.visitor("waiting")
-        task.cancel()
-        await gate.visitor("left")
-        await assert_serves(pool)
-        again = [(gate.path, n) for n in range(16, 19)]
-        found = pool.map(streams.perhaps_wait_for_ever, again, chunksize=3)
-        assert await found == [16, 17, 18]
-        await gate.visitor("passed 18")
-        assert not any(gate.visits(f"passed {n}") for n in range(5, 9))
+async def test_who_leaves_an_async_map_ends_the_items_that_travel_together(
+    pool: Pool,
+    gate: Gate,
+) -> None:
+    items = [(gate.path, n) for n in range(5, 9)]
+    found = pool.map(streams.perhaps_wait_for_ever, items, chunksize=4)
+    task = asyncio.ensure_future(anext(found))
+    await gate.visitor("waiting")
+    task.cancel()
+    await gate.visitor("left")
+    await assert_serves(pool)
+    again = [(gate.path, n) for n in range(16, 19)]
+    found = pool.map(streams.perhaps_wait_for_ever, again, chunksize=3)
+    assert await found == [16, 17, 18]
+    await gate.visitor("passed 18")
+    assert not any(gate.visits(f"passed {n}") for n in range(5, 9))
 
 
-async def test_items_of_an_async_map_have_a_timeout_each() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        view = pool.options(timeout=1.0)
-        outcomes = await view.map(
-            streams.perhaps_wait_for_ever,
-            [(gate.path, n) for n in range(12)],
-            chunksize=4,
-        ).outcomes()
-        assert [one.index for one in outcomes if not one.ok] == [5]
-        assert isinstance(outcomes[5].error, JobTimeoutError)
-        assert [one.result() for one in outcomes if one.ok] == [
-            n for n in range(12) if n != 5
-        ]
+async def test_items_of_an_async_map_have_a_timeout_each(
+    pool: Pool, gate: Gate
+) -> None:
+    view = pool.options(timeout=1.0)
+    outcomes = await view.map(
+        streams.perhaps_wait_for_ever,
+        [(gate.path, n) for n in range(12)],
+        chunksize=4,
+    ).outcomes()
+    assert [one.index for one in outcomes if not one.ok] == [5]
+    assert isinstance(outcomes[5].error, JobTimeoutError)
+    assert [one.result() for one in outcomes if one.ok] == [
+        n for n in range(12) if n != 5
+    ]

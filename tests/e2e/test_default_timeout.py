@@ -11,12 +11,10 @@ import pytest
 
 import asyncpool
 from asyncpool import Pool
-from asyncpool._core.control.control_protocol import Request
-from asyncpool._runtime.control.client import ControlClient
-from asyncpool._runtime.control.paths import path_of
 from tests.helpers import faults, jobs
 from tests.helpers.clusters import all_ready, clients, cluster_of
 from tests.helpers.faults import by_name
+from tests.helpers.inside import ControlClient, Request, path_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, crash_of

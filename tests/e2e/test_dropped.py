@@ -9,10 +9,9 @@ import threading
 import pytest
 
 from asyncpool import CloseSummary, Job, Pool
-from asyncpool._core.supervision.closing import Finish
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
-from tests.helpers.inside import in_another_process, supervisor_of
+from tests.helpers.inside import Finish, in_another_process, supervisor_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 

@@ -30,7 +30,7 @@ from tests.helpers.executors import (
     pending_behind,
     run_either,
 )
-from tests.helpers.loops import loop_factories
+from tests.helpers.loops import EACH_LOOP, loop_factories
 from tests.helpers.patience import PATIENCE
 from tests.helpers.waiting_room import WaitingRoom
 
@@ -40,18 +40,12 @@ pytestmark = FORKS
 class TestExecutor:
     """ "Executor Objects"."""
 
-    def test_it_is_an_executor(self, executor: cf.Executor) -> None:
-        assert isinstance(executor, cf.Executor)
-
     def test_submit_returns_a_future_of_the_call(self, executor: cf.Executor) -> None:
+        assert isinstance(executor, cf.Executor)
         future = executor.submit(pow, 323, 1235)
         assert isinstance(future, cf.Future)
         assert future.result() == 323**1235
-
-    def test_submit_takes_any_keyword(self, executor: cf.Executor) -> None:
         assert executor.submit(dict, fn=1, self=2).result() == {"fn": 1, "self": 2}
-
-    def test_calls_run_in_other_processes(self, executor: cf.Executor) -> None:
         assert executor.submit(jobs.pid).result() != os.getpid()
 
     def test_calls_are_made_at_once_with_each_other(
@@ -169,24 +163,24 @@ class TestMap:
             executor.map(jobs.square, items())
 
     def test_whoever_stops_reading_cancels_the_rest(
-        self, executor: cf.Executor, room: WaitingRoom, tmp_path: Any
+        self, own_executor: cf.Executor, room: WaitingRoom, tmp_path: Any
     ) -> None:
-        running = fill(executor, room)
+        running = fill(own_executor, room)
         path = str(tmp_path / "signed")
-        results: Any = executor.map(partial(jobs.sign, path), range(50), timeout=0)
+        results: Any = own_executor.map(partial(jobs.sign, path), range(50), timeout=0)
         with pytest.raises(TimeoutError):
             next(results)
         room.release()
         cf.wait(running)
-        executor.shutdown()
+        own_executor.shutdown()
         signed = Path(path).read_text().split() if Path(path).exists() else []
         assert len(signed) <= 5  # some may have been handed over before
 
 
 class TestShutdown:
-    def test_no_calls_after_it(self, executor: cf.Executor) -> None:
-        executor.shutdown()
-        for call in (executor.submit, executor.map):
+    def test_no_calls_after_it(self, own_executor: cf.Executor) -> None:
+        own_executor.shutdown()
+        for call in (own_executor.submit, own_executor.map):
             with pytest.raises(RuntimeError) as caught:
                 call(len, ["a"])
             assert type(caught.value) is RuntimeError
@@ -253,15 +247,16 @@ class TestShutdown:
             futures = [executor.submit(jobs.square, n) for n in range(10)]
         assert all(future.done() for future in futures)
 
-    def test_also_by_an_exception(self, make: Make) -> None:
+    @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+    def test_also_by_an_exception(self, make: Make, error: type[BaseException]) -> None:
         futures: list[cf.Future[int]] = []
 
         def fail() -> None:
             with make(2) as executor:
                 futures.extend(executor.submit(jobs.square, n) for n in range(10))
-                raise LookupError
+                raise error
 
-        with pytest.raises(LookupError):
+        with pytest.raises(error):
             fail()
         assert [future.result(0) for future in futures] == [n * n for n in range(10)]
 
@@ -281,11 +276,6 @@ class TestShutdown:
 
 
 class TestArguments:
-    @pytest.mark.parametrize("workers", [0, -1])
-    def test_there_must_be_workers(self, make: Make, workers: int) -> None:
-        with pytest.raises(ValueError, match="max_workers must be greater than 0"):
-            make(workers)
-
     def test_what_passes_for_a_number_is_one(self, make: Make) -> None:
         two: Any = pytest.importorskip("numpy").int64(2)
         with make(two) as executor:
@@ -308,41 +298,47 @@ class TestArguments:
         assert path.read_text().split() == ["1", "1"]
 
     @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn", ""])
-    @pytest.mark.parametrize("kind", ["Lock", "Queue", "Event"])
     def test_an_initializer_has_what_multiprocessing_makes(
-        self, make: Make, tmp_path: Path, method: str, kind: str
+        self, make: Make, tmp_path: Path, method: str
     ) -> None:
         source = """
+            def use(lock, queue, event):
+                lock.acquire()
+                queue.put(3)
+                event.set()
+
             if __name__ == "__main__":
-                context = multiprocessing.get_context(sys.argv[2] or None)
-                thing = getattr(context, sys.argv[1])()
-                use = {"Lock": "acquire", "Queue": "put", "Event": "set"}[sys.argv[1]]
-                use = operator.methodcaller(use, *[3][sys.argv[1] != "Queue":])
-                with make(1, context, use, (thing,)) as executor:
-                    print(executor.submit(abs, -1).result())
-                    if sys.argv[1] == "Queue":
-                        print(thing.get())
-                    else:
-                        ask = {"Lock": "acquire", "Event": "wait"}[sys.argv[1]]
-                        print(int(getattr(thing, ask)(sys.argv[1] == "Event")) + 2)
+                context = multiprocessing.get_context(sys.argv[1] or None)
+                lock, queue, event = context.Lock(), context.Queue(), context.Event()
+                with make(1, context, use, (lock, queue, event)) as executor:
+                    print(executor.submit(abs, -1).result(), queue.get())
+                    print(event.wait(), lock.acquire(False))
             """
-        out = run_either(tmp_path, make, source, kind, method)
-        assert out == ("1\n2\n" if kind == "Lock" else "1\n3\n")
+        out = run_either(tmp_path, make, source, method)
+        assert out == "1 3\nTrue False\n"
 
-    def test_an_initializer_must_be_callable(self, make: Make) -> None:
-        with pytest.raises(TypeError, match="initializer must be a callable"):
-            make(1, initializer="no function")
-
-    @pytest.mark.parametrize("limit", [0, -1])
-    def test_a_worker_makes_a_call_at_least(self, make: Make, limit: int) -> None:
+    @pytest.mark.parametrize(
+        ("workers", "options", "error", "text"),
+        [
+            (0, {}, ValueError, "max_workers must be greater than 0"),
+            (-1, {}, ValueError, "max_workers must be greater than 0"),
+            (1, {"initializer": "no"}, TypeError, "initializer must be a callable"),
+            (1, {"max_tasks_per_child": 0}, ValueError, "max_tasks_per_child must be"),
+            (1, {"max_tasks_per_child": -1}, ValueError, "max_tasks_per_child must be"),
+            (1, {"max_tasks_per_child": "2"}, TypeError, "must be an integer"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(
+        self,
+        make: Make,
+        workers: int,
+        options: dict[str, Any],
+        error: type[Exception],
+        text: str,
+    ) -> None:
         spawn = multiprocessing.get_context("spawn")
-        with pytest.raises(ValueError, match="max_tasks_per_child must be >= 1"):
-            make(1, mp_context=spawn, max_tasks_per_child=limit)
-
-    def test_the_limit_is_an_integer(self, make: Make) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        with pytest.raises(TypeError, match="max_tasks_per_child must be an integer"):
-            make(1, mp_context=spawn, max_tasks_per_child="two")
+        with pytest.raises(error, match=text):
+            make(workers, mp_context=spawn, **options)
 
     def test_an_initializer_that_raises_breaks_the_executor(self, make: Make) -> None:
         # The standard library's says so on stderr, too.
@@ -353,11 +349,11 @@ class TestArguments:
                 executor.submit(jobs.pid)
 
 
-@pytest.mark.parametrize("loop", loop_factories().values(), ids=list(loop_factories()))
+@pytest.mark.parametrize("loop", EACH_LOOP)
 class TestEventLoops:
     """What asyncio's documentation says of executors."""
 
-    def test_run_in_executor(self, make: Make, loop: Any) -> None:
+    def test_run_in_executor(self, make: Make, loop: str) -> None:
         async def main() -> list[int]:
             with make(2) as executor:
                 run = partial(asyncio.get_running_loop().run_in_executor, executor)
@@ -366,11 +362,11 @@ class TestEventLoops:
                     await run(operator.truediv, 1, 0)
                 return await asyncio.gather(*(run(jobs.square, n) for n in range(300)))
 
-        with asyncio.Runner(loop_factory=loop) as runner:
+        with asyncio.Runner(loop_factory=loop_factories()[loop]) as runner:
             assert runner.run(main()) == [n * n for n in range(300)]
 
     def test_whoever_is_cancelled_need_not_wait(
-        self, make: Make, loop: Any, room: WaitingRoom
+        self, make: Make, loop: str, room: WaitingRoom
     ) -> None:
         async def main() -> None:
             run = asyncio.get_running_loop().run_in_executor
@@ -381,12 +377,12 @@ class TestEventLoops:
                     await waiting
 
         with make(1) as ours:
-            with asyncio.Runner(loop_factory=loop) as runner:
+            with asyncio.Runner(loop_factory=loop_factories()[loop]) as runner:
                 runner.run(main())
             room.release()
 
     def test_a_loop_that_waits_in_a_blocking_way_is_served(
-        self, make: Make, loop: Any
+        self, make: Make, loop: str
     ) -> None:
         async def main() -> None:
             with make(2) as executor:
@@ -394,10 +390,10 @@ class TestEventLoops:
                 assert cf.wait(futures, PATIENCE).not_done == set()
                 assert executor.submit(jobs.square, 5).result(PATIENCE) == 25
 
-        with asyncio.Runner(loop_factory=loop) as runner:
+        with asyncio.Runner(loop_factory=loop_factories()[loop]) as runner:
             runner.run(main())
 
-    def test_as_a_default_executor(self, make: Make, loop: Any) -> None:
+    def test_as_a_default_executor(self, make: Make, loop: str) -> None:
         async def main() -> None:
             executor: Any = make(1)
             running = asyncio.get_running_loop()
@@ -408,5 +404,5 @@ class TestEventLoops:
             with executor, pytest.raises(TypeError, match="ThreadPoolExecutor"):
                 running.set_default_executor(executor)
 
-        with asyncio.Runner(loop_factory=loop) as runner:
+        with asyncio.Runner(loop_factory=loop_factories()[loop]) as runner:
             runner.run(main())

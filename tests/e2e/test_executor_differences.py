@@ -10,17 +10,14 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import pytest
 
 import asyncpool
-from asyncpool._core.slots import lifecycle as lives
-from asyncpool._runtime.base.machine import usable_cpus
 from tests.helpers import jobs
 from tests.helpers.executors import (
     FORKS,
@@ -31,59 +28,27 @@ from tests.helpers.executors import (
     run_either,
     start_either,
 )
-from tests.helpers.inside import deliver_in_loops_only, loop_of
+from tests.helpers.inside import (
+    deliver_in_loops_only,
+    loop_of,
+    terminate_within,
+    usable_cpus,
+)
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, run_script
 from tests.helpers.waiting_room import WaitingRoom
-
-# All that is deliberately not as with ProcessPoolExecutor.
-DIFFERENCES = {
-    "crash": "a dead worker fails one call, and the executor stays usable",
-    "by value": "lambdas, closures and what lives in __main__ can be sent",
-    "not picklable": "what cannot be sent is a JobNotPicklableError, with the cause",
-    "fork": "workers never inherit what this process has, whatever the mp_context",
-    "max_tasks_per_child": "goes with the context of 'fork', too, and does not need 'spawn'",
-    "notified": "wait() and as_completed() hear of a cancelled call at once",
-    "StopIteration": "comes in a JobRaisedError, since an asyncio future refuses it",
-    "running": "short calls are handed over up to 48 ms ahead, not two or three",
-    "max_workers": "defaults to the CPUs that affinity and cgroup allow",
-    "buffersize": "map() has it with every Python, not from 3.14 on",
-    "coroutine": "coroutine functions are awaited, and their result is the call's",
-    "set_start_method": "mp_context=None means a forkserver of ours, whatever is set",
-    "descriptors": "calls have no sockets and connections of this process; initializers do",
-    "callbacks": "run in the thread of the loop that submitted, as a rule",
-    "Ctrl-C": "does not reach workers, and calls that were handed ahead still run",
-    "forced end": "kill_workers() and terminate_workers() are there with every Python, work "
-    "after shutdown(), too, and leave nobody who ignores SIGTERM",
-    "threads": "that a call leaves behind end with its worker; nobody waits for them",
-    "forked": "submit() in a fork of the executor's process is an error, not a hang",
-}
 
 # What the standard library counts, by affinity from Python 3.13 on.
 CPUS = getattr(os, "process_cpu_count", os.cpu_count)()
 
 pytestmark = FORKS
 
-Test = TypeVar("Test", bound=Callable[..., object])
-
-SHOWN: dict[str, list[str]] = {}
-
-
-def shows(key: str) -> Callable[[Test], Test]:
-    """Mark a test as one that shows a difference, by its key."""
-
-    def mark(test: Test) -> Test:
-        SHOWN.setdefault(key, []).append(test.__name__)
-        return test
-
-    return mark
-
 
 class TestDifferences:
-    """Both sides of :data:`DIFFERENCES`, or ours where the other one is a hang."""
+    """Both sides of each, or ours where the other one is a hang."""
 
-    @shows("crash")
     def test_crash(self, make: Make) -> None:
+        """A dead worker fails one call, and the executor stays usable."""
         with make(1) as executor:
             with pytest.raises(BrokenProcessPool) as caught:
                 executor.submit(os._exit, 3).result()
@@ -99,25 +64,27 @@ class TestDifferences:
         assert type(again) is type(error)
         assert (str(again), again.exit_code) == (str(error), 3)
 
-    @shows("coroutine")
     def test_coroutine(self, make: Make, executor: cf.Executor) -> None:
+        """Coroutine functions are awaited, and their result is the call's."""
         future: cf.Future[Any] = executor.submit(jobs.greet, "you")
         if make is process_pool:
             assert "cannot pickle 'coroutine' object" in str(future.exception())
         else:
             assert future.result() == "hello you"
 
-    @shows("forced end")
     def test_forced_end(
         self, make: Make, room: WaitingRoom, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Kill_workers() and terminate_workers() are there with every Python, work after
+        shutdown(), too, and leave nobody who ignores SIGTERM.
+        """
         executor: Any = make(1)
         if make is process_pool:
             there = sys.version_info >= (3, 14)
             assert hasattr(executor, "kill_workers") == there
             assert hasattr(executor, "terminate_workers") == there
             return
-        monkeypatch.setattr(lives, "TERM_GRACE", 0.0)
+        terminate_within(monkeypatch, 0.0)
         future = executor.submit(jobs.refuse_to_end, room.path, "")
         pid = room.admit()
         executor.shutdown(wait=False)
@@ -126,8 +93,8 @@ class TestDifferences:
         assert not psutil.pid_exists(pid)
         assert isinstance(future.exception(), BrokenProcessPool)
 
-    @shows("by value")
     def test_by_value(self, make: Make, executor: cf.Executor) -> None:
+        """Lambdas, closures and what lives in __main__ can be sent."""
         future = executor.submit(lambda: 3)
         if make is process_pool:
             with pytest.raises((pickle.PicklingError, AttributeError)):
@@ -135,8 +102,8 @@ class TestDifferences:
         else:
             assert future.result() == 3
 
-    @shows("not picklable")
     def test_not_picklable(self, make: Make, executor: cf.Executor) -> None:
+        """What cannot be sent is a JobNotPicklableError, with the cause."""
         error = executor.submit(id, threading.Lock()).exception()
         cause = error
         if make is not process_pool:
@@ -150,21 +117,21 @@ class TestDifferences:
         assert "cannot pickle '_thread.lock' object" in str(result)
         assert executor.submit(jobs.square, 3).result() == 9
 
-    @shows("fork")
     def test_fork(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Workers never inherit what this process has, whatever the mp_context."""
         monkeypatch.setattr(jobs, "inherited", True, raising=False)
         with make(1, mp_context=multiprocessing.get_context("fork")) as executor:
             inherits = executor.submit(jobs.knows, "inherited").result()
         assert inherits == (make is process_pool)
 
-    @shows("max_workers")
     def test_max_workers(self, make: Make) -> None:
+        """Defaults to the CPUs that affinity and cgroup allow."""
         # By this name dask finds it out, too.
         workers = make()._max_workers  # type: ignore[attr-defined]
         assert workers == (usable_cpus() if make is not process_pool else CPUS)
 
-    @shows("max_tasks_per_child")
     def test_max_tasks_per_child(self, make: Make) -> None:
+        """Goes with the context of 'fork', too, and does not need 'spawn'."""
         if make is process_pool:
             with pytest.raises(ValueError, match="incompatible"):
                 make(2, max_tasks_per_child=3)
@@ -175,8 +142,8 @@ class TestDifferences:
             found = [future.result() for future in pids]
         assert max(found.count(pid) for pid in found) == 3
 
-    @shows("notified")
     def test_notified(self, make: Make, executor: cf.Executor) -> None:
+        """Wait() and as_completed() hear of a cancelled call at once."""
         with WaitingRoom() as room:
             fill(executor, room)
             [pending] = pending_behind(executor)
@@ -184,8 +151,8 @@ class TestDifferences:
             done, _ = cf.wait([pending], timeout=0)
             assert done == (set() if make is process_pool else {pending})
 
-    @shows("StopIteration")
     def test_stop_iteration(self, make: Make, executor: cf.Executor) -> None:
+        """Comes in a JobRaisedError, since an asyncio future refuses it."""
         error = executor.submit(next, iter(())).exception()
         if make is process_pool:
             assert type(error) is StopIteration
@@ -193,9 +160,9 @@ class TestDifferences:
             assert isinstance(error, asyncpool.JobRaisedError)
             assert type(error.exception) is StopIteration
 
-    @shows("buffersize")
     @pytest.mark.parametrize("chunksize", [1, 2])
     def test_buffersize(self, make: Make, chunksize: int) -> None:
+        """Map() has it with every Python, not from 3.14 on."""
         if make is process_pool and sys.version_info < (3, 14):
             return
         with make(2) as executor:
@@ -211,10 +178,10 @@ class TestDifferences:
             with pytest.raises(TypeError, match="buffersize must be an integer"):
                 run(jobs.square, items, buffersize="3")
 
-    @shows("running")
     def test_running(
         self, make: Make, executor: cf.Executor, room: WaitingRoom
     ) -> None:
+        """Short calls are handed over up to 48 ms ahead, not two or three."""
         list(executor.map(jobs.square, range(1000)))  # ours finds out that it is short
         fill(executor, room)
         ahead = [executor.submit(jobs.square, n) for n in range(50)]
@@ -224,8 +191,8 @@ class TestDifferences:
         assert (len(running) <= 3) == (make is process_pool)
         assert not any(future.cancel() for future in running)
 
-    @shows("set_start_method")
     def test_set_start_method(self, make: Make, tmp_path: Path) -> None:
+        """Mp_context=None means a forkserver of ours, whatever is set."""
         source = """
             if __name__ == "__main__":
                 multiprocessing.set_start_method("spawn")
@@ -238,9 +205,9 @@ class TestDifferences:
         out = run_either(tmp_path, make, source)
         assert out == ("True False\n" if make is process_pool else "False True\n")
 
-    @shows("descriptors")
     @pytest.mark.parametrize("kind", ["connection", "socket"])
     def test_descriptors(self, make: Make, tmp_path: Path, kind: str) -> None:
+        """Calls have no sockets and connections of this process; initializers do."""
         source = """
             if __name__ == "__main__":
                 if sys.argv[1] == "connection":
@@ -258,8 +225,8 @@ class TestDifferences:
         sent = make is process_pool
         assert out == ("NoneType\n" if sent else "JobNotPicklableError\n")
 
-    @shows("callbacks")
     def test_callbacks(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Run in the thread of the loop that submitted, as a rule."""
         # A loop that is late would have them called in the executor's thread.
         deliver_in_loops_only(monkeypatch)
 
@@ -280,8 +247,8 @@ class TestDifferences:
         with make(1) as executor:
             assert asyncio.run(main()) == (make is not process_pool)
 
-    @shows("threads")
     def test_threads(self, make: Make, room: WaitingRoom) -> None:
+        """That a call leaves behind end with its worker; nobody waits for them."""
         executor = make(1)
         executor.submit(jobs.wait_behind, room.path, "left").result()
         room.admit()
@@ -292,8 +259,8 @@ class TestDifferences:
         ending.join(PATIENCE)
         assert not ending.is_alive()
 
-    @shows("Ctrl-C")
     def test_ctrl_c(self, make: Make, room: WaitingRoom, tmp_path: Path) -> None:
+        """Does not reach workers, and calls that were handed ahead still run."""
         source = """
             from tests.helpers import jobs
 
@@ -325,8 +292,8 @@ class TestDifferences:
         assert process.returncode == 0
         assert make is process_pool or not err
 
-    @shows("forked")
     def test_forked(self, tmp_path: Path) -> None:
+        """Submit() in a fork of the executor's process is an error, not a hang."""
         source = """
             import asyncpool, os, warnings
 
@@ -358,18 +325,3 @@ def let_turn(executor: Any) -> None:
     turned = threading.Event()
     loop_of(executor).call_soon_threadsafe(turned.set)
     assert turned.wait(PATIENCE)
-
-
-@pytest.mark.parametrize("key", DIFFERENCES)
-def test_every_difference_is_shown(key: str) -> None:
-    assert SHOWN.get(key), f"no test shows {key!r}"
-
-
-@pytest.mark.parametrize("key", SHOWN)
-def test_what_is_shown_is_a_difference(key: str) -> None:
-    assert key in DIFFERENCES, f"{SHOWN[key]} show what is not in DIFFERENCES"
-
-
-def test_every_test_of_a_difference_says_which() -> None:
-    tests = {name for name in vars(TestDifferences) if name.startswith("test_")}
-    assert tests == {name for names in SHOWN.values() for name in names}

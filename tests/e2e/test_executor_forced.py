@@ -17,8 +17,6 @@ import psutil
 import pytest
 
 import asyncpool
-from asyncpool._core.slots import lifecycle as lives
-from asyncpool._futures.engine import Engine
 from tests.helpers import jobs
 from tests.helpers.executors import (
     FORKS,
@@ -28,7 +26,13 @@ from tests.helpers.executors import (
     process_pool,
     wait_gone,
 )
-from tests.helpers.inside import pool_of, put_engine, terminate_for_ever
+from tests.helpers.inside import (
+    Engine,
+    pool_of,
+    put_engine,
+    terminate_for_ever,
+    terminate_within,
+)
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import run_script
 from tests.helpers.waiting_room import WaitingRoom
@@ -49,7 +53,7 @@ def end(executor: cf.Executor, how: str) -> None:
     getattr(executor, how)()
 
 
-@pytest.mark.parametrize("make", MAKES, indirect=True)
+@pytest.mark.parametrize("standard_or_ours", MAKES, indirect=True)
 class TestForcedEnd:
     """What both do."""
 
@@ -169,7 +173,7 @@ def test_only_one_of_them_is_a_request(
 def test_who_refuses_to_end_is_killed(
     how: str, room: WaitingRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lives, "TERM_GRACE", 0.1)
+    terminate_within(monkeypatch, 0.1)
     executor = asyncpool.ProcessPoolExecutor(1)
     executor.submit(jobs.refuse_to_end, room.path, "")
     pid = room.admit()
@@ -181,7 +185,7 @@ def test_who_refuses_to_end_is_killed(
 def test_the_stricter_of_two_counts(
     how: str, room: WaitingRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lives, "TERM_GRACE", 3600.0)
+    terminate_within(monkeypatch, 3600.0)
     terminate_for_ever(monkeypatch)
     [other] = {"terminate_workers", "kill_workers"} - {how}
     executor = asyncpool.ProcessPoolExecutor(1)

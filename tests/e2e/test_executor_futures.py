@@ -62,12 +62,12 @@ class TestFuture:
         assert not first.cancel()
 
     def test_a_pending_call_that_is_cancelled_is_never_made(
-        self, executor: cf.Executor, room: WaitingRoom, tmp_path: Any
+        self, own_executor: cf.Executor, room: WaitingRoom, tmp_path: Any
     ) -> None:
-        fill(executor, room)
-        pending_behind(executor)
+        fill(own_executor, room)
+        pending_behind(own_executor)
         path = str(tmp_path / "signed")
-        pending = executor.submit(jobs.sign, path, 1)
+        pending = own_executor.submit(jobs.sign, path, 1)
         heard: list[cf.Future[int]] = []
         pending.add_done_callback(heard.append)
         assert pending.cancel()
@@ -80,7 +80,7 @@ class TestFuture:
         pending.add_done_callback(heard.append)  # at once
         assert heard == [pending, pending]
         room.release()
-        executor.shutdown()
+        own_executor.shutdown()
         assert not os.path.exists(path)
 
     def test_who_does_not_want_to_wait_gets_a_timeout_error(

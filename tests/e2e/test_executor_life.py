@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 import asyncpool
-from asyncpool._futures.engine import Call
 from tests.helpers import jobs
-from tests.helpers.inside import begin_call, calls_queued, engine_of
+from tests.helpers.inside import Call, begin_call, calls_queued, engine_of
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, run_script, start_script
 from tests.helpers.waiting_room import WaitingRoom
@@ -119,19 +118,6 @@ def test_a_callback_that_raises_anything_ends_nothing(
         room.release()
         assert executor.submit(jobs.square, 3).result(PATIENCE) == 9
     assert [r.message.partition(" of ")[0] for r in caplog.records] == ["a callback"]
-
-
-def test_an_interrupt_that_leaves_the_block_waits_for_all_that_was_submitted() -> None:
-    calls: list[Future[int]] = []
-
-    def block() -> None:
-        with asyncpool.ProcessPoolExecutor(1) as executor:
-            calls.extend(executor.submit(jobs.square, n) for n in range(100))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
-    assert [call.result(0) for call in calls] == [n * n for n in range(100)]
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])

@@ -23,7 +23,7 @@ from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
 from tests.helpers.inside import break_core, crashes_of, live_in_cgroup
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import (
     assert_serves,
@@ -34,7 +34,7 @@ from tests.helpers.pools import (
     until,
 )
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGHUP)
 
@@ -208,10 +208,9 @@ async def test_a_job_that_forks_answers_once() -> None:
     assert crashes == []
 
 
-async def test_a_job_may_use_threads() -> None:
-    async with patience(), Pool(2) as pool:
-        assert await pool.submit(jobs.finish_threads) == sum(n * n for n in range(8))
-        stats = pool.stats()
+async def test_a_job_may_use_threads(pair: Pool) -> None:
+    assert await pair.submit(jobs.finish_threads) == sum(n * n for n in range(8))
+    stats = pair.stats()
     assert stats.crashes == 0
 
 
@@ -297,14 +296,13 @@ async def test_what_a_job_has_left_behind_is_gone_when_the_pool_is_closed() -> N
             await visitor.gone()
 
 
-async def test_errors_of_the_interpreter_are_the_jobs_own() -> None:
-    async with patience(), Pool(1) as pool:
-        pid = await pool.submit(jobs.pid)
-        with pytest.raises(RecursionError):
-            await pool.submit(jobs.recurse)
-        with pytest.raises(MemoryError):
-            await pool.submit(jobs.exhaust_memory)
-        assert await pool.submit(jobs.pid) == pid
+async def test_errors_of_the_interpreter_are_the_jobs_own(pool: Pool) -> None:
+    pid = await pool.submit(jobs.pid)
+    with pytest.raises(RecursionError):
+        await pool.submit(jobs.recurse)
+    with pytest.raises(MemoryError):
+        await pool.submit(jobs.exhaust_memory)
+    assert await pool.submit(jobs.pid) == pid
 
 
 async def test_two_workers_that_die_together_cost_two_jobs() -> None:

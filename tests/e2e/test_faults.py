@@ -8,12 +8,14 @@ death once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from asyncpool import CloseSummary, Crash, Pool
+from asyncpool import Crash, Pool, PoolStats, RestartPolicy
 from asyncpool.enums import CrashKind
 from tests.helpers import faults, jobs
 from tests.helpers.faults import DEATHS, FAULTS, Fault, by_name
@@ -23,7 +25,7 @@ from tests.helpers.patience import patience
 from tests.helpers.pools import (
     assert_serves,
     assert_told,
-    closing,
+    case,
     crash_of,
     idle,
     until,
@@ -32,81 +34,86 @@ from tests.helpers.pools import (
 pytestmark = BOTH_LOOPS
 
 
-def but(*slow: str) -> pytest.MarkDecorator:
-    """Parametrise with every fault but those that only time brings to light."""
-    faults = [fault for fault in FAULTS if fault.name not in slow]
-    return pytest.mark.parametrize("fault", faults, ids=lambda fault: fault.name)
+def but(*slow: str) -> list[Fault]:
+    """Return every fault but those that only time brings to light."""
+    return [fault for fault in FAULTS if fault.name not in slow]
 
 
-some_deaths = pytest.mark.parametrize(
-    "fault", DEATHS[::2], ids=lambda fault: fault.name
-)
+async def test_in_the_initializer(tmp_path: Path) -> None:
+    await _starts_fail(but("shut channel"), faults.commit_next, tmp_path)
 
 
-@but("shut channel")
-async def test_in_the_initializer(fault: Fault, tmp_path: Path) -> None:
-    await _one_start_fails(fault, faults.commit_first, tmp_path)
+async def test_in_the_handshake(tmp_path: Path) -> None:
+    on_control = "half a frame on control", "garbage on control"
+    found = [*DEATHS[::2], *map(by_name, on_control)]
+    await _starts_fail(found, faults.commit_next_at_hello, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [*DEATHS[::2], by_name("half a frame on control"), by_name("garbage on control")],
-    ids=lambda fault: fault.name,
-)
-async def test_in_the_handshake(fault: Fault, tmp_path: Path) -> None:
-    await _one_start_fails(fault, faults.commit_at_hello, tmp_path)
-
-
-async def _one_start_fails(
-    fault: Fault, initializer: Callable[[str, str], None], tmp_path: Path
+async def _starts_fail(
+    found: Sequence[Fault],
+    initializer: Callable[[str, Sequence[str]], None],
+    tmp_path: Path,
 ) -> None:
+    """Have a start fail by each fault."""
     crashes: list[Crash] = []
-    initargs = (str(tmp_path / "token"), fault.name)
     async with (
-        patience(),
+        patience(2),
         Pool(
-            2, on_crash=crashes.append, initializer=initializer, initargs=initargs
+            2,
+            on_crash=crashes.append,
+            initializer=initializer,
+            initargs=(str(tmp_path), [fault.name for fault in found]),
+            restart_policy=RestartPolicy(
+                initial_delay=0.001, max_delay=0.002, max_failed_starts=None
+            ),
         ) as pool,
     ):
         assert await pool.submit(jobs.square, 7) == 49
-        await until(pool, lambda stats: stats.crashes == 1)
+        await until(pool, partial(has_lost, len(found)))
         await assert_serves(pool)
         stats = pool.stats()
-    [crash] = crashes
-    broke_protocol = fault.kind == CrashKind.PROTOCOL
-    kind = CrashKind.PROTOCOL if broke_protocol else CrashKind.FAILED_START
-    assert_told(crash, fault, kind=kind)
-    assert (crash.generation, crash.job_id, crash.attempt) == (1, None, 0)
-    assert (stats.crashes, stats.restarts, stats.failed) == (1, 1, 0)
+    by_pid = {crash.pid: crash for crash in crashes}
+    for fault in found:
+        with case(fault.name):
+            crash = by_pid.pop(int((tmp_path / fault.name).read_text()))
+            broke_protocol = fault.kind == CrashKind.PROTOCOL
+            kind = CrashKind.PROTOCOL if broke_protocol else CrashKind.FAILED_START
+            assert_told(crash, fault, kind=kind)
+            assert (crash.job_id, crash.attempt) == (None, 0)
+    counts = stats.crashes, stats.restarts, stats.failed
+    assert counts == (len(found), len(found), 0)
 
 
-@but("closed descriptors")
-async def test_while_idle(fault: Fault) -> None:
+@asynccontextmanager
+async def pool_of_two() -> AsyncGenerator[tuple[Pool, Gate, list[Crash]]]:
+    """Yield a pool that goes through one fault after the other, a gate, and its crashes."""
     crashes: list[Crash] = []
-    async with (
-        patience(),
-        Gate() as gate,
-        Pool(2, on_crash=crashes.append) as pool,
-    ):
-        await idle(pool)
-        await pool.submit(faults.commit_later, gate.path, fault.name)
-        visitor = await gate.visitor(fault.name)
-        visitor.release()
-        if fault.name == "closed descriptors":
-            # Nothing shows, and nothing is lost but the next job, which finds out.
-            await visitor.gone()
-            fault = Fault(fault.name, fault.commit, exit_code=1, tail="Bad file")
-            await crash_of(pool.submit(jobs.square, 1), fault)
-        elif fault.name == "shut channel":
-            # An idle worker takes it for the pool's wish.
-            fault = Fault(fault.name, fault.commit, exit_code=0)
-        await until(pool, lambda stats: stats.crashes == 1)
-        await assert_serves(pool)
+    pool = Pool(2, on_crash=crashes.append)
+    async with patience(3), Gate() as gate, pool:
+        yield pool, gate, crashes
         stats = pool.stats()
-    [crash] = crashes
-    assert_told(crash, fault)
-    assert crash.pid == visitor.pid
-    assert (stats.crashes, stats.restarts) == (1, 1)
+    assert (stats.crashes, stats.restarts) == (len(crashes),) * 2
+
+
+def has_lost(number: int, stats: PoolStats) -> bool:
+    return stats.crashes == number
+
+
+async def test_while_idle() -> None:
+    async with pool_of_two() as (pool, gate, crashes):
+        for number, fault in enumerate(but("closed descriptors"), 1):
+            with case(fault.name):
+                await idle(pool)
+                await pool.submit(faults.commit_later, gate.path, fault.name)
+                visitor = await gate.visitor(fault.name)
+                visitor.release()
+                await until(pool, partial(has_lost, number))
+                await assert_serves(pool)
+                # An idle worker takes it for the pool's wish.
+                wish = Fault(fault.name, fault.commit, exit_code=0)
+                told = wish if fault.name == "shut channel" else fault
+                assert_told(crashes[-1], told)
+                assert (len(crashes), crashes[-1].pid) == (number, visitor.pid)
 
 
 async def test_an_idle_worker_that_has_closed_its_channels_costs_one_job() -> None:
@@ -123,94 +130,73 @@ async def test_an_idle_worker_that_has_closed_its_channels_costs_one_job() -> No
     assert [crash.pid for crash in crashes] == [visitor.pid]
 
 
-@but()
-async def test_while_running(fault: Fault) -> None:
-    crashes: list[Crash] = []
-    async with (
-        patience(),
-        Gate() as gate,
-        Pool(2, on_crash=crashes.append) as pool,
-    ):
-        culprit = pool.submit(faults.commit_at, gate.path, fault.name)
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        visitor = await gate.visitor(fault.name)
-        assert culprit.worker_pid == visitor.pid
-        visitor.release()
-        crash = await crash_of(culprit, fault)
-        assert crash.pid == visitor.pid
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
-        stats = pool.stats()
-    assert crashes == [crash]
-    assert (stats.crashes, stats.restarts, stats.failed) == (1, 1, 1)
+async def _one_is_hit(
+    found: Sequence[Fault],
+    function: Callable[..., object],
+    *args: Callable[..., object],
+) -> None:
+    """Have each fault hit one of two workers, in a call of *function*."""
+    async with pool_of_two() as (pool, gate, crashes):
+        for number, fault in enumerate(found, 1):
+            with case(fault.name):
+                given = [each(gate.path, fault.name) for each in args]
+                culprit = pool.submit(function, *given)
+                others = [pool.submit(jobs.square, n) for n in range(20)]
+                pid = None
+                if function is faults.commit_at:
+                    visitor = await gate.visitor(fault.name)
+                    pid = culprit.worker_pid
+                    assert pid == visitor.pid
+                    visitor.release()
+                crash = await crash_of(culprit, fault)
+                assert pid in (crash.pid, None)
+                assert await asyncio.gather(*others) == [n * n for n in range(20)]
+                await assert_serves(pool)
+                assert (crashes[-1], len(crashes)) == (crash, number)
+                assert pool.stats().failed == number
 
 
-@but("closed descriptors")
-async def test_while_draining(fault: Fault) -> None:
+def path(gate: str, _: str) -> str:
+    return gate
+
+
+def name(_: str, fault: str) -> str:
+    return fault
+
+
+async def test_while_running() -> None:
+    await _one_is_hit(FAULTS, faults.commit_at, path, name)
+
+
+async def test_while_unpickling_an_argument() -> None:
+    await _one_is_hit(DEATHS[::2], jobs.take, lambda _, name: faults.Trap(name))
+
+
+async def test_while_pickling_the_result() -> None:
+    await _one_is_hit(DEATHS[::2], faults.make_bomb, name)
+
+
+@pytest.mark.parametrize("size", [40, 120_000], ids=["small", "large"])
+async def test_while_writing_the_result(size: int) -> None:
+    await _one_is_hit(DEATHS[::2], faults.commit_in_result, name, lambda *_: size)
+
+
+async def test_while_closing() -> None:
+    """Each in a worker of its own, all of which are asked to end at once."""
     crashes: list[Crash] = []
-    async with patience(), Gate() as gate:
-        pool = Pool(1, on_crash=crashes.append)
+    found = but("closed descriptors", "a job that it has not")
+    async with patience(2):
+        pool = Pool(len(found), on_crash=crashes.append)
         await pool.start()
-        culprit = pool.submit(faults.commit_at, gate.path, fault.name)
-        queued = [pool.submit(jobs.square, n) for n in range(20)]
-        visitor = await gate.visitor(fault.name)
-        close = await closing(pool)
-        visitor.release()
-        crash = await crash_of(culprit, fault)
-        assert await asyncio.gather(*queued) == [n * n for n in range(20)]
-        assert await close == CloseSummary(finished=20, failed=1, killed=0)
-    assert crashes == [crash]
-    assert pool.stats().spawned == 2
-
-
-@but("closed descriptors", "a job that it has not")
-async def test_while_closing(fault: Fault) -> None:
-    crashes: list[Crash] = []
-    async with patience():
-        pool = Pool(2, on_crash=crashes.append)
-        await pool.start()
-        await pool.submit(faults.commit_at_exit, fault.name)
+        async with AsyncExitStack() as stack:
+            for fault in found:
+                session = pool.worker(fresh=False)
+                worker = await stack.enter_async_context(session)
+                await worker.submit(faults.commit_at_exit, fault.name)
         summary = await pool.close()
     assert (summary.finished, summary.failed) == (0, 0)
     assert crashes == []
-    assert pool.stats().spawned == 2
-
-
-@some_deaths
-async def test_while_unpickling_an_argument(fault: Fault) -> None:
-    crashes: list[Crash] = []
-    async with patience(), Pool(2, on_crash=crashes.append) as pool:
-        culprit = pool.submit(jobs.call, len, faults.Trap(fault.name))
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        crash = await crash_of(culprit, fault)
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
-    assert crashes == [crash]
-
-
-@some_deaths
-async def test_while_pickling_the_result(fault: Fault) -> None:
-    crashes: list[Crash] = []
-    async with patience(), Pool(2, on_crash=crashes.append) as pool:
-        culprit = pool.submit(faults.make_bomb, fault.name)
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        crash = await crash_of(culprit, fault)
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
-    assert crashes == [crash]
-
-
-@some_deaths
-@pytest.mark.parametrize("size", [40, 120_000], ids=["small", "large"])
-async def test_while_writing_the_result(fault: Fault, size: int) -> None:
-    crashes: list[Crash] = []
-    async with patience(), Pool(2, on_crash=crashes.append) as pool:
-        culprit = pool.submit(faults.commit_in_result, fault.name, size)
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        crash = await crash_of(culprit, fault)
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
-    assert crashes == [crash]
+    assert pool.stats().spawned == len(found)
 
 
 async def test_with_workers_that_are_fresh_interpreters() -> None:

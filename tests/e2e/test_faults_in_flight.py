@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from tests.helpers.faults import DEATHS, FAULTS, HANGS, Fault
 from tests.helpers.inside import crashes_of, in_hand
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, closing, crash_of, timeout_of
+from tests.helpers.pools import assert_serves, case, closing, crash_of, timeout_of
 
 pytestmark = BOTH_LOOPS
 
@@ -42,9 +42,6 @@ BEFORE, CULPRIT, BEHIND = range(5), 5, range(6, 11)
 SHORT = 0.5
 
 every_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-some_deaths = pytest.mark.parametrize(
-    "fault", DEATHS[::2], ids=lambda fault: fault.name
-)
 
 
 @pytest.fixture(autouse=True)
@@ -110,46 +107,52 @@ async def meet(
 
 
 async def assert_it_alone_is_blamed(
-    fault: Fault, tmp_path: Path, function: Callable[..., Any], *args: Any
+    found: Sequence[Fault], tmp_path: Path, call: Callable[[str], tuple[Any, ...]]
 ) -> None:
+    """Have each fault hit the only worker of a pool, in a call that is made of its name."""
     crashes: list[Crash] = []
-    async with patience(), Pool(1, on_crash=crashes.append) as pool:
-        scene = await meet(pool, tmp_path, function, *args)
-        crash = await crash_of(scene.culprit, fault)
-        await scene.assert_all_but_one_are_served()
-        await assert_serves(pool)
-        stats = pool.stats()
-    scene.assert_moved(crash.pid)
-    assert crashes == [crash]
-    assert crash.job_id == scene.culprit.id
-    assert crash.concurrent_jobs == ()
-    assert [crashes_of(job) for job in (*scene.before, *scene.behind)] == [()] * 10
-    assert (stats.crashes, stats.restarts, stats.failed) == (1, 1, 1)
-    assert (stats.spawned, stats.takeovers) == (2, 0)
+    async with patience(3), Pool(1, on_crash=crashes.append) as pool:
+        for number, fault in enumerate(found, 1):
+            with case(fault.name):
+                folder = tmp_path / f"{number}"
+                folder.mkdir()
+                scene = await meet(pool, folder, *call(fault.name))
+                crash = await crash_of(scene.culprit, fault)
+                await scene.assert_all_but_one_are_served()
+                await assert_serves(pool)
+                stats = pool.stats()
+                scene.assert_moved(crash.pid)
+                assert (crashes[-1], len(crashes)) == (crash, number)
+                assert crash.job_id == scene.culprit.id
+                assert crash.concurrent_jobs == ()
+                others = [*scene.before, *scene.behind]
+                assert [crashes_of(job) for job in others] == [()] * 10
+                counts = stats.crashes, stats.restarts, stats.failed
+                assert counts == (number,) * 3
+                assert (stats.spawned, stats.takeovers) == (number + 1, 0)
 
 
-@every_fault
-async def test_while_running(fault: Fault, tmp_path: Path) -> None:
-    await assert_it_alone_is_blamed(fault, tmp_path, faults.commit, fault.name)
+async def test_while_running(tmp_path: Path) -> None:
+    await assert_it_alone_is_blamed(FAULTS, tmp_path, lambda it: (faults.commit, it))
 
 
-@some_deaths
-async def test_while_unpickling_an_argument(fault: Fault, tmp_path: Path) -> None:
-    await assert_it_alone_is_blamed(fault, tmp_path, len, faults.Trap(fault.name))
+async def test_while_unpickling_an_argument(tmp_path: Path) -> None:
+    await assert_it_alone_is_blamed(
+        DEATHS[::2], tmp_path, lambda it: (len, faults.Trap(it))
+    )
 
 
-@some_deaths
-async def test_while_pickling_the_result(fault: Fault, tmp_path: Path) -> None:
-    await assert_it_alone_is_blamed(fault, tmp_path, faults.make_bomb, fault.name)
+async def test_while_pickling_the_result(tmp_path: Path) -> None:
+    await assert_it_alone_is_blamed(
+        DEATHS[::2], tmp_path, lambda it: (faults.make_bomb, it)
+    )
 
 
-@some_deaths
 @pytest.mark.parametrize("size", [40, 120_000], ids=["small", "large"])
-async def test_while_writing_the_result(
-    fault: Fault, size: int, tmp_path: Path
-) -> None:
-    function = faults.commit_in_result
-    await assert_it_alone_is_blamed(fault, tmp_path, function, fault.name, size)
+async def test_while_writing_the_result(size: int, tmp_path: Path) -> None:
+    await assert_it_alone_is_blamed(
+        DEATHS[::2], tmp_path, lambda it: (faults.commit_in_result, it, size)
+    )
 
 
 @every_fault
@@ -191,34 +194,37 @@ async def test_each_attempt_is_counted(attempts: int, tmp_path: Path) -> None:
     assert signed == [*BEFORE, *[CULPRIT] * attempts, *BEHIND]
 
 
-@pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.name)
 @pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
-async def test_while_running_longer_than_it_may(
-    hang: Fault, on_cancel: Any, tmp_path: Path
-) -> None:
-    # What Python can interrupt costs no worker.
-    survives = on_cancel == "interrupt" and hang.name not in {"held gil", "stopped"}
+async def test_while_running_longer_than_it_may(on_cancel: Any, tmp_path: Path) -> None:
     crashes: list[Crash] = []
-    grace = 3600 if survives else 0.1
-    async with patience(), Pool(1, on_crash=crashes.append, cancel_grace=grace) as pool:
-        scene = await meet(
-            pool,
-            tmp_path,
-            faults.commit,
-            hang.name,
-            timeout=SHORT,
-            on_cancel=on_cancel,
-        )
-        error = await timeout_of(scene.culprit)
-        assert (error.limit, error.attempt) == ("timeout", 1)
-        await scene.assert_all_but_one_are_served()
+    async with patience(2), Pool(1, on_crash=crashes.append) as pool:
+        spawned = 1
+        for hang in HANGS:
+            # What Python can interrupt costs no worker.
+            deaf = hang.name in {"held gil", "stopped"}
+            survives = on_cancel == "interrupt" and not deaf
+            options: dict[str, Any] = {
+                "cancel_grace": 3600 if survives else 0.1,
+                "timeout": SHORT,
+                "on_cancel": on_cancel,
+            }
+            folder = tmp_path / hang.name
+            folder.mkdir()
+            with case(hang.name):
+                call = faults.commit, hang.name
+                scene = await meet(pool, folder, *call, **options)
+                error = await timeout_of(scene.culprit)
+                assert (error.limit, error.attempt) == ("timeout", 1)
+                await scene.assert_all_but_one_are_served()
+                workers = scene.workers()
+                [pid] = {workers.pop(number) for number in (*BEFORE, CULPRIT)}
+                [successor] = {*workers.values()}
+                assert (successor == pid) is survives
+                spawned += not survives
+                await assert_serves(pool)
+                assert pool.stats().spawned == spawned
         stats = pool.stats()
     assert (crashes, stats.crashes) == ([], 0), "it is no crash"
-    workers = scene.workers()
-    [pid] = {workers.pop(number) for number in (*BEFORE, CULPRIT)}
-    [successor] = {*workers.values()}
-    assert (successor == pid) is survives
-    assert stats.spawned == (1 if survives else 2)
 
 
 async def test_a_result_that_cannot_be_pickled_costs_nobody_anything(

@@ -25,11 +25,11 @@ from asyncpool.stats import FunctionStats, PoolStats
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import change_jobs_while_read
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import idle, until
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
 def of(stats: PoolStats, name: str, via: str = "submit") -> FunctionStats:
@@ -52,14 +52,13 @@ async def test_a_pool_that_was_not_started_has_no_figures() -> None:
     assert stats.loop_lag.count == stats.started.count == 0
 
 
-async def test_jobs_that_return_and_raise() -> None:
-    async with patience(), Pool(2) as pool:
-        await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(50)))
-        for _ in range(3):
-            with pytest.raises(ZeroDivisionError):
-                await pool.submit(jobs.divide, 1, 0)
-        assert await pool.submit(jobs.divide, 1, 2) == 0.5
-        stats = pool.stats()
+async def test_jobs_that_return_and_raise(pair: Pool) -> None:
+    await asyncio.gather(*(pair.submit(jobs.square, n) for n in range(50)))
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            await pair.submit(jobs.divide, 1, 0)
+    assert await pair.submit(jobs.divide, 1, 2) == 0.5
+    stats = pair.stats()
     square, divide = of(stats, "square"), of(stats, "divide")
     assert square.function == "tests.helpers.jobs.square"
     assert ended(square) == {"ok": 50}
@@ -69,16 +68,15 @@ async def test_jobs_that_return_and_raise() -> None:
     assert 0 < square.run.total < square.wait.total, "most waited for the others"
 
 
-async def test_run_and_wait_add_up_to_the_time_that_the_caller_saw() -> None:
+async def test_run_and_wait_add_up_to_the_time_that_the_caller_saw(pool: Pool) -> None:
     loop = asyncio.get_running_loop()
-    async with patience(), Pool(1) as pool:
-        began = loop.time()
-        first = pool.submit(jobs.stay, 0.3)
-        between = loop.time() - began
-        second = pool.submit(jobs.stay, 0.1)
-        await asyncio.gather(first, second)
-        took = loop.time() - began
-        stay = of(pool.stats(), "stay")
+    began = loop.time()
+    first = pool.submit(jobs.stay, 0.3)
+    between = loop.time() - began
+    second = pool.submit(jobs.stay, 0.1)
+    await asyncio.gather(first, second)
+    took = loop.time() - began
+    stay = of(pool.stats(), "stay")
     assert stay.run.total >= 0.4
     assert stay.wait.total >= 0.3 - between, "the second has waited for the first"
     assert stay.run.total + stay.wait.total <= 2 * took + 0.01
@@ -157,12 +155,11 @@ async def test_what_is_refused() -> None:
     )
 
 
-async def test_a_map_counts_batches_and_items() -> None:
-    async with patience(), Pool(2) as pool:
-        assert await pool.map(operator.neg, range(1000), chunksize=100) == [
-            -number for number in range(1000)
-        ]
-        mapped = of(pool.stats(), "neg", "map")
+async def test_a_map_counts_batches_and_items(pair: Pool) -> None:
+    assert await pair.map(operator.neg, range(1000), chunksize=100) == [
+        -number for number in range(1000)
+    ]
+    mapped = of(pair.stats(), "neg", "map")
     # A batch that takes long comes back in parts.
     assert set(ended(mapped)) == {"ok"}
     assert mapped.jobs[JobOutcome.OK] >= 10
@@ -250,38 +247,38 @@ async def test_what_a_close_cuts_off_is_aborted() -> None:
     assert ended(of(stats, "wait_at")) == ended(of(stats, "square")) == {"aborted": 1}
 
 
-async def test_a_broadcast_counts_in_each_worker() -> None:
-    async with patience(), Pool(2) as pool:
-        await idle(pool)
-        await pool.broadcast(jobs.fill_state)
-        found = of(pool.stats(), "fill_state", "broadcast")
+async def test_a_broadcast_counts_in_each_worker(pair: Pool) -> None:
+    await idle(pair)
+    await pair.broadcast(jobs.fill_state)
+    found = of(pair.stats(), "fill_state", "broadcast")
     assert ended(found) == {"ok": 2}
 
 
-async def test_a_stream_is_one_job() -> None:
-    async with patience(), Pool(1) as pool:
-        assert [item async for item in pool.stream(range, 5)] == [0, 1, 2, 3, 4]
-        found = of(pool.stats(), "range", "stream")
+async def test_a_stream_is_one_job(pool: Pool) -> None:
+    assert [item async for item in pool.stream(range, 5)] == [0, 1, 2, 3, 4]
+    found = of(pool.stats(), "range", "stream")
     assert ended(found) == {"ok": 1}
 
 
-async def test_a_job_that_nobody_has_cancelled_raises_that_by_itself() -> None:
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(JobRaisedError):
-            await pool.submit(jobs.throw, JobCancelled())
-        assert ended(of(pool.stats(), "throw")) == {"raised": 1}
+async def test_a_job_that_nobody_has_cancelled_raises_that_by_itself(
+    pool: Pool,
+) -> None:
+    with pytest.raises(JobRaisedError):
+        await pool.submit(jobs.throw, JobCancelled())
+    assert ended(of(pool.stats(), "throw")) == {"raised": 1}
 
 
-async def test_figures_are_read_again_if_the_jobs_change_meanwhile() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        first = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        second = pool.submit(jobs.square, 2)
-        changed = change_jobs_while_read(pool)
-        assert pool.stats().queued == 1
-        assert changed()
-        visitor.release()
-        assert (await first, await second) == ("go", 4)
+async def test_figures_are_read_again_if_the_jobs_change_meanwhile(
+    pool: Pool, gate: Gate
+) -> None:
+    first = pool.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    second = pool.submit(jobs.square, 2)
+    changed = change_jobs_while_read(pool)
+    assert pool.stats().queued == 1
+    assert changed()
+    visitor.release()
+    assert (await first, await second) == ("go", 4)
 
 
 async def test_another_thread_reads_the_figures_of_a_busy_pool() -> None:

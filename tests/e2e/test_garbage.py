@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from contextlib import aclosing, suppress
@@ -17,36 +18,35 @@ from tests.helpers.garbage import Thing
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import idle
+from tests.helpers.pools import case, idle
 
 pytestmark = BOTH_LOOPS
 
 one_or_several = pytest.mark.parametrize("concurrency", [1, 4], ids=["one", "several"])
 
 
+WATCHED: dict[Callable[[Thing], Any], int] = {
+    garbage.give: 3,
+    garbage.fail: 2,
+    garbage.lock: 1,
+    garbage.give_later: 3,
+    garbage.fail_later: 2,
+}
+
+
 @one_or_several
-@pytest.mark.parametrize(
-    ("function", "watched"),
-    [
-        (garbage.give, 3),
-        (garbage.fail, 2),
-        (garbage.lock, 1),
-        (garbage.give_later, 3),
-        (garbage.fail_later, 2),
-    ],
-)
-async def test_nothing_is_kept_in_the_worker(
-    function: Callable[[Thing], Any], watched: int, concurrency: int
-) -> None:
+async def test_nothing_is_kept_in_the_worker(concurrency: int) -> None:
     async with patience(), Pool(1, concurrency=concurrency) as pool:
-        with suppress(Exception):
-            await pool.submit(function, Thing())
-        await pool.submit(garbage.stop_collector)
-        for _ in range(3):
+        for function, watched in WATCHED.items():
             with suppress(Exception):
                 await pool.submit(function, Thing())
-        assert await pool.submit(garbage.count) == (3 * watched, 0)
-        assert await pool.submit(garbage.collect) == 0
+            await pool.submit(garbage.stop_collector)
+            for _ in range(3):
+                with suppress(Exception):
+                    await pool.submit(function, Thing())
+            with case(function):
+                assert await pool.submit(garbage.count) == (3 * watched, 0)
+                assert await pool.submit(garbage.collect) == 0
 
 
 async def test_no_outcome_is_kept_in_the_worker_that_was_sent() -> None:
@@ -75,12 +75,8 @@ async def test_nothing_is_kept_of_what_was_cancelled(
 
 @pytest.mark.usefixtures("no_collector")
 @one_or_several
-@pytest.mark.parametrize("most", [3, 1000], ids=["to its end", "left early"])
-@pytest.mark.parametrize("function", [garbage.count_up, garbage.count_up_later])
-async def test_nothing_is_kept_of_a_stream(
-    function: Callable[..., Any], most: int, concurrency: int
-) -> None:
-    async def consume() -> None:
+async def test_nothing_is_kept_of_a_stream(concurrency: int) -> None:
+    async def consume(function: Callable[..., Any], most: int) -> None:
         async with aclosing(pool.stream(function, Thing(), most)) as items:
             taken = 0
             async for _ in items:
@@ -88,18 +84,23 @@ async def test_nothing_is_kept_of_a_stream(
                 if taken == 3 and most > 3:
                     break
 
+    functions = garbage.count_up, garbage.count_up_later
     async with patience(), Pool(1, concurrency=concurrency) as pool:
-        await consume()
-        await pool.submit(garbage.stop_collector)
-        gc.collect()
-        for _ in range(3):
-            await consume()
-        await idle(pool)
-        assert gc.collect() == 0
-        watched, alive = await pool.submit(garbage.count)
-        assert watched >= 3 * (2 + 3)
-        assert alive == 0
-        assert await pool.submit(garbage.collect) == 0
+        for what in itertools.product(
+            functions, (3, 1000)
+        ):  # to its end, or left early
+            with case(what):
+                await consume(*what)
+                await pool.submit(garbage.stop_collector)
+                gc.collect()
+                for _ in range(3):
+                    await consume(*what)
+                await idle(pool)
+                assert gc.collect() == 0
+                watched, alive = await pool.submit(garbage.count)
+                assert watched >= 3 * (2 + 3)
+                assert alive == 0
+                assert await pool.submit(garbage.collect) == 0
         assert pool.stats().spawned == 1
 
 
@@ -127,13 +128,10 @@ async def test_nothing_is_kept_of_a_map(concurrency: int) -> None:
 
 @pytest.mark.usefixtures("no_collector")
 @one_or_several
-@pytest.mark.parametrize("function", [garbage.give, garbage.fail, garbage.give_later])
-async def test_a_thousand_jobs_leave_no_garbage(
-    function: Callable[[Thing], Any], concurrency: int
-) -> None:
+async def test_a_thousand_jobs_leave_no_garbage(concurrency: int) -> None:
     refs: list[weakref.ref[Any]] = []
 
-    async def go() -> None:
+    async def go(function: Callable[[Thing], Any]) -> None:
         many = []
         for _ in range(1000):
             thing = Thing()
@@ -146,15 +144,17 @@ async def test_a_thousand_jobs_leave_no_garbage(
             refs.append(weakref.ref(error.args[0] if error else job.result()))
 
     async with patience(), Pool(2, concurrency=concurrency) as pool:
-        await go()  # imports, and opens, what it takes
-        await idle(pool)
-        gc.collect()
-        refs.clear()
-        for _ in range(2):
-            await pool.broadcast(garbage.stop_collector)
-        await go()
-        await idle(pool)
-        assert (len(refs), sum(ref() is not None for ref in refs)) == (3000, 0)
-        assert gc.collect() == 0
-        found = await pool.broadcast(garbage.collect)
-        assert list(found.values()) == [0, 0]
+        for function in (garbage.give, garbage.fail, garbage.give_later):
+            await go(function)  # imports, and opens, what it takes
+            await idle(pool)
+            gc.collect()
+            refs.clear()
+            for _ in range(2):
+                await pool.broadcast(garbage.stop_collector)
+            await go(function)
+            await idle(pool)
+            with case(function):
+                assert (len(refs), sum(ref() is not None for ref in refs)) == (3000, 0)
+                assert gc.collect() == 0
+                found = await pool.broadcast(garbage.collect)
+                assert list(found.values()) == [0, 0]

@@ -8,10 +8,12 @@ it to light, and each phase has its own.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import pytest
 
@@ -34,13 +36,23 @@ from tests.helpers.gate import Gate
 from tests.helpers.inside import allow_silence, run_out
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, closing, idle, next_of, timeout_of, until
+from tests.helpers.pools import (
+    assert_serves,
+    case,
+    closing,
+    idle,
+    next_of,
+    timeout_of,
+    until,
+)
 
 pytestmark = BOTH_LOOPS
 
 # Long enough for a job to begin on a machine under load; where it has to, see run_out() and allow_silence().
 SHORT = 0.5
 LONG = 3600.0
+
+Call: TypeAlias = tuple[Any, ...]
 
 every_hang = pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.name)
 
@@ -112,106 +124,83 @@ async def test_while_idle(hang: Fault, caplog: pytest.LogCaptureFixture) -> None
     assert ("the process is stopped" in crash.detail) is (hang.name == "stopped")
 
 
-@every_hang
-async def test_while_unpickling_an_argument(hang: Fault) -> None:
-    async with patience(), Pool(2) as pool:
-        view = pool.options(timeout=SHORT, cancel_grace=0.1)
-        culprit = view.submit(jobs.call, len, faults.Trap(hang.name))
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        await times_out(culprit)
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
+# What hangs in a job: a call for the gate and the name of the hang, and the way to end it.
+PHASES: dict[str, Callable[[str, str], Call]] = {
+    "unpickling": lambda gate, name: (jobs.take, faults.TrapAt(gate, name)),
+    "running": lambda gate, name: (faults.commit_at, gate, name),
+    "pickling": lambda gate, name: (faults.make_bomb_at, gate, name),
+    "writing little": lambda _, name: (faults.commit_in_result, name, 40),
+    "writing much": lambda _, name: (faults.commit_in_result, name, 120_000),
+}
+WAYS: list[Literal["interrupt", "kill"]] = ["interrupt", "kill"]
 
 
-@every_hang
-@pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
-async def test_while_running_longer_than_it_may(hang: Fault, on_cancel: Any) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+async def test_for_longer_than_it_may(phase: str) -> None:
     crashes: list[Crash] = []
-    async with (
-        patience(),
-        Gate() as gate,
-        Pool(2, on_crash=crashes.append, cancel_grace=0.1) as pool,
-    ):
-        view = pool.options(timeout=LONG, on_cancel=on_cancel)
-        culprit = view.submit(faults.commit_at, gate.path, hang.name)
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        visitor = await gate.visitor(hang.name)
-        visitor.release()
-        run_out(pool, culprit, within=SHORT)
-        await times_out(culprit)
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
+    pool = Pool(2, on_crash=crashes.append, cancel_grace=0.1)
+    async with patience(3), Gate() as gate, pool:
+        for hang, way in itertools.product(HANGS, WAYS):
+            if phase.startswith("writing") and way == "interrupt":
+                continue  # half of a result cannot be followed by anything
+            with case(hang.name, way):
+                view = pool.options(timeout=LONG, on_cancel=way)
+                function, *args = PHASES[phase](gate.path, hang.name)
+                if phase.startswith("writing"):
+                    view = view.options(timeout=SHORT)
+                culprit = view.submit(function, *args)
+                others = [pool.submit(jobs.square, n) for n in range(20)]
+                if not phase.startswith("writing"):
+                    visitor = await gate.visitor(hang.name, 1 + WAYS.index(way))
+                    visitor.release()
+                    run_out(pool, culprit, within=SHORT)
+                await times_out(culprit)
+                assert await asyncio.gather(*others) == [n * n for n in range(20)]
+                await assert_serves(pool)
         stats = pool.stats()
     assert (crashes, stats.crashes) == ([], 0), "it is no crash"
 
 
-@every_hang
-async def test_while_running_in_silence(hang: Fault) -> None:
+async def test_while_running_in_silence() -> None:
     crashes: list[Crash] = []
     async with patience(), Gate() as gate, Pool(2, on_crash=crashes.append) as pool:
-        view = pool.options(heartbeat_timeout=LONG)
-        culprit = view.submit(faults.commit_at, gate.path, hang.name)
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        visitor = await gate.visitor(hang.name)
-        visitor.release()
-        allow_silence(pool, culprit, SHORT)
-        with pytest.raises(WorkerHungError) as caught:
-            await culprit
-        await visitor.gone()
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
-    [crash] = crashes
-    assert caught.value.crashes == (crash,)
-    assert (crash.kind, crash.pid) == ("hung", visitor.pid)
-    assert crash.detail.startswith(f"no heartbeat for {SHORT:g} s")
-    assert crash.job_id == culprit.id
+        for hang in HANGS:
+            with case(hang.name):
+                view = pool.options(heartbeat_timeout=LONG)
+                culprit = view.submit(faults.commit_at, gate.path, hang.name)
+                others = [pool.submit(jobs.square, n) for n in range(20)]
+                visitor = await gate.visitor(hang.name)
+                visitor.release()
+                allow_silence(pool, culprit, SHORT)
+                with pytest.raises(WorkerHungError) as caught:
+                    await culprit
+                await visitor.gone()
+                assert await asyncio.gather(*others) == [n * n for n in range(20)]
+                await assert_serves(pool)
+                [crash] = crashes
+                crashes.clear()
+                assert caught.value.crashes == (crash,)
+                assert (crash.kind, crash.pid) == ("hung", visitor.pid)
+                assert crash.detail.startswith(f"no heartbeat for {SHORT:g} s")
+                assert crash.job_id == culprit.id
 
 
-@every_hang
-@pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
 @pytest.mark.parametrize("phase", ["unpickling", "running", "pickling"])
-async def test_and_then_cancelled(phase: str, hang: Fault, on_cancel: Any) -> None:
-    async with patience(), Gate() as gate, Pool(1, cancel_grace=0.1) as pool:
-        view = pool.options(on_cancel=on_cancel)
-        culprit: Job[Any]
-        if phase == "unpickling":
-            trap = faults.TrapAt(gate.path, hang.name)
-            culprit = view.submit(jobs.take, trap)
-        elif phase == "running":
-            culprit = view.submit(faults.commit_at, gate.path, hang.name)
-        else:
-            culprit = view.submit(faults.make_bomb_at, gate.path, hang.name)
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        visitor = await gate.visitor(hang.name)
-        visitor.release()
-        assert culprit.cancel()
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await visitor.gone()
+async def test_and_then_cancelled(phase: str) -> None:
+    async with patience(3), Gate() as gate, Pool(1, cancel_grace=0.1) as pool:
+        for hang, way in itertools.product(HANGS, WAYS):
+            with case(hang.name, way):
+                view = pool.options(on_cancel=way)
+                function, *args = PHASES[phase](gate.path, hang.name)
+                culprit = view.submit(function, *args)
+                others = [pool.submit(jobs.square, n) for n in range(20)]
+                visitor = await gate.visitor(hang.name, 1 + WAYS.index(way))
+                visitor.release()
+                assert culprit.cancel()
+                assert await asyncio.gather(*others) == [n * n for n in range(20)]
+                await visitor.gone()
         stats = pool.stats()
-    assert (stats.crashes, stats.cancelled) == (0, 1)
-
-
-@every_hang
-async def test_while_pickling_the_result(hang: Fault) -> None:
-    async with patience(), Pool(2) as pool:
-        view = pool.options(timeout=SHORT, cancel_grace=0.1)
-        culprit = view.submit(faults.make_bomb, hang.name)
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        await times_out(culprit)
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
-
-
-@every_hang
-@pytest.mark.parametrize("size", [40, 120_000], ids=["small", "large"])
-async def test_while_writing_the_result(hang: Fault, size: int) -> None:
-    async with patience(), Pool(2) as pool:
-        view = pool.options(timeout=SHORT, on_cancel="kill")
-        culprit = view.submit(faults.commit_in_result, hang.name, size)
-        others = [pool.submit(jobs.square, n) for n in range(20)]
-        await times_out(culprit)
-        assert await asyncio.gather(*others) == [n * n for n in range(20)]
-        await assert_serves(pool)
+    assert (stats.crashes, stats.cancelled) == (0, 2 * len(HANGS))
 
 
 @every_hang

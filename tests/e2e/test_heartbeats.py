@@ -24,11 +24,11 @@ from asyncpool import (
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import heartbeats_awaited
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 SHORT = 0.2
 SILENCE = 0.5  # in which a job gets to where it hangs, on a busy machine, too
@@ -55,13 +55,12 @@ async def test_a_job_resumes_where_its_last_attempt_was_killed() -> None:
         assert await job == (7, 3)
 
 
-async def test_the_very_last_beat_is_there_after_an_exception() -> None:
-    async with patience(), Pool(1) as pool:
-        view = pool.options(max_attempts=3, retry_on=[LookupError])
-        job: Job[Any] = view.submit(beats.beat_and_raise)
-        seen = await all_of(job)
-        with pytest.raises(LookupError):
-            await job
+async def test_the_very_last_beat_is_there_after_an_exception(pool: Pool) -> None:
+    view = pool.options(max_attempts=3, retry_on=[LookupError])
+    job: Job[Any] = view.submit(beats.beat_and_raise)
+    seen = await all_of(job)
+    with pytest.raises(LookupError):
+        await job
     attempt, before, number = seen[-1]
     assert (attempt, number) == (3, 999)
     assert before == (2, (1, None, 999), 999)
@@ -80,12 +79,11 @@ async def test_the_very_last_beat_is_there_after_a_crash() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100_000, 10_000_000])
-async def test_the_last_beat_is_there_with_any_result(size: int) -> None:
-    async with patience(), Pool(1) as pool:
-        job = pool.submit(beats.count, 100, size)
-        assert (await all_of(job))[-1] == 99
-        assert await job == bytes(size)
-        await assert_serves(pool)
+async def test_the_last_beat_is_there_with_any_result(pool: Pool, size: int) -> None:
+    job = pool.submit(beats.count, 100, size)
+    assert (await all_of(job))[-1] == 99
+    assert await job == bytes(size)
+    await assert_serves(pool)
 
 
 # Readers.
@@ -113,14 +111,15 @@ async def test_each_reader_has_the_newest_and_ends_with_the_job() -> None:
         assert await all_of(job) == [5], "also when the job is done"
 
 
-async def test_a_reader_of_a_job_that_never_beats_just_ends() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.submit(jobs.wait_at, gate.path)
-        reader = asyncio.create_task(all_of(job))
-        visitor = await gate.visitor()
-        assert not reader.done()
-        visitor.release()
-        assert await reader == []
+async def test_a_reader_of_a_job_that_never_beats_just_ends(
+    pool: Pool, gate: Gate
+) -> None:
+    job = pool.submit(jobs.wait_at, gate.path)
+    reader = asyncio.create_task(all_of(job))
+    visitor = await gate.visitor()
+    assert not reader.done()
+    visitor.release()
+    assert await reader == []
 
 
 @pytest.mark.parametrize("stage", ["queued", "running"])
@@ -145,38 +144,38 @@ async def test_a_reader_of_a_cancelled_job_ends_with_it(stage: str) -> None:
         assert pool.stats().spawned == 1
 
 
-async def test_who_stops_reading_loses_nothing() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job: Job[Any] = pool.submit(beats.count_at, gate.path)
-        reader = job.progress()
-        first = await gate.visitor("beat 0")
-        assert await anext(reader) == 0
-        waiting = asyncio.create_task(anext(reader))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        first.release()
-        await gate.visitor("beat 1")
-        assert await anext(reader) == 1
-        job.cancel()
+async def test_who_stops_reading_loses_nothing(pool: Pool, gate: Gate) -> None:
+    job: Job[Any] = pool.submit(beats.count_at, gate.path)
+    reader = job.progress()
+    first = await gate.visitor("beat 0")
+    assert await anext(reader) == 0
+    waiting = asyncio.create_task(anext(reader))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    first.release()
+    await gate.visitor("beat 1")
+    assert await anext(reader) == 1
+    job.cancel()
 
 
-async def test_details_that_cannot_be_read_here_do_not_end_the_reading() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.submit(beats.beat_trapped, gate.path)
-        reader = job.progress()
-        with pytest.raises(JobNotPicklableError) as caught:
-            await anext(reader)
-        assert (caught.value.direction, caught.value.name) == ("details", "")
-        assert str(caught.value) == (
-            "the details of a heartbeat cannot be unpickled here: LookupError: not here"
-        )
-        (await gate.visitor()).release()
-        assert await anext(reader) == "plain"
-        with pytest.raises(StopAsyncIteration):
-            await anext(reader)
-        await job
+async def test_details_that_cannot_be_read_here_do_not_end_the_reading(
+    pool: Pool, gate: Gate
+) -> None:
+    job = pool.submit(beats.beat_trapped, gate.path)
+    reader = job.progress()
+    with pytest.raises(JobNotPicklableError) as caught:
+        await anext(reader)
+    assert (caught.value.direction, caught.value.name) == ("details", "")
+    assert str(caught.value) == (
+        "the details of a heartbeat cannot be unpickled here: LookupError: not here"
+    )
+    (await gate.visitor()).release()
+    assert await anext(reader) == "plain"
+    with pytest.raises(StopAsyncIteration):
+        await anext(reader)
+    await job
 
 
 # Silence.
@@ -366,12 +365,11 @@ async def test_what_is_no_beat_on_the_page_is_nothing(what: str) -> None:
         assert pool.stats().spawned == 1
 
 
-async def test_a_worker_that_rings_without_end_harms_nobody() -> None:
-    async with patience(), Pool(2) as pool:
-        job = pool.submit(beats.ring_for_nothing, 100_000)
-        await assert_serves(pool)
-        assert await job == "rung"
-        assert pool.stats().crashes == 0
+async def test_a_worker_that_rings_without_end_harms_nobody(pair: Pool) -> None:
+    job = pair.submit(beats.ring_for_nothing, 100_000)
+    await assert_serves(pair)
+    assert await job == "rung"
+    assert pair.stats().crashes == 0
 
 
 async def test_nothing_is_left_of_it_when_the_pool_is_closed() -> None:

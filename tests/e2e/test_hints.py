@@ -13,10 +13,10 @@ import pytest
 
 from asyncpool import JobNotPicklableError, Pool, ProcessPoolExecutor
 from tests.helpers import jobs
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import PATIENCE, patience
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
 def passes_on(**kwargs: Any) -> Any:
@@ -30,30 +30,27 @@ def note(name: str) -> str:
     )
 
 
+REFUSALS: list[tuple[Callable[..., Any], str, list[str]]] = [
+    (jobs.square, "timeout", [note("timeout")]),
+    (abs, "timeout", [note("timeout")]),
+    (int, "key", [note("key")]),
+    (jobs.greet, "max_attempts", [note("max_attempts")]),
+    (jobs.square, "size", []),
+    (passes_on, "timeout", []),  # the call in it is at fault
+]
+
+
 @pytest.mark.parametrize("concurrency", [1, 2])
-@pytest.mark.parametrize(
-    ("function", "option", "noted"),
-    [
-        (jobs.square, "timeout", [note("timeout")]),
-        (abs, "timeout", [note("timeout")]),
-        (int, "key", [note("key")]),
-        (jobs.greet, "max_attempts", [note("max_attempts")]),
-        (jobs.square, "size", []),
-        (passes_on, "timeout", []),  # the call in it is at fault
-    ],
-)
-async def test_an_option_that_a_function_refuses(
-    function: Callable[..., Any], option: str, noted: list[str], concurrency: int
-) -> None:
+async def test_an_option_that_a_function_refuses(concurrency: int) -> None:
     async with patience(), Pool(1, concurrency=concurrency) as pool:
-        with pytest.raises(TypeError) as caught:
-            await pool.submit(function, **{option: 3})
-    assert getattr(caught.value, "__notes__", []) == noted
+        for function, option, noted in REFUSALS:
+            with pytest.raises(TypeError) as caught:
+                await pool.submit(function, **{option: 3})
+            assert getattr(caught.value, "__notes__", []) == noted, function
 
 
-async def test_an_option_that_a_function_takes_is_its_own() -> None:
-    async with patience(), Pool(1) as pool:
-        assert await pool.submit(jobs.take, timeout=3, key=4) == 2
+async def test_an_option_that_a_function_takes_is_its_own(pool: Pool) -> None:
+    assert await pool.submit(jobs.take, timeout=3, key=4) == 2
 
 
 @pytest.mark.parametrize("verb", ["map", "starmap"])
@@ -67,31 +64,32 @@ async def test_an_option_that_a_function_takes_is_its_own() -> None:
         ("colour", "takes no colour="),
     ],
 )
-async def test_what_a_map_does_not_take(verb: str, name: str, text: str) -> None:
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(TypeError) as caught:
-            getattr(pool, verb)(jobs.square, [1], **{name: 3})
+async def test_what_a_map_does_not_take(
+    pool: Pool, verb: str, name: str, text: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        getattr(pool, verb)(jobs.square, [1], **{name: 3})
     assert str(caught.value) == f"{verb}() {text}"
 
 
-async def test_a_map_in_a_plain_loop() -> None:
-    async with patience(), Pool(1) as pool:
-        results: Any = pool.map(jobs.square, [1, 2])
-        with pytest.raises(TypeError) as caught:
-            list(results)
-        assert await results == [1, 4]
+async def test_a_map_in_a_plain_loop(pool: Pool) -> None:
+    results: Any = pool.map(jobs.square, [1, 2])
+    with pytest.raises(TypeError) as caught:
+        list(results)
+    assert await results == [1, 4]
     assert str(caught.value) == (
         "a map is no plain iterable: use 'async for', or await it"
     )
 
 
 @pytest.mark.parametrize("mode", ["r", "w", "r+", "rb"])
-async def test_an_open_file_is_no_argument(tmp_path: Path, mode: str) -> None:
+async def test_an_open_file_is_no_argument(
+    pool: Pool, tmp_path: Path, mode: str
+) -> None:
     path = tmp_path / "file"
     path.write_text("contents")
-    async with patience(), Pool(1) as pool:
-        with path.open(mode) as file, pytest.raises(JobNotPicklableError) as caught:
-            await pool.submit(jobs.take, [file])
+    with path.open(mode) as file, pytest.raises(JobNotPicklableError) as caught:
+        await pool.submit(jobs.take, [file])
     assert str(caught.value).startswith("args[0] cannot be pickled: TypeError: cannot ")
     if mode != "rb":
         assert str(caught.value).endswith(
@@ -99,12 +97,11 @@ async def test_an_open_file_is_no_argument(tmp_path: Path, mode: str) -> None:
         )
 
 
-async def test_an_open_file_is_no_result(tmp_path: Path) -> None:
+async def test_an_open_file_is_no_result(pool: Pool, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("contents")
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(JobNotPicklableError, match="which is open here") as caught:
-            await pool.submit(open, str(path))
+    with pytest.raises(JobNotPicklableError, match="which is open here") as caught:
+        await pool.submit(open, str(path))
     assert caught.value.direction == "result"
 
 
@@ -123,8 +120,8 @@ class Service:
     def work(self) -> None: ...
 
 
-async def test_a_method_of_what_holds_the_pool() -> None:
-    async with Pool(1) as pool, asyncio.timeout(PATIENCE):
+async def test_a_method_of_what_holds_the_pool(pool: Pool) -> None:
+    async with asyncio.timeout(PATIENCE):
         for owner, kind in [(pool, "Pool"), (pool.options(key=1), "BoundPool")]:
             with pytest.raises(JobNotPicklableError) as caught:
                 await pool.submit(Service(owner).work)

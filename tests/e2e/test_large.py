@@ -17,11 +17,12 @@ from asyncpool import (
     PoolClosedError,
     PoolFullError,
 )
-from asyncpool._core.pickling.calls import pack_job, pack_value
 from tests.helpers import jobs, large, values
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (
     abandon_threads_after,
+    pack_job,
+    pack_value,
     pickle_one_at_a_time,
     pickled,
     pickling,
@@ -39,11 +40,11 @@ from tests.helpers.large import (
     filler,
     pattern,
 )
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, closing, idle, until
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -107,41 +108,37 @@ async def test_fresh_interpreters_get_large_objects_too() -> None:
             assert await pool.submit(large.same, value) == value
 
 
-async def test_many_buffers_and_much_else_in_one_argument() -> None:
+async def test_many_buffers_and_much_else_in_one_argument(pool: Pool) -> None:
     blocks = [Block(pattern(60 * KIB + 100 * n, n)) for n in range(100)]
     value = {"blocks": blocks, "plain": {n: str(n) for n in filler(MIB)}, "none": None}
-    async with patience(), Pool(1) as pool:
-        assert await pool.submit(large.same, value) == value
-        assert await pool.submit(large.make_many, 100, 70 * KIB) == [
-            Block(pattern(70 * KIB, n)) for n in range(100)
-        ]
+    assert await pool.submit(large.same, value) == value
+    assert await pool.submit(large.make_many, 100, 70 * KIB) == [
+        Block(pattern(70 * KIB, n)) for n in range(100)
+    ]
 
 
-async def test_one_object_twice_is_one_object_there() -> None:
+async def test_one_object_twice_is_one_object_there(pool: Pool) -> None:
     block = Block(pattern(MIB))
-    async with patience(), Pool(1) as pool:
-        one, other = await pool.submit(large.same, [block, block])
-        assert one is other
-        assert one == block
+    one, other = await pool.submit(large.same, [block, block])
+    assert one is other
+    assert one == block
 
 
-async def test_large_keywords_and_what_a_function_brings_along() -> None:
+async def test_large_keywords_and_what_a_function_brings_along(pool: Pool) -> None:
     one, other = Block(pattern(MIB, 1)), Block(pattern(2 * MIB, 2))
     plain = filler(MIB)
-    async with patience(), Pool(1) as pool:
-        sums = await pool.submit(large.checksums, one, second=other, third=one)
-        assert sums == [checksum(one), checksum(other), checksum(one)]
-        back = await pool.submit(lambda: (len(plain), plain[-1], other))
-        assert back == (len(plain), plain[-1], other)
-        assert await pool.submit(jobs.call, lambda block: block, one) == one
+    sums = await pool.submit(large.checksums, one, second=other, third=one)
+    assert sums == [checksum(one), checksum(other), checksum(one)]
+    back = await pool.submit(lambda: (len(plain), plain[-1], other))
+    assert back == (len(plain), plain[-1], other)
+    assert await pool.submit(jobs.call, lambda block: block, one) == one
 
 
-async def test_a_buffer_that_is_read_only_stays_so() -> None:
+async def test_a_buffer_that_is_read_only_stays_so(pool: Pool) -> None:
     block = Block(bytes(pattern(MIB)))
-    async with patience(), Pool(1) as pool:
-        assert await pool.submit(large.is_readonly, block)
-        assert (await pool.submit(large.same, block)).data.readonly
-        assert not await pool.submit(large.is_readonly, Block(pattern(MIB)))
+    assert await pool.submit(large.is_readonly, block)
+    assert (await pool.submit(large.same, block)).data.readonly
+    assert not await pool.submit(large.is_readonly, Block(pattern(MIB)))
 
 
 @pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
@@ -171,40 +168,40 @@ async def test_nobody_sees_what_another_one_changes(size: int, memory: int) -> N
 # What is kept is not overwritten.
 
 
-async def test_what_a_job_keeps_is_not_overwritten_by_later_jobs() -> None:
+async def test_what_a_job_keeps_is_not_overwritten_by_later_jobs(pool: Pool) -> None:
     blocks = [Block(pattern(MIB + 5, n)) for n in range(30)]
-    async with patience(), Pool(1) as pool:
-        for n in range(5):
-            await pool.submit(large.keep, blocks[n])
-        for block in blocks[5:]:
-            assert await pool.submit(large.checksum, block) == checksum(block)
-        expected = [checksum(block) for block in blocks[:5]]
-        assert await pool.submit(large.kept) == expected
-        assert large.uses(pool).count("worker") == 5
-        # What it lets go of is told with the next outcome.
-        for left in (4, 3):
-            await pool.submit(large.let_go_of_one)
-            assert large.uses(pool).count("worker") == left
-        for block in blocks[5:]:
-            assert await pool.submit(large.overwrite, block) == checksum(block)
-        assert await pool.submit(large.kept) == expected[:3]
+    for n in range(5):
+        await pool.submit(large.keep, blocks[n])
+    for block in blocks[5:]:
+        assert await pool.submit(large.checksum, block) == checksum(block)
+    expected = [checksum(block) for block in blocks[:5]]
+    assert await pool.submit(large.kept) == expected
+    assert large.uses(pool).count("worker") == 5
+    # What it lets go of is told with the next outcome.
+    for left in (4, 3):
+        await pool.submit(large.let_go_of_one)
+        assert large.uses(pool).count("worker") == left
+    for block in blocks[5:]:
+        assert await pool.submit(large.overwrite, block) == checksum(block)
+    assert await pool.submit(large.kept) == expected[:3]
 
 
-async def test_what_a_caller_keeps_is_not_overwritten_by_later_results() -> None:
-    async with patience(), Pool(2) as pool:
-        kept = await asyncio.gather(
-            *(pool.submit(large.make, MIB + n, n) for n in range(40))
-        )
-        last = kept.pop()
-        part = last.data[1000:2000]
-        del last
-        for n in range(20):
-            await pool.submit(large.make, MIB + n, 1000 + n)
-        assert kept == [Block(pattern(MIB + n, n)) for n in range(39)]
-        assert bytes(part) == pattern(MIB + 39, 39)[1000:2000]
-        await used(pool, "caller", 40)
-        del kept, part
-        await all_free(pool)
+async def test_what_a_caller_keeps_is_not_overwritten_by_later_results(
+    pair: Pool,
+) -> None:
+    kept = await asyncio.gather(
+        *(pair.submit(large.make, MIB + n, n) for n in range(40))
+    )
+    last = kept.pop()
+    part = last.data[1000:2000]
+    del last
+    for n in range(20):
+        await pair.submit(large.make, MIB + n, 1000 + n)
+    assert kept == [Block(pattern(MIB + n, n)) for n in range(39)]
+    assert bytes(part) == pattern(MIB + 39, 39)[1000:2000]
+    await used(pair, "caller", 40)
+    del kept, part
+    await all_free(pair)
 
 
 async def test_results_outlive_their_pool() -> None:
@@ -322,32 +319,30 @@ async def test_what_is_free_makes_room_for_what_is_needed() -> None:
 # Errors.
 
 
-async def test_exceptions_may_be_large() -> None:
+async def test_exceptions_may_be_large(pool: Pool) -> None:
     text, data = "x" * (2 * MIB), bytes(pattern(2 * MIB))
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(ValueError, match="xxx") as caught:
-            await pool.submit(large.fail_with, text)
-        assert caught.value.args == (text,)
-        assert "fail_with" in str(caught.value.__cause__)
-        with pytest.raises(ValueError, match="xfe") as caught:
-            await pool.submit(large.fail_with, data, Block(pattern(MIB)))
-        assert caught.value.args == (data, Block(pattern(MIB)))
-        await assert_serves(pool)
+    with pytest.raises(ValueError, match="xxx") as caught:
+        await pool.submit(large.fail_with, text)
+    assert caught.value.args == (text,)
+    assert "fail_with" in str(caught.value.__cause__)
+    with pytest.raises(ValueError, match="xfe") as caught:
+        await pool.submit(large.fail_with, data, Block(pattern(MIB)))
+    assert caught.value.args == (data, Block(pattern(MIB)))
+    await assert_serves(pool)
 
 
-async def test_a_job_that_raised_something_large_is_tried_again() -> None:
+async def test_a_job_that_raised_something_large_is_tried_again(pair: Pool) -> None:
     block, text = Block(pattern(3 * MIB)), "y" * (2 * MIB)
-    async with patience(), Pool(2) as pool:
-        view = pool.options(max_attempts=3, retry_on=[LookupError])
-        job = view.submit(large.fail_until, 3, block, text)
-        assert await job == checksum(block)
-        assert job.attempt == 3
-        job = view.submit(large.fail_until, 4, block, text)
-        with pytest.raises(LookupError) as caught:
-            await job
-        assert caught.value.args == (text,)
-        assert job.attempt == 3
-        assert pool.stats().crashes == 0
+    view = pair.options(max_attempts=3, retry_on=[LookupError])
+    job = view.submit(large.fail_until, 3, block, text)
+    assert await job == checksum(block)
+    assert job.attempt == 3
+    job = view.submit(large.fail_until, 4, block, text)
+    with pytest.raises(LookupError) as caught:
+        await job
+    assert caught.value.args == (text,)
+    assert job.attempt == 3
+    assert pair.stats().crashes == 0
 
 
 @pytest.mark.parametrize("where", ["args", "kwargs"])
@@ -370,17 +365,16 @@ async def test_what_fails_late_to_pickle_is_named(where: str) -> None:
         assert (pool.stats().failed, pool.stats().completed) == (1, 1)
 
 
-async def test_a_large_result_that_cannot_be_unpickled_here_is_said() -> None:
-    async with patience(), Pool(1) as pool:
-        job = pool.submit(lambda: [*filler(MIB), values.OnlyThere()])
-        with pytest.raises(JobNotPicklableError) as caught:
-            await job
-        assert str(caught.value) == (
-            "the job's result cannot be unpickled here: ValueError: not here"
-        )
-        assert (caught.value.job_id, caught.value.attempt) == (job.id, 1)
-        assert caught.value.direction == "result"
-        await assert_serves(pool)
+async def test_a_large_result_that_cannot_be_unpickled_here_is_said(pool: Pool) -> None:
+    job = pool.submit(lambda: [*filler(MIB), values.OnlyThere()])
+    with pytest.raises(JobNotPicklableError) as caught:
+        await job
+    assert str(caught.value) == (
+        "the job's result cannot be unpickled here: ValueError: not here"
+    )
+    assert (caught.value.job_id, caught.value.attempt) == (job.id, 1)
+    assert caught.value.direction == "result"
+    await assert_serves(pool)
 
 
 @pytest.mark.parametrize(
@@ -431,11 +425,12 @@ async def test_a_result_may_be_as_large_as_was_said_and_no_larger(kind: str) -> 
 
 
 @pytest.mark.parametrize("at", [0.0, 0.5, 1.0])
-async def test_the_loops_thread_does_not_pickle_what_is_long(at: float) -> None:
+async def test_the_loops_thread_does_not_pickle_what_is_long(
+    pool: Pool, at: float
+) -> None:
     value = crowd(2 * MIB, at=at)
-    async with patience(), Pool(1) as pool:
-        with Stop() as stop:
-            assert await pool.submit(large.same, value) == value
+    with Stop() as stop:
+        assert await pool.submit(large.same, value) == value
     ways = [way for way, _ in stop.passed]
     threads = [name for _, name in stop.passed]
     if at == 0.0:
@@ -447,44 +442,41 @@ async def test_the_loops_thread_does_not_pickle_what_is_long(at: float) -> None:
     assert all(name.startswith("asyncpool-pickle") for name in threads), threads
 
 
-async def test_what_is_short_is_pickled_at_once() -> None:
-    async with patience(), Pool(1) as pool:
-        with Stop() as stop:
-            value = [Passenger(), Block(pattern(MIB))]
-            assert await pool.submit(large.same, value) == value
+async def test_what_is_short_is_pickled_at_once(pool: Pool) -> None:
+    with Stop() as stop:
+        value = [Passenger(), Block(pattern(MIB))]
+        assert await pool.submit(large.same, value) == value
     assert stop.passed == [("pickled", "MainThread"), ("unpickled", "MainThread")]
 
 
-async def test_the_pool_goes_on_while_something_is_pickled() -> None:
-    async with patience(), Pool(1) as pool:
-        with Stop("pickled") as stop:
-            job = pool.submit(large.same, crowd(MIB))
-            await stop.reached()
-            assert (job.state, job.attempt, job.worker_pid) == ("queued", 0, None)
-            assert pool.stats().queued == 1
-            assert pool.stats().idle == 1
-            # Others do not wait for it.
-            assert await pool.submit(jobs.square, 5) == 25
-            block = Block(pattern(2 * MIB))
-            assert await pool.submit(large.same, block) == block
-            assert not job.done()
-            stop.release()
-            assert await job == crowd(MIB)
+async def test_the_pool_goes_on_while_something_is_pickled(pool: Pool) -> None:
+    with Stop("pickled") as stop:
+        job = pool.submit(large.same, crowd(MIB))
+        await stop.reached()
+        assert (job.state, job.attempt, job.worker_pid) == ("queued", 0, None)
+        assert pool.stats().queued == 1
+        assert pool.stats().idle == 1
+        # Others do not wait for it.
+        assert await pool.submit(jobs.square, 5) == 25
+        block = Block(pattern(2 * MIB))
+        assert await pool.submit(large.same, block) == block
+        assert not job.done()
+        stop.release()
+        assert await job == crowd(MIB)
 
 
-async def test_the_pool_goes_on_while_something_is_unpickled() -> None:
-    async with patience(), Pool(1) as pool:
-        with Stop("unpickled") as stop:
-            job = pool.submit(crowd, MIB)
-            await stop.reached()
-            assert (job.state, job.attempt, job.worker_pid) == ("running", 1, None)
-            assert (pool.stats().idle, pool.stats().queued) == (1, 0)
-            assert await pool.submit(jobs.square, 5) == 25
-            block = Block(pattern(2 * MIB))
-            assert await pool.submit(large.same, block) == block
-            assert not job.done()
-            stop.release()
-            assert await job == crowd(MIB)
+async def test_the_pool_goes_on_while_something_is_unpickled(pool: Pool) -> None:
+    with Stop("unpickled") as stop:
+        job = pool.submit(crowd, MIB)
+        await stop.reached()
+        assert (job.state, job.attempt, job.worker_pid) == ("running", 1, None)
+        assert (pool.stats().idle, pool.stats().queued) == (1, 0)
+        assert await pool.submit(jobs.square, 5) == 25
+        block = Block(pattern(2 * MIB))
+        assert await pool.submit(large.same, block) == block
+        assert not job.done()
+        stop.release()
+        assert await job == crowd(MIB)
 
 
 async def test_what_takes_long_to_pickle_is_not_waited_for() -> None:
@@ -512,20 +504,21 @@ async def test_what_takes_long_to_unpickle_is_not_waited_for() -> None:
             assert await asyncio.gather(*slow) == [crowd(MIB)] * 2
 
 
-async def test_no_more_is_pickled_ahead_than_there_are_workers_for() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        held = [pool.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
-        visitors = [await gate.visitor(str(n)) for n in range(2)]
-        with Stop() as stop:
-            queued = [pool.submit(large.same, crowd(MIB)) for _ in range(10)]
-            first = [job for job in queued if await settled(pool, queued, 3, job)]
-            assert len(first) == 3
-            assert first == queued[:3]
-            assert len(stop.passed) == 3
-        for visitor in visitors:
-            visitor.release()
-        await asyncio.gather(*held)
-        assert await asyncio.gather(*queued) == [crowd(MIB)] * 10
+async def test_no_more_is_pickled_ahead_than_there_are_workers_for(
+    pair: Pool, gate: Gate
+) -> None:
+    held = [pair.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
+    visitors = [await gate.visitor(str(n)) for n in range(2)]
+    with Stop() as stop:
+        queued = [pair.submit(large.same, crowd(MIB)) for _ in range(10)]
+        first = [job for job in queued if await settled(pair, queued, 3, job)]
+        assert len(first) == 3
+        assert first == queued[:3]
+        assert len(stop.passed) == 3
+    for visitor in visitors:
+        visitor.release()
+    await asyncio.gather(*held)
+    assert await asyncio.gather(*queued) == [crowd(MIB)] * 10
 
 
 async def settled(pool: Pool, queued: list[Any], count: int, job: Any) -> bool:
@@ -756,12 +749,11 @@ async def test_a_large_job_leaves_no_garbage(memory: int) -> None:
         assert found == 0
 
 
-async def test_workers_hold_no_descriptors_of_what_they_have_used() -> None:
-    async with patience(), Pool(1) as pool:
-        for n in range(5):
-            await pool.submit(large.keep, Block(pattern(MIB, n)))
-        results = [await pool.submit(large.make, MIB, n) for n in range(5)]
-        assert await pool.submit(large.segment_descriptors) == []
-        assert large.segment_descriptors() == []
-        assert len(results) == 5
-        await until(pool, lambda stats: stats.idle == 1)
+async def test_workers_hold_no_descriptors_of_what_they_have_used(pool: Pool) -> None:
+    for n in range(5):
+        await pool.submit(large.keep, Block(pattern(MIB, n)))
+    results = [await pool.submit(large.make, MIB, n) for n in range(5)]
+    assert await pool.submit(large.segment_descriptors) == []
+    assert large.segment_descriptors() == []
+    assert len(results) == 5
+    await until(pool, lambda stats: stats.idle == 1)

@@ -54,11 +54,11 @@ from tests.helpers.large import (
     freed,
     pattern,
 )
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, by_events, closing, crash_of, idle, until
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -384,17 +384,18 @@ async def test_cancelling_a_job_that_is_being_pickled_costs_nothing(
     assert (stats.cancelled, stats.spawned, stats.crashes) == (2, 1, 0)
 
 
-async def test_what_is_not_wanted_any_more_is_not_pickled_to_its_end() -> None:
+async def test_what_is_not_wanted_any_more_is_not_pickled_to_its_end(
+    pool: Pool,
+) -> None:
     """The passenger is in the middle, and another one at the end."""
     value = [*crowd(MIB), *crowd(MIB)]
-    async with patience(), Pool(1) as pool:
-        with Stop("pickled", most=1) as stop:
-            job = pool.submit(large.same, value)
-            await stop.reached()
-            job.cancel()
-            stop.release()
-            await assert_in_step(pool)
-        assert [way for way, _ in stop.passed] == ["pickled"]
+    with Stop("pickled", most=1) as stop:
+        job = pool.submit(large.same, value)
+        await stop.reached()
+        job.cancel()
+        stop.release()
+        await assert_in_step(pool)
+    assert [way for way, _ in stop.passed] == ["pickled"]
 
 
 @pytest.mark.usefixtures("fill_passes_by", "create_passes_by")
@@ -509,19 +510,18 @@ async def test_a_job_is_cancelled_in_the_turn_in_which_it_gets_a_worker(
             await assert_in_step(pool)
 
 
-async def test_cancellations_wait_while_a_large_job_is_sent_at_once() -> None:
+async def test_cancellations_wait_while_a_large_job_is_sent_at_once(pool: Pool) -> None:
     """A decision within a decision is not the end of the outer one."""
     block = Block(pattern(700_000))
     decided: list[bool] = []
-    async with patience(), Pool(1) as pool:
-        await pool.submit(large.checksum, block)
-        with Stop() as stop:
-            stop.on_pass = lambda: decided.append(deciding(pool))
-            first = pool.submit(Passenger)
-            second = pool.submit(large.checksum, block)
-            # The second one is sent before the outcome of the first is looked at.
-            assert await first == Passenger()
-            assert await second == checksum(block)
+    await pool.submit(large.checksum, block)
+    with Stop() as stop:
+        stop.on_pass = lambda: decided.append(deciding(pool))
+        first = pool.submit(Passenger)
+        second = pool.submit(large.checksum, block)
+        # The second one is sent before the outcome of the first is looked at.
+        assert await first == Passenger()
+        assert await second == checksum(block)
     assert decided == [True]
 
 
@@ -708,14 +708,13 @@ async def test_a_result_arrives_from_a_worker_that_cannot_receive_memory() -> No
         assert pool.stats().spawned == 1
 
 
-async def test_what_a_worker_has_already_it_need_not_receive() -> None:
+async def test_what_a_worker_has_already_it_need_not_receive(pool: Pool) -> None:
     block = Block(pattern(MIB))
-    async with patience(), Pool(1) as pool:
-        assert await pool.submit(large.checksum, block) == checksum(block)
-        await pool.submit(large.open_no_more)
-        assert await pool.submit(large.checksum, block) == checksum(block)
-        assert await pool.submit(large.make, MIB) == block
-        await pool.submit(large.open_again)
+    assert await pool.submit(large.checksum, block) == checksum(block)
+    await pool.submit(large.open_no_more)
+    assert await pool.submit(large.checksum, block) == checksum(block)
+    assert await pool.submit(large.make, MIB) == block
+    await pool.submit(large.open_again)
 
 
 # Workers that say what no worker says.

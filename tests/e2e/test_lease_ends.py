@@ -25,11 +25,10 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool._runtime.traffic import traffic as rounds
 from tests.e2e.test_pipelining import learn, stop
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
-from tests.helpers.inside import break_core, in_hand, ring
+from tests.helpers.inside import break_core, in_hand, look_for_stalls_never, ring
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import closing, idle, until
@@ -207,7 +206,7 @@ async def test_while_a_job_cleans_up_whose_time_is_over() -> None:
 async def test_until_a_worker_has_said_that_it_will_not_begin(
     why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "EVERY", LONG)  # or it is taken back before
+    look_for_stalls_never(monkeypatch)  # or it is taken back before
     async with leasing() as (gate, keeper, pool):
         await learn(pool, jobs.perhaps_wait)
         running = pool.submit(jobs.perhaps_wait, gate.path)

@@ -16,11 +16,11 @@ from asyncpool.events import LeaseEvent, LeaseLapsed
 from tests.helpers import jobs, several
 from tests.helpers.gate import Gate
 from tests.helpers.lapses import begun, unless_over
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import assert_serves
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 CYCLE, TTL = 0.1, 1.0
 
@@ -103,15 +103,10 @@ async def test_a_worker_ends_with_the_lease_while_the_loop_is_blocked(
     assert detail == "lease failed: it has lapsed, and its job was still running"
 
 
-async def test_a_job_runs_for_longer_than_a_lease_that_is_extended() -> None:
+async def test_a_job_runs_for_longer_than_a_lease_that_is_extended(pool: Pool) -> None:
     # A machine that holds this process up for a second must not make it lapse.
     outside, ttl = Outside(), 4 * TTL
-    async with (
-        patience(),
-        Gate() as gate,
-        outside.keeper(ttl=ttl) as keeper,
-        Pool(1) as pool,
-    ):
+    async with patience(), Gate() as gate, outside.keeper(ttl=ttl) as keeper:
         view = pool.options(lease=(keeper, "mine"))
         job = view.submit(jobs.wait_at, gate.path)
         worker = await gate.visitor()
@@ -142,14 +137,13 @@ async def test_a_job_that_will_not_end_costs_its_worker_when_its_lease_lapses() 
     assert [crash.signal for crash in crashes] == ["SIGKILL"]
 
 
-async def test_a_worker_outlives_the_leases_of_jobs_that_are_over() -> None:
+async def test_a_worker_outlives_the_leases_of_jobs_that_are_over(pool: Pool) -> None:
     outside = Outside()
     async with (
         patience(),
         Gate() as gate,
         outside.keeper() as keeper,
         outside.keeper(ttl=PATIENCE) as clock,
-        Pool(1) as pool,
     ):
         with_lease = pool.options(lease=(keeper, "mine"))
         worker = await with_lease.submit(jobs.pid)

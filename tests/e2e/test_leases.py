@@ -13,12 +13,12 @@ import pytest
 from asyncpool import Job, LeaseKeeper, LeaseLostError, Pool, WorkerCrashedError
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
 from tests.helpers.scripts import run_script
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
 class Outside:
@@ -43,13 +43,14 @@ class Outside:
             await self._news.wait()
 
 
-async def test_a_lease_is_kept_while_its_job_is_queued_and_while_it_runs() -> None:
+async def test_a_lease_is_kept_while_its_job_is_queued_and_while_it_runs(
+    pool: Pool,
+) -> None:
     outside = Outside()
     async with (
         patience(),
         Gate() as gate,
         LeaseKeeper(outside.extend, max_rate=100.0, interval=0.05) as keeper,
-        Pool(1) as pool,
     ):
         for name in ("first", "second"):
             keeper.keep(name, pool.submit(jobs.wait_at, gate.path, name))
@@ -63,16 +64,15 @@ async def test_a_lease_is_kept_while_its_job_is_queued_and_while_it_runs() -> No
         second.release()
 
 
-async def test_a_job_whose_lease_is_gone_is_stopped() -> None:
+async def test_a_job_whose_lease_is_gone_is_stopped(pair: Pool) -> None:
     outside = Outside()
     async with (
         patience(),
         Gate() as gate,
         LeaseKeeper(outside.extend, max_rate=100.0, interval=0.05) as keeper,
-        Pool(2) as pool,
     ):
-        lost: Job[Any] = pool.submit(jobs.compute, gate.path, "lost")
-        safe = pool.submit(jobs.wait_at, gate.path, "safe")
+        lost: Job[Any] = pair.submit(jobs.compute, gate.path, "lost")
+        safe = pair.submit(jobs.wait_at, gate.path, "safe")
         keeper.keep("lost", lost)
         keeper.keep("safe", safe)
         victim, survivor = await gate.visitor("lost"), await gate.visitor("safe")
@@ -82,7 +82,7 @@ async def test_a_job_whose_lease_is_gone_is_stopped() -> None:
         await victim.gone()
         survivor.release()
         assert await safe == "go"
-        await assert_serves(pool)
+        await assert_serves(pair)
 
 
 async def test_a_crash_ends_a_lease() -> None:

@@ -13,11 +13,11 @@ import pytest
 from asyncpool import Pool
 from tests.helpers import jobs
 from tests.helpers.gate import Gate, Visitor
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 # Their items have no end, so the pool can only close if they are ended.
 KINDS: dict[str, Callable[[Pool], Any]] = {
@@ -72,12 +72,11 @@ async def test_who_leaves_the_loop_ends_it(kind: str, how: str) -> None:
 
 
 @EACH
-async def test_who_has_left_the_loop_cannot_go_on(kind: str) -> None:
-    async with patience(), Pool(1) as pool:
-        items = KINDS[kind](pool)
-        await leave(items, "break")
-        with pytest.raises(RuntimeError, match=ONLY_ONCE):
-            await anext(items)
+async def test_who_has_left_the_loop_cannot_go_on(pool: Pool, kind: str) -> None:
+    items = KINDS[kind](pool)
+    await leave(items, "break")
+    with pytest.raises(RuntimeError, match=ONLY_ONCE):
+        await anext(items)
 
 
 @EACH
@@ -126,55 +125,54 @@ async def test_closing_waits_for_the_end_of_what_a_loop_has_left() -> None:
 
 
 @pytest.mark.parametrize("at", ["once", "the end"])
-async def test_closing_raises_what_the_input_does(at: str) -> None:
+async def test_closing_raises_what_the_input_does(pool: Pool, at: str) -> None:
     ended = asyncio.Event()
 
     async def end() -> None:
         ended.set()
         raise OSError("not closed")
 
-    async with patience(), Pool(1) as pool:
-        results = pool.map(jobs.square, numbers(end))
-        async for _ in results:
-            break
-        if at == "the end":
-            await ended.wait()
-        with pytest.raises(OSError, match=r"^not closed$"):
-            await results.aclose()
+    results = pool.map(jobs.square, numbers(end))
+    async for _ in results:
+        break
+    if at == "the end":
+        await ended.wait()
+    with pytest.raises(OSError, match=r"^not closed$"):
         await results.aclose()
-        await assert_serves(pool)
+    await results.aclose()
+    await assert_serves(pool)
 
 
-async def test_a_close_that_was_cancelled_is_waited_for_again() -> None:
+async def test_a_close_that_was_cancelled_is_waited_for_again(pool: Pool) -> None:
     closing, may_end = asyncio.Event(), asyncio.Event()
 
     async def end() -> None:
         closing.set()
         await may_end.wait()
 
-    async with patience(), Pool(1) as pool:
-        results = pool.map(jobs.square, numbers(end))
-        async for _ in results:
-            break
-        await closing.wait()
-        first, second = (asyncio.create_task(results.aclose()) for _ in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert not second.done()
-        may_end.set()
-        await second
-        await results.aclose()
+    results = pool.map(jobs.square, numbers(end))
+    async for _ in results:
+        break
+    await closing.wait()
+    first, second = (asyncio.create_task(results.aclose()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert not second.done()
+    may_end.set()
+    await second
+    await results.aclose()
 
 
 @EACH
-async def test_whoever_asks_for_the_first_item_only_gets_it(kind: str) -> None:
-    async with patience(), Pool(1) as pool:
-        items = KINDS[kind](pool)
-        # The iterator is dropped before its generator begins.
-        found = await asyncio.create_task(_first(anext(aiter(items))))
-        assert (found.result() if kind == "outcomes" else found) == 0
+async def test_whoever_asks_for_the_first_item_only_gets_it(
+    pool: Pool, kind: str
+) -> None:
+    items = KINDS[kind](pool)
+    # The iterator is dropped before its generator begins.
+    found = await asyncio.create_task(_first(anext(aiter(items))))
+    assert (found.result() if kind == "outcomes" else found) == 0
 
 
 async def _first(item: Awaitable[Any]) -> Any:
@@ -196,22 +194,23 @@ async def test_an_iterator_may_be_made_while_the_loop_does_not_run() -> None:
         await asyncio.to_thread(begin_between_runs)
 
 
-async def test_an_iterator_is_dropped_while_somebody_waits_for_an_item() -> None:
-    async with patience():
-        async with Gate() as gate, Pool(1) as pool:
-            results = pool.map(
-                jobs.choose, itertools.repeat(("wait", gate.path)), chunksize=1
-            )
-            iterator = aiter(results)
-            first = asyncio.ensure_future(anext(iterator))
-            visitor = await gate.visitor()
-            del iterator
-            await asyncio.sleep(0)
-            with pytest.raises(RuntimeError, match=CANCEL_THE_TASK):
-                await results.aclose()
-            visitor.release()
-            assert await first == "go"
-        assert pool.stats().crashes == 0
+async def test_an_iterator_is_dropped_while_somebody_waits_for_an_item(
+    pool: Pool,
+) -> None:
+    async with Gate() as gate:
+        results = pool.map(
+            jobs.choose, itertools.repeat(("wait", gate.path)), chunksize=1
+        )
+        iterator = aiter(results)
+        first = asyncio.ensure_future(anext(iterator))
+        visitor = await gate.visitor()
+        del iterator
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match=CANCEL_THE_TASK):
+            await results.aclose()
+        visitor.release()
+        assert await first == "go"
+    assert pool.stats().crashes == 0
 
 
 @asynccontextmanager
@@ -256,18 +255,17 @@ async def test_nor_is_one_that_times_out(kind: str) -> None:
 
 @EACH
 async def test_a_wait_that_is_cancelled_before_it_begins_takes_nothing(
-    kind: str,
+    pool: Pool, kind: str
 ) -> None:
-    async with patience(), Pool(1) as pool:
-        iterator = aiter(KINDS[kind](pool))
-        for _ in range(2):
-            early = asyncio.ensure_future(anext(iterator))
-            early.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await early
-        found = await anext(iterator)
-        assert (found.result() if kind == "outcomes" else found) == 0
-        del iterator
+    iterator = aiter(KINDS[kind](pool))
+    for _ in range(2):
+        early = asyncio.ensure_future(anext(iterator))
+        early.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await early
+    found = await anext(iterator)
+    assert (found.result() if kind == "outcomes" else found) == 0
+    del iterator
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
@@ -291,17 +289,18 @@ async def test_what_somebody_waits_for_is_not_closed(kind: str) -> None:
         assert await anext(iterator, None) is None
 
 
-async def test_the_cancellation_of_a_job_cuts_no_wait_short() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        stream = pool.stream(map, jobs.wait_at, [gate.path] * 2)
-        iterator = aiter(stream)
-        first = asyncio.ensure_future(anext(iterator))
-        await gate.visitor()
-        assert stream.job is not None
-        stream.job.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert await anext(iterator, None) is None
+async def test_the_cancellation_of_a_job_cuts_no_wait_short(
+    pool: Pool, gate: Gate
+) -> None:
+    stream = pool.stream(map, jobs.wait_at, [gate.path] * 2)
+    iterator = aiter(stream)
+    first = asyncio.ensure_future(anext(iterator))
+    await gate.visitor()
+    assert stream.job is not None
+    stream.job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await anext(iterator, None) is None
 
 
 @EACH
@@ -315,19 +314,17 @@ async def test_what_is_closed_before_it_begins_never_does(kind: str) -> None:
         await assert_serves(pool)
 
 
-async def test_a_map_that_was_closed_cannot_be_awaited() -> None:
-    async with patience(), Pool(1) as pool:
-        results = pool.map(jobs.square, [1, 2])
-        await results.aclose()
-        with pytest.raises(RuntimeError, match=r"only once, and not after aclose\(\)$"):
-            await results
+async def test_a_map_that_was_closed_cannot_be_awaited(pool: Pool) -> None:
+    results = pool.map(jobs.square, [1, 2])
+    await results.aclose()
+    with pytest.raises(RuntimeError, match=r"only once, and not after aclose\(\)$"):
+        await results
 
 
-async def test_a_stream_that_was_closed_cannot_be_started() -> None:
-    async with patience(), Pool(1) as pool:
-        stream = pool.stream(itertools.count)
-        await stream.aclose()
-        with pytest.raises(
-            RuntimeError, match=r"^started\(\) is for before the iteration$"
-        ):
-            await stream.started()
+async def test_a_stream_that_was_closed_cannot_be_started(pool: Pool) -> None:
+    stream = pool.stream(itertools.count)
+    await stream.aclose()
+    with pytest.raises(
+        RuntimeError, match=r"^started\(\) is for before the iteration$"
+    ):
+        await stream.started()

@@ -29,6 +29,7 @@ from tests.helpers.inside import borrowed_by, lent_by
 from tests.helpers.large import Block, pattern
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
+from tests.helpers.pools import case
 from tests.helpers.shared_pools import server, shared
 
 pytestmark = [
@@ -270,36 +271,35 @@ def says(kind: FrameKind) -> Callable[[Raw], None]:
     return lambda raw: raw.sock.sendall(header(kind, 0, tag=1))
 
 
+OFFENCES: list[Callable[[Raw], None]] = [
+    lends(_unsealed, MB, MB),
+    lends(_half_sealed, MB, MB),
+    lends(_sparse, MB, MB),
+    lends(_file, 1 << 12, 1 << 16),
+    lends(create, MB, 2 * MB),
+    lends(create, 1 << 12, 1 << 12),
+    lends(create, MB, 1 << 40),
+    _twice,
+    _without,
+    _beside_nothing,
+    says(FrameKind.DROP),
+    says(FrameKind.SEGMENT_RETURNED),
+    says(FrameKind.LOST),
+    says(FrameKind.JOB),
+]
+
+
 @pytest.mark.logs("client-refused")
-@pytest.mark.parametrize(
-    "offend",
-    [
-        lends(_unsealed, MB, MB),
-        lends(_half_sealed, MB, MB),
-        lends(_sparse, MB, MB),
-        lends(_file, 1 << 12, 1 << 16),
-        lends(create, MB, 2 * MB),
-        lends(create, 1 << 12, 1 << 12),
-        lends(create, MB, 1 << 40),
-        _twice,
-        _without,
-        _beside_nothing,
-        says(FrameKind.DROP),
-        says(FrameKind.SEGMENT_RETURNED),
-        says(FrameKind.LOST),
-        says(FrameKind.JOB),
-    ],
-)
-async def test_a_client_that_lends_what_it_may_not_is_cut_off(
-    tmp_path: Path, offend: Callable[[Raw], None]
-) -> None:
+async def test_a_client_that_lends_what_it_may_not_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "pool.sock"
     async with patience(), Pool(1) as pool, PoolServer(pool, path):
-        raw = await asyncio.to_thread(Raw, path)
-        await asyncio.to_thread(offend, raw)
-        assert await asyncio.to_thread(raw.is_cut)
-        async with connect(f"unix:{path}") as other:
-            assert await other.submit(jobs.square, 3) == 9
+        for number, offend in enumerate(OFFENCES):
+            with case(number):
+                raw = await asyncio.to_thread(Raw, path)
+                await asyncio.to_thread(offend, raw)
+                assert await asyncio.to_thread(raw.is_cut)
+                async with connect(f"unix:{path}") as other:
+                    assert await other.submit(jobs.square, 3) == 9
 
 
 async def test_nothing_is_named_that_was_not_lent() -> None:

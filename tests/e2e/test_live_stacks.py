@@ -14,11 +14,11 @@ from asyncpool import Job, NoWorkerError, Pool, PoolClosedError, WorkerCrashedEr
 from tests.helpers import jobs, several
 from tests.helpers.gate import Gate
 from tests.helpers.inside import shorten_where
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import idle, stop
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 JOBS = Path(jobs.__file__)
 
@@ -32,14 +32,13 @@ def functions(text: str) -> list[str]:
     return [line.rpartition(" in ")[2] for line in text.splitlines() if " in " in line]
 
 
-async def test_a_job_that_computes_goes_on() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job: Job[Any] = pool.submit(jobs.compute, gate.path, "")
-        visitor = await gate.visitor()
-        texts = [await job.stack() for _ in range(3)]
-        assert pool.stats().slots[0].pid == visitor.pid
-        job.cancel()
-        await asyncio.wait([job])
+async def test_a_job_that_computes_goes_on(pool: Pool, gate: Gate) -> None:
+    job: Job[Any] = pool.submit(jobs.compute, gate.path, "")
+    visitor = await gate.visitor()
+    texts = [await job.stack() for _ in range(3)]
+    assert pool.stats().slots[0].pid == visitor.pid
+    job.cancel()
+    await asyncio.wait([job])
     for text in texts:
         assert head(text) == f"Job {job.id}, attempt 1 (most recent call first):"
         assert functions(text)[-1] == "compute"
@@ -62,13 +61,12 @@ async def test_a_job_that_waits_in_a_call() -> None:
     assert len(stacks) == 1
 
 
-async def test_an_async_job_is_where_it_waits() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.submit(several.at, gate.path)
-        visitor = await gate.visitor()
-        text = await job.stack()
-        visitor.release()
-        await job
+async def test_an_async_job_is_where_it_waits(pool: Pool, gate: Gate) -> None:
+    job = pool.submit(several.at, gate.path)
+    visitor = await gate.visitor()
+    text = await job.stack()
+    visitor.release()
+    await job
     assert functions(text)[-1] == "at"
     assert "select" not in functions(text)
     assert "run_until_complete" not in functions(text)
@@ -130,12 +128,11 @@ async def test_a_start_that_hangs() -> None:
     assert functions(text)[-1] == "wait_at"
 
 
-async def test_a_thread_that_a_job_has_started() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        await pool.submit(jobs.start_thread, gate.path, "")
-        visitor = await gate.visitor()
-        text = (await pool.stacks())[0]
-        visitor.release()
+async def test_a_thread_that_a_job_has_started(pool: Pool, gate: Gate) -> None:
+    await pool.submit(jobs.start_thread, gate.path, "")
+    visitor = await gate.visitor()
+    text = (await pool.stacks())[0]
+    visitor.release()
     assert text.startswith("Thread Thread-1")
     assert "wait_at" in functions(text)
 
@@ -191,21 +188,20 @@ async def test_a_worker_that_dies_meanwhile(monkeypatch: pytest.MonkeyPatch) -> 
             await job
 
 
-async def test_stacks_of_one_slot() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
-        job = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        found = [await pool.stacks(slot=slot) for slot in (0, 1)]
-        with pytest.raises(
-            NoWorkerError,
-            match=r"^there is no worker in slot 9 that is ready; slots with one: 0, 1$",
-        ):
-            await pool.stacks(slot=9)
-        with pytest.raises(ValueError, match=r"^slot must be at least 0, not -1$"):
-            await pool.stacks(slot=-1)
-        visitor.release()
-        await job
+async def test_stacks_of_one_slot(pair: Pool, gate: Gate) -> None:
+    await idle(pair)
+    job = pair.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    found = [await pair.stacks(slot=slot) for slot in (0, 1)]
+    with pytest.raises(
+        NoWorkerError,
+        match=r"^there is no worker in slot 9 that is ready; slots with one: 0, 1$",
+    ):
+        await pair.stacks(slot=9)
+    with pytest.raises(ValueError, match=r"^slot must be at least 0, not -1$"):
+        await pair.stacks(slot=-1)
+    visitor.release()
+    await job
     assert [list(each) for each in found] == [[0], [1]]
     assert sum(bool(text) for each in found for text in each.values()) == 1
 

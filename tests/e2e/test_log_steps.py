@@ -21,7 +21,7 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerLimits,
 )
-from asyncpool.events import Crash, Exited, Ready, Recovered
+from asyncpool.events import Crash, Exited, Recovered
 from tests.helpers import jobs, serves
 from tests.helpers.clusters import Client, all_ready, cluster_of
 from tests.helpers.gate import Gate
@@ -317,29 +317,6 @@ async def test_a_supervisor_that_fails() -> None:
         os.kill(slot.pid, signal.SIGKILL)
         await until(kept, "supervisor-failed")
         await pool.close()
-
-
-class Raising(logging.Filter):
-    """Raises."""
-
-    def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - logging's
-        raise ArithmeticError("of the user's")
-
-
-async def test_a_filter_that_raises_hurts_nobody() -> None:
-    raising = Raising()
-    async with logged(logging.DEBUG):
-        logger = logging.getLogger("asyncpool")
-        logger.addFilter(raising)
-        try:
-            async with Pool(1) as pool:
-                events = pool.events()
-                with pytest.raises(WorkerCrashedError):
-                    await pool.options(max_attempts=1).submit(os._exit, 3)
-                await next_of(events, Ready)
-                assert await pool.submit(jobs.square, 3) == 9
-        finally:
-            logger.removeFilter(raising)
 
 
 # Servers.

@@ -25,11 +25,11 @@ from asyncpool import (
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import registry_of
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, closing, collect, idle
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 MANY = 20_000
 
@@ -65,80 +65,78 @@ async def test_a_map_that_is_awaited_is_a_list() -> None:
         await assert_serves(pool)
 
 
-async def test_results_come_in_order_or_as_they_come() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        items = [("wait", gate.path), *(("return", n) for n in range(5))]
-        ordered = pool.map(jobs.choose, items, chunksize=1)
-        first = asyncio.ensure_future(anext(ordered))
-        visitor = await gate.visitor()
-        assert not first.done()
-        visitor.release()
-        assert await first == "go"
-        assert [item async for item in ordered] == [0, 1, 2, 3, 4]
+async def test_results_come_in_order_or_as_they_come(pair: Pool, gate: Gate) -> None:
+    items = [("wait", gate.path), *(("return", n) for n in range(5))]
+    ordered = pair.map(jobs.choose, items, chunksize=1)
+    first = asyncio.ensure_future(anext(ordered))
+    visitor = await gate.visitor()
+    assert not first.done()
+    visitor.release()
+    assert await first == "go"
+    assert [item async for item in ordered] == [0, 1, 2, 3, 4]
 
-        unordered = pool.map(jobs.choose, items, chunksize=1).unordered()
-        found = [await anext(unordered) for _ in range(5)]
-        assert sorted(found) == [0, 1, 2, 3, 4]
-        (await gate.visitor(nth=2)).release()
-        assert await anext(unordered) == "go"
-        with pytest.raises(StopAsyncIteration):
-            await anext(unordered)
+    unordered = pair.map(jobs.choose, items, chunksize=1).unordered()
+    found = [await anext(unordered) for _ in range(5)]
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    (await gate.visitor(nth=2)).release()
+    assert await anext(unordered) == "go"
+    with pytest.raises(StopAsyncIteration):
+        await anext(unordered)
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])
-async def test_an_error_is_raised_where_its_result_would_be(chunk: int | None) -> None:
+async def test_an_error_is_raised_where_its_result_would_be(
+    pair: Pool, chunk: int | None
+) -> None:
     items = [("return", 0), ("return", 1), ("raise", ValueError("two")), ("return", 3)]
-    async with patience(), Pool(2) as pool:
-        found: list[int] = []
-        results = pool.map(jobs.choose, items, chunksize=chunk, buffersize=100)
-        with pytest.raises(ValueError, match="two") as caught:
-            await collect(results, found)
-        assert found == [0, 1]
-        assert caught.value.__notes__ == ["It is the error of item 2 of a map."]
-        assert "in choose" in str(caught.value.__cause__)
-        with pytest.raises(ValueError, match="two"):
-            await pool.map(jobs.choose, items, chunksize=chunk)
-        await assert_serves(pool)
+    found: list[int] = []
+    results = pair.map(jobs.choose, items, chunksize=chunk, buffersize=100)
+    with pytest.raises(ValueError, match="two") as caught:
+        await collect(results, found)
+    assert found == [0, 1]
+    assert caught.value.__notes__ == ["It is the error of item 2 of a map."]
+    assert "in choose" in str(caught.value.__cause__)
+    with pytest.raises(ValueError, match="two"):
+        await pair.map(jobs.choose, items, chunksize=chunk)
+    await assert_serves(pair)
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])
-async def test_outcomes_tell_errors_from_results(chunk: int | None) -> None:
+async def test_outcomes_tell_errors_from_results(pair: Pool, chunk: int | None) -> None:
     items = [
         ("return", 0),
         ("raise", KeyError("a")),
         ("return", [2]),
         ("unpicklable", 3),
     ]
-    async with patience(), Pool(2) as pool:
-        outcomes = await pool.map(
-            jobs.choose, items, chunksize=chunk, buffersize=100
-        ).outcomes()
-        assert all(type(outcome) is Outcome for outcome in outcomes)
-        assert [outcome.index for outcome in outcomes] == [0, 1, 2, 3]
-        assert [outcome.item for outcome in outcomes] == items
-        assert [outcome.ok for outcome in outcomes] == [True, False, True, False]
-        assert outcomes[2].result() == [2]
-        with pytest.raises(KeyError, match="a"):
-            outcomes[1].result()
-        error = outcomes[3].error
-        assert isinstance(error, JobNotPicklableError)
-        assert error.direction == "result"
-        later = pool.map(jobs.choose, items, chunksize=chunk).outcomes().unordered()
-        assert sorted([one.index async for one in later]) == [0, 1, 2, 3]
+    outcomes = await pair.map(
+        jobs.choose, items, chunksize=chunk, buffersize=100
+    ).outcomes()
+    assert all(type(outcome) is Outcome for outcome in outcomes)
+    assert [outcome.index for outcome in outcomes] == [0, 1, 2, 3]
+    assert [outcome.item for outcome in outcomes] == items
+    assert [outcome.ok for outcome in outcomes] == [True, False, True, False]
+    assert outcomes[2].result() == [2]
+    with pytest.raises(KeyError, match="a"):
+        outcomes[1].result()
+    error = outcomes[3].error
+    assert isinstance(error, JobNotPicklableError)
+    assert error.direction == "result"
+    later = pair.map(jobs.choose, items, chunksize=chunk).outcomes().unordered()
+    assert sorted([one.index async for one in later]) == [0, 1, 2, 3]
 
 
-async def test_endless_inputs_are_drawn_only_as_results_are_taken() -> None:
+async def test_endless_inputs_are_drawn_only_as_results_are_taken(pair: Pool) -> None:
     seen: list[int] = []
-    async with patience(), Pool(2) as pool:
-        results = pool.map(jobs.square, watched(itertools.count(), seen), buffersize=50)
-        assert seen == [], "nothing is drawn before the first result is asked for"
-        for n in range(2000):
-            assert await anext(results) == n * n
-            assert n < len(seen) <= n + 50
-        await results.aclose()
-        drawn = len(seen)
-        await assert_serves(pool)
-        assert len(seen) == drawn
+    results = pair.map(jobs.square, watched(itertools.count(), seen), buffersize=50)
+    assert seen == [], "nothing is drawn before the first result is asked for"
+    for n in range(2000):
+        assert await anext(results) == n * n
+        assert n < len(seen) <= n + 50
+    await results.aclose()
+    drawn = len(seen)
+    await assert_serves(pair)
+    assert len(seen) == drawn
 
 
 async def test_async_inputs_are_drawn_only_as_results_are_taken() -> None:
@@ -156,57 +154,56 @@ async def test_async_inputs_are_drawn_only_as_results_are_taken() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_what_inputs_raise_comes_after_what_was_drawn_before(kind: str) -> None:
+async def test_what_inputs_raise_comes_after_what_was_drawn_before(
+    pair: Pool, kind: str
+) -> None:
     def failing() -> Iterator[int]:
         yield from range(5)
         raise OSError("no more")
 
-    async with patience(), Pool(2) as pool:
-        inputs: Any = failing() if kind == "sync" else arriving(failing())
-        found: list[int] = []
-        with pytest.raises(OSError, match="no more"):
-            await collect(pool.map(jobs.square, inputs), found)
-        assert found == [0, 1, 4, 9, 16]
+    inputs: Any = failing() if kind == "sync" else arriving(failing())
+    found: list[int] = []
+    with pytest.raises(OSError, match="no more"):
+        await collect(pair.map(jobs.square, inputs), found)
+    assert found == [0, 1, 4, 9, 16]
 
 
 @pytest.mark.parametrize("others", [(), (range(10),)])
 async def test_inputs_that_end_in_a_cancellation_are_not_complete(
-    others: tuple[Any, ...],
+    pool: Pool, others: tuple[Any, ...]
 ) -> None:
     async def cancelled() -> AsyncIterator[int]:
         yield 1
         yield 2
         raise asyncio.CancelledError("no more")
 
-    async with patience(), Pool(1) as pool:
-        function: Any = jobs.pair if others else jobs.square
-        found: list[Any] = []
-        with pytest.raises(asyncio.CancelledError, match="no more"):
-            await collect(pool.map(function, cancelled(), *others), found)
-        assert found == ([(1, 0), (2, 1)] if others else [1, 4])
-        with pytest.raises(asyncio.CancelledError, match="no more"):
-            await pool.map(function, cancelled(), *others)
-        await assert_serves(pool)
+    function: Any = jobs.pair if others else jobs.square
+    found: list[Any] = []
+    with pytest.raises(asyncio.CancelledError, match="no more"):
+        await collect(pool.map(function, cancelled(), *others), found)
+    assert found == ([(1, 0), (2, 1)] if others else [1, 4])
+    with pytest.raises(asyncio.CancelledError, match="no more"):
+        await pool.map(function, cancelled(), *others)
+    await assert_serves(pool)
 
 
 @pytest.mark.parametrize("kind", [GeneratorExit, asyncio.CancelledError])
 async def test_any_error_of_plain_inputs_comes_after_what_was_before(
-    kind: type[BaseException],
+    pool: Pool, kind: type[BaseException]
 ) -> None:
     def inputs() -> Iterator[int]:
         yield 1
         yield 2
         raise kind("no more")
 
-    async with patience(), Pool(1) as pool:
-        found: list[int] = []
-        with pytest.raises(kind, match="no more"):
-            await collect(pool.map(jobs.square, inputs()), found)
-        assert found == [1, 4]
-        await assert_serves(pool)
+    found: list[int] = []
+    with pytest.raises(kind, match="no more"):
+        await collect(pool.map(jobs.square, inputs()), found)
+    assert found == [1, 4]
+    await assert_serves(pool)
 
 
-async def test_async_inputs_are_closed_by_the_task_that_draws_them() -> None:
+async def test_async_inputs_are_closed_by_the_task_that_draws_them(pool: Pool) -> None:
     tasks: list[asyncio.Task[Any] | None] = []
 
     async def inputs() -> AsyncIterator[int]:
@@ -217,16 +214,15 @@ async def test_async_inputs_are_closed_by_the_task_that_draws_them() -> None:
         finally:
             tasks.append(asyncio.current_task())
 
-    async with patience(), Pool(1) as pool:
-        some = pool.map(jobs.pair, inputs(), inputs())
-        assert await anext(some) == (0, 0)
-        await some.aclose()
-        assert len(tasks) == 4
-        assert len(set(tasks)) == 1
-        await assert_serves(pool)
+    some = pool.map(jobs.pair, inputs(), inputs())
+    assert await anext(some) == (0, 0)
+    await some.aclose()
+    assert len(tasks) == 4
+    assert len(set(tasks)) == 1
+    await assert_serves(pool)
 
 
-async def test_what_inputs_raise_when_they_are_closed_is_raised() -> None:
+async def test_what_inputs_raise_when_they_are_closed_is_raised(pool: Pool) -> None:
     async def inputs() -> AsyncIterator[int]:
         try:
             for n in itertools.count():
@@ -234,23 +230,21 @@ async def test_what_inputs_raise_when_they_are_closed_is_raised() -> None:
         finally:
             raise OSError("not closed")
 
-    async with patience(), Pool(1) as pool:
-        some = pool.map(jobs.square, inputs())
-        assert await anext(some) == 0
-        with pytest.raises(OSError, match="not closed"):
-            await some.aclose()
-        await assert_serves(pool)
+    some = pool.map(jobs.square, inputs())
+    assert await anext(some) == 0
+    with pytest.raises(OSError, match="not closed"):
+        await some.aclose()
+    await assert_serves(pool)
 
 
-async def test_who_leaves_early_leaves_nothing_behind() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        items = itertools.chain([("return", 1)], itertools.repeat(("wait", gate.path)))
-        async for result in pool.map(jobs.choose, items, chunksize=1):
-            assert result == 1
-            break
-        await at_rest(pool)
-        assert pool.stats().cancelled > 0
-        await assert_serves(pool)
+async def test_who_leaves_early_leaves_nothing_behind(pair: Pool, gate: Gate) -> None:
+    items = itertools.chain([("return", 1)], itertools.repeat(("wait", gate.path)))
+    async for result in pair.map(jobs.choose, items, chunksize=1):
+        assert result == 1
+        break
+    await at_rest(pair)
+    assert pair.stats().cancelled > 0
+    await assert_serves(pair)
 
 
 @pytest.mark.parametrize("how", ["error", "cancel"])
@@ -278,42 +272,39 @@ async def test_an_error_or_a_cancellation_leaves_nothing_behind(how: str) -> Non
         await assert_serves(pool)
 
 
-async def test_items_that_travel_together_share_nothing() -> None:
-    async with patience(), Pool(1) as pool:
-        one, other = await pool.map(
-            jobs.choose, [("shared", 0)] * 2, chunksize=2, buffersize=8
-        )
-        assert one == other == []
-        assert one is not other
-        found = await pool.map(
-            jobs.choose, [("swap", 1)] * 4, chunksize=4, buffersize=8
-        )
-        assert found == [0, 0, 0, 0]
-        large = await pool.map(
-            jobs.choose, [("make", 200_000)] * 6, chunksize=3, buffersize=12
-        )
-        assert [len(one) for one in large] == [200_000] * 6
-        assert len({id(one) for one in large}) == 6
+async def test_items_that_travel_together_share_nothing(pool: Pool) -> None:
+    one, other = await pool.map(
+        jobs.choose, [("shared", 0)] * 2, chunksize=2, buffersize=8
+    )
+    assert one == other == []
+    assert one is not other
+    found = await pool.map(jobs.choose, [("swap", 1)] * 4, chunksize=4, buffersize=8)
+    assert found == [0, 0, 0, 0]
+    large = await pool.map(
+        jobs.choose, [("make", 200_000)] * 6, chunksize=3, buffersize=12
+    )
+    assert [len(one) for one in large] == [200_000] * 6
+    assert len({id(one) for one in large}) == 6
 
 
 @pytest.mark.parametrize("chunk", [1, 4])
-async def test_what_cannot_cross_is_the_error_of_its_item(chunk: int) -> None:
-    async with patience(), Pool(1) as pool:
-        items = [1, jobs.Poison(), lambda: 3, 4]
-        found = await pool.map(
-            jobs.call_or_return, items, chunksize=chunk, buffersize=8
-        ).outcomes()
-        assert [outcome.ok for outcome in found] == [True, False, True, True]
-        with pytest.raises(LookupError, match="poison"):
-            found[1].result()
-        assert [found[n].result() for n in (0, 2, 3)] == [1, 3, 4]
+async def test_what_cannot_cross_is_the_error_of_its_item(
+    pool: Pool, chunk: int
+) -> None:
+    items = [1, jobs.Poison(), lambda: 3, 4]
+    found = await pool.map(
+        jobs.call_or_return, items, chunksize=chunk, buffersize=8
+    ).outcomes()
+    assert [outcome.ok for outcome in found] == [True, False, True, True]
+    with pytest.raises(LookupError, match="poison"):
+        found[1].result()
+    assert [found[n].result() for n in (0, 2, 3)] == [1, 3, 4]
 
 
-async def test_functions_that_travel_by_value_do_so_once() -> None:
+async def test_functions_that_travel_by_value_do_so_once(pair: Pool) -> None:
     factor = 3
-    async with patience(), Pool(2) as pool:
-        found = await pool.map(lambda n: n * factor, range(5000))
-        assert found == [3 * n for n in range(5000)]
+    found = await pair.map(lambda n: n * factor, range(5000))
+    assert found == [3 * n for n in range(5000)]
 
 
 async def test_a_full_queue_makes_a_map_wait() -> None:
@@ -390,24 +381,22 @@ async def test_rich_shows_how_far_a_map_is() -> None:
         assert shown.tasks[task].total is None
 
 
-async def test_a_loop_goes_on_with_what_was_begun_before_it() -> None:
-    async with patience(), Pool(1) as pool:
-        results = pool.map(jobs.square, range(4))
-        assert await anext(results) == 0
-        assert [result async for result in results] == [1, 4, 9]
-        with pytest.raises(RuntimeError, match="only once"):
-            aiter(results)
+async def test_a_loop_goes_on_with_what_was_begun_before_it(pool: Pool) -> None:
+    results = pool.map(jobs.square, range(4))
+    assert await anext(results) == 0
+    assert [result async for result in results] == [1, 4, 9]
+    with pytest.raises(RuntimeError, match="only once"):
+        aiter(results)
 
 
-async def test_a_map_is_run_once() -> None:
-    async with patience(), Pool(1) as pool:
-        results = pool.map(jobs.square, range(3))
-        assert await results == [0, 1, 4]
-        with pytest.raises(RuntimeError, match="only once"):
-            await results
-        with pytest.raises(RuntimeError, match="only once"):
-            async for _ in results:
-                pass
+async def test_a_map_is_run_once(pool: Pool) -> None:
+    results = pool.map(jobs.square, range(3))
+    assert await results == [0, 1, 4]
+    with pytest.raises(RuntimeError, match="only once"):
+        await results
+    with pytest.raises(RuntimeError, match="only once"):
+        async for _ in results:
+            pass
 
 
 async def test_wrong_arguments_are_named() -> None:
@@ -432,8 +421,7 @@ async def test_wrong_arguments_are_named() -> None:
             pool.map(jobs.square, [1], chunksize=-1)
 
 
-async def test_nothing_is_kept_of_a_map_that_is_done() -> None:
-    async with patience(), Pool(1) as pool:
-        await idle(pool)
-        await pool.map(jobs.choose, [("make", 10)] * 100)
-        assert registry_of(pool).jobs == {}
+async def test_nothing_is_kept_of_a_map_that_is_done(pool: Pool) -> None:
+    await idle(pool)
+    await pool.map(jobs.choose, [("make", 10)] * 100)
+    assert registry_of(pool).jobs == {}

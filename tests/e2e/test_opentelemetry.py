@@ -33,6 +33,7 @@ from asyncpool import (
 )
 from asyncpool.opentelemetry import instrument, uninstrument
 from tests.helpers import jobs, spans as traced
+from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -42,26 +43,28 @@ from tests.helpers.spans import Figures, Spans, about, context_of
 pytestmark = BOTH_LOOPS
 
 
-async def test_the_spans_of_a_job_that_returns() -> None:
+async def test_the_spans_of_a_job_that_returns(faced: Faced) -> None:
     spans = Spans()
-    async with patience(), Pool(1, name="images") as pool:
-        instrument(pool, tracer_provider=spans.provider)
+    async with patience(), faced(name="images") as (caller, pool):
+        instrument(caller, tracer_provider=spans.provider)
         with spans.tracer.start_as_current_span("request"):
-            job = pool.submit(jobs.square, 3)
-            assert await job == 9
+            assert await caller.submit(jobs.square, 3) == 9
     assert spans.tree() == ["request", "  submit square", "    process square #1 ok"]
     submit = spans.named("submit tests.helpers.jobs.square")
     process = spans.named("process tests.helpers.jobs.square")
     assert (submit.kind, process.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
     common = {
-        "pool.name": "images",
+        "pool.name": caller.name,
         "code.function.name": "tests.helpers.jobs.square",
         "job.via": "submit",
         "job.id": 1,
     }
     assert about(submit) == common
     told = about(process)
-    assert told.pop("worker.pid") > 0
+    if caller is pool:
+        assert told.pop("worker.pid") > 0
+    else:
+        assert told.pop("node.name") == f"images@{os.getpid()}"
     run = told.pop("job.run.duration")
     assert told == {
         **common,
@@ -133,25 +136,14 @@ async def test_a_job_whose_worker_was_killed_has_a_span_of_each_attempt(
     assert link.context == context_of(one)
 
 
-async def test_a_job_that_crashes_for_good_fails_in_its_span() -> None:
+async def test_attempts_that_fail_have_spans_of_their_own(faced: Faced) -> None:
     spans = Spans()
-    async with patience(), Pool(1) as pool:
-        instrument(pool, tracer_provider=spans.provider)
-        with pytest.raises(WorkerCrashedError):
-            await pool.submit(os._exit, 3)
-    crashed = "asyncpool.errors.WorkerCrashedError"
-    assert spans.tree() == [
-        "submit posix._exit",
-        f"  process posix._exit #1 crashed ERROR {crashed}",
-    ]
-
-
-async def test_attempts_that_raise_have_spans_of_their_own() -> None:
-    spans = Spans()
-    async with patience(), Pool(1) as pool:
-        instrument(pool, tracer_provider=spans.provider)
-        options = pool.options(max_attempts=3, retry_on=(LookupError,))
+    async with patience(), faced() as (caller, _):
+        instrument(caller, tracer_provider=spans.provider)
+        options = caller.options(max_attempts=3, retry_on=(LookupError,))
         await options.submit(jobs.fail_before_attempt_3, 1)
+        with pytest.raises(WorkerCrashedError):
+            await caller.submit(os._exit, 3)
     name = "fail_before_attempt_3"
     assert spans.tree() == [
         f"submit {name}",
@@ -160,7 +152,12 @@ async def test_attempts_that_raise_have_spans_of_their_own() -> None:
         f"  process {name} #2 raised ERROR LookupError",
         f"  wait {name}",
         f"  process {name} #3 ok",
+        "submit posix._exit",
+        "  process posix._exit #1 crashed ERROR asyncpool.errors.WorkerCrashedError",
     ]
+    first, second, *_ = spans.attempts()
+    assert [link.context for link in second.links] == [context_of(first)]
+    assert {about(span)["worker.slot"] for span in spans.attempts()} == {0}
 
 
 async def test_a_timeout_is_an_error_of_the_span() -> None:
@@ -230,32 +227,33 @@ async def test_a_map_of_a_caller_that_is_not_traced_is_not_traced() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-async def test_spans_inside_a_job_are_children_of_its_attempt(concurrency: int) -> None:
-    spans = Spans()
-    async with (
-        patience(),
-        Pool(1, concurrency=concurrency, initializer=traced.set_up_worker) as pool,
-    ):
-        instrument(pool, tracer_provider=spans.provider)
-        await pool.submit(traced.trace_here)
-        await pool.submit(traced.trace_here_later)
-        await pool.map(traced.trace_here, [1, 2], chunksize=2)
-        async for _ in pool.stream(traced.trace_items, 2):
+async def test_spans_inside_a_job_are_children_of_its_attempt(
+    faced: Faced, concurrency: int
+) -> None:
+    spans, setup = Spans(), {"initializer": traced.set_up_worker}
+    async with patience(), faced(concurrency=concurrency, **setup) as (caller, pool):
+        instrument(caller, tracer_provider=spans.provider)
+        await caller.submit(traced.trace_here)
+        await caller.submit(traced.trace_here_later)
+        await caller.map(traced.trace_here, [1, 2], chunksize=2)
+        async for _ in caller.stream(traced.trace_items, 2):
             pass
-        await pool.broadcast(traced.trace_here)
-        async with pool.worker(fresh=False) as worker:
+        if caller is pool:
+            await caller.broadcast(traced.trace_here)
+        async with caller.worker(fresh=False) as worker:
             await worker.submit(traced.trace_here)
         # With large arguments a job takes another way.
-        await pool.submit(traced.trace_here, np.zeros(1 << 20))
-        inside = await pool.submit(traced.spans_of_worker)
+        await caller.submit(traced.trace_here, np.zeros(1 << 20))
+        inside = await caller.submit(traced.spans_of_worker)
     attempts = {
         (context_of(span).trace_id, context_of(span).span_id)
         for span in spans.attempts()
     }
     assert set(inside) <= attempts
-    assert len(inside) == 9
-    vias = {about(span)["job.via"] for span in spans.ended()}
-    assert vias == {"submit", "map", "stream", "broadcast"}
+    assert len(inside) == 8 + (caller is pool)
+    if caller is pool:
+        vias = {about(span)["job.via"] for span in spans.ended()}
+        assert vias == {"submit", "map", "stream", "broadcast"}
 
 
 async def test_the_caller_is_the_parent_whatever_it_calls() -> None:
@@ -305,9 +303,11 @@ def trace_and_fail_before_attempt_3() -> None:
     jobs.fail_before_attempt_3(0)
 
 
-async def test_spans_inside_a_job_that_is_not_traced_are_not_recorded() -> None:
+async def test_spans_inside_a_job_that_is_not_traced_are_not_recorded(
+    faced: Faced,
+) -> None:
     spans = Spans(ParentBased(ALWAYS_OFF))
-    async with patience(), Pool(1, initializer=traced.set_up_worker) as pool:
+    async with patience(), faced(initializer=traced.set_up_worker) as (pool, _):
         instrument(pool, tracer_provider=spans.provider)
         for _ in range(3):
             await pool.submit(traced.trace_here)

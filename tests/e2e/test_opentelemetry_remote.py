@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import weakref
 from pathlib import Path
 
-import numpy as np
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
-from asyncpool import PoolClosedError, WorkerCrashedError
+from asyncpool import PoolClosedError
 from asyncpool.errors import NodeLostError
 from asyncpool.opentelemetry import instrument, uninstrument
 from asyncpool.sharedpool import connect
@@ -27,37 +24,6 @@ from tests.helpers.shared_pools import shared
 from tests.helpers.spans import Figures, Spans, about, context_of
 
 pytestmark = BOTH_LOOPS
-
-
-async def test_the_spans_of_a_job_of_a_shared_pool(tmp_path: Path) -> None:
-    spans = Spans()
-    async with patience(), shared(tmp_path, 1, name="images") as pool:
-        instrument(pool, tracer_provider=spans.provider)
-        with spans.tracer.start_as_current_span("request"):
-            assert await pool.submit(jobs.square, 3) == 9
-    assert spans.tree() == ["request", "  submit square", "    process square #1 ok"]
-    submit = spans.named("submit tests.helpers.jobs.square")
-    process = spans.named("process tests.helpers.jobs.square")
-    common = {
-        "pool.name": f"unix:{tmp_path / 'pool.sock'}",
-        "code.function.name": "tests.helpers.jobs.square",
-        "job.via": "submit",
-        "job.id": 1,
-    }
-    assert about(submit) == common
-    told = about(process)
-    run = told.pop("job.run.duration")
-    assert told == {
-        **common,
-        "job.attempt": 1,
-        "job.outcome": "ok",
-        "node.name": f"images@{os.getpid()}",
-        "worker.slot": 0,
-    }
-    assert submit.end_time == process.start_time
-    [begun] = process.events
-    assert begun.name == "begun"
-    assert process.end_time == begun.timestamp + int(run * 1e9)
 
 
 def process_of(spans: Spans, job: str) -> ReadableSpan:
@@ -106,32 +72,6 @@ async def test_the_clock_of_a_node_is_known_after_its_first_answer(
         await asyncio.gather(pool.submit(jobs.stay, 0.5), pool.submit(jobs.square, 2))
     begun = begin_of(process_of(spans, "square"))
     assert begun > end_of(spans, "stay") - 200_000_000
-
-
-async def test_attempts_that_fail_on_a_node_have_spans_of_their_own(
-    tmp_path: Path,
-) -> None:
-    spans = Spans()
-    async with patience(), shared(tmp_path, 1) as pool:
-        instrument(pool, tracer_provider=spans.provider)
-        options = pool.options(max_attempts=3, retry_on=(LookupError,))
-        await options.submit(jobs.fail_before_attempt_3, 1)
-        with pytest.raises(WorkerCrashedError):
-            await pool.submit(os._exit, 3)
-    name = "fail_before_attempt_3"
-    assert spans.tree() == [
-        f"submit {name}",
-        f"  process {name} #1 raised ERROR LookupError",
-        f"  wait {name}",
-        f"  process {name} #2 raised ERROR LookupError",
-        f"  wait {name}",
-        f"  process {name} #3 ok",
-        "submit posix._exit",
-        "  process posix._exit #1 crashed ERROR asyncpool.errors.WorkerCrashedError",
-    ]
-    first, second, *_ = spans.attempts()
-    assert [link.context for link in second.links] == [context_of(first)]
-    assert {about(span)["worker.slot"] for span in spans.attempts()} == {0}
 
 
 async def test_each_span_names_its_node_and_the_slot_by_which_the_client_knows_it() -> (
@@ -193,31 +133,6 @@ async def test_a_job_whose_node_is_lost_has_a_span_on_each_node() -> None:
     ]
 
 
-async def test_spans_inside_a_job_are_children_of_its_attempt(tmp_path: Path) -> None:
-    spans = Spans()
-    async with (
-        patience(),
-        shared(tmp_path, 1, initializer=traced.set_up_worker) as pool,
-    ):
-        instrument(pool, tracer_provider=spans.provider)
-        await pool.submit(traced.trace_here)
-        await pool.submit(traced.trace_here_later)
-        await pool.map(traced.trace_here, [1, 2])
-        async for _ in pool.stream(traced.trace_items, 2):
-            pass
-        async with pool.worker(fresh=False) as worker:
-            await worker.submit(traced.trace_here)
-        await pool.submit(traced.trace_here, np.zeros(1 << 20))
-        inside = await pool.submit(traced.spans_of_worker)
-    parents = {
-        (context_of(span).trace_id, context_of(span).span_id)
-        for span in spans.attempts()
-    }
-    assert set(inside) <= parents
-    assert len(inside) == 8
-    assert len(set(inside)) == 7  # the stream has two
-
-
 async def test_jobs_without_spans_hand_on_the_context_of_their_caller(
     tmp_path: Path,
 ) -> None:
@@ -246,24 +161,6 @@ async def test_jobs_without_spans_hand_on_the_context_of_their_caller(
         "  submit divide raised ERROR ZeroDivisionError",
         "other",
     ]
-
-
-async def test_jobs_that_are_not_sampled_are_not_traced_on_their_node(
-    tmp_path: Path,
-) -> None:
-    spans = Spans(ParentBased(ALWAYS_OFF))
-    async with (
-        patience(),
-        shared(tmp_path, 1, initializer=traced.set_up_worker) as pool,
-    ):
-        instrument(pool, tracer_provider=spans.provider)
-        for _ in range(3):
-            await pool.submit(traced.trace_here)
-        assert await pool.submit(traced.spans_of_worker) == []
-        uninstrument(pool)
-        await pool.submit(traced.trace_here)
-        assert len(await pool.submit(traced.spans_of_worker)) == 1
-    assert spans.tree() == []
 
 
 async def test_clients_of_one_pool_have_their_own_traces(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import re
 import socket
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from tests.helpers.clusters import all_ready, cluster_of
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
+from tests.helpers.pools import case
 
 pytestmark = BOTH_LOOPS
 
@@ -211,9 +213,7 @@ async def keep(_: str) -> None:
     pass
 
 
-@pytest.mark.parametrize("act", ACTS)
-async def test_what_acts_on_a_pool_is_refused(act: str) -> None:
-    what, do = ACTS[act]
+async def test_what_acts_on_a_pool_is_refused() -> None:
     async with patience(), Gate() as gate, LeaseKeeper(keep) as keeper:
         keeper.add("a")
         async with Pool(2, name="mine") as pool:
@@ -236,11 +236,12 @@ async def test_what_acts_on_a_pool_is_refused(act: str) -> None:
                 keeper=keeper,
             )
             before = timeless(pool.stats())
-            text = f"^{re.escape(what)} belongs to another event loop: from another "
-            with pytest.raises(RuntimeError, match=text):
-                await asyncio.to_thread(elsewhere, lambda: do(world))
-            assert timeless(pool.stats()) == before, "the pool is as it was"
-            assert keeper.stats().leases == 1
+            for act, (what, do) in ACTS.items():
+                text = f"^{re.escape(what)} belongs to another event loop: from "
+                with case(act), pytest.raises(RuntimeError, match=text):
+                    await asyncio.to_thread(elsewhere, functools.partial(do, world))
+                assert timeless(pool.stats()) == before, f"{act} changed the pool"
+                assert keeper.stats().leases == 1
             assert await session.submit(jobs.pid) == session.pid
             await session.__aexit__(None, None, None)
             visitor.release()
@@ -259,18 +260,18 @@ ITERATIONS: dict[str, Callable[[Pool], Any]] = {
 }
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["new", "begun"])
-@pytest.mark.parametrize("kind", ITERATIONS)
-async def test_an_iteration_goes_on_in_its_own_loop(kind: str, *, begun: bool) -> None:
+async def test_an_iteration_goes_on_in_its_own_loop() -> None:
+    text = r"^pool mine belongs to another "
     async with patience(), Pool(1, name="mine") as pool:
-        iteration = aiter(ITERATIONS[kind](pool))
-        found = [await anext(iteration)] if begun else []
-        acts: list[Callable[[], Any]] = [lambda: anext(iteration), iteration.aclose]
-        for act in acts:
-            with pytest.raises(RuntimeError, match=r"^pool mine belongs to another "):
-                await asyncio.to_thread(elsewhere, act)
-        found += [item async for item in iteration]
-        assert len(found) == 4
+        for kind, begun in itertools.product(ITERATIONS, (False, True)):
+            with case(kind, begun):
+                iteration = aiter(ITERATIONS[kind](pool))
+                found = [await anext(iteration)] if begun else []
+                for act in (functools.partial(anext, iteration), iteration.aclose):
+                    with pytest.raises(RuntimeError, match=text):
+                        await asyncio.to_thread(elsewhere, act)
+                found += [item async for item in iteration]
+                assert len(found) == 4
 
 
 async def _first(results: Map[int]) -> int:

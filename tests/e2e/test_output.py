@@ -13,12 +13,12 @@ import pytest
 from asyncpool import Crash, Pool, WorkerCrashedError
 from tests.helpers import faults, jobs
 from tests.helpers.faults import by_name
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, crash_of
 from tests.helpers.waiting_room import WaitingRoom
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
 @pytest.fixture
@@ -35,12 +35,13 @@ def said(lines: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
     ]
 
 
-async def test_lines_are_logged_one_by_one(lines: pytest.LogCaptureFixture) -> None:
-    async with patience(), Pool(1) as pool:
-        pid = await pool.submit(jobs.pid)
-        await pool.submit(jobs.say, "one\ntw")
-        await pool.submit(jobs.say, "o\nthree", "broken\n")
-        await pool.submit(jobs.call, print, "four")
+async def test_lines_are_logged_one_by_one(
+    pool: Pool, lines: pytest.LogCaptureFixture
+) -> None:
+    pid = await pool.submit(jobs.pid)
+    await pool.submit(jobs.say, "one\ntw")
+    await pool.submit(jobs.say, "o\nthree", "broken\n")
+    await pool.submit(jobs.call, print, "four")
     logged = said(lines)
     assert [text for level, text in logged if level == logging.INFO] == [
         "one",
@@ -87,11 +88,12 @@ async def test_lines_are_of_no_context(lines: pytest.LogCaptureFixture) -> None:
     assert crashed == ["whichever it is"]
 
 
-async def test_nothing_is_lost_of_a_flood(lines: pytest.LogCaptureFixture) -> None:
-    async with patience(), Pool(1) as pool:
-        await pool.submit(jobs.flood, 1, 500_000)
-        while len(lines.records) < 5000:  # noqa: ASYNC110 - logging tells nobody
-            await asyncio.sleep(0)
+async def test_nothing_is_lost_of_a_flood(
+    pool: Pool, lines: pytest.LogCaptureFixture
+) -> None:
+    await pool.submit(jobs.flood, 1, 500_000)
+    while len(lines.records) < 5000:  # noqa: ASYNC110 - logging tells nobody
+        await asyncio.sleep(0)
     assert [text for _, text in said(lines)] == ["x" * 99] * 5000
 
 
@@ -163,9 +165,8 @@ async def test_closing_the_standard_streams_disturbs_nobody() -> None:
         assert pool.stats().crashes == 0
 
 
-async def test_there_is_nothing_to_read_from_stdin() -> None:
-    async with patience(), Pool(1) as pool:
-        assert await pool.submit(jobs.read_stdin) == ("", b"")
+async def test_there_is_nothing_to_read_from_stdin(pool: Pool) -> None:
+    assert await pool.submit(jobs.read_stdin) == ("", b"")
 
 
 async def test_half_of_a_character_is_shown_as_such(

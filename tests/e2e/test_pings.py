@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from asyncpool import Crash, Job, Pool, WorkerCrashedError, WorkerHungError
-from asyncpool._core.wire.frames import FrameKind
 from asyncpool.events import Crashed
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (
+    FrameKind,
     block_until_pong,
     core_of,
     handle_of,

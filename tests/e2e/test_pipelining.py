@@ -22,17 +22,17 @@ from asyncpool import (
     PoolFullError,
     WorkerCrashedError,
 )
-from asyncpool._core.base.job_traits import LEAST
-from asyncpool._core.policies.attempts import MAX_FREE_RETURNS
-from asyncpool._runtime.traffic import traffic as rounds
 from asyncpool.enums import CrashKind
 from asyncpool.events import Crashed, Event, JobEvent, JobQueued, TakenOver
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (
+    LEAST,
+    MAX_FREE_RETURNS,
     cost_of,
     functions_known,
     in_hand,
+    look_for_stalls_never,
     return_no_more,
     spy_on_parts,
     spy_on_sends,
@@ -292,7 +292,7 @@ async def test_jobs_that_wait_in_a_worker_count_as_pending() -> None:
 async def test_an_idle_worker_takes_a_job_whatever_waits_inside_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rounds, "EVERY", 3600.0)  # or those are moved to it
+    look_for_stalls_never(monkeypatch)  # or those are moved to it
     async with patience(), Gate() as gate, Pool(2, max_queued=2) as pool:
         await learn(pool, jobs.perhaps_wait)
         alone = pool.submit(jobs.wait_at, gate.path)

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from asyncpool import Pool, PoolClosedError
-from asyncpool._runtime.control.paths import live_names, path_of, private_folder
 from asyncpool.events import Exited
 from tests.helpers import jobs, profiled, several
 from tests.helpers.asking import Lines, ask
 from tests.helpers.gate import Gate
+from tests.helpers.inside import live_names, path_of, private_folder
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from asyncpool import Job, Pool
-from asyncpool._core.dispatch.queue import OLDEST_EVERY
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
-from tests.helpers.inside import pickled
+from tests.helpers.inside import OLDEST_EVERY, pickled
 from tests.helpers.large import crowd
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
 async def order_of(jobs_: dict[str, Job[Any]]) -> list[str]:
@@ -31,18 +30,19 @@ async def order_of(jobs_: dict[str, Job[Any]]) -> list[str]:
     return done
 
 
-async def test_lower_first_and_first_come_first_served_among_equals() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        held = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        given = [("a", 0), ("b", 5), ("c", -5), ("d", 0), ("e", -5), ("f", 5)]
-        waiting: dict[str, Job[Any]] = {
-            name: pool.options(priority=priority).submit(jobs.square, 1)
-            for name, priority in given
-        }
-        visitor.release()
-        assert "".join(await order_of(waiting)) == "ceadbf"
-        await held
+async def test_lower_first_and_first_come_first_served_among_equals(
+    pool: Pool, gate: Gate
+) -> None:
+    held = pool.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    given = [("a", 0), ("b", 5), ("c", -5), ("d", 0), ("e", -5), ("f", 5)]
+    waiting: dict[str, Job[Any]] = {
+        name: pool.options(priority=priority).submit(jobs.square, 1)
+        for name, priority in given
+    }
+    visitor.release()
+    assert "".join(await order_of(waiting)) == "ceadbf"
+    await held
 
 
 async def test_nothing_starves() -> None:
@@ -60,17 +60,16 @@ async def test_nothing_starves() -> None:
 
 
 async def test_what_takes_a_while_to_pickle_has_its_priority_too(
-    tmp_path: Path,
+    pool: Pool, gate: Gate, tmp_path: Path
 ) -> None:
     path = tmp_path / "signed"
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        held = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        light = pool.submit(jobs.sign, str(path), 1)
-        urgent = pool.options(priority=-1)
-        heavy = urgent.submit(jobs.sign, str(path), 2, crowd(1 << 20))
-        while not pickled(heavy):  # noqa: ASYNC110 - it is pickled in a thread
-            await asyncio.sleep(0)
-        visitor.release()
-        await asyncio.gather(held, light, heavy)
+    held = pool.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    light = pool.submit(jobs.sign, str(path), 1)
+    urgent = pool.options(priority=-1)
+    heavy = urgent.submit(jobs.sign, str(path), 2, crowd(1 << 20))
+    while not pickled(heavy):  # noqa: ASYNC110 - it is pickled in a thread
+        await asyncio.sleep(0)
+    visitor.release()
+    await asyncio.gather(held, light, heavy)
     assert path.read_text().split() == ["2", "1"]

@@ -26,11 +26,11 @@ from asyncpool import (
 from asyncpool.profile import Profile, StackSamples
 from tests.helpers import jobs, profiled
 from tests.helpers.gate import Gate
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import next_of
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 # What these say at a gate.
 ARRIVE: dict[Callable[..., Any], str] = {
@@ -107,13 +107,12 @@ async def test_where_a_plain_function_computes() -> None:
     assert profile.collapsed().startswith(f"{HERE}outer;{HERE}outer:")
 
 
-async def test_a_function_in_c_has_no_calls() -> None:
-    async with patience(), Pool(1) as pool:
-        job = pool.submit(time.sleep, 3600)
-        while not (await pool.profile(0.05)).samples:
-            pass  # it has begun
-        profile = await pool.profile(0.3)
-        job.cancel()
+async def test_a_function_in_c_has_no_calls(pool: Pool) -> None:
+    job = pool.submit(time.sleep, 3600)
+    while not (await pool.profile(0.05)).samples:
+        pass  # it has begun
+    profile = await pool.profile(0.3)
+    job.cancel()
     assert {(s.function, s.frames) for s in profile.stacks} == {("time.sleep", ())}
     assert [frame.name for frame in profile.top()] == ["time.sleep"]
 

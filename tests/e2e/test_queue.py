@@ -6,7 +6,6 @@ import asyncio
 import math
 import os
 import signal
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -24,33 +23,33 @@ from asyncpool import (
 from asyncpool.events import QueueEmptied, QueueFull, Ready
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import closing, idle, next_of
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
-async def test_jobs_begin_in_the_order_of_the_calls() -> None:
+async def test_jobs_begin_in_the_order_of_the_calls(pool: Pool) -> None:
     order: list[int] = []
-    async with patience(), Pool(1) as pool:
-        queued = [pool.submit(jobs.square, n) for n in range(100)]
-        for job in queued:
-            job.add_done_callback(lambda job: order.append(math.isqrt(job.result())))
-        await asyncio.gather(*queued)
+    queued = [pool.submit(jobs.square, n) for n in range(100)]
+    for job in queued:
+        job.add_done_callback(lambda job: order.append(math.isqrt(job.result())))
+    await asyncio.gather(*queued)
     assert order == list(range(100))
 
 
-async def test_a_short_job_does_not_wait_behind_a_long_one() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
-        long = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        for n in range(100):
-            assert await pool.submit(jobs.square, n) == n * n
-        assert not long.done()
-        visitor.release()
-        assert await long == "go"
+async def test_a_short_job_does_not_wait_behind_a_long_one(
+    pair: Pool, gate: Gate
+) -> None:
+    await idle(pair)
+    long = pair.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    for n in range(100):
+        assert await pair.submit(jobs.square, n) == n * n
+    assert not long.done()
+    visitor.release()
+    assert await long == "go"
 
 
 async def test_a_full_pool_refuses_at_once_and_says_when_it_is_empty_again() -> None:
@@ -227,47 +226,26 @@ async def test_a_job_that_is_taken_over_may_exceed_the_bound() -> None:
         assert await queued == 25
 
 
-async def test_jobs_may_be_submitted_from_callbacks() -> None:
-    async with patience(), Pool(1) as pool:
-        last: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+async def test_jobs_may_be_submitted_from_callbacks(pool: Pool) -> None:
+    last: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-        def again(job: asyncio.Future[int]) -> None:
-            if job.result() > 10**6:
-                last.set_result(job.result())
-            else:
-                pool.submit(jobs.square, job.result()).add_done_callback(again)
+    def again(job: asyncio.Future[int]) -> None:
+        if job.result() > 10**6:
+            last.set_result(job.result())
+        else:
+            pool.submit(jobs.square, job.result()).add_done_callback(again)
 
-        pool.submit(jobs.square, 2).add_done_callback(again)
-        assert await last == 2**32
-
-
-async def test_another_thread_is_told_to_go_through_the_loop() -> None:
-    errors: list[BaseException] = []
-
-    async with patience(), Pool(1) as pool:
-
-        def meddle() -> None:
-            try:
-                pool.submit(jobs.square, 1)
-            except RuntimeError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=meddle)
-        thread.start()
-        thread.join()
-        assert await pool.submit(jobs.square, 2) == 4
-        assert pool.stats().submitted == 1
-    assert "event loop" in str(errors[0])
+    pool.submit(jobs.square, 2).add_done_callback(again)
+    assert await last == 2**32
 
 
-async def test_a_large_job_does_not_hold_up_the_others() -> None:
+async def test_a_large_job_does_not_hold_up_the_others(pair: Pool) -> None:
     """It goes out in parts, and in between the others have their turns."""
-    async with patience(), Pool(2) as pool:
-        await idle(pool)
-        large = pool.submit(len, bytes(64_000_000))
-        done_before = 0
-        while not large.done():
-            await pool.submit(jobs.square, 3)
-            done_before += not large.done()
-        assert await large == 64_000_000
-        assert done_before > 1
+    await idle(pair)
+    large = pair.submit(len, bytes(64_000_000))
+    done_before = 0
+    while not large.done():
+        await pair.submit(jobs.square, 3)
+        done_before += not large.done()
+    assert await large == 64_000_000
+    assert done_before > 1

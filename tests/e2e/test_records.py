@@ -13,11 +13,11 @@ from asyncpool import Job, Pool, WorkerCrashedError
 from tests.helpers import jobs, logs
 from tests.helpers.gate import Gate
 from tests.helpers.logs import Kept, handled_by
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, idle
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
 def now() -> float:
@@ -40,12 +40,11 @@ def log_escapes() -> None:
         logger.exception("\x1b]0;pwn\x07\rone\ntwo\u2028three")
 
 
-async def test_a_record_controls_no_terminal_and_keeps_its_lines() -> None:
+async def test_a_record_controls_no_terminal_and_keeps_its_lines(pool: Pool) -> None:
     kept = Kept()
-    async with patience(), Pool(1) as pool:
-        with handled_by(kept):
-            await pool.submit(log_escapes)
-            await kept.until(bool)
+    with handled_by(kept):
+        await pool.submit(log_escapes)
+        await kept.until(bool)
     [record] = kept.records
     assert record.getMessage() == "\\x1b]0;pwn\\x07\\x0done\ntwo\\u2028three"
     assert record.exc_text is not None
@@ -103,12 +102,11 @@ async def test_a_record_is_handled_as_if_it_came_from_here() -> None:
     assert "in log_in_detail" in str(record.stack_info)
 
 
-async def test_an_error_comes_with_its_traceback() -> None:
+async def test_an_error_comes_with_its_traceback(pool: Pool) -> None:
     kept = Kept()
-    async with patience(), Pool(1) as pool:
-        with handled_by(kept):
-            await pool.submit(logs.log_error)
-            await kept.until(bool)
+    with handled_by(kept):
+        await pool.submit(logs.log_error)
+        await kept.until(bool)
     lines = logging.Formatter("%(message)s").format(kept.records[0]).splitlines()
     assert lines[:2] == ["it went wrong", "Traceback (most recent call last):"]
     assert lines[-1] == "ZeroDivisionError: division by zero"
@@ -131,11 +129,11 @@ async def test_levels_are_as_they_were_here_when_the_pool_was_started() -> None:
     assert kept.messages == ["fine print", "the end"]
 
 
-async def test_what_is_disabled_here_is_disabled_there() -> None:
+async def test_what_is_disabled_here_is_disabled_there(pool: Pool) -> None:
     logging.disable(logging.INFO)
     try:
         with handled_by(Kept(), level=logging.DEBUG):
-            async with patience(), Pool(1) as pool:
+            async with patience():
                 assert not await pool.submit(logs.enabled, logging.INFO)
                 assert await pool.submit(logs.enabled, logging.WARNING)
     finally:
@@ -155,17 +153,16 @@ async def test_a_level_that_is_raised_here_later_counts_too(name: str) -> None:
     assert kept.messages == ["yes"]
 
 
-async def test_a_logger_of_the_name_is_asked_and_none_is_made() -> None:
+async def test_a_logger_of_the_name_is_asked_and_none_is_made(pool: Pool) -> None:
     kept, quiet = Kept(), logging.getLogger("tests.quiet")
     quiet.addFilter(lambda record: "secret" not in record.getMessage())
-    async with patience(), Pool(1) as pool:
-        with handled_by(kept):
-            await pool.submit(logs.log, "secret", level=30, name="tests.quiet")
-            await pool.submit(logs.log, "open", level=30, name="tests.quiet")
-            await pool.submit(logs.log, "new", level=30, name="tests.a.new.one")
-            await pool.submit(logs.log, "root", level=30, name="")
-            await pool.submit(logs.log, "the end", level=30)
-            await kept.until(lambda messages: "the end" in messages)
+    with handled_by(kept):
+        await pool.submit(logs.log, "secret", level=30, name="tests.quiet")
+        await pool.submit(logs.log, "open", level=30, name="tests.quiet")
+        await pool.submit(logs.log, "new", level=30, name="tests.a.new.one")
+        await pool.submit(logs.log, "root", level=30, name="")
+        await pool.submit(logs.log, "the end", level=30)
+        await kept.until(lambda messages: "the end" in messages)
     assert kept.messages == ["open", "new", "the end"]
     assert kept.records[1].name == "tests.a.new.one"
     assert "tests.a.new.one" not in logging.root.manager.loggerDict
@@ -192,10 +189,10 @@ async def test_logging_that_is_preloaded_is_heard_too(
     assert ids == [(None, 0), (2, 1)]
 
 
-async def test_a_job_has_a_logger() -> None:
+async def test_a_job_has_a_logger(pool: Pool) -> None:
     kept = Kept()
     with handled_by(kept, "asyncpool.job"):
-        async with patience(), Pool(1) as pool:
+        async with patience():
             job = pool.submit(logs.log_as_job, tenant="acme")
             await job
             await pool.submit(logs.log_in_thread_by_adapter)
@@ -262,10 +259,10 @@ class Hostile(Kept):
         return bool(super().handle(record))
 
 
-async def test_a_handler_that_raises_breaks_nothing() -> None:
+async def test_a_handler_that_raises_breaks_nothing(pool: Pool) -> None:
     hostile = Hostile()
     with handled_by(hostile):
-        async with patience(), Pool(1) as pool:
+        async with patience():
             await pool.submit(logs.log_many, 10)
             await hostile.until(lambda messages: len(messages) == 10)
             await assert_serves(pool)
@@ -280,20 +277,20 @@ class Ending(Kept):
         raise asyncio.CancelledError
 
 
-async def test_a_handler_that_cancels_breaks_nothing() -> None:
+async def test_a_handler_that_cancels_breaks_nothing(pool: Pool) -> None:
     ending = Ending()
     with handled_by(ending):
-        async with patience(), Pool(1) as pool:
+        async with patience():
             await pool.submit(logs.log_many, 10)
             await ending.until(lambda messages: len(messages) == 10)
             await assert_serves(pool)
     assert len(ending.messages) == 10
 
 
-async def test_a_copy_of_a_worker_is_silent() -> None:
+async def test_a_copy_of_a_worker_is_silent(pool: Pool) -> None:
     kept = Kept()
     with handled_by(kept):
-        async with patience(), Pool(1) as pool:
+        async with patience():
             pid = await pool.submit(logs.log_in_fork)
             await kept.until(bool)
             await assert_serves(pool)

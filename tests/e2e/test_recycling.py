@@ -31,10 +31,10 @@ from asyncpool import (
     WorkerLimits,
     WorkerOutOfMemoryError,
 )
-from asyncpool._system.processes import private_memory
 from asyncpool.events import Crashed, Exited, Retiring
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import private_memory
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, broken_by, closing, idle, next_of, until

@@ -20,9 +20,9 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerStartError,
 )
-from asyncpool._core.policies.restart import BURST
 from asyncpool.events import Broken, Parked, Recovered, Restarting
 from tests.helpers import faults, jobs
+from tests.helpers.inside import BURST
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, by_events, idle, until

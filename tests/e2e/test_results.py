@@ -21,62 +21,59 @@ from asyncpool import (
     RemoteTraceback,
 )
 from tests.helpers import jobs, values
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.values import Point
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
-async def test_functions_of_every_kind() -> None:
+async def test_functions_of_every_kind(pair: Pool) -> None:
     factor = 3
 
     def closure(number: int) -> int:
         return number * factor
 
     point = Point(1, 2)
-    async with patience(), Pool(2) as pool:
-        assert await pool.submit(math.factorial, 20) == math.factorial(20)
-        assert await pool.submit(int, "ff", base=16) == 255
-        assert await pool.submit(lambda n: n + 1, 1) == 2
-        assert await pool.submit(closure, 5) == 15
-        assert await pool.submit(functools.partial(pow, 2), 10) == 1024
-        assert await pool.submit(point.scaled, 2) == Point(2, 4)
-        assert await pool.submit(Point.origin) == Point(0, 0)
-        assert await pool.submit(Point.dimensions) == 2
-        assert await pool.submit(point) == 3
-        assert await pool.submit("-".join, ["a", "b"]) == "a-b"
-        assert await pool.submit(operator.itemgetter(1), [4, 5]) == 5
+    assert await pair.submit(math.factorial, 20) == math.factorial(20)
+    assert await pair.submit(int, "ff", base=16) == 255
+    assert await pair.submit(lambda n: n + 1, 1) == 2
+    assert await pair.submit(closure, 5) == 15
+    assert await pair.submit(functools.partial(pow, 2), 10) == 1024
+    assert await pair.submit(point.scaled, 2) == Point(2, 4)
+    assert await pair.submit(Point.origin) == Point(0, 0)
+    assert await pair.submit(Point.dimensions) == 2
+    assert await pair.submit(point) == 3
+    assert await pair.submit("-".join, ["a", "b"]) == "a-b"
+    assert await pair.submit(operator.itemgetter(1), [4, 5]) == 5
 
 
-async def test_results_come_back_whole() -> None:
+async def test_results_come_back_whole(pair: Pool) -> None:
     large = bytes(range(256)) * 40_000
-    async with patience(), Pool(2) as pool:
-        whole: tuple[object, ...] = (
-            None,
-            0,
-            "",
-            b"",
-            [],
-            {"a": (1, 2)},
-            math.inf,
-            "ä\0€",
-            large,
-        )
-        for value in whole:
-            assert (
-                await pool.submit(jobs.call, operator.itemgetter(0), [value]) == value
-            )
-        assert await pool.submit(len, large) == len(large)
-        many = [pool.submit(jobs.square, n) for n in range(2000)]
-        assert await asyncio.gather(*many) == [n * n for n in range(2000)]
+    whole: tuple[object, ...] = (
+        None,
+        0,
+        "",
+        b"",
+        [],
+        {"a": (1, 2)},
+        math.inf,
+        "ä\0€",
+        large,
+    )
+    for value in whole:
+        assert await pair.submit(jobs.call, operator.itemgetter(0), [value]) == value
+    assert await pair.submit(len, large) == len(large)
+    many = [pair.submit(jobs.square, n) for n in range(2000)]
+    assert await asyncio.gather(*many) == [n * n for n in range(2000)]
 
 
-async def test_an_exception_arrives_as_itself_with_the_workers_traceback() -> None:
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(ZeroDivisionError) as caught:
-            await pool.submit(jobs.divide, 1, 0)
-        assert await pool.submit(jobs.divide, 1, 2) == 0.5
+async def test_an_exception_arrives_as_itself_with_the_workers_traceback(
+    pool: Pool,
+) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        await pool.submit(jobs.divide, 1, 0)
+    assert await pool.submit(jobs.divide, 1, 2) == 0.5
     cause = caught.value.__cause__
     assert isinstance(cause, RemoteTraceback)
     text = "".join(traceback.format_exception(caught.value))
@@ -86,25 +83,24 @@ async def test_an_exception_arrives_as_itself_with_the_workers_traceback() -> No
     assert "_worker" not in str(cause)
 
 
-async def test_awkward_exceptions_arrive_too() -> None:
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(values.NeedsTwoError) as two:
-            await pool.submit(values.raise_needs_two)
-        assert (str(two.value), two.value.left) == ("salt and pepper", "salt")
-        with pytest.raises(values.NeedsKeywordError) as keyword:
-            await pool.submit(values.raise_needs_keyword)
-        assert keyword.value.code == 7
-        with pytest.raises(ExceptionGroup) as group:
-            await pool.submit(values.raise_group)
-        assert [str(error) for error in group.value.exceptions] == ["one", "two"]
-        with pytest.raises(RuntimeError, match="outer") as outer:
-            await pool.submit(values.raise_from_cause)
-        assert "ValueError: could not convert string to float: 'inner'" in str(
-            outer.value.__cause__
-        )
-        with pytest.raises(StopAsyncIteration):
-            await pool.submit(jobs.fail, StopAsyncIteration())
-        assert pool.stats().crashes == 0
+async def test_awkward_exceptions_arrive_too(pool: Pool) -> None:
+    with pytest.raises(values.NeedsTwoError) as two:
+        await pool.submit(values.raise_needs_two)
+    assert (str(two.value), two.value.left) == ("salt and pepper", "salt")
+    with pytest.raises(values.NeedsKeywordError) as keyword:
+        await pool.submit(values.raise_needs_keyword)
+    assert keyword.value.code == 7
+    with pytest.raises(ExceptionGroup) as group:
+        await pool.submit(values.raise_group)
+    assert [str(error) for error in group.value.exceptions] == ["one", "two"]
+    with pytest.raises(RuntimeError, match="outer") as outer:
+        await pool.submit(values.raise_from_cause)
+    assert "ValueError: could not convert string to float: 'inner'" in str(
+        outer.value.__cause__
+    )
+    with pytest.raises(StopAsyncIteration):
+        await pool.submit(jobs.fail, StopAsyncIteration())
+    assert pool.stats().crashes == 0
 
 
 @pytest.mark.parametrize(
@@ -115,13 +111,12 @@ async def test_awkward_exceptions_arrive_too() -> None:
     ],
 )
 async def test_an_exception_that_cannot_be_sent_is_named(
-    function: Callable[[], Any], name: str, text: str
+    pool: Pool, function: Callable[[], Any], name: str, text: str
 ) -> None:
-    async with patience(), Pool(1) as pool:
-        job = pool.submit(function)
-        with pytest.raises(JobNotPicklableError, match=name) as caught:
-            await job
-        assert await pool.submit(jobs.square, 2) == 4
+    job = pool.submit(function)
+    with pytest.raises(JobNotPicklableError, match=name) as caught:
+        await job
+    assert await pool.submit(jobs.square, 2) == 4
     error = caught.value
     assert (error.direction, error.job_id, error.attempt) == ("exception", job.id, 1)
     assert error.name.endswith(name)
@@ -142,29 +137,27 @@ async def test_an_exception_that_cannot_be_sent_is_named(
     ids=repr,
 )
 async def test_what_must_not_be_raised_in_the_caller_is_wrapped(
-    error: BaseException,
+    pool: Pool, error: BaseException
 ) -> None:
-    async with patience(), Pool(1) as pool:
-        pid = await pool.submit(jobs.pid)
-        job: Job[Any] = pool.submit(jobs.fail, error)
+    pid = await pool.submit(jobs.pid)
+    job: Job[Any] = pool.submit(jobs.fail, error)
+    with pytest.raises(JobRaisedError) as caught:
+        await job
+    assert type(caught.value.exception) is type(error)
+    assert caught.value.exception.args == error.args
+    assert caught.value.__cause__ is caught.value.exception
+    assert (caught.value.job_id, caught.value.attempt) == (job.id, 1)
+    assert await pool.submit(jobs.pid) == pid
+
+
+async def test_leaving_politely_kills_nothing(pool: Pool) -> None:
+    pid = await pool.submit(jobs.pid)
+    for status in (None, 0, 3, "bye"):
         with pytest.raises(JobRaisedError) as caught:
-            await job
-        assert type(caught.value.exception) is type(error)
-        assert caught.value.exception.args == error.args
-        assert caught.value.__cause__ is caught.value.exception
-        assert (caught.value.job_id, caught.value.attempt) == (job.id, 1)
-        assert await pool.submit(jobs.pid) == pid
-
-
-async def test_leaving_politely_kills_nothing() -> None:
-    async with patience(), Pool(1) as pool:
-        pid = await pool.submit(jobs.pid)
-        for status in (None, 0, 3, "bye"):
-            with pytest.raises(JobRaisedError) as caught:
-                await pool.submit(jobs.leave, status)
-            assert isinstance(caught.value.exception, SystemExit)
-            assert caught.value.exception.code == status
-        assert await pool.submit(jobs.pid) == pid
+            await pool.submit(jobs.leave, status)
+        assert isinstance(caught.value.exception, SystemExit)
+        assert caught.value.exception.code == status
+    assert await pool.submit(jobs.pid) == pid
 
 
 @pytest.mark.parametrize(
@@ -191,23 +184,21 @@ async def test_an_argument_that_cannot_be_sent_fails_its_own_submit(
     assert caught.value.job_id == job.id
 
 
-async def test_a_function_that_cannot_be_sent_is_named() -> None:
+async def test_a_function_that_cannot_be_sent_is_named(pool: Pool) -> None:
     bound = values.Unpicklable()
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(JobNotPicklableError) as caught:
-            await pool.submit(functools.partial(jobs.take, bound))
+    with pytest.raises(JobNotPicklableError) as caught:
+        await pool.submit(functools.partial(jobs.take, bound))
     assert caught.value.name == "fn"
 
 
-async def test_a_result_that_cannot_be_sent_is_named() -> None:
-    async with patience(), Pool(1) as pool:
-        job = pool.submit(values.make_lock)
-        with pytest.raises(JobNotPicklableError, match="lock") as there:
-            await job
-        with pytest.raises(JobNotPicklableError, match="not here") as here:
-            await pool.submit(values.make_only_there)
-        assert await pool.submit(jobs.square, 2) == 4
-        stats = pool.stats()
+async def test_a_result_that_cannot_be_sent_is_named(pool: Pool) -> None:
+    job = pool.submit(values.make_lock)
+    with pytest.raises(JobNotPicklableError, match="lock") as there:
+        await job
+    with pytest.raises(JobNotPicklableError, match="not here") as here:
+        await pool.submit(values.make_only_there)
+    assert await pool.submit(jobs.square, 2) == 4
+    stats = pool.stats()
     for caught in (there, here):
         assert caught.value.direction == "result"
         assert caught.value.attempt == 1
@@ -216,20 +207,15 @@ async def test_a_result_that_cannot_be_sent_is_named() -> None:
     assert stats.crashes == 0
 
 
-async def test_an_argument_that_raises_in_the_worker_fails_its_job() -> None:
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(LookupError, match="over there"):
-            await pool.submit(
-                jobs.take, values.ExplodesThere(LookupError("over there"))
-            )
-        with pytest.raises(JobRaisedError):
-            await pool.submit(jobs.take, values.ExplodesThere(SystemExit(1)))
-        with pytest.raises(ModuleNotFoundError):
-            await pool.submit(
-                jobs.take, values.ExplodesThere(ModuleNotFoundError("gone"))
-            )
-        assert await pool.submit(jobs.square, 2) == 4
-        assert pool.stats().crashes == 0
+async def test_an_argument_that_raises_in_the_worker_fails_its_job(pool: Pool) -> None:
+    with pytest.raises(LookupError, match="over there"):
+        await pool.submit(jobs.take, values.ExplodesThere(LookupError("over there")))
+    with pytest.raises(JobRaisedError):
+        await pool.submit(jobs.take, values.ExplodesThere(SystemExit(1)))
+    with pytest.raises(ModuleNotFoundError):
+        await pool.submit(jobs.take, values.ExplodesThere(ModuleNotFoundError("gone")))
+    assert await pool.submit(jobs.square, 2) == 4
+    assert pool.stats().crashes == 0
 
 
 async def test_what_is_too_large_is_refused_by_either_side() -> None:
@@ -250,11 +236,11 @@ async def test_what_is_too_large_is_refused_by_either_side() -> None:
     assert error.value.direction == "exception"
 
 
-async def test_connections_cross_in_neither_direction() -> None:
+async def test_connections_cross_in_neither_direction(pool: Pool) -> None:
     """A copy would have the number of the descriptor, and close what has it there."""
     one, other = multiprocessing.Pipe()
     with one, other:
-        async with patience(), Pool(1) as pool:
+        async with patience():
             with pytest.raises(JobNotPicklableError, match=r"args\[1\] cannot") as sent:
                 await pool.submit(print, "to", one)
             assert (sent.value.direction, sent.value.name) == ("arguments", "args[1]")

@@ -30,6 +30,7 @@ from asyncpool.events import (
     Spawned,
 )
 from tests.helpers import jobs
+from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -376,9 +377,11 @@ async def test_a_task_that_is_cancelled_gives_it_back() -> None:
 # Death.
 
 
-async def test_death_in_a_call_ends_the_session() -> None:
-    async with patience(), Pool(2) as pool:
-        async with pool.worker() as worker:
+async def test_death_in_a_call_ends_the_session(faced: Faced) -> None:
+    async with patience(), faced(2) as (caller, pool):
+        # So that a client has other numbers for its jobs.
+        await asyncio.gather(*(pool.submit(jobs.pid) for _ in range(5)))
+        async with caller.worker() as worker:
             dying: Job[None] = worker.submit(os._exit, 3)
             behind = worker.submit(jobs.pid)
             with pytest.raises(WorkerCrashedError) as caught:
@@ -389,6 +392,8 @@ async def test_death_in_a_call_ends_the_session() -> None:
                 error = await gone_of(call)
                 assert (error.slot, error.pid) == (worker.slot, worker.pid)
                 assert error.crash == crash.crashes[-1]
+                assert (error.crash.job_id, error.crash.attempt) == (dying.id, 1)
+                assert f"during attempt 1 of job {dying.id} (" in str(error)
                 assert error.__cause__ is crash
                 assert str(error) == over(str(error.crash))
         assert pool.stats().takeovers == 0
@@ -672,8 +677,8 @@ async def test_its_calls_have_one_attempt_in_one_place(option: str, value: Any) 
             assert str(caught.value) == expected
 
 
-async def test_it_must_be_entered() -> None:
-    async with patience(), Pool(1) as pool:
+async def test_it_must_be_entered(faced: Faced) -> None:
+    async with patience(), faced() as (pool, _):
         session = pool.worker()
         assert isinstance(session, WorkerSession)
         assert repr(session) == "<WorkerSession, not begun>"
@@ -685,6 +690,9 @@ async def test_it_must_be_entered() -> None:
             session.stream(3)  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="timeout must be >= 0"):
             pool.worker(timeout=-1)
+        for wrong in (None, "x", 1):
+            with pytest.raises(TypeError, match="fresh must be True or False, not"):
+                pool.worker(fresh=wrong)
     with pytest.raises(PoolClosedError):
         await Pool(1).worker().__aenter__()
 

@@ -49,6 +49,7 @@ from tests.helpers.inside import connect_within, waiting_jobs
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
+from tests.helpers.pools import case
 from tests.helpers.shared_pools import server
 
 pytestmark = BOTH_LOOPS
@@ -149,105 +150,95 @@ def asked(number: int) -> Message:
     return Message(Kind.ASK, number, payload=question)
 
 
+BREACHES: list[tuple[list[Message], str]] = [
+    ([Message(Kind.VALUE, 1)], "a client sent a VALUE"),
+    ([job(1)], "1"),
+    ([FUNCTION, job(1)], "1"),
+    ([FUNCTION, OPTIONS, *[job(n) for n in range(1500)]], "more than 1024 jobs"),
+    ([FUNCTION, OPTIONS, *[job(5)] * 200], "job 5 twice"),
+    ([Message(Kind.OPTIONS, payload=b"{")], "Expecting"),
+    # Too deep, or not at its end: which of both, depends on the Python.
+    ([Message(Kind.OPTIONS, payload=b"[" * 60_000)], "cut off"),
+    ([Message(Kind.OPTIONS, payload=b'{"limits": {"timeout": -1}}')], "timeout"),
+    ([Message(Kind.OPTIONS, payload=b'{"limits": {"evil": 1}}')], "evil"),
+    ([Message(Kind.OPTIONS, payload=b'{"limits": {}, "key": "k"}')], "key of type"),
+    # JSON has ints that no clock can count.
+    (
+        [Message(Kind.OPTIONS, payload=b'{"limits": {"timeout": %d}}' % LARGE)],
+        "no time",
+    ),
+    (
+        [Message(Kind.OPTIONS, payload=b'{"limits": {"cancel_grace": %d}}' % LARGE)],
+        "no time",
+    ),
+    (
+        [Message(Kind.OPTIONS, payload=b'{"limits": {}, "via": "broadcast"}')],
+        "a job for 'broadcast'",
+    ),
+    ([Message(Kind.TRACE, payload=b'{"traceparent": 1}')], "other things"),
+    ([FUNCTION, OPTIONS, job(1, begun=1 << 16)], "job 1 with false numbers"),
+    ([FUNCTION, OPTIONS, job(1)._replace(wait=-1.0)], "job 1 with false numbers"),
+    (
+        [FUNCTION, OPTIONS, job(1)._replace(deadline=nan)],
+        "job 1 with false numbers",
+    ),
+    ([asked(n) for n in range(300)], "256 at once"),
+]
+
+
 @pytest.mark.logs("client-refused")
-@pytest.mark.parametrize(
-    ("messages", "why"),
-    [
-        ([Message(Kind.VALUE, 1)], "a client sent a VALUE"),
-        ([job(1)], "1"),
-        ([FUNCTION, job(1)], "1"),
-        ([FUNCTION, OPTIONS, *[job(n) for n in range(1500)]], "more than 1024 jobs"),
-        ([FUNCTION, OPTIONS, *[job(5)] * 200], "job 5 twice"),
-        ([Message(Kind.OPTIONS, payload=b"{")], "Expecting"),
-        # Too deep, or not at its end: which of both, depends on the Python.
-        ([Message(Kind.OPTIONS, payload=b"[" * 60_000)], "cut off"),
-        ([Message(Kind.OPTIONS, payload=b'{"limits": {"timeout": -1}}')], "timeout"),
-        ([Message(Kind.OPTIONS, payload=b'{"limits": {"evil": 1}}')], "evil"),
-        ([Message(Kind.OPTIONS, payload=b'{"limits": {}, "key": "k"}')], "key of type"),
-        # JSON has ints that no clock can count.
-        (
-            [Message(Kind.OPTIONS, payload=b'{"limits": {"timeout": %d}}' % LARGE)],
-            "no time",
-        ),
-        (
-            [
-                Message(
-                    Kind.OPTIONS, payload=b'{"limits": {"cancel_grace": %d}}' % LARGE
-                )
-            ],
-            "no time",
-        ),
-        (
-            [Message(Kind.OPTIONS, payload=b'{"limits": {}, "via": "broadcast"}')],
-            "a job for 'broadcast'",
-        ),
-        ([Message(Kind.TRACE, payload=b'{"traceparent": 1}')], "other things"),
-        ([FUNCTION, OPTIONS, job(1, begun=1 << 16)], "job 1 with false numbers"),
-        ([FUNCTION, OPTIONS, job(1)._replace(wait=-1.0)], "job 1 with false numbers"),
-        (
-            [FUNCTION, OPTIONS, job(1)._replace(deadline=nan)],
-            "job 1 with false numbers",
-        ),
-        ([asked(n) for n in range(300)], "256 at once"),
-    ],
-)
 async def test_a_client_that_breaks_the_rules_is_cut_off(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: list[Message], why: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "pool.sock"
-    async with (
-        patience(),
-        Pool(1) as pool,
-        PoolServer(pool, path),
-        pool.worker(),  # so that what has begun stays
-        raw_client(path) as raw,
-    ):
-        await raw.greet()
-        raw.say_messages(*messages)
-        await raw.cut()
-    assert f"a client (process {os.getpid()}) is cut off: " in caplog.text
-    assert why in caplog.text
+    async with patience(), Pool(1) as pool, PoolServer(pool, path):
+        async with pool.worker():  # so that what has begun stays
+            for messages, why in BREACHES:
+                with case(why):
+                    caplog.clear()
+                    async with raw_client(path) as raw:
+                        await raw.greet()
+                        raw.say_messages(*messages)
+                        await raw.cut()
+                    text = f"a client (process {os.getpid()}) is cut off: "
+                    assert text in caplog.text
+                    assert why in caplog.text
+        assert await pool.submit(jobs.square, 2) == 4
 
 
-@pytest.mark.parametrize(
-    ("what", "details"),
-    [
-        *[
-            ("broadcast", {"name": "f", "options": options})
-            for options in FALSE_OPTIONS
-        ],
-        ("broadcast", {"name": "f"}),
-        ("session", {"timeout": LARGE}),
-    ],
-)
-async def test_a_question_with_false_options_is_refused(
-    tmp_path: Path, what: str, details: dict[str, Any]
-) -> None:
+QUESTIONS: list[tuple[str, dict[str, Any]]] = [
+    *[("broadcast", {"name": "f", "options": options}) for options in FALSE_OPTIONS],
+    ("broadcast", {"name": "f"}),
+    ("session", {"timeout": LARGE}),
+]
+
+
+async def test_a_question_with_false_options_is_refused(tmp_path: Path) -> None:
     async with patience(), pool_and_raw_client(tmp_path) as (pool, raw):
         await raw.greet()
-        raw.say_messages(
-            Message(Kind.ASK, 1, payload=pack_question(what, b"", details))
-        )
-        while not (batch := Batch.unpack(await raw.hear())).messages:
-            pass
-        [answer] = map(Message.unpack, batch.messages)
-        assert answer.kind is Kind.ANSWER
-        assert load_own(answer.payload)[0] is False
+        for number, (what, details) in enumerate(QUESTIONS, 1):
+            with case(what, details):
+                question = pack_question(what, b"", details)
+                raw.say_messages(Message(Kind.ASK, number, payload=question))
+                while not (batch := Batch.unpack(await raw.hear())).messages:
+                    pass
+                [answer] = map(Message.unpack, batch.messages)
+                assert (answer.kind, answer.job) == (Kind.ANSWER, number)
+                assert load_own(answer.payload)[0] is False
         assert await pool.submit(jobs.square, 2) == 4
         assert pool.stats().submitted == 1
 
 
 @pytest.mark.logs("client-refused")
-@pytest.mark.parametrize(
-    "piece", [b"", b"{}", b"[" * 5000, b"\xff" * 100, b'{"python": 5}']
-)
-async def test_a_greeting_that_is_none_is_answered_by_a_refusal(
-    tmp_path: Path, piece: bytes
-) -> None:
-    async with patience(), pool_and_raw_client(tmp_path) as (_, raw):
-        raw.say(piece)
-        assert "refused" in json.loads(await raw.hear())
-        await raw.cut()
+async def test_a_greeting_that_is_none_is_answered_by_a_refusal(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sock"
+    async with patience(), Pool(1) as pool, PoolServer(pool, path):
+        for piece in (b"", b"{}", b"[" * 5000, b"\xff" * 100, b'{"python": 5}'):
+            with case(piece):
+                async with raw_client(path) as raw:
+                    raw.say(piece)
+                    assert "refused" in json.loads(await raw.hear())
+                    await raw.cut()
 
 
 @pytest.mark.logs("client-refused")

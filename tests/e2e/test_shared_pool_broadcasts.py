@@ -19,6 +19,7 @@ from asyncpool import (
 from asyncpool.boundpool import BoundPool
 from asyncpool.sharedpool import connect
 from tests.helpers import jobs
+from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
 from tests.helpers.inside import only_job_of, run_out
 from tests.helpers.loops import BOTH_LOOPS
@@ -166,16 +167,8 @@ async def test_a_call_knows_its_limits(tmp_path: Path) -> None:
         assert history == [("a", 1, pytest.approx(deadline, abs=30.0), None, ("a",))]
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
-async def test_whoever_stops_waiting_may_let_the_calls_run_on(
-    tmp_path: Path, *, is_remote: bool
-) -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        pool_and_client(tmp_path, workers=1) as (pool, client),
-    ):
-        caller: Any = client if is_remote else pool
+async def test_whoever_stops_waiting_may_let_the_calls_run_on(faced: Faced) -> None:
+    async with patience(), Gate() as gate, faced() as (caller, pool):
         view: BoundPool = caller.options(on_cancel="wait")
         call = view.broadcast(jobs.configure_where_told, gate.path, "a")
         task = asyncio.create_task(call)
@@ -183,7 +176,8 @@ async def test_whoever_stops_waiting_may_let_the_calls_run_on(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await client.stats()  # the agent has heard of it
+        if caller is not pool:
+            await caller.stats()  # the agent has heard of it
         visitor.release()
         assert await caller.submit(jobs.history) == (visitor.pid, ["a"])
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncpool import Job, LeaseKeeper, ProcessPoolExecutor, Stream
+from asyncpool import Job, LeaseKeeper, ProcessPoolExecutor
 from asyncpool.errors import (
     BroadcastError,
     JobNotPicklableError,
@@ -20,12 +19,12 @@ from asyncpool.errors import (
     PoolFullError,
     ResizeError,
     WorkerCrashedError,
-    WorkerGoneError,
     WorkerHungError,
 )
 from asyncpool.events import Exited, JobEnded, JobQueued, JobStarted, Ready
 from asyncpool.sharedpool import connect
 from tests.helpers import beats, jobs, streams
+from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
 from tests.helpers.lapses import begun
 from tests.helpers.loops import BOTH_LOOPS
@@ -83,21 +82,6 @@ async def test_a_crash_has_the_clients_number_of_its_job(tmp_path: Path) -> None
         assert "of job 1 (" in str(crashed.value)
 
 
-async def test_a_stream_is_tried_again_as_long_as_nothing_was_taken(
-    tmp_path: Path,
-) -> None:
-    async with patience(), Gate() as gate, shared(tmp_path, workers=1) as pool:
-        view = pool.options(max_attempts=2)
-        stream: Stream[Any] = view.stream(beats.count_at, gate.path)
-        task = asyncio.create_task(stream.started())
-        (await gate.visitor("beat 0")).release("kill")
-        (await gate.visitor("beat 0", nth=2)).release("fail")
-        with pytest.raises(LookupError):
-            await task
-        assert stream.job is not None
-        assert stream.job.attempt == 2
-
-
 async def test_a_broadcast_reaches_every_worker_and_later_ones(tmp_path: Path) -> None:
     async with patience(), shared(tmp_path) as pool:
         pids = await pool.broadcast(jobs.configure, "one")
@@ -147,24 +131,6 @@ async def test_a_session_has_a_worker_to_itself(tmp_path: Path) -> None:
                     await pool.worker(timeout=0.01).__aenter__()
         stats = await pool.stats()
         assert stats.workers == 2
-
-
-async def test_a_session_ends_with_its_worker(
-    tmp_path: Path,
-) -> None:
-    async with patience(), shared(tmp_path, workers=1) as pool, pool.worker() as mine:
-        died = mine.submit(os.kill, mine.pid, signal.SIGKILL)
-        behind = mine.submit(jobs.pid)
-        last = mine.submit(jobs.pid)
-        with pytest.raises(WorkerCrashedError):
-            await died
-        for call in (behind, last):
-            with pytest.raises(WorkerGoneError):
-                await call
-        with pytest.raises(WorkerGoneError) as gone:
-            mine.submit(jobs.pid)
-        assert gone.value.crash is not None
-        assert gone.value.crash.signal == "SIGKILL"
 
 
 async def test_heartbeats_come_through_and_the_next_attempt_knows_the_last(
@@ -339,47 +305,8 @@ def _retrieve(job: asyncio.Future[Any]) -> None:
     _ = job.cancelled() or job.exception()
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
-async def test_the_end_of_a_session_has_its_cause(
-    tmp_path: Path, *, is_remote: bool
-) -> None:
-    async with patience(), pool_and_client(tmp_path) as (pool, client):
-        await asyncio.gather(*(pool.submit(jobs.pid) for _ in range(5)))
-        caller: Any = client if is_remote else pool
-        async with caller.worker() as mine:
-            died: Job[None] = mine.submit(os._exit, 3)
-            later, last = mine.submit(jobs.pid), mine.submit(jobs.pid)
-            await asyncio.wait([died, later, last])
-            for call in (later, last):
-                error = call.exception()
-                assert isinstance(error, WorkerGoneError)
-                assert error.__cause__ is died.exception()
-                assert error.crash is not None
-                assert (error.crash.job_id, error.crash.attempt) == (died.id, 1)
-                assert f"during attempt 1 of job {died.id} (" in str(error)
-            with pytest.raises(WorkerGoneError) as caught:
-                mine.submit(jobs.pid)
-            assert caught.value.__cause__ is died.exception()
-
-
-@pytest.mark.parametrize("is_remote", [False, True])
-async def test_fresh_is_checked_before_there_is_a_session(
-    tmp_path: Path, *, is_remote: bool
-) -> None:
-    async with patience(), pool_and_client(tmp_path, workers=1) as (pool, client):
-        caller: Any = client if is_remote else pool
-        for wrong in (None, "x", 1):
-            with pytest.raises(TypeError, match="fresh must be True or False, not"):
-                caller.worker(fresh=wrong)
-        assert await caller.submit(jobs.square, 3) == 9
-
-
-@pytest.mark.parametrize("is_remote", [False, True])
-async def test_what_a_broadcast_cannot_pickle_names_its_job(
-    tmp_path: Path, *, is_remote: bool
-) -> None:
-    async with patience(), pool_and_client(tmp_path, workers=1) as (pool, client):
-        caller: Any = client if is_remote else pool
+async def test_what_a_broadcast_cannot_pickle_names_its_job(faced: Faced) -> None:
+    async with patience(), faced() as (caller, _):
         await caller.submit(jobs.pid)
         with pytest.raises(BroadcastError) as caught:
             await caller.broadcast(jobs.make_lock)
@@ -392,12 +319,10 @@ async def test_what_a_broadcast_cannot_pickle_names_its_job(
         ]
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
 async def test_an_item_that_is_not_several_arguments_costs_itself_alone(
-    tmp_path: Path, *, is_remote: bool
+    faced: Faced,
 ) -> None:
-    async with patience(), pool_and_client(tmp_path) as (pool, client):
-        caller: Any = client if is_remote else pool
+    async with patience(), faced() as (caller, _):
         items: list[Any] = [(1, 2), 3, (2, 3)]
         for timeout in (None, 0.05):  # so short a one lets each item travel alone
             view = caller.options(timeout=timeout)

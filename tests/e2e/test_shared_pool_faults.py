@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from asyncpool import ProcessPoolExecutor
-from asyncpool._core.remote.agent_jobs import CREDITS
 from asyncpool.enums import Delivery
 from asyncpool.errors import NodeLostError, PoolClosedError, WorkerCrashedError
 from asyncpool.events import (
@@ -33,13 +32,14 @@ from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, SharedPool, connect
 from tests.helpers import jobs, several, streams
 from tests.helpers.gate import Gate
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.inside import CREDITS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import next_of, stop
 from tests.helpers.shared_pools import client, pool_and_client, server
 from tests.helpers.signing import numbers_in
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 COUNT = 4000
 
@@ -273,13 +273,12 @@ async def test_the_jobs_of_a_client_that_is_gone_end_and_others_go_on(
 
 
 async def test_a_program_that_blocks_its_loop_for_long_loses_nothing(
-    tmp_path: Path,
+    pool: Pool, tmp_path: Path
 ) -> None:
     path = tmp_path / "pool.sock"
     async with (
         patience(),
         Gate() as gate,
-        Pool(1) as pool,
         PoolServer(pool, path, client_timeout=0.2),
         connect(f"unix:{path}", node_timeout=0.2) as client,
     ):
@@ -317,12 +316,13 @@ def _note(order: list[str], name: str, _: asyncio.Future[Any]) -> None:
     order.append(name)
 
 
-async def test_two_clients_that_flood_get_the_workers_in_turn(tmp_path: Path) -> None:
+async def test_two_clients_that_flood_get_the_workers_in_turn(
+    pool: Pool, tmp_path: Path
+) -> None:
     path = tmp_path / "pool.sock"
     order: list[str] = []
     async with (
         patience(),
-        Pool(1) as pool,
         PoolServer(pool, path),
         connect(f"unix:{path}") as one,
         connect(f"unix:{path}") as two,

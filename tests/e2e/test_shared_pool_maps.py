@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 
 from asyncpool import Map, WorkerLimits
-from asyncpool.enums import Delivery, JobOutcome
+from asyncpool.enums import JobOutcome
 from asyncpool.errors import (
     JobNotPicklableError,
-    JobTimeoutError,
     NodeLostError,
     PoolClosedError,
     WorkerCrashedError,
 )
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import connect
-from tests.helpers import jobs, scribbles
+from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import check_for_stalls
 from tests.helpers.loops import BOTH_LOOPS
@@ -76,26 +75,6 @@ async def test_each_function_has_its_own_figures_at_the_agent(tmp_path: Path) ->
         }
 
 
-@pytest.mark.parametrize("at", [0, 1, 9])
-async def test_a_crash_costs_one_item_and_none_is_run_twice(
-    tmp_path: Path, at: int
-) -> None:
-    path = tmp_path / "log"
-    items = signing(path, 10)
-    items[at] = ("die", None)
-    async with patience(), shared(tmp_path, workers=1) as pool:
-        choices = pool.map(jobs.choose, items, chunksize=10, buffersize=40)
-        found = await choices.outcomes()
-        assert await pool.submit(jobs.square, 3) == 9
-    [lost] = [one for one in found if not one.ok]
-    assert lost.index == at
-    assert type(lost.error) is WorkerCrashedError
-    assert lost.error.delivery is Delivery.STARTED
-    others = [n for n in range(10) if n != at]
-    assert [one.result() for one in found if one.ok] == others
-    assert numbers_in(path) == Counter(others)
-
-
 async def test_only_the_client_unpickles_what_the_dead_have_noted(
     tmp_path: Path,
 ) -> None:
@@ -114,52 +93,6 @@ async def test_only_the_client_unpickles_what_the_dead_have_noted(
     assert found[0].ok
     assert repr(found[1].error) == "LookupError('kept')"
     assert type(found[2].error) is WorkerCrashedError
-
-
-@pytest.mark.parametrize("name", scribbles.SCRIBBLES)
-async def test_what_a_dying_worker_has_scribbled_costs_its_items_alone(
-    tmp_path: Path, name: str
-) -> None:
-    items: list[Any] = ["a", None, name, "after", [1]]
-    async with patience(), shared(tmp_path, workers=1) as pool:
-        echoes = pool.map(scribbles.echo_or_scribble, items, chunksize=5, buffersize=20)
-        found = await echoes.outcomes()
-        assert await pool.submit(jobs.square, 3) == 9
-    for one in found[:2]:
-        assert one.ok or type(one.error) is WorkerCrashedError
-    assert type(found[2].error) is WorkerCrashedError
-    assert [one.result() for one in found[3:]] == ["after", [1]]
-
-
-async def test_only_the_item_that_was_lost_is_tried_again(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    items = [*signing(path, 4), ("die", None), *[("attempt", None)] * 2]
-    async with patience(), shared(tmp_path, workers=1) as pool:
-        view = pool.options(max_attempts=3)
-        choices = view.map(jobs.choose, items, chunksize=7, buffersize=28)
-        found = await choices.outcomes()
-        assert (await pool.stats()).crashes == 3
-    assert type(found[4].error) is WorkerCrashedError
-    assert len(found[4].error.crashes) == 2, "in the two attempts that it had alone"
-    assert [one.result() for one in found[5:]] == [1, 1]
-    assert numbers_in(path) == Counter(range(4))
-
-
-@pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
-async def test_the_timeout_is_for_each_item(tmp_path: Path, on_cancel: Any) -> None:
-    path = tmp_path / "log"
-    items = [*signing(path, 5), ("sleep", 3600.0), *signing(path, 3)]
-    async with patience(), shared(tmp_path, workers=1) as pool:
-        view = pool.options(timeout=1.0, on_cancel=on_cancel)
-        choices = view.map(jobs.choose, items, chunksize=9, buffersize=36)
-        found = await choices.outcomes()
-        assert await pool.submit(jobs.square, 3) == 9
-    assert [one.index for one in found if not one.ok] == [5]
-    error = found[5].error
-    assert isinstance(error, JobTimeoutError)
-    assert (error.limit, error.seconds) == ("timeout", 1.0)
-    assert "choose" in error.stack
-    assert numbers_in(path) == Counter([0, 1, 2, 3, 4, 0, 1, 2])
 
 
 async def test_items_behind_one_that_takes_long_go_in_other_jobs(

@@ -25,16 +25,15 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerHungError,
 )
-from asyncpool._core.pickling.calls import load_value
-from asyncpool._runtime.job.stream_job import StreamJob
 from tests.helpers import beats, jobs, large, streams
+from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
-from tests.helpers.inside import stream_job
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.inside import StreamJob, load_value, stream_job
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, closing, collect, idle, until
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 SYNC_AND_ASYNC = pytest.mark.parametrize("kind", ["sync", "async"])
 
@@ -52,27 +51,24 @@ async def lines(path: Path, count: int) -> None:
 
 @SYNC_AND_ASYNC
 @pytest.mark.parametrize("count", [0, 1, 16, 1000])
-async def test_items_come_in_order(kind: str, count: int) -> None:
-    async with patience(), Pool(1) as pool:
-        numbers = of_kind(kind, "numbers")
-        found = [item async for item in pool.stream(numbers, count)]
-        assert found == list(range(count))
-        await assert_serves(pool)
+async def test_items_come_in_order(pool: Pool, kind: str, count: int) -> None:
+    numbers = of_kind(kind, "numbers")
+    found = [item async for item in pool.stream(numbers, count)]
+    assert found == list(range(count))
+    await assert_serves(pool)
 
 
-async def test_whatever_returns_an_iterator_is_a_stream() -> None:
-    async with patience(), Pool(1) as pool:
-        assert [n async for n in pool.stream(range, 3, 6)] == [3, 4, 5]
-        assert [n async for n in pool.stream(map, str, [1, 2])] == ["1", "2"]
-        assert [n async for n in pool.stream(lambda: iter("ab"))] == ["a", "b"]
+async def test_whatever_returns_an_iterator_is_a_stream(pool: Pool) -> None:
+    assert [n async for n in pool.stream(range, 3, 6)] == [3, 4, 5]
+    assert [n async for n in pool.stream(map, str, [1, 2])] == ["1", "2"]
+    assert [n async for n in pool.stream(lambda: iter("ab"))] == ["a", "b"]
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_items_of_every_size_come_as_they_were(seed: int) -> None:
-    async with patience(), Pool(1) as pool:
-        view = pool.options(prefetch=1 + seed * 3)
-        found = [item async for item in view.stream(streams.mixed, seed, 60)]
-        assert found == list(streams.mixed(seed, 60))
+async def test_items_of_every_size_come_as_they_were(pool: Pool, seed: int) -> None:
+    view = pool.options(prefetch=1 + seed * 3)
+    found = [item async for item in view.stream(streams.mixed, seed, 60)]
+    assert found == list(streams.mixed(seed, 60))
 
 
 async def test_large_items_are_shared_and_their_memory_is_used_again() -> None:
@@ -120,20 +116,19 @@ async def test_it_is_for_one_iteration() -> None:
 @SYNC_AND_ASYNC
 @pytest.mark.parametrize("buffer", [1, 2, 5, 16])
 async def test_no_more_is_made_than_may_wait(
-    kind: str, buffer: int, tmp_path: Path
+    pool: Pool, kind: str, buffer: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "made"
-    async with patience(), Pool(1) as pool:
-        view = pool.options(prefetch=buffer)
-        stream = view.stream(of_kind(kind, "signed"), str(path), 60)
-        taken = 0
-        async for item in stream:
-            assert item == taken
-            taken += 1
-            # As much as is certain, and then no more.
-            await lines(path, min(60, taken + buffer - 1 - buffer // 2))
-            assert len(path.read_text().split()) <= taken + buffer
-        assert taken == 60
+    view = pool.options(prefetch=buffer)
+    stream = view.stream(of_kind(kind, "signed"), str(path), 60)
+    taken = 0
+    async for item in stream:
+        assert item == taken
+        taken += 1
+        # As much as is certain, and then no more.
+        await lines(path, min(60, taken + buffer - 1 - buffer // 2))
+        assert len(path.read_text().split()) <= taken + buffer
+    assert taken == 60
 
 
 @SYNC_AND_ASYNC
@@ -196,17 +191,16 @@ async def test_an_async_generator_that_waits_is_cancelled() -> None:
         assert await pool.submit(jobs.pid) == worker
 
 
-async def test_who_waits_for_an_item_may_be_cancelled() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        worker = await pool.submit(jobs.pid)
-        stream = pool.stream(streams.closed_while_running, gate.path)
-        task = asyncio.create_task(collect(stream, []))
-        await gate.visitor("running")
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await gate.visitor("closed")
-        assert await pool.submit(jobs.pid) == worker
+async def test_who_waits_for_an_item_may_be_cancelled(pool: Pool, gate: Gate) -> None:
+    worker = await pool.submit(jobs.pid)
+    stream = pool.stream(streams.closed_while_running, gate.path)
+    task = asyncio.create_task(collect(stream, []))
+    await gate.visitor("running")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await gate.visitor("closed")
+    assert await pool.submit(jobs.pid) == worker
 
 
 async def test_who_leaves_while_an_item_is_sent_breaks_nothing() -> None:
@@ -232,20 +226,19 @@ async def test_one_that_refuses_to_end_is_killed() -> None:
 
 
 @SYNC_AND_ASYNC
-async def test_an_error_comes_where_it_was_raised(kind: str) -> None:
+async def test_an_error_comes_where_it_was_raised(pool: Pool, kind: str) -> None:
     values = of_kind(kind, "values")
     source = random.Random(1)
-    async with patience(), Pool(1) as pool:
-        for count in [0, 1, *(source.randrange(100) for _ in range(10))]:
-            found: list[Any] = []
-            stream = pool.stream(values, range(count), ValueError("at the end"))
-            with pytest.raises(ValueError, match="at the end") as caught:
-                await collect(stream, found)
-            assert found == list(range(count))
-            remote = str(caught.value.__cause__)
-            assert f"in {values.__name__}" in remote
-            assert "asyncpool/_worker" not in remote
-        await assert_serves(pool)
+    for count in [0, 1, *(source.randrange(100) for _ in range(10))]:
+        found: list[Any] = []
+        stream = pool.stream(values, range(count), ValueError("at the end"))
+        with pytest.raises(ValueError, match="at the end") as caught:
+            await collect(stream, found)
+        assert found == list(range(count))
+        remote = str(caught.value.__cause__)
+        assert f"in {values.__name__}" in remote
+        assert "asyncpool/_worker" not in remote
+    await assert_serves(pool)
 
 
 async def test_what_cannot_cross_is_named() -> None:
@@ -267,15 +260,14 @@ def repeated(size: int) -> list[bytes]:
     return [bytes(size)]
 
 
-async def test_what_cannot_be_unpickled_here_ends_it() -> None:
-    async with patience(), Pool(1) as pool:
-        stream = pool.stream(streams.values, [1, BadHere(), 3])
-        assert await anext(stream) == 1
-        with pytest.raises(JobNotPicklableError, match="not here") as caught:
-            await anext(stream)
-        assert stream.job is not None
-        assert (caught.value.job_id, caught.value.attempt) == (stream.job.id, 1)
-        await assert_serves(pool)
+async def test_what_cannot_be_unpickled_here_ends_it(pool: Pool) -> None:
+    stream = pool.stream(streams.values, [1, BadHere(), 3])
+    assert await anext(stream) == 1
+    with pytest.raises(JobNotPicklableError, match="not here") as caught:
+        await anext(stream)
+    assert stream.job is not None
+    assert (caught.value.job_id, caught.value.attempt) == (stream.job.id, 1)
+    await assert_serves(pool)
 
 
 class BadHere:
@@ -291,21 +283,17 @@ class BadHere:
 
 
 @pytest.mark.parametrize("result", [None, 3, ValueError])
-async def test_what_yields_nothing_is_no_stream(result: Any) -> None:
+async def test_what_yields_nothing_is_no_stream(pool: Pool, result: Any) -> None:
     text = r"stream\(\) takes a function that returns an iterator or an async iterator"
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(TypeError, match=text):
-            await anext(pool.stream(jobs.call, returning, result))
-        with pytest.raises(
-            TypeError, match=r"stream\(\) takes a callable first, not 3"
-        ):
-            pool.stream(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=text):
+        await anext(pool.stream(jobs.call, returning, result))
+    with pytest.raises(TypeError, match=r"stream\(\) takes a callable first, not 3"):
+        pool.stream(3)  # type: ignore[call-overload]
 
 
-async def test_an_async_function_may_return_what_is_iterated_over() -> None:
-    async with patience(), Pool(1) as pool:
-        stream: Stream[Any] = pool.stream(streams.opened, 3)  # type: ignore[call-overload]
-        assert [item async for item in stream] == [0, 1, 2]
+async def test_an_async_function_may_return_what_is_iterated_over(pool: Pool) -> None:
+    stream: Stream[Any] = pool.stream(streams.opened, 3)  # type: ignore[call-overload]
+    assert [item async for item in stream] == [0, 1, 2]
 
 
 async def test_what_was_called_instead_of_passed_is_told() -> None:
@@ -338,9 +326,11 @@ async def test_a_crash_comes_behind_the_items_before_it() -> None:
         await assert_serves(pool)
 
 
-async def test_there_is_another_attempt_if_nothing_was_taken(tmp_path: Path) -> None:
-    async with patience(), Pool(1) as pool:
-        view = pool.options(max_attempts=2, retry_on=("crash", OSError))
+async def test_there_is_another_attempt_if_nothing_was_taken(
+    tmp_path: Path, faced: Faced
+) -> None:
+    async with patience(), faced() as (caller, _):
+        view = caller.options(max_attempts=2, retry_on=("crash", OSError))
         for number, function in enumerate((streams.dying_once, streams.failing_once)):
             token = str(tmp_path / f"token {number}")
             stream = view.stream(function, token, 0)
@@ -376,15 +366,14 @@ async def test_who_has_taken_something_gets_the_crash(tmp_path: Path) -> None:
         await assert_serves(pool)
 
 
-async def test_its_timeout_is_for_all_of_it() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        stream = pool.options(timeout=1.0).stream(streams.silent_at, gate.path, 3)
-        found: list[Any] = []
-        with pytest.raises(JobTimeoutError) as caught:
-            await collect(stream, found)
-        assert found == [0, 1, 2]
-        assert "in silent_at" in (caught.value.stack or "")
-        await assert_serves(pool)
+async def test_its_timeout_is_for_all_of_it(pool: Pool, gate: Gate) -> None:
+    stream = pool.options(timeout=1.0).stream(streams.silent_at, gate.path, 3)
+    found: list[Any] = []
+    with pytest.raises(JobTimeoutError) as caught:
+        await collect(stream, found)
+    assert found == [0, 1, 2]
+    assert "in silent_at" in (caught.value.stack or "")
+    await assert_serves(pool)
 
 
 async def test_items_are_signs_of_life_and_silence_is_not() -> None:
@@ -409,21 +398,22 @@ async def test_who_waits_for_a_slow_caller_is_not_silent() -> None:
     assert pool.stats().crashes == 3
 
 
-async def test_it_waits_for_a_worker_and_then_has_it_alone() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        first = pool.submit(jobs.wait_at, gate.path)
-        stream = pool.stream(streams.numbers, 100)
-        task = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)  # it is submitted when it is first asked
-        second = pool.submit(jobs.pid)
-        visitor = await gate.visitor()
-        assert not task.done()
-        visitor.release()
-        await first
-        assert await task == 0
-        assert not second.done()
-        assert len([n async for n in stream]) == 99
-        await second
+async def test_it_waits_for_a_worker_and_then_has_it_alone(
+    pool: Pool, gate: Gate
+) -> None:
+    first = pool.submit(jobs.wait_at, gate.path)
+    stream = pool.stream(streams.numbers, 100)
+    task = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)  # it is submitted when it is first asked
+    second = pool.submit(jobs.pid)
+    visitor = await gate.visitor()
+    assert not task.done()
+    visitor.release()
+    await first
+    assert await task == 0
+    assert not second.done()
+    assert len([n async for n in stream]) == 99
+    await second
 
 
 async def test_a_full_queue_takes_none() -> None:
@@ -507,10 +497,9 @@ async def test_nothing_of_an_item_is_kept() -> None:
         assert stream_gone() is None
 
 
-async def test_a_map_takes_the_items_of_a_stream() -> None:
-    async with patience(), Pool(2) as pool:
-        numbers = pool.stream(streams.numbers, 1000)
-        assert await pool.map(jobs.square, numbers) == [n * n for n in range(1000)]
+async def test_a_map_takes_the_items_of_a_stream(pair: Pool) -> None:
+    numbers = pair.stream(streams.numbers, 1000)
+    assert await pair.map(jobs.square, numbers) == [n * n for n in range(1000)]
 
 
 async def test_beats_come_beside_the_items() -> None:

@@ -24,33 +24,33 @@ from asyncpool import (
 )
 from tests.helpers import jobs, streams, values
 from tests.helpers.gate import Gate
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, until
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
-async def test_it_has_begun_when_its_first_item_is_there() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        stream = pool.stream(streams.silent_at, gate.path, 1)
-        assert not stream.job
-        await stream.started()
-        assert stream.job is not None
-        assert stream.job.state == "running"
-        (await gate.visitor()).release()
-        await stream.started()  # as often as one likes
-        assert [item async for item in stream] == [0]
-        await stream.started()
+async def test_it_has_begun_when_its_first_item_is_there(
+    pool: Pool, gate: Gate
+) -> None:
+    stream = pool.stream(streams.silent_at, gate.path, 1)
+    assert not stream.job
+    await stream.started()
+    assert stream.job is not None
+    assert stream.job.state == "running"
+    (await gate.visitor()).release()
+    await stream.started()  # as often as one likes
+    assert [item async for item in stream] == [0]
+    await stream.started()
 
 
-async def test_one_without_items_has_begun_when_it_has_ended() -> None:
-    async with patience(), Pool(1) as pool:
-        stream = pool.stream(streams.numbers, 0)
-        await stream.started()
-        assert stream.job is not None
-        assert stream.job.done()
-        assert [item async for item in stream] == []
+async def test_one_without_items_has_begun_when_it_has_ended(pool: Pool) -> None:
+    stream = pool.stream(streams.numbers, 0)
+    await stream.started()
+    assert stream.job is not None
+    assert stream.job.done()
+    assert [item async for item in stream] == []
 
 
 async def test_a_full_queue_is_told_and_may_be_asked_again() -> None:
@@ -75,16 +75,15 @@ async def test_a_closed_pool_is_told() -> None:
             await stream.started()
 
 
-async def test_a_queue_timeout_is_told() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        running = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        stream = pool.options(queue_timeout=0.05).stream(streams.numbers, 3)
-        with pytest.raises(JobTimeoutError) as caught:
-            await stream.started()
-        assert caught.value.limit == "queue_timeout"
-        visitor.release()
-        await running
+async def test_a_queue_timeout_is_told(pool: Pool, gate: Gate) -> None:
+    running = pool.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    stream = pool.options(queue_timeout=0.05).stream(streams.numbers, 3)
+    with pytest.raises(JobTimeoutError) as caught:
+        await stream.started()
+    assert caught.value.limit == "queue_timeout"
+    visitor.release()
+    await running
 
 
 @pytest.mark.parametrize(
@@ -109,13 +108,12 @@ async def test_what_fails_before_the_first_item_is_told(
         await assert_serves(pool)
 
 
-async def test_what_fails_later_is_told_by_the_iteration() -> None:
-    async with patience(), Pool(1) as pool:
-        stream = pool.stream(streams.values, [1], LookupError("later"))
-        await stream.started()
-        assert await anext(stream) == 1
-        with pytest.raises(LookupError, match="later"):
-            await anext(stream)
+async def test_what_fails_later_is_told_by_the_iteration(pool: Pool) -> None:
+    stream = pool.stream(streams.values, [1], LookupError("later"))
+    await stream.started()
+    assert await anext(stream) == 1
+    with pytest.raises(LookupError, match="later"):
+        await anext(stream)
 
 
 async def test_another_attempt_begins_unnoticed(tmp_path: Path) -> None:
@@ -166,13 +164,12 @@ async def test_one_that_nobody_iterates_over_ends(way: str) -> None:
         await assert_serves(pool)
 
 
-async def test_it_is_for_before_the_iteration() -> None:
-    async with patience(), Pool(1) as pool:
-        stream = pool.stream(streams.numbers, 3)
-        items = aiter(stream)
-        with pytest.raises(RuntimeError, match="for before the iteration"):
-            await stream.started()
-        assert [item async for item in items] == [0, 1, 2]
+async def test_it_is_for_before_the_iteration(pool: Pool) -> None:
+    stream = pool.stream(streams.numbers, 3)
+    items = aiter(stream)
+    with pytest.raises(RuntimeError, match="for before the iteration"):
+        await stream.started()
+    assert [item async for item in items] == [0, 1, 2]
 
 
 async def test_a_web_framework_answers_503_before_it_has_sent_anything() -> None:

@@ -17,17 +17,16 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool._core.policies.attempts import MAX_FREE_RETURNS, CrashKindText
 from asyncpool.enums import Delivery
 from asyncpool.events import Event, JobEvent, JobQueued, TakenOver
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
-from tests.helpers.inside import die_before_jobs
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.inside import MAX_FREE_RETURNS, CrashKindText, die_before_jobs
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, by_events, crash_of, idle
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
 async def test_a_job_is_started_once_unless_more_is_asked_for() -> None:
@@ -142,22 +141,21 @@ async def test_only_the_kinds_that_are_named_are_retried(
         await crash_of(job, faults.by_name(fault), attempts=attempts)
 
 
-async def test_exceptions_of_the_job_are_retried_if_they_are_named() -> None:
-    async with patience(), Pool(2) as pool:
-        thrice = pool.options(max_attempts=3, retry_on=[LookupError])
-        assert await thrice.submit(fail_until, 3, KeyError("x")) == 3
-        with pytest.raises(KeyError) as caught:
-            await thrice.submit(fail_until, 4, KeyError("x"))
-        assert caught.value.args == ("x",)
-        other = thrice.submit(fail_until, 2, ValueError("y"))
-        with pytest.raises(ValueError, match="y"):
-            await other
-        assert other.attempt == 1
-        last = pool.options(max_attempts=2, retry_on=[SystemExit])
-        assert await last.submit(fail_until, 2, SystemExit(1)) == 2
-        with pytest.raises(JobRaisedError):
-            await last.submit(fail_until, 3, SystemExit(1))
-        assert pool.stats().crashes == 0
+async def test_exceptions_of_the_job_are_retried_if_they_are_named(pair: Pool) -> None:
+    thrice = pair.options(max_attempts=3, retry_on=[LookupError])
+    assert await thrice.submit(fail_until, 3, KeyError("x")) == 3
+    with pytest.raises(KeyError) as caught:
+        await thrice.submit(fail_until, 4, KeyError("x"))
+    assert caught.value.args == ("x",)
+    other = thrice.submit(fail_until, 2, ValueError("y"))
+    with pytest.raises(ValueError, match="y"):
+        await other
+    assert other.attempt == 1
+    last = pair.options(max_attempts=2, retry_on=[SystemExit])
+    assert await last.submit(fail_until, 2, SystemExit(1)) == 2
+    with pytest.raises(JobRaisedError):
+        await last.submit(fail_until, 3, SystemExit(1))
+    assert pair.stats().crashes == 0
 
 
 def fail_until(attempt: int, error: BaseException) -> int:
@@ -166,12 +164,11 @@ def fail_until(attempt: int, error: BaseException) -> int:
     return asyncpool.current_job().attempt
 
 
-async def test_a_job_knows_itself() -> None:
-    async with patience(), Pool(1) as pool:
-        first, second = pool.submit(jobs.attempt), pool.submit(jobs.attempt)
-        assert await first == (first.id, 1)
-        assert await second == (second.id, 1)
-        assert first.id != second.id
+async def test_a_job_knows_itself(pool: Pool) -> None:
+    first, second = pool.submit(jobs.attempt), pool.submit(jobs.attempt)
+    assert await first == (first.id, 1)
+    assert await second == (second.id, 1)
+    assert first.id != second.id
     with pytest.raises(RuntimeError, match="outside a job"):
         asyncpool.current_job()
 

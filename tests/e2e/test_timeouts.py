@@ -30,11 +30,11 @@ from tests.helpers.inside import (
     supervisor_of,
 )
 from tests.helpers.large import Stop, crowd, filler
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, idle, next_of, stop, timeout_of
+from tests.helpers.pools import assert_serves, case, idle, next_of, stop, timeout_of
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 SHORT = 0.2  # in which a job need not have begun; where it must have, see run_out()
 LONG = 3600.0
@@ -45,24 +45,27 @@ def ready_pool(workers: int = 1, **options: Any) -> Pool:
     return Pool(workers, preload=[jobs.__name__], **options)
 
 
+WORKS = jobs.sleep, jobs.compute, jobs.hold_the_gil, jobs.backtrack, jobs.swallow
+
+
 @pytest.mark.parametrize("on_cancel", ["interrupt", "kill", "wait"])
-@pytest.mark.parametrize(
-    ("work", "line"),
-    [
-        (jobs.sleep, "in sleep"),
-        (jobs.compute, "in compute"),
-        (jobs.hold_the_gil, "in hold_the_gil"),
-        (jobs.backtrack, "in backtrack"),
-        (jobs.swallow, "in swallow"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
 async def test_a_job_that_runs_too_long_ends_and_says_where_it_was(
-    work: Callable[[str, str], Any], line: str, on_cancel: Any
+    on_cancel: Any,
 ) -> None:
     crashes: list[Crash] = []
-    pool = ready_pool(on_crash=crashes.append)
-    async with patience(), Gate() as gate, pool:
+    async with patience(2), ready_pool(on_crash=crashes.append) as pool:
+        for work in WORKS:
+            with case(work):
+                await _runs_too_long(pool, work, on_cancel)
+        stats = pool.stats()
+    assert crashes == []
+    assert (stats.crashes, stats.failed + stats.completed) == (0, stats.submitted)
+
+
+async def _runs_too_long(
+    pool: Pool, work: Callable[[str, str], Any], on_cancel: Any
+) -> None:
+    async with Gate() as gate:
         view = pool.options(timeout=LONG, cancel_grace=SHORT, on_cancel=on_cancel)
         job = view.submit(work, gate.path, "")
         visitor = await gate.visitor()
@@ -70,16 +73,13 @@ async def test_a_job_that_runs_too_long_ends_and_says_where_it_was(
         error = await timeout_of(job)
         await visitor.gone()
         await assert_serves(pool)
-        stats = pool.stats()
-    assert (error.job_id, error.attempt) == (1, 1)
+    assert (error.job_id, error.attempt) == (job.id, 1)
     assert (error.limit, error.seconds) == ("timeout", LONG)
-    assert line in error.stack
+    assert f"in {work.__name__}" in error.stack
     first, *_ = error.stack.splitlines()
     assert first.endswith("(most recent call first):")
     assert "_worker" not in error.stack
-    assert line in str(error)
-    assert crashes == []
-    assert (stats.crashes, stats.failed + stats.completed) == (0, stats.submitted)
+    assert f"in {work.__name__}" in str(error)
 
 
 async def test_a_program_that_is_held_up_still_hears_where_its_job_was() -> None:
@@ -193,20 +193,21 @@ async def test_what_was_in_time_is_not_touched() -> None:
         assert (len(book.deadlines), book.timed) == (0, 0)
 
 
-async def test_the_time_in_the_queue_is_not_the_time_running() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        held = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        waiting = pool.options(timeout=SHORT).submit(jobs.square, 3)
-        impatient = pool.options(queue_timeout=4 * SHORT).submit(jobs.square, 4)
-        error = await timeout_of(impatient)
-        assert (error.limit, error.seconds) == ("queue_timeout", 4 * SHORT)
-        assert (error.job_id, error.attempt, error.stack) == (impatient.id, 0, "")
-        assert not waiting.done()
-        assert pool.stats().queued == 1
-        visitor.release()
-        assert await waiting == 9
-        assert await held == "go"
+async def test_the_time_in_the_queue_is_not_the_time_running(
+    pool: Pool, gate: Gate
+) -> None:
+    held = pool.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    waiting = pool.options(timeout=SHORT).submit(jobs.square, 3)
+    impatient = pool.options(queue_timeout=4 * SHORT).submit(jobs.square, 4)
+    error = await timeout_of(impatient)
+    assert (error.limit, error.seconds) == ("queue_timeout", 4 * SHORT)
+    assert (error.job_id, error.attempt, error.stack) == (impatient.id, 0, "")
+    assert not waiting.done()
+    assert pool.stats().queued == 1
+    visitor.release()
+    assert await waiting == 9
+    assert await held == "go"
 
 
 @pytest.mark.parametrize("loss", ["killed", "retired", "retired at once"])
@@ -245,32 +246,30 @@ async def test_the_time_in_the_queue_goes_on_when_a_worker_leaves_before_it_has_
             await assert_serves(pool)
 
 
-async def test_who_waited_in_time_may_run_as_long_as_it_likes() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        job = pool.options(queue_timeout=LONG).submit(
-            jobs.wait_at, gate.path, "patient"
-        )
-        visitor = await gate.visitor("patient")
-        ring(pool, asyncio.get_running_loop().time() + LONG)
-        assert not job.done()
-        visitor.release()
-        assert await job == "go"
+async def test_who_waited_in_time_may_run_as_long_as_it_likes(
+    pair: Pool, gate: Gate
+) -> None:
+    job = pair.options(queue_timeout=LONG).submit(jobs.wait_at, gate.path, "patient")
+    visitor = await gate.visitor("patient")
+    ring(pair, asyncio.get_running_loop().time() + LONG)
+    assert not job.done()
+    visitor.release()
+    assert await job == "go"
 
 
 @pytest.mark.parametrize("deadline", [None, LONG])
 async def test_a_result_that_takes_long_to_load_has_all_the_time_but_for_a_deadline(
-    deadline: float | None,
+    pool: Pool, deadline: float | None
 ) -> None:
-    async with patience(), Pool(1) as pool:
-        if deadline is not None:
-            deadline += asyncio.get_running_loop().time()
-        view = pool.options(timeout=60.0, queue_timeout=60.0, deadline=deadline)
-        with Stop("unpickled") as stop:
-            job = view.submit(crowd, 1_000_000)
-            await stop.reached()
-            assert registry_of(pool).deadlines.next() == deadline
-            stop.release()
-            assert await job == crowd(1_000_000)
+    if deadline is not None:
+        deadline += asyncio.get_running_loop().time()
+    view = pool.options(timeout=60.0, queue_timeout=60.0, deadline=deadline)
+    with Stop("unpickled") as stop:
+        job = view.submit(crowd, 1_000_000)
+        await stop.reached()
+        assert registry_of(pool).deadlines.next() == deadline
+        stop.release()
+        assert await job == crowd(1_000_000)
 
 
 async def test_a_job_behind_another_one_in_a_worker_is_still_waiting() -> None:
@@ -316,20 +315,19 @@ async def test_a_deadline_holds_at_every_stage(stage: str) -> None:
 
 @pytest.mark.parametrize("others", [{}, {"queue_timeout": LONG, "timeout": LONG}])
 async def test_a_timer_that_fires_a_tick_early_keeps_to_the_deadline(
-    others: dict[str, Any],
+    pool: Pool, gate: Gate, others: dict[str, Any]
 ) -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        held = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        deadline = asyncio.get_running_loop().time() + LONG
-        late = pool.options(deadline=deadline, **others).submit(jobs.pid)
-        ring(pool, deadline - SHORT)
-        assert not late.done()
-        ring(pool, deadline)
-        error = await timeout_of(late)
-        assert (error.limit, error.seconds) == ("deadline", deadline)
-        visitor.release()
-        assert await held == "go"
+    held = pool.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    deadline = asyncio.get_running_loop().time() + LONG
+    late = pool.options(deadline=deadline, **others).submit(jobs.pid)
+    ring(pool, deadline - SHORT)
+    assert not late.done()
+    ring(pool, deadline)
+    error = await timeout_of(late)
+    assert (error.limit, error.seconds) == ("deadline", deadline)
+    visitor.release()
+    assert await held == "go"
 
 
 @pytest.mark.parametrize("limit", ["timeout", "heartbeat_timeout"])
@@ -361,15 +359,14 @@ async def test_who_is_heard_to_have_ended_is_not_judged(
         await assert_serves(pool)
 
 
-async def test_the_earlier_of_two_limits_counts() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        now = asyncio.get_running_loop().time()
-        first = pool.options(timeout=SHORT, deadline=now + LONG)
-        second = pool.options(timeout=LONG, deadline=now + SHORT)
-        one = first.submit(jobs.sleep, gate.path, "")
-        two = second.submit(jobs.sleep, gate.path, "")
-        assert (await timeout_of(one)).limit == "timeout"
-        assert (await timeout_of(two)).limit == "deadline"
+async def test_the_earlier_of_two_limits_counts(pair: Pool, gate: Gate) -> None:
+    now = asyncio.get_running_loop().time()
+    first = pair.options(timeout=SHORT, deadline=now + LONG)
+    second = pair.options(timeout=LONG, deadline=now + SHORT)
+    one = first.submit(jobs.sleep, gate.path, "")
+    two = second.submit(jobs.sleep, gate.path, "")
+    assert (await timeout_of(one)).limit == "timeout"
+    assert (await timeout_of(two)).limit == "deadline"
 
 
 @pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
@@ -446,14 +443,13 @@ async def test_a_close_waits_for_a_job_no_longer_than_its_timeout() -> None:
         assert (await timeout_of(job)).limit == "timeout"
 
 
-async def test_thousands_wait_for_one_timer() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        held = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        view = pool.options(queue_timeout=SHORT)
-        waiting = [view.submit(jobs.square, n) for n in range(3000)]
-        patient = pool.options(queue_timeout=LONG).submit(jobs.square, 5)
-        errors = await asyncio.gather(*waiting, return_exceptions=True)
-        assert {type(error) for error in errors} == {JobTimeoutError}
-        visitor.release()
-        assert (await held, await patient) == ("go", 25)
+async def test_thousands_wait_for_one_timer(pool: Pool, gate: Gate) -> None:
+    held = pool.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    view = pool.options(queue_timeout=SHORT)
+    waiting = [view.submit(jobs.square, n) for n in range(3000)]
+    patient = pool.options(queue_timeout=LONG).submit(jobs.square, 5)
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(error) for error in errors} == {JobTimeoutError}
+    visitor.release()
+    assert (await held, await patient) == ("go", 25)

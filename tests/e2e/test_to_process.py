@@ -21,7 +21,7 @@ from asyncpool.events import Parked
 from tests.helpers import jobs, large, values
 from tests.helpers.gate import Gate
 from tests.helpers.inside import resident_pool
-from tests.helpers.loops import loop_factories
+from tests.helpers.loops import EACH_LOOP, loop_factories
 from tests.helpers.patience import patience
 from tests.helpers.pools import broken_by, next_of
 from tests.helpers.scripts import finish, start_script
@@ -30,7 +30,7 @@ from tests.helpers.waiting_room import WaitingRoom
 LOOPS = loop_factories()
 
 
-@pytest.fixture(params=LOOPS.values(), ids=list(LOOPS))
+@pytest.fixture(params=EACH_LOOP)
 def run(request: pytest.FixtureRequest) -> Any:
     """Run a coroutine function in a loop of its own, since the pool ends with it."""
 
@@ -39,7 +39,7 @@ def run(request: pytest.FixtureRequest) -> Any:
             async with patience():
                 return await main()
 
-        with asyncio.Runner(loop_factory=request.param) as runner:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
             return runner.run(patient())
 
     return in_loop
@@ -49,23 +49,29 @@ def run(request: pytest.FixtureRequest) -> Any:
 PACKAGE = f"{Path(asyncpool.__file__).parent}{os.sep}"
 
 
-def test_it_returns_what_the_function_returns(run: Any) -> None:
-    async def main() -> tuple[int, int, int]:
-        pid = await to_process.run_sync(jobs.pid)
-        return await to_process.run_sync(jobs.square, 5), pid, await again()
-
-    async def again() -> int:
-        return await to_process.run_sync(jobs.pid)
-
-    square, first, second = run(main)
-    assert (square, first) == (25, second)
-    assert first != os.getpid()
-
-
-def test_it_raises_what_the_function_raises(run: Any) -> None:
+def test_it_returns_or_raises_what_the_function_does(run: Any) -> None:
     async def main() -> None:
+        call: Any = to_process.run_sync
+        pid = await call(jobs.pid)
+        assert pid != os.getpid()
+        assert await call(jobs.square, 5) == 25
         with pytest.raises(LookupError, match="nothing there"):
-            await to_process.run_sync(jobs.throw, LookupError("nothing there"))
+            await call(jobs.throw, LookupError("nothing there"))
+        # A cancellation of its own is not that of its caller.
+        with pytest.raises(asyncpool.JobRaisedError) as caught:
+            await call(jobs.throw, asyncio.CancelledError("mine"))
+        assert type(caught.value.exception) is asyncio.CancelledError
+        with pytest.raises(asyncpool.JobNotPicklableError, match=r"args\[0\]"):
+            await call(id, threading.Lock())
+        limiter = anyio.CapacityLimiter(1)
+        async with limiter:  # which nobody waits for with what cannot be sent
+            with pytest.raises(asyncpool.JobNotPicklableError, match=r"args\[0\]"):
+                await call(id, threading.Lock(), limiter=limiter)
+        with anyio.CancelScope() as scope:
+            scope.cancel()  # before the call begins
+            await call(jobs.pid)
+        assert scope.cancelled_caught
+        assert await call(jobs.pid) == pid
 
     run(main)
 
@@ -103,15 +109,6 @@ def test_it_raises_what_anyio_raises(run: Any) -> None:
         except BaseException as error:  # noqa: BLE001 - that is what it is about
             return error
         raise AssertionError("nothing was raised")
-
-    run(main)
-
-
-def test_a_cancellation_of_its_own_is_not_that_of_its_caller(run: Any) -> None:
-    async def main() -> None:
-        with pytest.raises(asyncpool.JobRaisedError) as caught:
-            await to_process.run_sync(jobs.throw, asyncio.CancelledError("mine"))
-        assert type(caught.value.exception) is asyncio.CancelledError
 
     run(main)
 
@@ -177,16 +174,6 @@ def test_a_call_is_waited_for_unless_it_may_be_cancelled(
             await asyncio.wait([task])
             assert task.cancelled() == native
             assert ended == (["end"] if native else ["go", "end"])
-
-    run(main)
-
-
-def test_it_takes_part_in_cancellation_before_it_begins(run: Any) -> None:
-    async def main() -> None:
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await to_process.run_sync(jobs.pid)
-        assert scope.cancelled_caught
 
     run(main)
 
@@ -266,24 +253,6 @@ def test_a_crash_is_that_of_one_call(run: Any) -> None:
     assert error.exit_code == 3
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), str(error))
-
-
-def test_what_cannot_be_sent_is_told(run: Any) -> None:
-    async def main() -> None:
-        with pytest.raises(asyncpool.JobNotPicklableError, match=r"args\[0\]"):
-            await to_process.run_sync(id, threading.Lock())
-
-    run(main)
-
-
-def test_what_cannot_be_sent_is_told_before_the_limiter_is_waited_for(run: Any) -> None:
-    async def main() -> None:
-        limiter = anyio.CapacityLimiter(1)
-        async with limiter:
-            with pytest.raises(asyncpool.JobNotPicklableError, match=r"args\[0\]"):
-                await to_process.run_sync(id, threading.Lock(), limiter=limiter)
-
-    run(main)
 
 
 async def waits_for(limiter: anyio.CapacityLimiter, *what: Any) -> asyncio.Task[Any]:

@@ -13,20 +13,17 @@ from asyncpool import CloseSummary, Job, Pool, PoolClosedError
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import attempt_policy_of
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
-async def test_what_is_no_function_is_refused() -> None:
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(
-            TypeError, match=r"submit\(\) takes a callable first, not 3"
-        ):
-            pool.submit(3)  # type: ignore[call-overload]
-        assert await pool.submit(jobs.square, 3) == 9
+async def test_what_is_no_function_is_refused(pool: Pool) -> None:
+    with pytest.raises(TypeError, match=r"submit\(\) takes a callable first, not 3"):
+        pool.submit(3)  # type: ignore[call-overload]
+    assert await pool.submit(jobs.square, 3) == 9
 
 
 async def test_a_command_is_a_job_as_others_are() -> None:
@@ -49,15 +46,13 @@ async def test_a_command_is_a_job_as_others_are() -> None:
         await assert_serves(pool)
 
 
-async def test_options_make_a_view_and_change_nothing() -> None:
-    async with patience(), Pool(1) as pool:
-        view = pool.options(max_attempts=3)
-        narrow = view.options(retry_on=("hung",))
-        policies = [
-            attempt_policy_of(each.submit(jobs.square, 2))
-            for each in (pool, view, narrow)
-        ]
-        assert await pool.submit(jobs.square, 3) == 9
+async def test_options_make_a_view_and_change_nothing(pool: Pool) -> None:
+    view = pool.options(max_attempts=3)
+    narrow = view.options(retry_on=("hung",))
+    policies = [
+        attempt_policy_of(each.submit(jobs.square, 2)) for each in (pool, view, narrow)
+    ]
+    assert await pool.submit(jobs.square, 3) == 9
     assert [(policy.max_attempts, policy.retry_on) for policy in policies] == [
         (1, ("crash", "hung")),
         (3, ("crash", "hung")),
@@ -65,12 +60,13 @@ async def test_options_make_a_view_and_change_nothing() -> None:
     ]
 
 
-@pytest.mark.parametrize("finish", ["later", "", None])
-async def test_a_close_that_names_nothing_known_closes_nothing(finish: Any) -> None:
+async def test_a_close_that_names_nothing_known_closes_nothing() -> None:
+    wrong: list[Any] = ["later", "", None]
     async with patience(), Pool(1) as pool:
-        text = f"finish must be one of all, running, none, not {finish!r}"
-        with pytest.raises(ValueError, match=f"^{text}$"):
-            await pool.close(finish=finish)
+        for finish in wrong:
+            text = f"finish must be one of all, running, none, not {finish!r}"
+            with pytest.raises(ValueError, match=f"^{text}$"):
+                await pool.close(finish=finish)
         with pytest.raises(ValueError, match=r"^timeout must be >= 0 seconds, not -1$"):
             await pool.close(timeout=-1)
         assert await pool.submit(jobs.square, 3) == 9
@@ -87,17 +83,16 @@ async def test_a_pool_that_never_started_closes_for_good() -> None:
         pool.submit(jobs.square, 2)
 
 
-async def test_a_job_from_another_thread_goes_through_the_loop() -> None:
-    async with patience(), Pool(1) as pool:
-        loop = asyncio.get_running_loop()
+async def test_a_job_from_another_thread_goes_through_the_loop(pool: Pool) -> None:
+    loop = asyncio.get_running_loop()
 
-        async def call() -> int:
-            return await pool.submit(jobs.square, 4)
+    async def call() -> int:
+        return await pool.submit(jobs.square, 4)
 
-        def there() -> int:
-            return asyncio.run_coroutine_threadsafe(call(), loop).result()
+    def there() -> int:
+        return asyncio.run_coroutine_threadsafe(call(), loop).result()
 
-        assert await asyncio.to_thread(there) == 16
+    assert await asyncio.to_thread(there) == 16
 
 
 async def test_a_job_tells_where_it_is() -> None:

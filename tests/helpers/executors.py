@@ -32,10 +32,13 @@ __all__ = [
     "executor",
     "fill",
     "make",
+    "one_executor",
+    "own_executor",
     "pending_behind",
     "process_pool",
     "room",
     "run_either",
+    "standard_or_ours",
     "start_either",
     "wait_gone",
 ]
@@ -54,20 +57,53 @@ def process_pool(*args: Any, **kwargs: Any) -> cf.Executor:
 BOTH = {"standard": process_pool, "asyncpool": asyncpool.ProcessPoolExecutor}
 
 
-@pytest.fixture(params=BOTH.values(), ids=list(BOTH))
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    before = set(threading.enumerate())
-    yield request.param
-    # The standard library's waits for nobody if it was told so once: neither for its
-    # processes nor for the thread that closes its pipes.
-    for thread in set(threading.enumerate()) - before:
-        thread.join(PATIENCE)
-    for child in multiprocessing.active_children():
-        child.join(PATIENCE)
+@pytest.fixture(scope="module", params=BOTH.values(), ids=list(BOTH))
+def standard_or_ours(request: pytest.FixtureRequest) -> Make:
+    made: Make = request.param
+    return made
 
 
 @pytest.fixture
-def executor(make: Make) -> Iterator[cf.Executor]:
+def make(standard_or_ours: Make) -> Iterator[Make]:
+    threads = set(threading.enumerate())
+    children = set(multiprocessing.active_children())
+    yield standard_or_ours
+    # The standard library's waits for nobody if it was told so once: neither for its
+    # processes nor for the thread that closes its pipes.
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(PATIENCE)
+    for child in set(multiprocessing.active_children()) - children:
+        child.join(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def one_executor(
+    standard_or_ours: Make,
+) -> Iterator[tuple[cf.Executor, set[int]]]:
+    with standard_or_ours(2) as executor:
+        yield executor, all_of(executor)
+
+
+@pytest.fixture
+def executor(one_executor: tuple[cf.Executor, set[int]]) -> Iterator[cf.Executor]:
+    """Lend the executor of the module, of two workers; the test leaves it whole and idle."""
+    executor, pids = one_executor
+    yield executor
+    assert all_of(executor) == pids, "the test changed the workers"
+
+
+def all_of(executor: cf.Executor) -> set[int]:
+    """Return the pids of both workers, once they are idle."""
+    with WaitingRoom() as room:
+        running = [executor.submit(jobs.wait_at, room.path) for _ in range(2)]
+        pids = {room.admit() for _ in running}
+        room.release()
+        cf.wait(running)
+    return pids
+
+
+@pytest.fixture
+def own_executor(make: Make) -> Iterator[cf.Executor]:
     with make(2) as executor:
         yield executor
 

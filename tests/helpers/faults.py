@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,15 +105,30 @@ def commit_first(token: str, name: str) -> None:
         commit(name)
 
 
-def commit_at_hello(token: str, name: str) -> None:
-    """Have it committed where the worker would say hello, in one worker only."""
+def commit_next(folder: str, names: Sequence[str]) -> None:
+    """Commit, as an initializer, one of these, each in one worker, whose number is in *folder*."""
+    if name := _next(folder, names):
+        commit(name)
+
+
+def commit_next_at_hello(folder: str, names: Sequence[str]) -> None:
+    """Have one of these committed where the worker would say hello, each in one worker."""
     from asyncpool._worker.job.control import Control
 
     def send(self: Control, kind: FrameKind, payload: bytes = b"", *_: int) -> None:
-        commit(name)
+        commit(str(name))
 
-    if first(token):
+    if name := _next(folder, names):
         Control.send = send  # type: ignore[method-assign] # on purpose
+
+
+def _next(folder: str, names: Sequence[str]) -> str | None:
+    for name in names:
+        token = os.path.join(folder, name)
+        if first(token):
+            Path(token).write_text(f"{os.getpid()}")
+            return name
+    return None
 
 
 def commit_in_result(name: str, size: int) -> bytes:

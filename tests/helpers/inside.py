@@ -10,10 +10,12 @@ Workers import this too, so it imports nothing of the package but for the type c
 from __future__ import annotations
 
 import asyncio
+import importlib
 import math
 import os
 import select
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,32 +32,125 @@ if TYPE_CHECKING:
 
     from asyncpool import Crash, Job, Pool, ProcessPoolExecutor
     from asyncpool._core.base.deadlines import Deadlines
-    from asyncpool._core.base.job_traits import JobTraits
+    from asyncpool._core.base.job_traits import LEAST, JobTraits
+    from asyncpool._core.cluster.link_rules import MOST_MESSAGES
+    from asyncpool._core.control.control_protocol import Request
     from asyncpool._core.dispatch.dispatcher import AffinityQueues
-    from asyncpool._core.policies.attempts import AttemptPolicy
+    from asyncpool._core.dispatch.queue import OLDEST_EVERY
+    from asyncpool._core.map.chunks import CHUNK_SIZE
+    from asyncpool._core.pickling.calls import (
+        load_value,
+        pack_job,
+        pack_value,
+    )
+    from asyncpool._core.policies.attempts import (
+        MAX_FREE_RETURNS,
+        AttemptPolicy,
+        CrashKindText,
+    )
     from asyncpool._core.policies.job_options import JobLimits, JobOptions
+    from asyncpool._core.policies.restart import BURST
+    from asyncpool._core.remote.agent_jobs import CREDITS
     from asyncpool._core.slots.slots import Slot
+    from asyncpool._core.supervision.closing import Finish
     from asyncpool._core.supervision.supervision import Supervision
     from asyncpool._core.wire.frames import FrameKind
+    from asyncpool._core.wire.messages import MAX_BROADCASTS
     from asyncpool._futures.engine import Call, Engine
     from asyncpool._observe.trace import Trace
     from asyncpool._runtime.agent.agent import Agent
+    from asyncpool._runtime.base.machine import usable_cpus
+    from asyncpool._runtime.base.threads import Threads
     from asyncpool._runtime.channel.channel import Channel
     from asyncpool._runtime.channel.segments import Segment, Segments
     from asyncpool._runtime.client.client import Client
     from asyncpool._runtime.client.node_figures import NodeFigures
+    from asyncpool._runtime.cluster.link import MAX_MESSAGE
     from asyncpool._runtime.cluster.service import Service
+    from asyncpool._runtime.control.client import ControlClient
+    from asyncpool._runtime.control.paths import (
+        live_names,
+        path_of,
+        private_folder,
+    )
+    from asyncpool._runtime.job.stream_job import StreamJob
+    from asyncpool._runtime.launcher.launcher import Launcher
     from asyncpool._runtime.pool.supervisor import Pings, Supervisor
     from asyncpool._runtime.state.config import SupervisorConfig
     from asyncpool._runtime.state.registry import JobRegistry
     from asyncpool._runtime.worker.handle import WorkerHandle
     from asyncpool._system.memory import Memory
+    from asyncpool._system.processes import private_memory
     from asyncpool._worker.channel.large_buffers import LargeBuffers
     from asyncpool._worker.lanes.lanes import Lanes
     from asyncpool.cluster import Cluster
     from asyncpool.cluster._options import ClusterOptions
     from asyncpool.sharedpool import SharedPool
     from asyncpool.sharedpool._remote_pool import RemotePool
+
+# What tests import from here, though it stands elsewhere: __getattr__() finds it.
+__all__ = [
+    "BURST",
+    "CHUNK_SIZE",
+    "CREDITS",
+    "LEAST",
+    "MAX_BROADCASTS",
+    "MAX_FREE_RETURNS",
+    "MAX_MESSAGE",
+    "MOST_MESSAGES",
+    "OLDEST_EVERY",
+    "Call",
+    "ControlClient",
+    "CrashKindText",
+    "Engine",
+    "Finish",
+    "FrameKind",
+    "Launcher",
+    "Request",
+    "StreamJob",
+    "Threads",
+    "live_names",
+    "load_value",
+    "pack_job",
+    "pack_value",
+    "path_of",
+    "private_folder",
+    "private_memory",
+    "usable_cpus",
+]
+
+_PLACES = {
+    "_core.base.job_traits": ["LEAST"],
+    "_core.cluster.link_rules": ["MOST_MESSAGES"],
+    "_core.control.control_protocol": ["Request"],
+    "_core.dispatch.queue": ["OLDEST_EVERY"],
+    "_core.map.chunks": ["CHUNK_SIZE"],
+    "_core.pickling.calls": ["load_value", "pack_job", "pack_value"],
+    "_core.policies.attempts": ["CrashKindText", "MAX_FREE_RETURNS"],
+    "_core.policies.restart": ["BURST"],
+    "_core.remote.agent_jobs": ["CREDITS"],
+    "_core.supervision.closing": ["Finish"],
+    "_core.wire.frames": ["FrameKind"],
+    "_core.wire.messages": ["MAX_BROADCASTS"],
+    "_futures.engine": ["Call", "Engine"],
+    "_runtime.base.machine": ["usable_cpus"],
+    "_runtime.base.threads": ["Threads"],
+    "_runtime.cluster.link": ["MAX_MESSAGE"],
+    "_runtime.control.client": ["ControlClient"],
+    "_runtime.control.paths": ["live_names", "path_of", "private_folder"],
+    "_runtime.job.stream_job": ["StreamJob"],
+    "_runtime.launcher.launcher": ["Launcher"],
+    "_system.processes": ["private_memory"],
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return what has that name in the package, which is imported when a test asks for it."""
+    for place, names in _PLACES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"asyncpool.{place}"), name)
+    raise AttributeError(name)
+
 
 # A pool, and its parts.
 
@@ -91,6 +186,26 @@ def handle_of(pool: Pool, slot: int = 0) -> WorkerHandle:
 def registry_of(pool: Pool) -> JobRegistry:
     """Return the table of open jobs."""
     return supervisor_of(pool)._state.registry
+
+
+async def start_copiers(pool: Pool) -> None:
+    """Have *pool* start the threads that copy, of which there are two at most."""
+    both = threading.Barrier(2)
+    copy = supervisor_of(pool).threads.copy
+    await asyncio.gather(copy(both.wait, PATIENCE), copy(both.wait, PATIENCE))
+
+
+def sessions_of(pool: Pool) -> list[int]:
+    """Return the sessions that are open, and that wait for a worker."""
+    sessions = supervisor_of(pool).sessions
+    return [*sessions._session_workers, *range(len(sessions._waiters))]
+
+
+def listeners_of(pool: Pool) -> list[object]:
+    """Return what is told of the events of *pool*, or of its jobs."""
+    hub = pool._life.hub
+    several = [*hub._listeners, *hub._job_listeners, *hub._end_listeners, *hub.tracers]
+    return [*several, *hub._streams, *hub._job_streams]
 
 
 class _Changing(dict[int, "Job[Any]"]):
@@ -161,11 +276,6 @@ def slots_held(core: Supervision) -> set[int]:
 def affinity_queues_of(core: Supervision) -> AffinityQueues:
     """Return the queues of the jobs that have a key."""
     return core.dispatcher._affinity_queues
-
-
-def retry_time_of(core: Supervision) -> float | None:
-    """Return when the next start is tried, after those that failed; ``None`` for never."""
-    return core._lifecycle._retry_at
 
 
 def due_ever(deadlines: Deadlines) -> set[int]:
@@ -474,14 +584,6 @@ def break_threads_of_executors(
     monkeypatch.setattr(engine.Engine, "_live", live)
 
 
-def put_restarts_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have pools wait for an hour before they replace a worker that died without a job."""
-    from asyncpool._core.policies import restart
-
-    monkeypatch.setattr(restart, "BURST", 0)
-    monkeypatch.setattr(restart, "_INTERVALS", (3600.0, 3600.0))
-
-
 def shorten_grace_of_callbacks(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Give callbacks of ``on_crash`` so much time at the end of a pool."""
     from asyncpool._runtime.base import callbacks
@@ -597,6 +699,29 @@ def abandon_threads_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> No
     from asyncpool._runtime.base import threads
 
     monkeypatch.setattr(threads, "_GRACE", seconds)
+
+
+def terminate_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Give workers so long to end once they have got SIGTERM."""
+    from asyncpool._core.slots import lifecycle
+
+    monkeypatch.setattr(lifecycle, "TERM_GRACE", seconds)
+
+
+def look_for_stalls_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no job moved to another worker since it waits behind one that takes long."""
+    from asyncpool._runtime.traffic import traffic
+
+    monkeypatch.setattr(traffic, "EVERY", 3600.0)
+
+
+def read_notes_by(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]
+) -> None:
+    """Have pools read by *function* what dead workers have noted of a chunk."""
+    from asyncpool._runtime.channel import page
+
+    monkeypatch.setattr(page, "read_log", function)
 
 
 def end_cluster_workers_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

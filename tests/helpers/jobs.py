@@ -591,13 +591,6 @@ _CHOICES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def exit_first(status: int) -> int:
-    """Return the number of the attempt, unless it is the first one."""
-    if (attempt := asyncpool.current_job().attempt) == 1:
-        os._exit(status)
-    return attempt
-
-
 def fail_before_attempt_3(item: int) -> tuple[int, int]:
     attempt = asyncpool.current_job().attempt
     if attempt < 3:

@@ -73,7 +73,7 @@ def provoked(names: set[str]) -> Iterator[None]:
 
 def _check(record: logging.LogRecord, name: str, row: Row) -> None:
     keys = vars(record).keys() - _STANDARD
-    theirs = _OF_WORKERS if record.process != os.getpid() else frozenset()
+    theirs = _OF_WORKERS if record.process != os.getpid() else set[str]()
     assert keys == row.keys | theirs, name
     assert record.levelname == row.level, name
     assert not re.search(r"%\(\w+\)", record.getMessage()), name

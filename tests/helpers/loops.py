@@ -35,8 +35,9 @@ def skips(item: pytest.Item) -> bool:
     """Tell whether a test is to be left to the other loop.
 
     Of the tests that are for each loop, half run with the one and half with the other:
-    what would depend on the loop shows in one test or another.  ``ASYNCPOOL_LOOPS=other``
-    runs those that are left out by default, and ``ASYNCPOOL_LOOPS=both`` runs all.
+    what would depend on the loop shows in one test or another.  So it is with the loops of workers,
+    and a test that is for each of both runs once.  ``ASYNCPOOL_LOOPS=other``
+    runs with the other loops, and ``ASYNCPOOL_LOOPS=both`` runs all.
     """
     halves = {"": 0, "other": 1}
     asked = os.environ.get("ASYNCPOOL_LOOPS", "")
@@ -44,21 +45,24 @@ def skips(item: pytest.Item) -> bool:
         return False
     name, _, cell = item.name.partition("[")
     parts = cell.removesuffix("]").split("-")
-    loop = _loop_of(item, parts)
-    if loop is None:
-        return False
-    parts.remove(loop)
-    turn = zlib.crc32(f"{name} {'-'.join(parts)}".encode()) + halves[asked]
-    return loop != LOOP_NAMES[turn % len(LOOP_NAMES)]
+    loops = _loops_of(item, parts)
+    for loop in loops:
+        parts.remove(loop)
+    turn = zlib.crc32(f"{name} {'-'.join(parts)}".encode())
+    return any(
+        loop != LOOP_NAMES[((turn >> bit) + halves[asked]) % len(LOOP_NAMES)]
+        for bit, loop in enumerate(loops)
+    )
 
 
-def _loop_of(item: pytest.Item, parts: list[str]) -> str | None:
-    """Return the loop that a test is for, if the test is for each, from its parameters."""
+def _loops_of(item: pytest.Item, parts: list[str]) -> list[str]:
+    """Return the loops that a test is for, if it is for each, from its parameters."""
+    found = []
     both = item.get_closest_marker("asyncio")
     if both and "loop_factories" in both.kwargs and parts[0] in LOOP_NAMES:
-        return parts[0]
+        found.append(parts[0])
     each = item.get_closest_marker("each_loop")
-    return None if each is None else str(each.args[0])
+    return found if each is None else [*found, str(each.args[0])]
 
 
 def loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterable, AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ __all__ = [
     "assert_told",
     "broken_by",
     "by_events",
+    "case",
     "closing",
     "collect",
     "crash_of",
@@ -47,6 +48,16 @@ __all__ = [
 
 
 E = TypeVar("E")
+
+
+@contextmanager
+def case(*what: object) -> Iterator[None]:
+    """Have what fails here say in which case, of those that a test goes through."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the case of {what}")
+        raise
 
 
 def broken_by(poison: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 
 from asyncpool import current_job
 
@@ -15,12 +14,6 @@ AT_IMPORT = os.environ.get("PROBED")
 def seen() -> tuple[int, str | None, str | None]:
     """Return this worker's slot, and the variable at the import and now."""
     return current_job().slot, AT_IMPORT, os.environ.get("PROBED")
-
-
-def launcher_has(name: str) -> bool:
-    """Tell whether the process that has started this one had a variable from its start on."""
-    text = Path(f"/proc/{os.getppid()}/environ").read_bytes()
-    return name.encode() + b"=" in text
 
 
 def flags() -> bool:

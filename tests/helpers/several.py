@@ -103,15 +103,6 @@ async def who(gate: str) -> tuple[int, int, str]:
     return job.id, job.attempt, colour.get()
 
 
-async def fail_at(gate: str) -> None:
-    await at(gate)
-    await _deep()
-
-
-async def _deep() -> None:
-    raise KeyError("deep")
-
-
 async def retire_at(gate: str) -> int:
     retire_worker()
     await at(gate, "retired")

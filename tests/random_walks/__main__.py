@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from itertools import count
 from random import Random
 
 from tests.core.test_supervision import SupervisionMachine
-from tests.random_walks.walk import Failure, Model, Step, shortest, walk, walk_again
+from tests.random_walks.walk import Model, told, walk
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,22 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         steps, failure = walk(model, Random(f"{seed} {number}"))
         if failure is not None:
             print(f"seed {seed}: walk {number} has failed, with {len(steps)} steps")
-            _report(model, steps, failure)
+            print(told(model, steps, failure))
             return 1
     raise AssertionError("count() ends")
-
-
-def _report(model: Model, steps: list[Step], failure: Failure) -> None:
-    again = walk_again(model, steps)
-    if again is None or again.place != failure.place:
-        print("It does not fail again: it depends on more than its steps.")
-    else:
-        steps = shortest(model, steps, failure)
-        failure = walk_again(model, steps) or failure
-    print(f"The shortest that fails there has {len(steps)}:")
-    for step in steps:
-        print(f"  {step}")
-    traceback.print_exception(failure.error)
 
 
 if __name__ == "__main__":

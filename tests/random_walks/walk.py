@@ -23,7 +23,7 @@ from tests.random_walks.sampling import (
     sample,
 )
 
-__all__ = ["Failure", "Model", "Step", "shortest", "walk", "walk_again"]
+__all__ = ["Failure", "Model", "Step", "shortest", "told", "walk", "walk_again"]
 
 # How likely a rule is in a walk, beside the others; most walks do without some.
 _ODDS = (0, 0, 1, 1, 3, 10)
@@ -138,6 +138,21 @@ def shortest(model: Model, steps: list[Step], failure: Failure) -> list[Step]:
         if size == 1 and not fewer:
             return steps
         size = max(1, size // 2)
+
+
+def told(model: Model, steps: list[Step], failure: Failure) -> str:
+    """Return the shortest of *steps* that fail in the same place, and how they do."""
+    again = walk_again(model, steps)
+    if again is None or again.place != failure.place:
+        about = "It does not fail again: it depends on more than its steps."
+    else:
+        steps = shortest(model, steps, failure)
+        failure = walk_again(model, steps) or failure
+        about = f"The shortest that fails there has {len(steps)}:"
+    lines = [f"a walk has failed.  {about}", *map(str, steps)]
+    return (
+        "\n  ".join(lines) + "\n" + "".join(traceback.format_exception(failure.error))
+    )
 
 
 def _try(model: Model, go: Callable[[RuleBasedStateMachine], None]) -> Failure | None:

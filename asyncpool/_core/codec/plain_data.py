@@ -181,8 +181,8 @@ class Parts:
             for start in range(0, len(self._program), _CHARACTERS)
         ]
         if self._cost is not None:
-            held = sum(_weight(text, self._cost) for text in self._texts)
-            _check_weight(self._weighs + held, self._cost)
+            weighs = sum(_weight(text, self._cost) for text in self._texts)
+            _check_weight(self._weighs + weighs, self._cost)
             if sum(map(len, [*self._bytes, *self._texts])) > MOST_BYTES:
                 raise NotDataError(
                     f"its texts and short bytes have more than {MOST_BYTES >> 20} MiB: yield it in "

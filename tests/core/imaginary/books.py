@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 
-from asyncpool._core.base.job_traits import LEAST, REFILL, UNKNOWN, JobTraits
-from asyncpool._core.dispatch.rendezvous import choose
-from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._core.slots.slots import StopStage
-from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.supervision.supervision import Supervision
 from tests.core.imaginary.process import Process
 from tests.core.list_queue import ListQueue
-from tests.helpers.inside import slots_held
+from tests.core.pool_core import (
+    LEAST,
+    REFILL,
+    UNKNOWN,
+    Core,
+    Finish,
+    JobTraits,
+    RestartPolicy,
+    StopStage,
+    WorkerLimits,
+    choose,
+)
 
 __all__ = ["COSTS", "IDLE_TIMEOUT", "START_TIMEOUT", "Books"]
 
@@ -27,7 +31,7 @@ COSTS = (UNKNOWN, 80.0, 650.0, 1_450.0, 2_900.0, 6_400.0)
 
 
 class Books:
-    """Everything that a shell keeps of a :class:`Supervision`, and what can be read there."""
+    """Everything that a shell keeps of a :class:`Core`, and what can be read there."""
 
     def __init__(
         self,
@@ -41,8 +45,9 @@ class Books:
         max_unavailable: int = 0,
     ) -> None:
         self.limits = limits = limits or WorkerLimits()
-        self.core = Supervision(
-            workers=(workers, workers + more),
+        self.core = Core(
+            workers,
+            workers + more,
             policy=policy,
             start_timeout=START_TIMEOUT,
             limits=limits,
@@ -52,6 +57,7 @@ class Books:
             max_unavailable=max_unavailable,
         )
         self.workers = workers  # the size
+        self.most = workers + more
         self.surge = max_surge
         self.width = width
         self.drain_timeout = limits.drain_timeout or math.inf
@@ -96,6 +102,7 @@ class Books:
         # When another slot may have its next process.
         self.not_before: defaultdict[int, float] = defaultdict(float)
         self.interrupts = 0  # to be sent
+        self.expired: set[int] = set()  # which have come back too late, just now
         self.seen: Counter[str] = Counter()
 
     @property
@@ -165,6 +172,23 @@ class Books:
             if p.answers and p.told is StopStage.NO
         ]
 
+    def behind(self) -> list[tuple[int, int]]:
+        """Return the jobs that wait in a worker, and whose time may be over, with its slot."""
+        return [
+            (process.slot, job)
+            for process in self.processes.values()
+            if process.told is StopStage.NO
+            for job in [*process.hand][process.width :]
+            if job not in process.unwanted and job not in process.late
+        ]
+
+    @property
+    def settled(self) -> bool:
+        """Whether the pool has the workers of its size, and none comes or goes."""
+        calm = all(p.ready and not p.leaving for p in self.processes.values())
+        told = any(p.told for p in self.processes.values())
+        return calm and not told and len(self.processes) == self.workers
+
     @property
     def time_is_over(self) -> bool:
         return self.now >= self.close_at
@@ -223,7 +247,7 @@ class Books:
         return cost if self.width == 1 else max(LEAST, cost / self.width)
 
     def _able(self, process: Process) -> bool:
-        held = process.slot in slots_held(self.core)
+        held = process.slot in self.core.held_back
         if process.slot in self.owners or held:
             return False
         able = process.ready and not process.told and not process.faulty

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base.job_traits import SessionTraits
-from asyncpool._core.slots import commands as cmd
-from asyncpool._core.slots.slots import StopStage
-from asyncpool._core.supervision.closing import Finish
 from tests.core.imaginary.ends import Ends
 from tests.core.imaginary.process import Process
+from tests.core.pool_core import (
+    Finish,
+    SessionTraits,
+    StopStage,
+    cmd,
+)
 
 __all__ = ["Commands"]
 
 
 class Commands(Ends):
-    """Carries out what a :class:`Supervision` wants done."""
+    """Carries out what a :class:`Core` wants done."""
 
     def feed(self, commands: list[cmd.Command]) -> None:
         self._carry_out_all(commands)
@@ -75,7 +77,8 @@ class Commands(Ends):
                 process.questions.append(places)
                 process.pending.append(places)
                 hand = process.hand
-                unwanted = {hand[job] for job in process.unwanted if job in hand}
+                unwanted = {*process.unwanted, *process.late}
+                unwanted = {hand[job] for job in unwanted if job in hand}
                 process.owing.update(set(places) - unwanted)
             case cmd.Interrupt(slot, place):
                 process = self.processes[slot]
@@ -110,6 +113,8 @@ class Commands(Ends):
                 if again_in is not None:
                     self.put_off = self.now + again_in
             case cmd.Retiring(slot, why):
+                others = any(process.leaving for process in self.processes.values())
+                assert why != "idle" or not others, "one at a time"
                 self._leave(self.processes[slot], why)
                 if why in {"resize", "idle"} and self.processes[slot].ready:
                     self._check_who_stays()
@@ -127,7 +132,7 @@ class Commands(Ends):
                 self.seen["a roll in vain" if trouble else "a complete roll"] += 1
             case cmd.GiveUp():
                 assert not self.gave_up
-                self.gave_up = self.core.workers.retry_in(self.now) is None
+                self.gave_up = self.core.retry_in(self.now) is None
                 assert self.gave_up or not self.broken
                 self.broken = True
             case cmd.Recover(slot):
@@ -211,12 +216,19 @@ class Commands(Ends):
         assert staying < budget, "over the budget"
         self.generations[slot] = generation
         process = Process(slot, self.now, width=self.width)
+        new = self.core.slots[slot]
+        old = None if new.replaces is None else self.core.slots[new.replaces]
+        assert old is None or old.rank in {new.rank, *range(self.most, 99)}
         if self.limits.exact:
             process.most = self.limits.recycle_limits(slot, generation).jobs
         self.processes[slot] = process
 
     def _fail(self, jobs: tuple[int, ...], why: str) -> None:
         assert jobs
+        if why == "expired":
+            assert self.expired == {*jobs}
+            self.expired.clear()
+            return
         assert self.broken if why == "broken" else self.closing is not None
         for job in jobs:
             if job in self.waiting_calls:

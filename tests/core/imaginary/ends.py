@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from asyncpool._core.policies.job_options import CancelMode
-from asyncpool._core.slots.lifecycle import KILL_GRACE, STOP_GRACE, TERM_GRACE
-from asyncpool._core.slots.slots import StopStage
-from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.supervision.termination import REVOKE_GRACE
 from tests.core.imaginary.books import START_TIMEOUT
 from tests.core.imaginary.lines import Lines
 from tests.core.imaginary.process import Process
+from tests.core.pool_core import (
+    KILL_GRACE,
+    REVOKE_GRACE,
+    STOP_GRACE,
+    TERM_GRACE,
+    CancelMode,
+    Finish,
+    StopStage,
+)
 
 __all__ = ["Ends"]
 
@@ -73,11 +77,14 @@ class Ends(Lines):
         told, told_at = process.told, process.told_at
         assert told < how, "a step back, or the same one twice"
         # Or it is killed for a job, in the moment before the timer.
-        over = self.time_is_over and not self.core.jobs.count_in_flight(process.slot)
+        over = self.time_is_over and not self.core.in_hand(process.slot)
         if self.closing is Finish.NONE or (over and how is StopStage.KILLED):
             assert process.unwanted.keys() >= process.hand.keys(), "a job was forgotten"
             process.hand.clear()
             process.loading = None
+        leaves = process.leaving and told is StopStage.NO and self.closing is None
+        if leaves and not process.hand and how is not StopStage.KILLED:
+            assert (how is StopStage.STOPPED) is process.ready, "it has no ears yet"
         if how is StopStage.STOPPED:
             assert not process.hand
             assert self.nobody_is_needed or self.broken or process.leaving

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 
-from asyncpool._core.base.job_traits import (
+from tests.core.imaginary.commands import Commands
+from tests.core.imaginary.process import Process
+from tests.core.pool_core import (
+    KILL,
+    LEAST_GRACE,
     LOADING_TRAITS,
     REFILL,
+    STACK_GRACE,
     UNKNOWN,
+    CancelMode,
     JobTraits,
     KeyedTraits,
     SessionTraits,
+    StopStage,
+    cmd,
 )
-from asyncpool._core.policies.job_options import KILL, CancelMode
-from asyncpool._core.slots import commands as cmd
-from asyncpool._core.slots.slots import StopStage
-from asyncpool._core.supervision.termination import LEAST_GRACE, STACK_GRACE
-from tests.core.imaginary.commands import Commands
-from tests.core.imaginary.process import Process
 
 __all__ = ["Jobs"]
 
@@ -30,7 +32,7 @@ class Jobs(Commands):
     ) -> None:
         job = self._come(cost, key)
         self.seen["submit"] += 1
-        submit = self.core.jobs.submit if key is None else self.core.jobs.submit_keyed
+        submit = self.core.submit if key is None else self.core.submit_keyed
         slot = submit(job, self.traits[job], priority)
         self._enter(job, priority, slot)
 
@@ -40,7 +42,7 @@ class Jobs(Commands):
         self.seen["prepared"] += 1
         self.preparing.append(job)
         self.prepared.add(job)
-        self.core.jobs.prepare(job)
+        self.core.prepare(job)
 
     def submit_prepared(self, job: int, priority: int = 0) -> None:
         """Let a job that is being prepared be pickled by now."""
@@ -48,9 +50,7 @@ class Jobs(Commands):
         self.seen["submitted when prepared"] += 1
         if self.closing is not None:
             self.seen["submitted when prepared while the pool closes"] += 1
-        commands = self.core.jobs.submit_prepared(
-            job, self.traits[job], self.now, priority
-        )
+        commands = self.core.submit_prepared(job, self.traits[job], self.now, priority)
         match commands:
             case [cmd.Assign(slot, (first,)), *rest]:
                 assert first == job
@@ -64,7 +64,7 @@ class Jobs(Commands):
         """Let it turn out that a job that is being prepared cannot be pickled."""
         self._end(job, "refused")
         self.preparing.remove(job)
-        self.feed(self.core.jobs.drop(job, self.now))
+        self.feed(self.core.drop(job, self.now))
 
     def errand(self, slot: int) -> None:
         """Have a job come for one worker."""
@@ -72,7 +72,7 @@ class Jobs(Commands):
         job = self._come(UNKNOWN, None)
         self.errands[job] = slot
         self.seen["an errand"] += 1
-        commands = self.core.jobs.submit_pinned(slot, job)
+        commands = self.core.submit_pinned(slot, job)
         if slot in self.slots("idle") and not process.hung:
             assert commands == [cmd.Assign(slot, (job,))]
         else:
@@ -85,14 +85,13 @@ class Jobs(Commands):
         self.wanted += 1
         self.session_holds += 1
         self.core.hold()
-        self.feed(self.core.sessions.want_worker())
-        sizing = self.core.replacements.sizing
-        if self.wanted and sizing.watching:
-            sizing.job_waits(self.now)
+        self.feed(self.core.want_worker())
+        if self.wanted:
+            self.core.job_waits(self.now)
 
     def want_no_more(self) -> None:
         self.wanted -= 1
-        self.feed(self.core.sessions.leave_queue(self.now))
+        self.feed(self.core.leave_queue(self.now))
         self._let_go()
 
     def depart(self) -> None:
@@ -108,7 +107,7 @@ class Jobs(Commands):
     def call(self, session: int) -> None:
         job = self._come_as_call(session)
         self.waiting_calls.append(job)
-        self.feed(self.core.sessions.call(job, SessionTraits(session)))
+        self.feed(self.core.call(job, SessionTraits(session)))
 
     def end_session(self, session: int, *, fresh: bool) -> None:
         """Let somebody give his worker back, and cancel what he has it do."""
@@ -118,7 +117,7 @@ class Jobs(Commands):
             return
         self._forget(session)
         self.seen["a session that ends"] += 1
-        self.feed(self.core.sessions.end(session, self.now, fresh=fresh))
+        self.feed(self.core.end_session(session, self.now, fresh=fresh))
         self._let_go()
 
     def _come(self, cost: float, key: int | None) -> int:
@@ -144,7 +143,7 @@ class Jobs(Commands):
         assert list(process.hand.items())[-1] == (process.loading, process.sent)
         process.loading = None
         self.seen["loaded"] += 1
-        self.feed(self.core.jobs.arguments_loaded(slot, self.now))
+        self.feed(self.core.arguments_loaded(slot, self.now))
 
     def outcome(
         self, slot: int, *, count: int = 1, again: bool = False, heavy: bool = False
@@ -160,19 +159,20 @@ class Jobs(Commands):
             # Any of those that run may be the next one that ends.
             jobs.append(process.running.pop(len(jobs) * 3 % len(process.running)))
         for job in jobs:
-            self.core.jobs.outcome(slot, job)
+            self.core.outcome(slot, job)
             del process.hand[job]
+            process.late.discard(job)
             self.errands.pop(job, None)
             self._forgive(process, job, "an outcome")
         if self._cost(process) <= REFILL:
             process.line = False
-        self.feed(self.core.jobs.refill(slot, self.now))
+        self.feed(self.core.refill(slot, self.now))
         for job in jobs:
             if job not in self.open:
                 continue  # its caller has left
             if heavy:
                 self.unpacking.append(job)
-                self.core.closing.begin_unpacking(job)
+                self.core.begin_unpacking(job)
                 continue
             if not again or job in errands or job in self.calls:
                 self._end(job, "completed")
@@ -188,12 +188,12 @@ class Jobs(Commands):
             self._again(job)
         else:
             self._end(job, "completed")
-        self.feed(self.core.jobs.outcome_unpacked(job, self.now))
+        self.feed(self.core.outcome_unpacked(job, self.now))
 
     def _again(self, job: int) -> None:
         self.seen["an answer to retry after"] += 1
         self._put_back([job])
-        self.feed(self.core.jobs.requeue({job: self.traits[job]}, self.now))
+        self.feed(self.core.requeue({job: self.traits[job]}, self.now))
 
     def answer(self, slot: int) -> None:
         """Let a worker answer what it was asked."""
@@ -208,17 +208,23 @@ class Jobs(Commands):
             del process.hand[job]
             process.given -= job not in self.errands
         self.seen["a revoked job" if won else "a revoke in vain"] += 1
+        self.expired = process.late.intersection(back).difference(process.unwanted)
+        for job in self.expired:
+            self._end(job, "expired")
         for job in back:
             self._forgive(process, job, "a job given back")
         answered = process.pending.popleft()
         process.owing.difference_update(answered)
+        kept = {job for job, place in process.hand.items() if place in answered}
+        process.late.difference_update(back, kept)
         for job in process.running:
             if job in process.unwanted and process.hand.get(job) in answered:
                 self._make_end(process, job, process.unwanted[job])
-        commands = self.core.jobs.revoked(slot, won, self.now)
+        commands = self.core.revoked(slot, won, self.now)
         left = [c.jobs for c in commands if isinstance(c, cmd.Unassign)]
         assert left == [tuple(back)] * bool(back), "each is with no worker any more"
         self.feed(commands)
+        assert not self.expired, "a job that came back too late was not failed"
         # What was wanted is somewhere now.
         placed = {job for p in self.processes.values() for job in p.hand}
         assert self.open == placed.difference(
@@ -230,6 +236,14 @@ class Jobs(Commands):
             *self.waiting_calls,
         }
 
+    def be_late(self, slot: int, job: int) -> None:
+        """Let the time be over that a job may wait, in a worker that seems not to have begun it."""
+        self.processes[slot].late.add(job)
+        self.seen["late"] += 1
+        self.feed(self.core.revoke(job, slot))
+        assert self.core.is_revoked(job, slot)
+        assert self.core.revoke(job, slot) == [], "it is asked once"
+
     def expire(self, slot: int, mode: CancelMode, job: int) -> None:
         """Let the time of a job be over that a worker runs."""
         process = self.processes[slot]
@@ -237,7 +251,7 @@ class Jobs(Commands):
             self._make_end(process, job, CancelMode("kill", STACK_GRACE))
         else:
             self._make_end(process, job, CancelMode("interrupt", mode.grace))
-        commands = self.core.termination.expire(job, self.now, index=slot, mode=mode)
+        commands = self.core.expire(job, self.now, index=slot, mode=mode)
         assert (
             cmd.WriteStacks(slot, job) in commands or process.told is not StopStage.NO
         )
@@ -247,16 +261,16 @@ class Jobs(Commands):
         self._end(job, "cancelled")
         if job in self.waiting:
             self._unqueue(job)
-            self.feed(self.core.jobs.drop(job, self.now))
+            self.feed(self.core.drop(job, self.now))
             return
         if job in self.waiting_calls:
             self.waiting_calls.remove(job)
         if job in self.unpacking:
             self.unpacking.remove(job)
-            self.feed(self.core.jobs.outcome_unpacked(job, self.now))
+            self.feed(self.core.outcome_unpacked(job, self.now))
             return
         if not any(job in p.hand for p in self.processes.values()):
-            self.feed(self.core.jobs.drop(job, self.now))
+            self.feed(self.core.drop(job, self.now))
             return
         (process,) = (p for p in self.processes.values() if job in p.hand)
         if job == process.loading:
@@ -266,7 +280,7 @@ class Jobs(Commands):
         begun = job in process.running
         if begun:
             self._make_end(process, job, mode)
-        commands = self.core.jobs.cancel(
+        commands = self.core.cancel(
             job, self.now, index=process.slot, begun=begun, mode=mode
         )
         self.feed(commands)
@@ -283,7 +297,7 @@ class Jobs(Commands):
         del process.hand[job]
         process.given -= 1
         self._forgive(process, job, "a job withdrawn")
-        commands = self.core.jobs.withdraw(process.slot, job, self.now)
+        commands = self.core.withdraw(process.slot, job, self.now)
         assert commands[0] == cmd.Unassign((job,))
         news = [type(command) for command in commands]
         # Another job may be its last one, and then it gives back what it has not begun.

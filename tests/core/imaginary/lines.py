@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from asyncpool._core.base.job_traits import BUDGET, REFILL
-from asyncpool._core.dispatch.rendezvous import choose
-from asyncpool._core.slots.slots import StopStage
 from tests.core.imaginary.books import Books
-from tests.helpers.inside import affinity_queues_of
+from tests.core.pool_core import (
+    BUDGET,
+    REFILL,
+    StopStage,
+    choose,
+)
 
 __all__ = ["Lines"]
 
@@ -34,8 +36,7 @@ class Lines(Books):
         short = self.traits[job].cost <= REFILL
         assert not leads or not roomy or not short, "a short job might have gone"
         self.queue.add(job, priority)
-        if self.core.replacements.sizing.watching:
-            self.core.replacements.sizing.job_waits(self.now)
+        self.core.job_waits(self.now)
 
     def _enter_line(self, job: int, priority: int, slot: int | None) -> None:
         wanted = self.slot_for(job)
@@ -59,9 +60,8 @@ class Lines(Books):
         self.seen["a keyed job whom nobody is there for"] += wanted is None
         if wanted is not None:
             self.processes[wanted].line = True
-        dispatcher, sizing = self.core.dispatcher, self.core.replacements.sizing
-        if sizing.watching and dispatcher.unserved:
-            sizing.job_waits(self.now)
+        if self.core.unserved:
+            self.core.job_waits(self.now)
 
     def _begin(self, slot: int, job: int) -> None:
         process = self.processes[slot]
@@ -149,7 +149,7 @@ class Lines(Books):
             self.seen["places that changed"] += 1
             for process in self.processes.values():
                 process.line = process.line or bool(self.keyed)
-        assert affinity_queues_of(self.core).slots_by_bucket == self.seats
+        assert self.core.seats() == self.seats
 
     def _put_back(self, jobs: Iterable[int]) -> None:
         """Let jobs wait before all others, each where it belongs."""

@@ -6,8 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from asyncpool._core.policies.job_options import CancelMode
-from asyncpool._core.slots.slots import StopStage
+from tests.core.pool_core import CancelMode, StopStage
 
 __all__ = ["Process"]
 
@@ -27,6 +26,7 @@ class Process:
     # In hand, in their order, each with its place; those that nobody wants any more.
     hand: dict[int, int] = field(default_factory=dict)
     unwanted: dict[int, CancelMode] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)  # those whose time to wait is over
     width: int = 1
     asked_to_end: dict[int, float] = field(default_factory=dict)  # each until when
     breaks_pool: set[int] = field(default_factory=set)

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 
-from asyncpool._core.slots import commands as cmd
-from asyncpool._core.slots.slots import StopStage
-from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.supervision.termination import STACK_GRACE
 from tests.core.imaginary.jobs import Jobs
 from tests.core.imaginary.process import Process
+from tests.core.pool_core import (
+    STACK_GRACE,
+    Finish,
+    StopStage,
+    cmd,
+)
 
 __all__ = ["ImaginaryShell"]
 
 
 class ImaginaryShell(Jobs):
-    """Feeds a :class:`Supervision` and carries out what it wants done."""
+    """Feeds a :class:`Core` and carries out what it wants done."""
 
     def start(self) -> None:
-        self.feed(self.core.workers.start(self.now))
+        self.feed(self.core.start(self.now))
         assert len(self.processes) == self.workers, "every worker is started"
 
     def ready(self, slot: int) -> None:
         process = self.processes[slot]
         if process.told is not StopStage.NO or process.ready:
             self.seen["a late hello"] += 1
-            assert self.core.workers.ready(slot, self.now) == []
+            assert self.core.ready(slot, self.now) == []
             return
         process.ready = True
         self.seen["ready"] += 1
@@ -41,7 +42,7 @@ class ImaginaryShell(Jobs):
         self.parked.clear()
         self.retry_at, self.last_try = -math.inf, None
         self.hurried = 2 * self.rolling
-        self.feed(self.core.workers.ready(slot, self.now))
+        self.feed(self.core.ready(slot, self.now))
 
     def write(self, slot: int) -> None:
         """Let a worker have said where it is."""
@@ -56,14 +57,14 @@ class ImaginaryShell(Jobs):
                 self.seen["killed when it had said where it was"] += 1
         if process.dies_at is not None:
             process.dies_at = self.now
-        self.feed(self.core.termination.stacks_written(slot, self.now))
+        self.feed(self.core.stacks_written(slot, self.now))
 
     def hang(self, slot: int, job: int | None = None) -> None:
         """Let it be noticed that a worker is silent, or a job that it runs."""
         process = self.processes[slot]
         able = process.ready and process.told is StopStage.NO
         if not able or process.hung or process.doomed:
-            assert self.core.termination.hang(slot, self.now, job) == []
+            assert self.core.hang(slot, self.now, job) == []
             return
         due = self.now + STACK_GRACE
         silent = next(iter(process.hand), None) if job is None else job
@@ -78,7 +79,7 @@ class ImaginaryShell(Jobs):
             until = process.asked_to_end.get(silent, due)
             process.asked_to_end[silent] = min(until, due)
             process.stalled.add(silent)
-        commands = self.core.termination.hang(slot, self.now, job)
+        commands = self.core.hang(slot, self.now, job)
         assert cmd.WriteStacks(slot, silent) in commands
         self.feed(commands)
 
@@ -86,11 +87,11 @@ class ImaginaryShell(Jobs):
         """Let an uncaught exception end one of a worker's other threads."""
         self.processes[slot].faulty = True
         self.seen["a fault"] += 1
-        self.feed(self.core.workers.replace_faulty(slot, self.now))
+        self.feed(self.core.fault(slot, self.now))
 
     def check_for_stalls(self) -> None:
         first = {p.slot: p.first() for p in self.processes.values()}
-        for command in self.core.termination.check_for_stalls():
+        for command in self.core.check_for_stalls():
             assert isinstance(command, cmd.Revoke)
             process = self.processes[command.slot]
             assert len(process.hand) > self.width
@@ -122,9 +123,9 @@ class ImaginaryShell(Jobs):
         self._put_back(back)
         self.seen["a session that lost its worker"] += slot in self.owners
         self.seen[f"died {process.state}, told {process.told.name.lower()}"] += 1
-        ledger = copy.deepcopy(self.core._lifecycle.ledger)
+        ledger = self.core.restart_book()
         broken = self.broken
-        commands = self.core.workers.ended(
+        commands = self.core.ended(
             slot, self.now, started=started, requeue=back, jitter=jitter
         )
         verdicts = [
@@ -138,7 +139,7 @@ class ImaginaryShell(Jobs):
         self.feed(commands)
         self._look_at_a_start(process, commands)
         if process.excused:
-            assert self.core._lifecycle.ledger == ledger, "a planned exit was counted"
+            assert self.core.restart_book() == ledger, "a planned exit was counted"
             allowed = cmd.LeaveEmpty | cmd.ParkSlot if broken else cmd.LeaveEmpty
             assert all(isinstance(verdict, allowed) for verdict in verdicts)
             verdicts = [verdict for verdict in verdicts if verdict.slot == slot]
@@ -156,7 +157,7 @@ class ImaginaryShell(Jobs):
                 assert verdicts[0].delay == 0, "a job is to blame"
             self.seen["parked"] += isinstance(verdicts[0], cmd.ParkSlot)
             if isinstance(verdicts[0], cmd.KeepWorker):
-                assert self.core._lifecycle.ledger == ledger, "it cannot break the pool"
+                assert self.core.restart_book() == ledger, "it cannot break the pool"
 
     def _look_at_a_start(self, process: Process, commands: list[cmd.Command]) -> None:
         """Check that one which had begun before a roll does not end it, if it has failed."""
@@ -196,37 +197,34 @@ class ImaginaryShell(Jobs):
             self.outcome(slot)
 
     def wear_out(self, slot: int) -> None:
-        self.feed(
-            self.core.replacements.replace(self.core.slots[slot], "worn", self.now)
-        )
+        self.feed(self.core.replace(slot, "worn", self.now))
 
     def retire(self, slot: int) -> None:
         process = self.processes[slot]
         unsent, process.loading = process.loading, None
         if not process.ready or process.told:
             unsent, process.loading = None, unsent
-        rotation, core = self.core.replacements, self.core.slots[slot]
-        self.feed(rotation.retire(core, "asked", self.now, unsent=unsent))
+        self.feed(self.core.retire(slot, "asked", self.now, unsent=unsent))
         assert process.leaving or not process.ready or process.told, "it goes at once"
         if unsent is not None:
             self.seen["retired before it was sent a job"] += 1
             del process.hand[unsent]
             process.given -= 1
             self._forgive(process, unsent, "a job withdrawn")
-            self.feed(self.core.jobs.withdraw(slot, unsent, self.now))
+            self.feed(self.core.withdraw(slot, unsent, self.now))
             traits = self.traits[unsent]
-            self.feed(self.core.jobs.requeue({unsent: traits}, self.now))
+            self.feed(self.core.requeue({unsent: traits}, self.now))
 
     def oversized(self, slot: int) -> None:
         process = self.processes[slot]
         if process.ready and process.told is StopStage.NO:
             process.oversized = True
-        self.feed(self.core.workers.oversized(slot, "", self.now))
+        self.feed(self.core.oversized(slot, "", self.now))
 
     def kill(self, slot: int) -> None:
         process = self.processes[slot]
         process.shot = True
-        self.feed(self.core.workers.kill(slot, self.now))
+        self.feed(self.core.kill(slot, self.now))
         assert process.told is StopStage.KILLED
 
     def roll(self) -> None:
@@ -236,7 +234,7 @@ class ImaginaryShell(Jobs):
         self.hurried = 2
         self.put_off = -math.inf
         self._mark_who_is_there()
-        self.feed(self.core.replacements.roll(self.now))
+        self.feed(self.core.roll(self.now))
 
     def _mark_who_is_there(self) -> None:
         self.places = len(self.parked)
@@ -252,7 +250,8 @@ class ImaginaryShell(Jobs):
     def resize(self, least: int, most: int) -> None:
         self.seen["resize"] += 1
         self.retry_at = min(self.retry_at, self.now)
-        self.feed(self.core.replacements.resize(least, most, self.now))
+        self.most = most
+        self.feed(self.core.resize(least, most, self.now))
         assert least <= self.workers <= most
 
     def hold(self) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
-from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._core.policies.worker_limits import WorkerLimits
 from tests.core.imaginary.shell import ImaginaryShell
 from tests.core.list_queue import PRIORITIES
+from tests.core.pool_core import RestartPolicy, WorkerLimits
 
 __all__ = [
     "SupervisionRules",

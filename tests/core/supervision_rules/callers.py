@@ -7,11 +7,14 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from asyncpool._core.base.job_traits import UNKNOWN
-from asyncpool._core.policies.job_options import KILL, CancelMode
-from asyncpool._core.supervision.closing import Finish
 from tests.core.imaginary.books import COSTS
 from tests.core.list_queue import PRIORITIES
+from tests.core.pool_core import (
+    KILL,
+    UNKNOWN,
+    CancelMode,
+    Finish,
+)
 from tests.core.supervision_rules.base import (
     SupervisionRules,
     anything,

@@ -7,7 +7,7 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from asyncpool._core.supervision.closing import Finish
+from tests.core.pool_core import Finish
 from tests.core.supervision_rules.base import SupervisionRules
 
 __all__ = ["ClosingRules"]

@@ -9,13 +9,15 @@ import math
 
 from hypothesis.stateful import invariant
 
-from asyncpool._core.slots.job_ending import BY_ITSELF, EndingStage
-from asyncpool._core.slots.slots import StopStage
-from asyncpool._core.supervision.termination import REVOKE_GRACE
 from asyncpool.enums import SlotState
 from tests.core.imaginary.books import START_TIMEOUT
+from tests.core.pool_core import (
+    BY_ITSELF,
+    REVOKE_GRACE,
+    EndingStage,
+    StopStage,
+)
 from tests.core.supervision_rules.base import SupervisionRules
-from tests.helpers.inside import retry_time_of
 
 __all__ = ["ProgressInvariants"]
 
@@ -95,7 +97,7 @@ class ProgressInvariants(SupervisionRules):
     @invariant()
     def no_job_waits_for_a_worker_that_will_never_come(self) -> None:
         core = self.shell.core
-        if self.shell.waiting and retry_time_of(core) is None:
+        if self.shell.waiting and core.retry_at is None:
             breaks_pool = {SlotState.PARKED, *UNUSED}
             assert not all(slot.state in breaks_pool for slot in core.slots)
 
@@ -114,4 +116,7 @@ class ProgressInvariants(SupervisionRules):
     def somebody_tries_for_the_parked_slots(self) -> None:
         shell = self.shell
         if shell.parked and not shell.gave_up and shell.closing is None:
-            assert shell.trying or retry_time_of(shell.core) is not None
+            assert shell.trying or shell.core.retry_at is not None
+            retry_in = shell.core.retry_in(shell.now)
+            assert retry_in is not None
+            assert not (shell.trying and retry_in)

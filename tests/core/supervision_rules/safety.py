@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from hypothesis.stateful import invariant
 
-from asyncpool._core.base.job_traits import UNKNOWN
-from asyncpool._core.dispatch.rendezvous import choose
-from asyncpool._core.slots.lifecycle import EMPTY
-from asyncpool._core.slots.slots import StopStage
-from asyncpool._core.supervision.closing import Finish
 from asyncpool.enums import SlotState
+from tests.core.pool_core import (
+    EMPTY,
+    UNKNOWN,
+    UP,
+    Finish,
+    StopStage,
+    choose,
+)
 from tests.core.supervision_rules.base import SupervisionRules
-from tests.helpers.inside import affinity_queues_of, slots_held
 
 __all__ = ["SafetyInvariants"]
 
@@ -24,9 +26,9 @@ class SafetyInvariants(SupervisionRules):
         core, deadline = self.shell.core, self.shell.core.next_deadline()
         if not self.shell.finished:
             now = self.shell.now
-            assert core.jobs.drop(1_000_000, now) == []
-            assert core.jobs.outcome_unpacked(1_000_000, now) == []
-            assert core.jobs.cancel(1_000_000, now, index=0, begun=False) == []
+            assert core.drop(1_000_000, now) == []
+            assert core.outcome_unpacked(1_000_000, now) == []
+            assert core.cancel(1_000_000, now, index=0, begun=False) == []
         early = deadline is not None and deadline > self.shell.now
         if early:
             assert core.on_timer(self.shell.now) == []
@@ -68,20 +70,34 @@ class SafetyInvariants(SupervisionRules):
             session = shell.owners.get(slot.index)
             assert slot.session == session
             assert list(slot.calls) == shell.calls_of(session)
-        assert core.dispatcher.wanted == shell.wanted
-        assert len(slots_held(core)) <= len(core.slots)
-        assert core.dispatcher.waiting == len(shell.waiting)
+        assert core.wanted == shell.wanted
+        assert len(core.held_back) <= len(core.slots)
+        assert core.queued == len(shell.waiting)
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
         assert core.waiting == len(shell.waiting) + ahead
         assert core.pipelining == (ahead > 0)
-        assert core.dispatcher.idle == len(shell.free())
+        assert core.idle == len(shell.free())
         if not shell.broken:  # then nobody is given anything
-            assert core.dispatcher.free == shell.lanes()
-        assert (core.broken is not None, core.closing.over) == (
+            assert core.free == shell.lanes()
+        assert (core.broken is not None, core.over) == (
             shell.broken,
             shell.finished,
         )
+        assert all(map(core.is_unpacking, shell.unpacking))
+        assert not any(map(core.is_unpacking, shell.waiting))
         assert core.kills == shell.seen["Kill"]
+        assert core.rolling is shell.rolling
+        assert core.settled or not shell.settled
+        well = [p for p in shell.processes.values() if p.ready and not p.leaving]
+        well = [p for p in well if p.told is StopStage.NO]
+        assert len(well) == shell.workers or not core.settled
+
+    @invariant()
+    def no_two_workers_that_take_jobs_have_the_same_rank(self) -> None:
+        slots = self.shell.core.slots
+        staying = [slot for slot in slots if slot.state in UP and not slot.draining]
+        ranks = [slot.rank for slot in staying if slot.replaces is None]
+        assert len(ranks) == len({*ranks})
 
     @invariant()
     def nobody_waits_while_somebody_is_idle(self) -> None:
@@ -103,16 +119,12 @@ class SafetyInvariants(SupervisionRules):
 
     @invariant()
     def who_waits_for_a_worker_is_in_its_line(self) -> None:
-        lines = affinity_queues_of(self.shell.core)
-        waiting = {
-            entry.job: place
-            for place, line in lines.open.items()
-            for entry in line.entries()
-        }
+        lines = self.shell.core.lines()
+        waiting = {job: place for place, line in lines.items() for job in line}
         assert sorted(waiting) == sorted(self.shell.keyed)
         for job, place in waiting.items():
             assert place == choose(self.shell.keys[job], self.shell.seats)
-        assert all(lines.open.values()), "a line that nobody is in"
+        assert all(lines.values()), "a line that nobody is in"
 
     @invariant()
     def a_broken_pool_holds_no_queued_job(self) -> None:
@@ -129,7 +141,7 @@ class SafetyInvariants(SupervisionRules):
             return
         if shell.nobody_is_needed:
             assert not shell.slots("starting", "idle")
-        if not shell.core.replacements.stopped:
+        if not shell.core.grants_no_exit:
             states = [slot.state for slot in shell.core.slots]
             assert SlotState.RETIRED not in states, "it drains as an open pool works"
         assert not (shell.closing is Finish.NONE and shell.open)
@@ -165,5 +177,5 @@ class SafetyInvariants(SupervisionRules):
                     assert cost == (
                         UNKNOWN if job in process.stalled else UNKNOWN / width
                     )
-                    assert self.shell.core.jobs.last(process.slot) == job
-                    assert self.shell.core.jobs.runs(process.slot, job)
+                    assert self.shell.core.last(process.slot) == job
+                    assert self.shell.core.runs(process.slot, job)

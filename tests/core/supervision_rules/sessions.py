@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from asyncpool._core.supervision.closing import Finish
+from tests.core.pool_core import Finish
 from tests.core.supervision_rules.base import SupervisionRules, anything
 
 __all__ = ["SessionRules"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from asyncpool._core.policies.restart import BURST
-from asyncpool._core.slots.slots import StopStage
-from asyncpool._core.supervision.termination import REVOKE_GRACE
+from tests.core.pool_core import BURST, REVOKE_GRACE, StopStage
 from tests.core.supervision_rules.base import SupervisionRules, anything, coins, rolls
 
 __all__ = ["WorkerRules"]
@@ -85,6 +83,11 @@ class WorkerRules(SupervisionRules):
     def check_for_stalls(self, times: int) -> None:
         for _ in range(times):
             self.shell.check_for_stalls()
+
+    @precondition(lambda self: self.shell.behind())
+    @rule(data=anything)
+    def a_job_waits_too_long_in_its_worker(self, data: st.DataObject) -> None:
+        self.shell.be_late(*data.draw(st.sampled_from(self.shell.behind())))
 
     @precondition(lambda self: self.shell.core.pipelining)
     @rule(late=coins)

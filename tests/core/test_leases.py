@@ -1,4 +1,4 @@
-"""The lease ledger against a model that looks at all leases each time it chooses.
+"""The lease ledger against a model that looks at all leases each time it chooses; then rule by rule.
 
 The clock is virtual: it jumps to the next tick, or past it when the loop stalls.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
+import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -31,6 +32,7 @@ from asyncpool._core.leases.lease_ledger import (
     RenewalDecision,
     RenewalResult,
     Slower,
+    longest_gap,
     pause_before,
 )
 from asyncpool.events import LeaseRelieved, LeaseSaturated
@@ -62,6 +64,7 @@ class Pace:
 SLOW = Pace(rate=2.0, cycle=2.0, capacity=4, at_a_tick=1)
 FAST = Pace(rate=64.0, cycle=0.125, capacity=8, at_a_tick=2)
 paces = st.sampled_from([SLOW, FAST])
+
 
 # Fractions that floats have, else the model's sums would not be the ledger's.
 stalls = st.sampled_from([0.0, 0.0, 0.0, 1 / 1024, 1 / 128, 0.375, 2.0, 3.5, 20.0])
@@ -563,3 +566,332 @@ def test_a_short_outage_costs_no_lease_a_whole_cycle(
         fails=lambda _lease, now: begins <= now < begins + seconds,
     )
     assert gap <= 1.5 * BUSY.cycle
+
+
+# Rule by rule.
+
+
+EXTENDED, THROTTLED = RenewalResult.EXTENDED, RenewalResult.THROTTLED
+
+
+FAILED, GONE = RenewalResult.FAILED, RenewalResult.LOST
+
+
+def ledger_of(
+    leases: str = "",
+    *,
+    max_rate: float = 1.0,
+    interval: float = 10.0,
+    max_retries: int = 1,
+    overlap: int = 4,
+    max_overlap: int = 99,
+    ttl: float | None = None,
+) -> LeaseLedger[str]:
+    """Return a ledger at time 0 with a lease for each letter."""
+    ledger: LeaseLedger[str] = LeaseLedger(
+        max_rate=max_rate,
+        interval=interval,
+        max_retries=max_retries,
+        overlap=overlap,
+        max_overlap=max_overlap,
+        now=0.0,
+        ttl=ttl,
+    )
+    for lease in leases:
+        ledger.add(lease, 0.0)
+    return ledger
+
+
+def sent(ledger: LeaseLedger[str], until: float, *ends: RenewalResult) -> list[str]:
+    """Send the renewals that there are before *until*; write down who and when.
+
+    They end at once, in turn as *ends* says, and with success from then on.
+    """
+    said, results = [], itertools.chain(ends, itertools.repeat(EXTENDED))
+    while (due := ledger.next_due()) is not None and due < until:
+        lease = ledger.begin_renewal(due)
+        if lease is not None:
+            ledger.end_renewal(lease, next(results), due)
+            said.append(f"{lease}{due:g}")
+    return said
+
+
+def test_every_lease_has_one_beat_in_each_cycle_one_at_a_tick() -> None:
+    assert sent(ledger_of("abc"), 30) == [
+        *("a0", "b1", "c2"),
+        *("a10", "b11", "c12"),
+        *("a20", "b21", "c22"),
+    ]
+
+
+@pytest.mark.parametrize("retries", [1, 2, 3, 10])
+def test_the_pauses_double_and_take_less_than_half_a_cycle(retries: int) -> None:
+    pauses = [pause_before(n, retries, 64.0) for n in range(1, retries + 1)]
+    assert pauses[-1] == 16.0
+    assert all(2 * one == two for one, two in itertools.pairwise(pauses))
+    assert sum(pauses) < 32.0
+    # The answer to the last success, a cycle, and what is for the next one.
+    assert longest_gap(64.0, retries, 1.0) == 1 + 64 + sum(pauses) + (1 + retries)
+
+
+def test_there_may_be_any_number_of_retries() -> None:
+    assert (pause_before(1, 5000, 64.0), pause_before(5000, 5000, 64.0)) == (0.0, 16.0)
+    assert longest_gap(64.0, 5000, 0.0) == 96.0
+
+
+def test_the_first_failed_beat_that_is_too_late_is_told_and_one_in_each_cycle() -> None:
+    ledger = ledger_of("a", interval=16.0, max_retries=3)
+    told: list[tuple[float, RenewalDecision]] = []
+    assert sent(ledger, 1) == ["a0"]
+    while (due := ledger.next_due()) is not None and due < 64:
+        ledger.begin_renewal(due)
+        verdict = ledger.end_renewal("a", FAILED, due)
+        if verdict is not None:
+            told.append((due, verdict))
+    # 16 and 17 seconds are no more than a cycle and a tenth, or as good as that.
+    assert told == [(19, Missed(19)), (35, Missed(35)), (51, Missed(51))]
+
+
+def test_a_throttled_lease_stays_in_front_and_everybody_waits() -> None:
+    ledger = ledger_of("abc", interval=80.0)
+    # Pauses of two ticks, four, eight, and then an eighth of the cycle.
+    assert sent(ledger, 40, *[THROTTLED] * 4) == [
+        *("a0", "a2", "a6", "a14", "a24"),
+        *("b25", "c26"),
+    ]
+
+
+def test_one_that_is_throttled_for_itself_does_not_hold_up_the_others() -> None:
+    ledger = ledger_of("ab", interval=800.0)
+    said = [name[0] for name in sent(ledger, 1000, *[THROTTLED] * (MAX_THROTTLES + 1))]
+    assert said == [*"a" * (MAX_THROTTLES + 1), *"ba", *"ba"]
+
+
+def test_it_has_its_place_in_front_again_when_it_has_been_at_the_end() -> None:
+    often = [THROTTLED] * (MAX_THROTTLES + 1)
+    ledger = ledger_of("ab", interval=8000.0)
+    said = [name[0] for name in sent(ledger, 8000, *often, *often, THROTTLED)]
+    assert said == [*"a" * (MAX_THROTTLES + 1), *"b" * (MAX_THROTTLES + 1), *"aab"]
+    # A failure in between is as good as the end of the line.
+    ledger = ledger_of("ab", interval=8000.0)
+    said = [name[0] for name in sent(ledger, 8000, *often[1:], FAILED, FAILED, *often)]
+    assert said == [
+        *"a" * MAX_THROTTLES,
+        "a",
+        "b",
+        *"a" * (MAX_THROTTLES + 1),
+        "b",
+        "a",
+    ]
+
+
+def test_only_a_success_ends_the_slowness() -> None:
+    ledger = ledger_of("ab", interval=800.0, max_retries=9)
+    said = sent(ledger, 90, THROTTLED, THROTTLED, FAILED, THROTTLED)
+    assert said == ["a0", "a2", "a6", "a7", "a15", "b16"]
+
+
+def test_the_pause_is_the_one_that_the_outside_system_asks_for() -> None:
+    for asked, granted in ((0.5, 2.0), (3.5, 3.5), (999.0, 80.0), (float("nan"), 2.0)):
+        ledger = ledger_of("a", interval=80.0)
+        assert ledger.begin_renewal(0.0) == "a"
+        verdict = ledger.end_renewal("a", THROTTLED, 0.0, retry_after=asked)
+        assert verdict == Slower(granted)
+        assert ledger.next_due() == granted
+
+
+def test_of_beats_that_are_throttled_together_only_one_counts() -> None:
+    ledger = ledger_of("abc", interval=800.0)
+    for now in range(3):
+        ledger.begin_renewal(now)
+    assert [ledger.end_renewal(lease, THROTTLED, 3.0) for lease in "abc"] == [
+        Slower(2)
+    ] * 3
+    # Nor does a success of that time say anything about the time after it.
+    assert ledger.next_due() == 5.0
+
+
+def test_a_success_from_before_the_pause_does_not_end_it() -> None:
+    ledger = ledger_of("ab", interval=800.0)
+    ledger.begin_renewal(0.0), ledger.begin_renewal(1.0)
+    assert ledger.end_renewal("a", THROTTLED, 2.0) == Slower(2)
+    assert ledger.end_renewal("b", EXTENDED, 2.0) is None
+    assert ledger.begin_renewal(4.0) == "a"
+    assert ledger.end_renewal("a", THROTTLED, 4.0) == Slower(4)
+
+
+def test_a_lease_that_comes_again_waits_for_the_beat_that_is_under_way() -> None:
+    ledger = ledger_of("ab")
+    assert ledger.begin_renewal(0.0) == "a"
+    ledger.discard("a")
+    ledger.add("a", 0.1)
+    assert sent(ledger, 9) == ["b1"]
+    # The news is not of this one.
+    assert ledger.end_renewal("a", GONE, 9.0) is None
+    assert "a" in ledger
+    assert sent(ledger, 20) == ["a9", "b10", "a11"]
+
+
+def test_beats_that_are_answered_a_cycle_later_do_not_delay_who_had_its_turn() -> None:
+    # As many leases as ticks.  Four renewals hang until just before the end of the next cycle,
+    # which has room for one of them: three of the leases are left over.
+    ledger = ledger_of("abcdefghij", overlap=5)
+    assert sent(ledger, 6) == ["a0", "b1", "c2", "d3", "e4", "f5"]
+    assert [ledger.begin_renewal(now) for now in (6.0, 7.0, 8.0, 9.0)] == [*"ghij"]
+    assert sent(ledger, 19) == ["a10", "b11", "c12", "d13", "e14", "f15"]
+    for lease in "ghij":
+        ledger.end_renewal(lease, EXTENDED, 19.5)
+    assert sent(ledger, 32) == [
+        "g19.5",
+        # These are due first, and were up to 13.5 s apart when they were behind the three.
+        *("a20.5", "b21.5", "c22.5", "d23.5", "e24.5", "f25.5"),
+        *("h26.5", "i27.5", "j28.5", "g29.5", "a30.5", "b31.5"),
+    ]
+
+
+def test_there_is_no_burst_after_a_stall() -> None:
+    ledger = ledger_of("abc")
+    sent(ledger, 1)
+    assert ledger.begin_renewal(57.0) == "b"
+    ledger.end_renewal("b", EXTENDED, 57.0)
+    assert ledger.begin_renewal(57.0) is None
+    # Of all that time no more than the lateness of a timer is made good.
+    assert ledger.next_due() == 58.0 - SLACK
+    assert sent(ledger, 61) == ["c57.998", "a58.998", "b60"]
+
+
+def test_a_timer_that_is_late_costs_no_ticks() -> None:
+    ledger = ledger_of("abcdefgh", max_rate=20.0)
+    times = []
+    for _ in range(8):
+        due = ledger.next_due()
+        assert due is not None
+        lease = ledger.begin_renewal(due + SLACK)
+        assert lease is not None
+        ledger.end_renewal(lease, EXTENDED, due + SLACK)
+        times.append(due + SLACK)
+    assert times == pytest.approx([n / 20 + SLACK for n in range(8)])
+
+
+@pytest.mark.parametrize(
+    ("rate", "cycle", "renewals"),
+    [
+        *((0.5, 100.0, 1), (39.0, 100.0, 1), (40.0, 100.0, 2), (59.0, 100.0, 2)),
+        *((100.0, 100.0, 5), (100.0, 0.2, 5), (100.0, 0.1, 2), (100.0, 0.02, 1)),
+    ],
+)
+def test_at_high_rates_a_tick_is_for_several_beats(
+    rate: float, cycle: float, renewals: int
+) -> None:
+    ledger = ledger_of("abcdefghijklmno", max_rate=rate, interval=cycle, overlap=99)
+    moments = []
+    for tick in range(3):
+        due = ledger.next_due()
+        assert due is not None
+        assert due == pytest.approx(tick * renewals / rate)
+        while ledger.begin_renewal(due) is not None:
+            moments.append(due)
+    assert len(moments) == 3 * renewals
+
+
+def test_who_comes_between_two_ticks_need_not_wait_for_a_full_one() -> None:
+    ledger = ledger_of("a", max_rate=50.0, interval=100.0)
+    assert sent(ledger, 1) == ["a0"]
+    for name in "bcd":
+        ledger.add(name, 0.015)
+    # A full tick would be at 0.02; at 0.015 there is half a one.
+    assert ledger.next_due() == 0.02
+    assert (ledger.begin_renewal(0.015), ledger.begin_renewal(0.015)) == ("b", None)
+    assert ledger.next_due() == 0.04
+    assert (ledger.begin_renewal(0.04), ledger.begin_renewal(0.04)) == ("c", "d")
+    # But a throttled renewal is the end of its tick.
+    ledger.add("e", 0.07)
+    ledger.end_renewal("d", THROTTLED, 0.07)
+    assert ledger.next_due() == 0.07 + 2 / 50
+    assert ledger.begin_renewal(0.10) is None
+
+
+def test_saturation_is_told_at_once_and_once_a_cycle_with_the_arithmetic() -> None:
+    ledger = ledger_of("abc", max_rate=0.5, interval=6.0)
+    assert (ledger.capacity, ledger.saturated) == (3, False)
+    told = LeaseSaturated(leases=4, capacity=3, interval=6.0, rate=0.5, worst_gap=8.0)
+    ledger.add("d", 1.0)
+    assert ledger.news(1.0) == told
+    assert ledger.saturated
+    assert "4 leases, but 0.5 renewals/s * 6 s = 3: " in str(told)
+    assert "every 4 / 0.5 = 8 s" in str(told)
+    assert (ledger.next_news(), ledger.news(6.9)) == (None, None)
+    ledger.add("e", 6.9)
+    assert (ledger.next_news(), ledger.news(6.9)) == (7.0, None)
+    ledger.add("f", 6.95)
+    assert ledger.news(7.0) == replace(told, leases=6, worst_gap=12.0)
+    assert ledger.news(99.0) is None, "nothing has changed"
+
+
+def test_beats_that_take_long_overlap_as_far_as_the_rate_asks_for() -> None:
+    ledger = ledger_of("abcdefghijklmnopqrst", max_rate=2.0, interval=10.0, overlap=4)
+    times, flights = serve(ledger, seconds=4.0, until=200.0)
+    assert max(flights) == 8
+    assert (ledger.capacity, ledger._pace.rate) == (20, 2.0)
+    # After the first cycle, in which that was found out.
+    gaps = {round(b - a, 2) for a, b in itertools.pairwise(times["a"][2:])}
+    assert gaps == {10.0}
+
+
+def test_a_cycle_has_fewer_beats_if_too_few_may_overlap() -> None:
+    ledger = ledger_of("abcdefghijkl", max_rate=2.0, interval=10.0, max_overlap=4)
+    assert (ledger.capacity, ledger.saturated) == (20, False)
+    times, _ = serve(ledger, seconds=4.0, until=400.0)
+    assert ledger._pace.rate == pytest.approx(1.0)
+    assert (ledger.capacity, ledger.saturated) == (10, True)
+    gaps = {round(b - a, 2) for a, b in itertools.pairwise(times["a"])}
+    assert gaps == {12.0}
+    news = ledger.news(400.0)
+    assert isinstance(news, LeaseSaturated)
+    assert (news.leases, news.capacity) == (12, 10)
+    assert news.rate == pytest.approx(1.0)
+    assert news.worst_gap == pytest.approx(12.0)
+
+
+def serve(
+    ledger: LeaseLedger[str], *, seconds: float, until: float
+) -> tuple[dict[str, list[float]], list[int]]:
+    """Have renewals that take so long; return when each lease had one, and how many overlap."""
+    times, flights, now = defaultdict[str, list[float]](list), list[int](), 0.0
+    under_way: deque[tuple[float, str]] = deque()
+    while now < until:
+        while under_way and under_way[0][0] <= now:
+            ledger.end_renewal(under_way.popleft()[1], EXTENDED, now)
+        while (lease := ledger.begin_renewal(now)) is not None:
+            times[lease].append(now)
+            under_way.append((now + seconds, lease))
+            flights.append(len(under_way))
+        moments = [ledger.next_due(), *(ends for ends, _ in under_way)]
+        now = min(moment for moment in moments if moment is not None and moment > now)
+    return times, flights
+
+
+def test_a_lease_is_given_up_before_it_lapses() -> None:
+    ledger = ledger_of("a", ttl=40.0)
+    assert sent(ledger, 11) == ["a0", "a10"]
+    assert (ledger.lapses_at("a"), ledger.next_lapse()) == (50.0, 46.0)
+    assert list(ledger.lapsed(45.9)) == []
+    assert list(ledger.lapsed(46.0)) == [("a", 36.0)]
+    assert ("a" in ledger, ledger.next_lapse(), ledger.next_due()) == (
+        False,
+        None,
+        None,
+    )
+
+
+def test_a_lease_lasts_from_the_begin_of_the_beat_that_has_extended_it() -> None:
+    ledger = ledger_of("a", ttl=40.0)
+    assert ledger.begin_renewal(3.0) == "a"
+    assert ledger.lapses_at("a") == 40.0, "it came at 0"
+    ledger.end_renewal("a", EXTENDED, 8.0)
+    assert (ledger.lapses_at("a"), ledger.next_lapse()) == (43.0, 39.0)
+
+
+def test_a_cycle_has_as_many_beats_as_it_should_in_spite_of_floats() -> None:
+    for rate, cycle, renewals in ((0.1, 30.0, 3), (1.1, 10.0, 11), (0.7, 10.0, 7)):
+        assert ledger_of(max_rate=rate, interval=cycle).capacity == renewals

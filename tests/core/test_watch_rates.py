@@ -1,9 +1,10 @@
-"""How many jobs watchers hear of: all of few, and a steady rate of many."""
+"""How much watchers and samplers get: of few things all, of many a steady rate."""
 
 from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
+from asyncpool._core.profile.sampling_times import SamplingTimes
 from asyncpool._observe.control.watch import MOST_PER_SECOND, JobBudget
 
 
@@ -31,21 +32,9 @@ def test_few_jobs_are_all_heard_of() -> None:
     assert heard(of(200, 0.5), 10.0, rate=300) == 3000
 
 
-def test_a_sudden_crowd_is_heard_of_too() -> None:
-    budget = of(200, 0.5)
-    assert sum(budget.take() for _ in range(200)) == 199
-    assert not budget.take()
-    assert budget.fill(0.5)
-
-
 def test_of_many_jobs_there_is_a_sample() -> None:
     count = heard(of(200, 0.5), 10.0, rate=50_000)
     assert 3500 <= count <= 200 + 10 * 400
-
-
-def test_nobody_can_ask_for_more_than_the_pool_gives() -> None:
-    count = heard(of(1000, 0.1), 5.0, rate=50_000)
-    assert count <= 1000 + 5 * MOST_PER_SECOND
 
 
 def test_many_watchers_hear_of_the_same_jobs() -> None:
@@ -80,3 +69,47 @@ def test_no_more_than_a_bucket_and_what_came_into_it(
             count += 1
     assert count <= jobs + now * min(jobs / every, MOST_PER_SECOND) + 1e-6
     assert not pauses or count >= jobs
+
+
+# When a sampler looks at the stacks.
+
+
+RATES = st.floats(1, 1000)
+STARTS = st.floats(0, 1e6)
+
+
+@given(RATES, st.floats(0.01, 3), STARTS)
+def test_one_that_is_always_in_time_misses_nothing(
+    rate: float, seconds: float, now: float
+) -> None:
+    times, end, looks = SamplingTimes(rate, seconds, now), now + seconds, 0
+    while (wait := times.wait(now)) is not None:
+        assert 0 <= wait <= 1.5 / rate + 1e-6
+        now += wait + 1e-9
+        due = times.take(now)
+        assert due <= 1
+        looks += due
+    assert now < end + 1e-6
+    assert seconds * rate / 1.5 - 2 <= looks <= seconds * rate * 2 + 2
+
+
+@given(RATES, st.floats(0.01, 3), STARTS, st.data())
+def test_each_look_is_due_once_however_late_it_is_taken(
+    rate: float, seconds: float, now: float, data: st.DataObject
+) -> None:
+    late, in_time = (SamplingTimes(rate, seconds, now) for _ in range(2))
+    wanted = in_time.take(now + seconds)
+    taken = 0
+    while late.wait(now) is not None:
+        now += data.draw(st.floats(0.5 / rate, seconds))
+        taken += late.take(now)
+    assert taken == wanted
+
+
+def test_the_distances_differ() -> None:
+    times, now, waits = SamplingTimes(100, 1, 0.0), 0.0, set[int]()
+    while (wait := times.wait(now)) is not None:
+        waits.add(int(wait * 1000))
+        now += wait + 1e-9
+        times.take(now)
+    assert waits == set(range(5, 15))

@@ -1,0 +1,348 @@
+"""The core of a pool as its model and its stories see it: the one module of them that imports it.
+
+:class:`Core` has what an engine tells a core, in the engine's words, and what there is to see of
+it.  A core that is made in another way needs another :class:`Core`, and nothing else: what is in
+``imaginary/``, ``supervision_rules/``, ``endings.py`` and the stories stays as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from asyncpool._core.base.job_traits import (
+    BUDGET,
+    LEAST,
+    LOADING_TRAITS,
+    REFILL,
+    STREAM_TRAITS,
+    UNKNOWN,
+    JobTraits,
+    KeyedTraits,
+    SessionTraits,
+)
+from asyncpool._core.dispatch.queue import OLDEST_EVERY
+from asyncpool._core.dispatch.rendezvous import choose
+from asyncpool._core.policies.job_options import KILL, CancelMode
+from asyncpool._core.policies.restart import BURST, RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.slots import commands as cmd
+from asyncpool._core.slots.capacity import GROW_EVERY
+from asyncpool._core.slots.job_ending import BY_ITSELF, EndingStage
+from asyncpool._core.slots.lifecycle import EMPTY, KILL_GRACE, STOP_GRACE, TERM_GRACE
+from asyncpool._core.slots.slots import UP, Slot, StopStage
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.supervision.supervision import Supervision
+from asyncpool._core.supervision.termination import (
+    LEAST_GRACE,
+    REVOKE_GRACE,
+    STACK_GRACE,
+)
+from asyncpool.enums import SlotState
+from tests.helpers.inside import affinity_queues_of, slots_held
+
+__all__ = [
+    "BUDGET",
+    "BURST",
+    "BY_ITSELF",
+    "EMPTY",
+    "GROW_EVERY",
+    "KILL",
+    "KILL_GRACE",
+    "LEAST",
+    "LEAST_GRACE",
+    "LOADING_TRAITS",
+    "OLDEST_EVERY",
+    "REFILL",
+    "REVOKE_GRACE",
+    "STACK_GRACE",
+    "STOP_GRACE",
+    "STREAM_TRAITS",
+    "TERM_GRACE",
+    "UNKNOWN",
+    "UP",
+    "CancelMode",
+    "Core",
+    "EndingStage",
+    "Finish",
+    "JobTraits",
+    "KeyedTraits",
+    "RestartPolicy",
+    "SessionTraits",
+    "SlotState",
+    "StopStage",
+    "WorkerLimits",
+    "choose",
+    "cmd",
+    "gone",
+    "pool",
+    "short",
+    "taking",
+]
+
+Commands = list[cmd.Command]
+
+
+class Core:
+    """What decides for a pool: each call says what has happened, and returns what to do about it."""
+
+    def __init__(
+        self,
+        workers: int,
+        most: int | None = None,
+        *,
+        policy: RestartPolicy | None = None,
+        start_timeout: float = 20.0,
+        limits: WorkerLimits | None = None,
+        **options: Any,
+    ) -> None:
+        self._core = core = Supervision(
+            workers=(workers, most or workers),
+            policy=policy or RestartPolicy(),
+            start_timeout=start_timeout,
+            limits=limits or WorkerLimits(),
+            **options,
+        )
+        # Workers.
+        self.start = core.workers.start
+        self.ready = core.workers.ready
+        self.fault = core.workers.replace_faulty
+        self.oversized = core.workers.oversized
+        self.kill = core.workers.kill
+        self.try_sooner = core.workers.try_sooner
+        self.retry_in = core.workers.retry_in
+        self.ended = core.workers.ended
+        # Jobs.
+        self.submit = core.jobs.submit
+        self.submit_keyed = core.jobs.submit_keyed
+        self.submit_pinned = core.jobs.submit_pinned
+        self.prepare = core.jobs.prepare
+        self.submit_prepared = core.jobs.submit_prepared
+        self.arguments_loaded = core.jobs.arguments_loaded
+        self.outcome = core.jobs.outcome
+        self.refill = core.jobs.refill
+        self.begin_unpacking = core.closing.begin_unpacking
+        self.is_unpacking = core.closing.is_unpacking
+        self.outcome_unpacked = core.jobs.outcome_unpacked
+        self.requeue = core.jobs.requeue
+        self.drop = core.jobs.drop
+        self.withdraw = core.jobs.withdraw
+        # Jobs that are to end, or to come back.
+        self.cancel = core.jobs.cancel
+        self.revoke = core.termination.revoke
+        self.revoked = core.jobs.revoked
+        self.expire = core.termination.expire
+        self.hang = core.termination.hang
+        self.stacks_demanded = core.termination.stacks_demanded
+        self.stacks_written = core.termination.stacks_written
+        self.check_for_stalls = core.termination.check_for_stalls
+        self.is_revoked = core.termination.is_revoked
+        self.unanswered = core.termination.unanswered
+        # Sessions.
+        self.want_worker = core.sessions.want_worker
+        self.leave_queue = core.sessions.leave_queue
+        self.call = core.sessions.call
+        self.end_session = core.sessions.end
+        # Planned exits.
+        self.resize = core.replacements.resize
+        self.roll = core.replacements.roll
+        # The end, and time.
+        self.hold = core.hold
+        self.release = core.release
+        self.close = core.close
+        self.abandon = core.closing.abandon
+        self.next_deadline = core.next_deadline
+        self.on_timer = core.on_timer
+        self.next_overdue = core.overdue_workers.next_deadline
+        self.overdue = core.overdue_workers.take
+
+    def replace(self, slot: int, why: str, now: float) -> Commands:
+        """Let a worker be worn: it goes when another one can take its place."""
+        return self._core.replacements.replace(self.slots[slot], why, now)
+
+    def retire(
+        self, slot: int, why: str, now: float, *, unsent: int | None = None
+    ) -> Commands:
+        """Let a worker begin no other job."""
+        retire = self._core.replacements.retire
+        return retire(self.slots[slot], why, now, unsent=unsent)
+
+    def let_go(self, slot: int, why: str, now: float) -> Commands:
+        """Let a worker go, even if no replacement is ready."""
+        return self._core.replacements.release(self.slots[slot], why, now)
+
+    def job_waits(self, now: float) -> None:
+        """Let a job have come for which no worker was free, if the core wants to know that."""
+        if self._core.replacements.sizing.watching:
+            self._core.replacements.sizing.job_waits(now)
+
+    # What there is to see.
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """Each slot: its state, and what is known of its worker."""
+        return self._core.slots
+
+    @property
+    def broken(self) -> str | None:
+        return self._core.broken
+
+    @property
+    def over(self) -> bool:
+        """Whether the pool has ended."""
+        return self._core.closing.over
+
+    @property
+    def finish(self) -> Finish | None:
+        """What the pool still finishes, if it closes."""
+        return self._core.closing.finish
+
+    @property
+    def draining(self) -> bool:
+        """Whether the pool closes, and finishes all its jobs."""
+        return self._core.closing.draining
+
+    @property
+    def kills(self) -> int:
+        return self._core.kills
+
+    @property
+    def restarts(self) -> int:
+        return self._core.restarts
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs have not begun, wherever they are."""
+        return self._core.waiting
+
+    @property
+    def queued(self) -> int:
+        """How many jobs are with no worker."""
+        return self._core.dispatcher.waiting
+
+    @property
+    def unserved(self) -> int:
+        """How many jobs and sessions wait that a new worker might serve."""
+        return self._core.dispatcher.unserved
+
+    @property
+    def pipelining(self) -> bool:
+        """Whether a job waits in a worker."""
+        return self._core.pipelining
+
+    @property
+    def unbalanced(self) -> bool:
+        """Whether a worker is idle while jobs wait in others."""
+        return self._core.unbalanced
+
+    @property
+    def idle(self) -> int:
+        """How many workers have nothing to do and could run any job."""
+        return self._core.dispatcher.idle
+
+    @property
+    def free(self) -> int:
+        """How many jobs could begin now."""
+        return self._core.dispatcher.free
+
+    @property
+    def wanted(self) -> int:
+        """How many callers wait for a worker to themselves."""
+        return self._core.dispatcher.wanted
+
+    @property
+    def held_back(self) -> set[int]:
+        """The slots whose workers get no job since such a caller waits for one of them."""
+        return slots_held(self._core)
+
+    @property
+    def rolling(self) -> bool:
+        return self._core.replacements.rolling
+
+    @property
+    def settled(self) -> bool:
+        """Whether all workers of the pool's size are there, and no other."""
+        return self._core.replacements.budget.settled
+
+    @property
+    def grants_no_exit(self) -> bool:
+        """Whether no planned exit is granted any more, since the pool ends."""
+        return self._core.replacements.stopped
+
+    @property
+    def longest_grace(self) -> float:
+        """How long a job that is to end may still run."""
+        return self._core.termination.grace
+
+    @property
+    def retry_at(self) -> float | None:
+        """When the next start is tried, after those that failed; ``None`` for never."""
+        return self._core._lifecycle._retry_at
+
+    def in_hand(self, slot: int) -> int:
+        """Return how many jobs a worker has in hand."""
+        return self._core.jobs.count_in_flight(slot)
+
+    def last(self, slot: int) -> int | None:
+        """Return the job that a worker was given last."""
+        return self._core.jobs.last(slot)
+
+    def runs(self, slot: int, job: int) -> bool:
+        """Tell whether a worker runs *job*, as far as the core knows."""
+        return self._core.jobs.runs(slot, job)
+
+    def running(self, slot: int) -> Sequence[int]:
+        """Return the jobs that a worker runs, as far as the core knows."""
+        return self._core.jobs.running(slot)
+
+    def restart_book(self) -> Any:
+        """Return a copy of what is known of starts and deaths, to compare it with later ones."""
+        return copy.deepcopy(self._core._lifecycle.ledger)
+
+    def lines(self) -> dict[int | None, Sequence[int]]:
+        """Return the jobs with a key that wait, by the place that each waits for."""
+        queues = affinity_queues_of(self._core).open
+        return {
+            place: [entry.job for entry in queue.entries()]
+            for place, queue in queues.items()
+        }
+
+    def seats(self) -> Mapping[int, int]:
+        """Return the slot of each place, as the dispatcher knows it."""
+        return affinity_queues_of(self._core).slots_by_bucket
+
+    def places(self) -> Iterable[tuple[int, int]]:
+        """Yield each place and its slot."""
+        for slot in self.slots:
+            if slot.bucket is not None:
+                yield slot.bucket, slot.index
+
+
+def pool(
+    workers: int, most: int | None = None, *, ready: int | None = None, **options: Any
+) -> Core:
+    """Return a pool that has begun at 0.0; so many of its workers, or all, are ready."""
+    core = Core(workers, most, **options)
+    assert core.start(0.0) == [cmd.Spawn(index, 1) for index in range(workers)]
+    for index in range(workers if ready is None else ready):
+        core.ready(index, 0.0)
+    return core
+
+
+def short(cost: float = 10.0) -> JobTraits:
+    """Return what is known of a function whose calls take so many microseconds."""
+    traits = JobTraits()
+    traits.cost = cost
+    return traits
+
+
+def gone(core: Core, slot: int, now: float) -> Commands:
+    """Let a worker end that had nothing in hand."""
+    return core.ended(slot, now, started=False, requeue=(), jitter=0.0)
+
+
+def taking(core: Core) -> list[int]:
+    """Return the slots that get jobs."""
+    up = {SlotState.IDLE, SlotState.BUSY}
+    return [s.index for s in core.slots if s.state in up and not s.draining]

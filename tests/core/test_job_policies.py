@@ -1,0 +1,426 @@
+"""What the options of jobs and workers come to: attempts, limits of time, wear, and cost."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool._core.base.job_traits import (
+    BUDGET,
+    REFILL,
+    UNKNOWN,
+    JobTraits,
+    KeyedTraits,
+)
+from asyncpool._core.policies.attempts import (
+    MAX_FREE_RETURNS,
+    AttemptPolicy,
+    begun_attempts,
+    costs_attempt,
+)
+from asyncpool._core.policies.job_options import KILL, CancelMode, JobLimits
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool.enums import CrashKind, Delivery
+
+# Whether a job is tried again.
+
+
+ONCE = AttemptPolicy()
+THRICE = AttemptPolicy(max_attempts=3)
+OOM_TOO = AttemptPolicy(max_attempts=2, retry_on=("crash", "out of memory"))
+NEVER = AttemptPolicy(max_attempts=9, retry_on=())
+ON_LOOKUP = AttemptPolicy(max_attempts=2, retry_on=(LookupError, SystemExit))
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "delivery", "attempt", "times_returned", "again"),
+    [
+        # A job that may have had effects is never run twice unasked.
+        (ONCE, "crash", "started", 1, 0, False),
+        (ONCE, "hung", "started", 1, 0, False),
+        # Up to max_attempts starts, and not one more.
+        (THRICE, "crash", "started", 1, 0, True),
+        (THRICE, "crash", "started", 2, 0, True),
+        (THRICE, "crash", "started", 3, 0, False),
+        # By default after a crash or a hang; an OOM kill would happen again.
+        (THRICE, "hung", "started", 1, 0, True),
+        (THRICE, "out of memory", "started", 1, 0, False),
+        (THRICE, "protocol", "started", 1, 0, False),
+        (THRICE, "failed start", "started", 1, 0, False),
+        (OOM_TOO, "out of memory", "started", 1, 0, True),
+        (OOM_TOO, "hung", "started", 1, 0, False),
+        (OOM_TOO, "out of memory", "started", 2, 0, False),
+        (NEVER, "crash", "started", 1, 0, False),
+        (ON_LOOKUP, "crash", "started", 1, 0, False),
+        # A job that had not begun loses nothing, whatever the policy.
+        (ONCE, "crash", "sent", 1, 0, True),
+        (ONCE, "protocol", "never sent", 1, 0, True),
+        (NEVER, "out of memory", "sent", 1, 0, True),
+        # But not for ever.
+        (ONCE, "crash", "sent", 1, MAX_FREE_RETURNS - 1, True),
+        (ONCE, "crash", "sent", 1, MAX_FREE_RETURNS, False),
+        (ONCE, "crash", "never sent", 1, MAX_FREE_RETURNS, False),
+        (THRICE, "crash", "sent", 2, MAX_FREE_RETURNS, True),
+        (THRICE, "crash", "sent", 3, MAX_FREE_RETURNS, False),
+        (THRICE, "protocol", "sent", 1, MAX_FREE_RETURNS, False),
+    ],
+)
+def test_whether_a_job_is_tried_again_after_a_crash(
+    policy: AttemptPolicy,
+    kind: str,
+    delivery: str,
+    attempt: int,
+    times_returned: int,
+    again: bool,  # noqa: FBT001
+) -> None:
+    answer = policy.after_crash(
+        kind=CrashKind(kind),
+        delivery=Delivery(delivery),
+        attempt=attempt,
+        times_returned=times_returned,
+    )
+    assert answer is again
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "attempt", "again"),
+    [
+        # What the function raises is its answer, unless the caller says otherwise.
+        (THRICE, ValueError("x"), 1, False),
+        (NEVER, ValueError("x"), 1, False),
+        (ON_LOOKUP, KeyError("x"), 1, True),
+        (ON_LOOKUP, KeyError("x"), 2, False),
+        (ON_LOOKUP, SystemExit(1), 1, True),
+        (ON_LOOKUP, ValueError("x"), 1, False),
+        (AttemptPolicy(retry_on=(LookupError,)), KeyError("x"), 1, False),
+    ],
+)
+def test_whether_a_job_is_tried_again_after_it_raised(
+    policy: AttemptPolicy,
+    error: BaseException,
+    attempt: int,
+    again: bool,  # noqa: FBT001
+) -> None:
+    assert policy.after_exception(error, attempt=attempt) is again
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_attempts": 0}, ValueError, "between 1 and 65535, not 0"),
+        ({"max_attempts": -1}, ValueError, "between 1 and 65535, not -1"),
+        ({"max_attempts": 65_536}, ValueError, "between 1 and 65535, not 65536"),
+        ({"max_attempts": 2.0}, TypeError, r"max_attempts must be an int, not 2\.0"),
+        ({"retry_on": ("crashed",)}, ValueError, "'crashed', which is no kind"),
+        ({"retry_on": (3,)}, TypeError, "types of exceptions, not 3"),
+        ({"retry_on": (int,)}, TypeError, "not <class 'int'>"),
+        ({"retry_on": (ValueError("x"),)}, TypeError, r"not ValueError\('x'\)"),
+    ],
+)
+def test_values_out_of_range_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        AttemptPolicy(**options)
+
+
+def test_the_message_about_an_unknown_kind_lists_those_there_are() -> None:
+    with pytest.raises(ValueError, match="retry_on") as caught:
+        AttemptPolicy(retry_on=("oom",))  # type: ignore[arg-type]
+    for kind in CrashKind:
+        assert kind.value in str(caught.value)
+        AttemptPolicy(retry_on=(kind,))
+
+
+def test_a_job_that_comes_back_too_often_loses_an_attempt_each_time() -> None:
+    free = [
+        not costs_attempt(delivery=Delivery.SENT, times_returned=times)
+        for times in range(MAX_FREE_RETURNS + 2)
+    ]
+    assert free == [True] * MAX_FREE_RETURNS + [False] * 2
+    assert costs_attempt(delivery=Delivery.STARTED, times_returned=0)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "returned", "begun"), [(0, 3, 0), (2, 3, 2), (2, 4, 1), (2, 5, 0)]
+)
+def test_attempts_that_had_begun_are_told_from_the_others(
+    attempts: int, returned: int, begun: int
+) -> None:
+    assert begun_attempts(attempts=attempts, times_returned=returned) == begun
+
+
+# When a job has to end, and how.
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"timeout": 0}, "timeout must be > 0 seconds, not 0"),
+        ({"timeout": -1.5}, "timeout must be > 0 seconds, not -1.5"),
+        ({"timeout": math.nan}, "timeout must be > 0 seconds, not nan"),
+        ({"heartbeat_timeout": 0}, "heartbeat_timeout must be > 0 seconds, not 0"),
+        ({"queue_timeout": 0.0}, "queue_timeout must be > 0 seconds, not 0.0"),
+        (
+            {"deadline": math.nan},
+            "deadline must be a point on the loop's clock, not nan",
+        ),
+        (
+            {"on_cancel": "stop"},
+            "on_cancel must be one of interrupt, kill, wait, not 'stop'",
+        ),
+        ({"cancel_grace": -1}, "cancel_grace must be >= 0 seconds, not -1"),
+        ({"cancel_grace": math.nan}, "cancel_grace must be >= 0 seconds, not nan"),
+    ],
+)
+def test_what_is_out_of_range(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        JobLimits(**given)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("limits", "queue_end", "run_end"),
+    [
+        (JobLimits(timeout=2.0), None, 12.0),
+        (JobLimits(queue_timeout=3.0), 13.0, None),
+        (JobLimits(deadline=11.0), 11.0, 11.0),
+        (JobLimits(deadline=11.0, timeout=2.0, queue_timeout=3.0), 11.0, 11.0),
+        (JobLimits(deadline=99.0, timeout=2.0, queue_timeout=3.0), 13.0, 12.0),
+    ],
+)
+def test_each_stage_has_its_end(
+    limits: JobLimits, queue_end: float | None, run_end: float | None
+) -> None:
+    assert limits.timed
+    assert limits.queue_end(10.0) == queue_end
+    assert limits.run_end(10.0) == run_end
+    assert limits.next_check(10.0, 90.0) == run_end
+
+
+@pytest.mark.parametrize(
+    ("limits", "looks"),
+    [
+        (JobLimits(), (None, None)),
+        (JobLimits(heartbeat_timeout=3.0), (13.0, 17.0)),
+        (JobLimits(heartbeat_timeout=3.0, timeout=5.0), (13.0, 15.0)),
+        (JobLimits(heartbeat_timeout=3.0, timeout=2.0), (12.0, 12.0)),
+        (JobLimits(heartbeat_timeout=3.0, deadline=16.0), (13.0, 16.0)),
+    ],
+)
+def test_who_was_heard_of_late_is_looked_at_later(
+    limits: JobLimits, looks: tuple[float | None, float | None]
+) -> None:
+    assert limits.timed is (limits != JobLimits())
+    assert (limits.next_check(10.0, 10.0), limits.next_check(10.0, 14.0)) == looks
+    assert limits.queue_end(10.0) == limits.deadline
+
+
+def test_which_limit_it_was() -> None:
+    limits = JobLimits(timeout=2.0, queue_timeout=3.0, deadline=20.0)
+    assert limits.exceeded(19.9, running=True) == "timeout"
+    assert limits.exceeded(19.9, running=False) == "queue_timeout"
+    assert limits.exceeded(20.0, running=True) == "deadline"
+    assert limits.exceeded(20.0, running=False) == "deadline"
+
+
+def test_how_it_is_made_to_end() -> None:
+    assert JobLimits().cancel_mode == CancelMode("interrupt", 2.0)
+    assert JobLimits(cancel_grace=0.5).cancel_mode == CancelMode("interrupt", 0.5)
+    assert JobLimits(on_cancel="kill", cancel_grace=9.0).cancel_mode == KILL
+    assert JobLimits(on_cancel="wait").cancel_mode.action == "wait"
+
+
+# When workers are worn.
+
+
+slots = st.integers(0, 1000)
+generations = st.integers(1, 10**6)
+
+
+@given(slots, generations, st.sampled_from([0.0, 0.1, 0.5]))
+def test_limits_are_lowered_by_the_jitter_at_the_most(
+    slot: int, generation: int, jitter: float
+) -> None:
+    limits = WorkerLimits(max_jobs=1000, max_age=60.0, max_memory=10**9, jitter=jitter)
+    jobs, age, rss = limits.recycle_limits(slot, generation)
+    assert age is not None
+    assert rss is not None
+    assert 1000 * (1 - jitter) <= jobs <= 1000
+    assert 60.0 * (1 - jitter) <= age <= 60.0
+    assert 10**9 * (1 - jitter) <= rss <= 10**9
+    if not jitter:
+        assert (jobs, age, rss) == (1000, 60.0, 10**9)
+
+
+@given(st.integers(0, 100), generations)
+def test_whoever_starts_together_is_not_worn_together(
+    first: int, generation: int
+) -> None:
+    limits = WorkerLimits(max_age=1000.0, jitter=0.1)
+    ages = sorted(
+        limits.recycle_limits(first + n, generation).age or 0.0 for n in range(16)
+    )
+    gaps = [after - before for before, after in itertools.pairwise(ages)]
+    # Chance would leave two of sixteen within a second of each other, as a rule.
+    assert min(gaps) > 1.0
+
+
+def test_a_worker_runs_at_least_one_job() -> None:
+    limits = WorkerLimits(max_jobs=1, jitter=0.9)
+    assert {limits.recycle_limits(slot, 1).jobs for slot in range(16)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"max_jobs": 0}, ValueError, "max_jobs must be > 0 or None, not 0"),
+        ({"max_jobs": 1.5}, TypeError, "max_jobs must be an int or None, not 1.5"),
+        (
+            {"max_age": "1"},
+            TypeError,
+            "max_age must be a number of seconds or None, not '1'",
+        ),
+        ({"max_age": 0.0}, ValueError, "max_age must be > 0 or None, not 0.0"),
+        ({"max_memory": -1}, ValueError, "max_memory must be > 0 or None, not -1"),
+        (
+            {"max_memory": 2, "kill_memory": 2},
+            ValueError,
+            "kill_memory must be more than max_memory (2 bytes), not 2 bytes",
+        ),
+        ({"jitter": 1.0}, ValueError, "jitter must be at least 0 and below 1, not 1.0"),
+        ({"jitter": None}, TypeError, "jitter must be a number, not None"),
+        ({"rlimits": 3}, TypeError, "rlimits must be a mapping, not 3"),
+        ({"rlimits": [3]}, TypeError, "rlimits must be a mapping, not [3]"),
+        ({"nice": 0.5}, TypeError, "nice must be an int, not 0.5"),
+        (
+            {"cpu_affinity": []},
+            ValueError,
+            "cpu_affinity must be numbers of CPUs, not []",
+        ),
+        (
+            {"cpu_affinity": 3},
+            ValueError,
+            "cpu_affinity must be numbers of CPUs, not 3",
+        ),
+        (
+            {"cpu_affinity": [-1]},
+            ValueError,
+            "cpu_affinity must be numbers of CPUs, not [-1]",
+        ),
+        (
+            {"rlimits": {"AS": 1}},
+            ValueError,
+            "rlimits takes names such as 'RLIMIT_AS', not 'AS'",
+        ),
+        (
+            {"rlimits": {"RLIMIT_AS": (1, 2, 3)}},
+            TypeError,
+            "the limit of RLIMIT_AS must be an int or two, not (1, 2, 3)",
+        ),
+    ],
+    ids=str,
+)
+def test_limits_that_make_no_sense_are_refused(
+    given: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        WorkerLimits(**given)
+    assert str(caught.value) == text
+
+
+def test_an_exact_limit_needs_one() -> None:
+    assert WorkerLimits(max_jobs=1, exact=True).exact
+    with pytest.raises(
+        ValueError, match=r"^exact is about max_jobs, and there is none$"
+    ):
+        WorkerLimits(exact=True)
+    with pytest.raises(TypeError, match=r"^exact must be True or False, not 1$"):
+        WorkerLimits(max_jobs=1, exact=1)  # type: ignore[arg-type]
+
+
+# How long calls take, as far as is known.
+
+
+# The least that a call counts for.
+FLOOR = 125.0
+durations = st.integers(0, 2**32 - 1)
+
+
+def after(*durations: float) -> float:
+    traits = JobTraits()
+    for duration in durations:
+        traits.note(duration)
+    return traits.cost
+
+
+def test_what_was_never_called_is_unknown_and_fits_behind_nothing() -> None:
+    assert after() == UNKNOWN
+    assert UNKNOWN > 1_000 * BUDGET
+
+
+@pytest.mark.parametrize(
+    ("calls", "cost"),
+    [
+        ((160, 320), 180.0),
+        ((320, 160), 300.0),
+        ((800, 0), 715.625),
+        ((128, 256, 128, 256), 156.25),
+        ((500, 500, 500), 500.0),
+        ((160, 160, 20160), 2660.0),
+        ((1_000_000, 160), 875_020.0),
+    ],
+)
+def test_each_further_call_counts_for_an_eighth(
+    calls: tuple[float, ...], cost: float
+) -> None:
+    assert after(*calls) == cost
+
+
+@pytest.mark.parametrize("duration", [0, 1, 7, 62, 62.5])
+def test_a_call_of_no_time_counts_for_the_least(duration: float) -> None:
+    assert after(duration) == FLOOR
+    assert after(duration, duration) == FLOOR
+    assert after(FLOOR + 8, duration) == FLOOR + 7
+
+
+@given(st.lists(durations, min_size=1, max_size=30), durations)
+def test_the_average_moves_towards_each_call(calls: list[int], last: int) -> None:
+    before, cost = after(*calls), after(*calls, last)
+    counted = max(last, FLOOR)
+    if before != UNKNOWN:
+        assert min(before, counted) <= cost <= max(before, counted)
+        assert (cost == before) is (counted == before)
+
+
+def test_one_long_call_among_short_ones_is_noticed_at_once_and_forgotten() -> None:
+    traits = JobTraits()
+    for _ in range(100):
+        traits.note(200)
+    assert traits.cost == 200.0
+    traits.note(160_200)
+    assert traits.cost == 20_200.0, "nothing travels ahead for a while"
+    costs = []
+    for _ in range(60):
+        costs.append(traits.cost)
+        traits.note(200)
+    assert costs == sorted(costs, reverse=True)
+    assert sum(cost > BUDGET for cost in costs) == 2
+    assert sum(cost > REFILL for cost in costs) == 8
+    assert sum(cost > 202 for cost in costs) == 60
+    assert traits.cost < 210
+
+
+def test_a_job_with_a_key_costs_what_its_function_does_by_now() -> None:
+    function = JobTraits()
+    first, second = KeyedTraits(function, 7), KeyedTraits(function, 8)
+    assert (first.key, second.key, function.key) == (7, 8, None)
+    assert first.cost == UNKNOWN
+    function.note(250)
+    assert (first.cost, second.cost) == (250, 250)
+    first.note(1050)
+    assert function.cost == second.cost == 350
