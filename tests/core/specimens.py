@@ -56,11 +56,6 @@ class NoFile(OSError):
         super().__init__(2, "no such file", path)
 
 
-class BadText(UnicodeDecodeError):
-    def __init__(self, *, position: int) -> None:
-        super().__init__("utf-8", b"caf\xe9", position, position + 1, "bad byte")
-
-
 class NoModule(ImportError):
     def __init__(self, *, missing: str) -> None:
         super().__init__(f"no {missing}", name=missing)

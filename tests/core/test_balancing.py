@@ -433,3 +433,17 @@ def test_one_message_too_many_breaks_the_protocol() -> None:
     assert str(caught.value) == (
         "the pool sent a message beyond the 64 for which there is room"
     )
+
+
+@pytest.mark.parametrize(
+    ("every", "told"), [(1, [1, 2, 3, 4]), (3, [None, None, 3, None])]
+)
+def test_the_other_end_is_told_the_sum_as_often_as_was_said(
+    every: int, told: list[int | None]
+) -> None:
+    credit = MessageCredit("it", tell_every=every)
+    found = []
+    for _ in told:
+        credit.receive()
+        found.append(credit.take())
+    assert found == told

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from asyncpool import ProtocolError
 from asyncpool._core.base.names import MAX_NAME
+from asyncpool._core.profile.profile_book import ProfileBook, WorkerRecord
 from asyncpool._core.profile.profile_messages import (
     MAX_CHUNK,
     MAX_COUNT,
@@ -114,19 +115,6 @@ def test_any_bytes_are_a_chunk_or_an_error(payload: bytes) -> None:
         SampleChunk.unpack(payload)
 
 
-SORT: Stack = ("shop.sort", ("shop.sort:3",))
-PARSE: Stack = ("shop.parse", ("shop.parse:9",))
-
-
-def chunk(error: str = "", **stacks: int) -> SampleChunk:
-    known = {"sort": SORT, "parse": PARSE}
-    return SampleChunk(
-        {known[name]: samples for name, samples in stacks.items()},
-        SampleFigures(1, 2, 3),
-        error,
-    )
-
-
 FEW_STACKS = st.tuples(
     st.sampled_from(["shop.sort", "shop.parse"]),
     st.lists(st.sampled_from("abc"), max_size=3).map(tuple),
@@ -223,3 +211,49 @@ def test_a_call_that_calls_itself_counts_once() -> None:
         ("g:5", 3, 3),
         ("time.sleep", 1, 1),
     ]
+
+
+# Whom a pool has asked for samples, and what they sent.
+
+SORT: Stack = ("shop.sort", ("shop.sort:3",))
+PARSE: Stack = ("shop.parse", ("shop.parse:9",))
+
+
+def chunk(error: str = "", **stacks: int) -> SampleChunk:
+    known = {"sort": SORT, "parse": PARSE}
+    return SampleChunk(
+        {known[name]: samples for name, samples in stacks.items()},
+        SampleFigures(1, 2, 3),
+        error,
+    )
+
+
+def record(book: ProfileBook) -> WorkerRecord:
+    [found] = book.records
+    return found
+
+
+def test_the_samples_of_all_workers_are_counted_together() -> None:
+    book = ProfileBook()
+    book.ask(1, 1, 101)
+    book.ask(0, 2, 100)
+    book.hear(0, 2, chunk(sort=1), last=False)
+    book.hear(1, 1, chunk(sort=4, parse=6), last=True)
+    book.hear(0, 2, chunk(parse=2), last=True)
+    assert not book.is_open
+    assert book.stacks == [(PARSE, 8), (SORT, 5)]
+    first, second = book.records
+    assert (first.slot, first.generation, first.pid) == (0, 2, 100)
+    assert (first.samples, first.idle, first.skipped, first.missed) == (3, 2, 4, 6)
+    assert (second.slot, second.samples, second.complete) == (1, 10, True)
+
+
+def test_a_worker_that_ends_costs_what_it_has_not_sent() -> None:
+    book = ProfileBook()
+    book.ask(0, 1, 100)
+    book.hear(0, 1, chunk(sort=1), last=False)
+    book.lost(0, 1)
+    assert (book.is_open, record(book).complete) == (False, False)
+    assert book.stacks == [(SORT, 1)]
+    book.hear(0, 1, chunk(sort=1), last=True)
+    assert record(book).samples == 1, "nothing counts after its end"

@@ -531,10 +531,6 @@ def fork_quietly() -> int:
     return os.fork()
 
 
-def say_at_exit(text: str) -> None:
-    atexit.register(lambda: os.write(2, f"{text}\n".encode()))
-
-
 # What maps call.
 
 

@@ -90,11 +90,6 @@ def log_badly() -> str:
     return "done"
 
 
-def log_huge(size: int) -> int:
-    logging.getLogger(LOGGER).warning("x" * size)
-    return size
-
-
 def log_and_die(count: int) -> NoReturn:
     for number in range(count):
         logging.getLogger(LOGGER).warning("last words %d", number)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "VersionTwo",
     "app",
     "broken",
     "explaining",
@@ -40,17 +39,6 @@ async def app(scope: Message, receive: Receive, send: Send) -> None:
 def plain(scope: Message, receive: Receive, send: Send) -> Awaitable[None]:
     """Be the application, without being a coroutine function."""
     return app(scope, receive, send)
-
-
-class VersionTwo:
-    """The application as one of ASGI 2."""
-
-    def __init__(self, scope: Message) -> None:
-        self._scope = scope
-
-    async def __call__(self, receive: Receive, send: Send) -> None:
-        """Serve what the scope says."""
-        await app(self._scope, receive, send)
 
 
 def make_app() -> Callable[..., Awaitable[None]]:

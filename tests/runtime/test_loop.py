@@ -20,6 +20,7 @@ from asyncpool.errors import ProtocolError
 from tests.helpers import virtual_time
 from tests.helpers.functions import known_function
 from tests.helpers.owner import Owner
+from tests.helpers.patience import patience
 
 Step = Callable[[Alarm], None]
 
@@ -282,3 +283,11 @@ async def test_a_stream_is_silent_only_while_it_may_send() -> None:
     await taken(job)
     await taken(job)
     assert now <= job.heard_at(now + 9) < now + 5
+    # Who waits hears of the next item, and of the end.
+    for happens, heard in ((lambda: job.receive(item(2)), 2), (job.cancel, None)):
+        waiting = asyncio.create_task(taken(job))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        happens()
+        async with patience():
+            assert await waiting == heard
