@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,9 @@ async def test_the_limit_is_one_for_all_that_a_message_holds() -> None:
         assert len(await pool.submit(data_jobs.give_lists, 59_999)) == 59_999
         assert len(await pool.submit(data_jobs.give_ints, 299_995)) == 299_995
         assert len(await pool.submit(data_jobs.give_texts, 99_000)) == 99_000
+        for value, count in ((math.inf, 74_000), (b"1", 99_000), ((), 50_000)):
+            found = await pool.submit(data_jobs.give_alone, value, count)
+            assert found == [value] * count
         rows = await pool.submit(data_jobs.give_table, 11_999, 20)
         assert sum(map(len, rows)) == 239_980
         for call in (
@@ -88,8 +92,12 @@ async def test_the_limit_is_one_for_all_that_a_message_holds() -> None:
             pool.submit(data_jobs.give_ints, 299_996),
             pool.submit(data_jobs.give_texts, 100_000),
             pool.submit(data_jobs.give_table, 12_000, 20),
+            pool.submit(data_jobs.give_alone, math.inf, 76_000),
         ):
-            with pytest.raises(JobNotPicklableError, match="more than 300,000 values"):
+            with pytest.raises(
+                JobNotPicklableError,
+                match="cannot be sent as msgspec: it holds more than 300,000 values",
+            ):
                 await call
         with pytest.raises(JobNotPicklableError, match="its worker is killed"):
             await pool.submit(data_jobs.send_instead, TABLE)

@@ -280,6 +280,10 @@ def give_folder(forms: int, ids: int) -> Folder:
     return Folder([Form() for _ in range(forms)], [UUID(int=n) for n in range(ids)])
 
 
+def give_alone(value: Any, count: int) -> Any:
+    return [value] * count
+
+
 def give_diary(days: int) -> Diary:
     return Diary([date(2026, 1, 1) + timedelta(n) for n in range(days)])
 

@@ -34,8 +34,9 @@ PIECE = HEAVY
 
 # How much a result may hold: the garbage collector looks at all of it in one step, and one step frees
 # it.  That takes up to 80 ns for each value, and for a list, dict or other as long as for five; for one
-# in a set as long as for three, since it lies elsewhere in memory than its neighbour.
-_MOST, _CONTAINER, _MEMBER = 300_000, 5, 3
+# in a set as long as for three, since it lies elsewhere in memory than its neighbour.  What has an
+# instruction of its own weighs more, so that no value weighs less than its program.
+_MOST, _CONTAINER, _MEMBER, _ALONE = 300_000, 5, 3, 3
 
 # The most bytes of a result that do not travel beside it.  To free memory is one step too.
 MOST_BYTES = 256 << 20
@@ -347,7 +348,7 @@ def _weight(text: bytes, cost: Cost) -> int:
 
 def _weight_of(instruction: int, count: int) -> int:
     if instruction in _SMALL:
-        return instruction != PUSH
+        return 0 if instruction == PUSH else _ALONE
     return _CONTAINER + (_MEMBER - 1) * count * (instruction in (SET, FROZENSET))
 
 

@@ -79,7 +79,7 @@ def load_error(
         remote, name, text = map(printable_lines, texts)
         error = _check_error(loads(data, pause=pause))
     except BaseException as broken:  # what is unpickled may raise anything
-        what = f"{name}: {text}" if name else describe(broken)
+        what = f"{name}: {text}" if name else printable_lines(describe(broken))
         error = JobNotPicklableError(
             f"the job's exception cannot be unpickled here: {what}",
             direction="exception",
