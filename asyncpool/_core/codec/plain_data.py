@@ -105,35 +105,36 @@ class MissingPackageError(Exception):
 def weigh(values: Sequence[Any], most: int) -> int | None:
     """Return how large the text of *values* gets, roughly; ``None`` if JSON has none, or above *most*.
 
-    It looks at one level after the other, which takes a tenth of the time of a walk.
+    It goes from level to level: a value may be deep, or hold itself.
     """
     level, weight = values, 0
     for _ in range(_LEVELS):
         weight += _EACH * len(level)
         if weight > most:
             return None
-        kinds = set(map(type, level))
-        if not kinds <= _NATIVE:
-            return None
-        if str in kinds:
-            weight += sum(len(one) for one in level if type(one) is str)
-        if int in kinds:
-            bits = sum(one.bit_length() for one in level if type(one) is int)
-            weight += bits >> 3
-        # JSON has no other floats; a sum that overflows only costs some time.
-        if float in kinds and not math.isfinite(
-            sum(one for one in level if type(one) is float)
-        ):
-            return None
-        if kinds <= _SCALARS:
+        below: list[Any] = []
+        for one in level:
+            kind = type(one)
+            if kind is str:
+                weight += len(one)
+            elif kind is int:
+                weight += one.bit_length() >> 3
+            elif kind is dict:
+                for key in one:
+                    if type(key) is not str:
+                        return None
+                    weight += len(key)
+                below += one.values()
+            elif kind is list:
+                below += one
+            elif kind is float:
+                if not math.isfinite(one):
+                    return None
+            elif kind is not bool and one is not None:
+                return None
+        if not below:
             return weight if weight <= most else None
-        dicts = [one for one in level if type(one) is dict]
-        keys = [*chain.from_iterable(dicts)]
-        if not set(map(type, keys)) <= _TEXTS:
-            return None
-        weight += sum(map(len, keys))
-        lists = chain.from_iterable(one for one in level if type(one) is list)
-        level = [*lists, *chain.from_iterable(one.values() for one in dicts)]
+        level = below
     return None
 
 
