@@ -201,8 +201,7 @@ async def test_a_session_is_bounded(tmp_path: Path) -> None:
         killed = await one.cell(deaf)
         assert killed["error"] == "the cell was not done within 1 s"
         assert (await one.cell("x"))["status"] == 410
-        await service.until(lambda health: health["sessions"] == 1)
-        # Nobody uses the other one any more.
+        # Nobody uses the other one any more, which may have ended before.
         await service.until(lambda health: health["sessions"] == 0)
         assert (await other.cell("1"))["status"] == 410
 
