@@ -67,7 +67,7 @@ async def test_more_objects_than_a_service_can_look_at_in_a_step_are_not_sent(
             await pool.submit(data_jobs.give_lists, 250_000)
         assert str(caught.value).startswith(
             "the job's result, of type list, cannot be sent as "
-            f"{codec}: it holds more than 300,000 values, of which each list, dict or other counts "
+            f"{codec}: it holds more than 500,000 values, of which each list, dict or other counts "
             "5 more, which would hold up the service: send an array or bytes, or yield it in parts"
         )
         # A worker is trusted with what its service sends.
@@ -79,24 +79,24 @@ async def test_more_objects_than_a_service_can_look_at_in_a_step_are_not_sent(
 async def test_the_limit_is_one_for_all_that_a_message_holds() -> None:
     async with patience(), Pool(1, codec="msgspec") as pool:
         # The list that has the others counts as well.
-        assert len(await pool.submit(data_jobs.give_lists, 59_999)) == 59_999
-        assert len(await pool.submit(data_jobs.give_ints, 299_995)) == 299_995
-        assert len(await pool.submit(data_jobs.give_texts, 99_000)) == 99_000
-        for value, count in ((math.inf, 74_000), (b"1", 99_000), ((), 50_000)):
+        assert len(await pool.submit(data_jobs.give_lists, 99_999)) == 99_999
+        assert len(await pool.submit(data_jobs.give_ints, 499_995)) == 499_995
+        assert len(await pool.submit(data_jobs.give_texts, 165_000)) == 165_000
+        for value, count in ((math.inf, 123_000), (b"1", 165_000), ((), 83_000)):
             found = await pool.submit(data_jobs.give_alone, value, count)
             assert found == [value] * count
-        rows = await pool.submit(data_jobs.give_table, 11_999, 20)
-        assert sum(map(len, rows)) == 239_980
+        rows = await pool.submit(data_jobs.give_table, 19_999, 20)
+        assert sum(map(len, rows)) == 399_980
         for call in (
-            pool.submit(data_jobs.give_lists, 60_000),
-            pool.submit(data_jobs.give_ints, 299_996),
-            pool.submit(data_jobs.give_texts, 100_000),
-            pool.submit(data_jobs.give_table, 12_000, 20),
-            pool.submit(data_jobs.give_alone, math.inf, 76_000),
+            pool.submit(data_jobs.give_lists, 100_000),
+            pool.submit(data_jobs.give_ints, 499_996),
+            pool.submit(data_jobs.give_texts, 166_700),
+            pool.submit(data_jobs.give_table, 20_000, 20),
+            pool.submit(data_jobs.give_alone, math.inf, 126_000),
         ):
             with pytest.raises(
                 JobNotPicklableError,
-                match="cannot be sent as msgspec: it holds more than 300,000 values",
+                match="cannot be sent as msgspec: it holds more than 500,000 values",
             ):
                 await call
         with pytest.raises(JobNotPicklableError, match="its worker is killed"):
@@ -106,8 +106,8 @@ async def test_the_limit_is_one_for_all_that_a_message_holds() -> None:
 async def test_half_as_many_are_sent_as_an_annotated_type() -> None:
     async with patience(), Pool(1, codec="msgspec") as pool:
         assert await pool.submit(data_jobs.give_rows, 20_000) == [[1]] * 20_000
-        with pytest.raises(JobNotPicklableError, match="more than 150,000 values"):
-            await pool.submit(data_jobs.give_rows, 150_000)
+        with pytest.raises(JobNotPicklableError, match="more than 250,000 values"):
+            await pool.submit(data_jobs.give_rows, 250_000)
 
 
 # 199,000 lists of 24 texts, which the garbage collector looks at for some 0.3 s.
@@ -134,7 +134,7 @@ IDS = b"[" + b'"%032d",' % 7 * 2_999 + b'"%032d"]' % 7
             data_jobs.lie_of_ids,
             parts([PUSH, 120_000, LIST, 120_000], *[IDS] * 40),
             (
-                "it holds more than 150,000 values, of which each list, dict or UUID counts 5 more, "
+                "it holds more than 250,000 values, of which each list, dict or UUID counts 5 more, "
                 "which would hold up the service: send an array or bytes, or yield it in parts"
             ),
         ),

@@ -36,7 +36,7 @@ PIECE = HEAVY
 # it.  That takes up to 80 ns for each value, and for a list, dict or other as long as for five; for one
 # in a set as long as for three, since it lies elsewhere in memory than its neighbour.  What has an
 # instruction of its own weighs more, so that no value weighs less than its program.
-_MOST, _CONTAINER, _MEMBER, _ALONE = 300_000, 5, 3, 3
+_MOST, _CONTAINER, _MEMBER, _ALONE = 500_000, 5, 3, 3
 
 # The most bytes of a result that do not travel beside it.  To free memory is one step too.
 MOST_BYTES = 256 << 20
