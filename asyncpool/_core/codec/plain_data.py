@@ -72,10 +72,8 @@ BYTES, BYTEARRAY, BUFFER, LARGE_BYTEARRAY = range(9, 13)
 # Those that make one value without others in it.
 _SMALL = frozenset((PUSH, TEXT, FLOAT, BYTES, BUFFER))
 
-_SCALARS: frozenset[type] = frozenset((str, int, float, bool, type(None)))
-_NATIVE = _SCALARS | {list, dict}
 _TEXTS: frozenset[type] = frozenset((str,))
-_KEYS = _SCALARS | {bytes}
+_KEYS: frozenset[type] = frozenset((str, int, float, bool, type(None), bytes))
 _TABLES: dict[type, int] = {set: SET, frozenset: FROZENSET}
 
 # The types of arrays: booleans, numbers, times, and texts of fixed length.
