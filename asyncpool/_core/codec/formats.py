@@ -472,7 +472,7 @@ def _looked_at(level: Sequence[Any], cost: Cost) -> int:
         inside = _below(dicts, lists)
         dicts, lists = _split(others)
         others = [*chain.from_iterable(lists)]
-        for key, part in chain.from_iterable(map(dict.items, dicts)):
+        for key, part in chain.from_iterable(one.items() for one in dicts):
             (inside if key in cost.looking else others).append(part)
     return looked
 
