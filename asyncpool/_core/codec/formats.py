@@ -57,8 +57,8 @@ class Cost(NamedTuple):
 
 PLAIN = Cost()
 
-# What is made of a value has its values too; a set has them in another order.
-_IN_BOTH = 2
+# What is made of a value has its values too, and is larger; a set has them in another order.
+_IN_BOTH = 3
 
 # How many values are made in one step, if one alone does not hold more.  How many slow values one step
 # makes at most; and how many objects a whole message, with those of defaults.
