@@ -270,8 +270,10 @@ async def test_a_launcher_that_is_killed_while_the_pool_closes() -> None:
         summary = await pool.close(timeout=0.1)
         await visitor.gone()
         await asyncio.gather(held, return_exceptions=True)
-    # The idle worker may have had no time to end by itself, on a busy machine.
-    assert (summary.failed, summary.killed in {1, 2}) == (1, True)
+    assert (summary.failed, summary.killed in {1, 2}) == (
+        1,
+        True,
+    )  # the idle one, if slow
 
 
 async def test_a_launcher_that_hangs_is_replaced() -> None:

@@ -188,11 +188,14 @@ def registry_of(pool: Pool) -> JobRegistry:
     return supervisor_of(pool)._state.registry
 
 
-async def start_copiers(pool: Pool) -> None:
-    """Have *pool* start the threads that copy, of which there are two at most."""
-    both = threading.Barrier(2)
-    copy = supervisor_of(pool).threads.copy
-    await asyncio.gather(copy(both.wait, PATIENCE), copy(both.wait, PATIENCE))
+async def start_threads(pool: Pool) -> None:
+    """Have *pool* start its threads: two that copy, and three that pickle."""
+    threads = supervisor_of(pool).threads
+    pickle: Any = partial(threads.pickle, unwanted=lambda: False)
+    for call, most in ((threads.copy, 2), (pickle, 3)):
+        met = threading.Barrier(most)
+        ends = [call(lambda *_, met=met: met.wait(PATIENCE)) for _ in range(most)]
+        await asyncio.gather(*ends)
 
 
 def sessions_of(pool: Pool) -> list[int]:

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from asyncpool import Pool
 from tests.helpers.gate import Gate
-from tests.helpers.inside import listeners_of, registry_of, sessions_of, start_copiers
+from tests.helpers.inside import listeners_of, registry_of, sessions_of, start_threads
 from tests.helpers.loops import LOOP_NAMES
 from tests.helpers.patience import PATIENCE, patience
 
@@ -32,7 +32,7 @@ __all__ = [
     "pool",
 ]
 
-_LARGE = 12_000_000
+_LARGE = bytes(12_000_000)
 
 # With it, these pools share their launcher with none that a test makes.
 _OWN = ["tests.helpers.jobs", "tests.helpers.patience"]
@@ -109,9 +109,8 @@ async def warm_up(pool: Pool) -> None:
     """Have *pool* start and open what it keeps: its threads, and memory for large values."""
     await ready(pool)
     async with patience():
-        await start_copiers(pool)
-        several = (pool.submit(bytearray, bytes(_LARGE)) for _ in range(4))
-        await asyncio.gather(*several)
+        await start_threads(pool)
+        await asyncio.gather(*(pool.submit(bytearray, _LARGE) for _ in range(4)))
 
 
 async def ready(pool: Pool) -> list[int | None]:
