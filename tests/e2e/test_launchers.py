@@ -270,10 +270,7 @@ async def test_a_launcher_that_is_killed_while_the_pool_closes() -> None:
         summary = await pool.close(timeout=0.1)
         await visitor.gone()
         await asyncio.gather(held, return_exceptions=True)
-    assert (summary.failed, summary.killed in {1, 2}) == (
-        1,
-        True,
-    )  # the idle one, if slow
+    assert (summary.failed, summary.killed) in {(1, 1), (1, 2)}
 
 
 async def test_a_launcher_that_hangs_is_replaced() -> None:
