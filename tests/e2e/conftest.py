@@ -22,7 +22,7 @@ from tests.helpers.one_pool import (
     pair,
     pool,
 )
-from tests.helpers.reports import no_stray_tasks, quiet_loop
+from tests.helpers.reports import no_stray_tasks, quiet_loop, resource_tracked
 
 __all__ = [
     "clock",
@@ -41,6 +41,7 @@ __all__ = [
     "pair",
     "pool",
     "quiet_loop",
+    "resource_tracked",
     "room",
     "standard_or_ours",
 ]

@@ -551,7 +551,6 @@ async def test_a_worker_that_hangs_is_killed_in_the_end(
             assert await other.answer() == ""
         assert await client.answer() == ""
         exited = await next_of(events, Exited)
-    # What it has not taken is cut off as well.
     assert (summary.finished, summary.failed, summary.killed) == (0, 2, 1)
     assert cluster.stats().crashes == 0
     why = "killed since it had not ended within the drain_timeout of 0.1 s"
@@ -705,7 +704,6 @@ async def test_a_worker_whose_loop_is_blocked_is_replaced(
 
 
 async def test_a_worker_whose_loop_is_blocked_holds_up_few_clients() -> None:
-    """It gets one connection or two, leaves them lying, and so gets no others."""
     quiet = cluster_of(ping_timeout=None)
     async with patience(), Gate() as gate, quiet as cluster:
         await all_ready(cluster)

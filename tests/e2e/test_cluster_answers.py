@@ -243,7 +243,6 @@ async def test_a_worker_with_what_cannot_be_ended_is_replaced(
         await next_of(events, Retiring)
         assert [it.ready for it in cluster.stats().slots] == [False, True]
         assert await get(cluster, "/told") == (200, b"{}")
-        # They count as what the clients got, when they got it.
         await come_true(lambda: "5xx" in cluster.stats().requests.responses)
         assert cluster.stats().requests.responses["5xx"].count == 4
     late = records(

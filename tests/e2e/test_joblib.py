@@ -21,6 +21,8 @@ from asyncpool import WorkerCrashedError
 from tests.helpers import jobs
 from tests.helpers.scripts import ROOT, finish, start_script
 
+pytestmark = pytest.mark.usefixtures("resource_tracked")
+
 
 @pytest.fixture(autouse=True)
 def backend() -> Generator[Any]:

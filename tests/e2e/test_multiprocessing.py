@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from multiprocessing import resource_tracker
 from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import Any, Literal
@@ -40,19 +39,10 @@ from tests.helpers.sharing import KINDS
 Launcher = Literal["forkserver", "spawn"]
 Run = Callable[..., Awaitable[Any]]
 
-pytestmark = BOTH_LOOPS
+pytestmark = [BOTH_LOOPS, pytest.mark.usefixtures("resource_tracked")]
 
 CONTEXTS = ["fork", "forkserver", "spawn"]
 LAUNCHERS: list[Launcher] = ["forkserver", "spawn"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def what_stays() -> Iterator[None]:
-    """Have what ``multiprocessing`` makes with the first name or value, and keeps."""
-    resource_tracker.ensure_running()
-    multiprocessing.RawValue("i")
-    yield
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 @asynccontextmanager
@@ -83,8 +73,6 @@ FACES: dict[str, Callable[[tuple[Any, ...]], Any]] = {
 
 class TestInitargs:
     """Objects that can only be passed on to a process that is being started."""
-
-    pytestmark = BOTH_LOOPS
 
     @pytest.mark.parametrize("method", CONTEXTS)
     @pytest.mark.parametrize("face", FACES)

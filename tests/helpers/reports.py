@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+import multiprocessing
+from collections.abc import AsyncIterator, Iterator
+from multiprocessing import resource_tracker
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
-__all__ = ["no_stray_tasks", "quiet_loop"]
+__all__ = ["no_stray_tasks", "quiet_loop", "resource_tracked"]
+
+
+@pytest.fixture(scope="module")
+def resource_tracked() -> Iterator[None]:
+    """Have what ``multiprocessing`` makes with the first name or value, and keeps."""
+    resource_tracker.ensure_running()
+    multiprocessing.RawValue("i")
+    yield
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 @pytest_asyncio.fixture(autouse=True)
