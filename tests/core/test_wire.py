@@ -59,6 +59,7 @@ from asyncpool._core.wire.page import (
 )
 from asyncpool._core.wire.stacks import COROUTINE, are_whole, tidy
 from asyncpool.errors import ProtocolError
+from tests.helpers.inside import log_entry
 
 # Surrogates without a partner included: a worker may say anything.
 texts = st.text(st.characters(), max_size=200)
@@ -330,26 +331,7 @@ entries = st.builds(
     attempt=st.integers(0, 65_535),
     fields=st.dictionaries(any_text, plain, max_size=10),
 )
-ENTRY = LogEntry(
-    name="shop",
-    level=20,
-    level_name="INFO",
-    message="sold",
-    path="/shop.py",
-    line=7,
-    function="sell",
-    created=1000.5,
-    process=1,
-    process_name="MainProcess",
-    thread=2,
-    thread_name="MainThread",
-    task_name="",
-    trace="",
-    stack="",
-    job=3,
-    attempt=1,
-    fields={"price": 4.5},
-)
+ENTRY = log_entry()
 
 
 @given(entries)

@@ -22,7 +22,7 @@ from tests.helpers.one_pool import (
     pair,
     pool,
 )
-from tests.helpers.reports import no_stray_tasks, quiet_loop, resource_tracked
+from tests.helpers.reports import quiet_loop, resource_tracked
 
 __all__ = [
     "clock",
@@ -31,7 +31,6 @@ __all__ = [
     "gate",
     "make",
     "no_collector",
-    "no_stray_tasks",
     "one_executor",
     "one_loop",
     "one_loop_each_test",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,25 +21,31 @@ pytestmark = BOTH_LOOPS
 CHOSEN = "keys of a table were chosen for their hash"
 
 
+async def error_of_the_worker_killed_by(
+    function: Callable[..., Any], *args: Any
+) -> str:
+    """Return the text of the job's error; the pool has lost nothing but that worker."""
+    crashes: list[Any] = []
+    hook = crashes.append
+    async with patience(), Pool(1, codec="msgspec", on_crash=hook) as pool:
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(function, *args)
+        assert await pool.submit(data_jobs.echo, {1: {2, 3}}) == {1: {2, 3}}
+    assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL]
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(
     "function", [data_jobs.meet, data_jobs.meet_as_said, data_jobs.meet_in_a_list]
 )
 async def test_keys_that_were_chosen_to_meet_end_their_worker(
     function: Callable[[], Any],
 ) -> None:
-    crashes: list[Any] = []
-    async with (
-        patience(),
-        Pool(1, codec="msgspec", on_crash=crashes.append) as pool,
-    ):
-        with pytest.raises(JobNotPicklableError) as caught:
-            await pool.submit(function)
-        assert str(caught.value).startswith(
-            "the job's outcome cannot be read, and its worker is killed: it sent the job's "
-            f"result that is no msgspec: {CHOSEN}"
-        )
-        assert await pool.submit(data_jobs.echo, {1: {2, 3}}) == {1: {2, 3}}
-    assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL]
+    text = await error_of_the_worker_killed_by(function)
+    assert text.startswith(
+        "the job's outcome cannot be read, and its worker is killed: it sent the job's "
+        f"result that is no msgspec: {CHOSEN}"
+    )
 
 
 async def test_nor_do_they_come_as_items_details_or_arguments_of_errors() -> None:
@@ -143,18 +150,8 @@ IDS = b"[" + b'"%032d",' % 7 * 2_999 + b'"%032d"]' % 7
 async def test_what_an_annotation_makes_of_little_is_limited(
     function: Callable[[bytes], Any], payload: bytes, why: str
 ) -> None:
-    crashes: list[Any] = []
-    async with (
-        patience(),
-        Pool(1, codec="msgspec", on_crash=crashes.append) as pool,
-    ):
-        with pytest.raises(JobNotPicklableError) as caught:
-            await pool.submit(function, payload)
-        assert str(caught.value).endswith(
-            f"it sent the job's result that is no msgspec: {why}"
-        )
-        assert await pool.submit(data_jobs.echo, 1) == 1
-    assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL]
+    text = await error_of_the_worker_killed_by(function, payload)
+    assert text.endswith(f"it sent the job's result that is no msgspec: {why}")
 
 
 async def test_what_takes_long_as_its_type_is_not_sent() -> None:
@@ -203,15 +200,8 @@ TEXTS = [b'["' + b"1" * 100_000 + b'"]'] * 20
 async def test_a_type_looks_at_no_long_texts(
     function: Callable[[bytes], Any], payload: bytes, kind: str
 ) -> None:
-    crashes: list[Any] = []
-    async with (
-        patience(),
-        Pool(1, codec="msgspec", on_crash=crashes.append) as pool,
-    ):
-        with pytest.raises(JobNotPicklableError, match=rf"one {kind}.* whose decimals"):
-            await pool.submit(function, payload)
-        assert await pool.submit(data_jobs.echo, 1) == 1
-    assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL]
+    text = await error_of_the_worker_killed_by(function, payload)
+    assert re.search(f"one {kind}.* whose decimals", text)
 
 
 async def test_long_texts_of_other_fields_are_sent() -> None:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from asyncpool._core.supervision.closing import Finish
     from asyncpool._core.supervision.supervision import Supervision
     from asyncpool._core.wire.frames import FrameKind
+    from asyncpool._core.wire.log_records import LogEntry
     from asyncpool._core.wire.messages import MAX_BROADCASTS
     from asyncpool._futures.engine import Call, Engine
     from asyncpool._observe.trace import Trace
@@ -884,3 +885,30 @@ def borrowed_by(pool: SharedPool) -> set[int]:
 def waiting_jobs(pool: SharedPool) -> int:
     """Return how many jobs of a client wait for its agent."""
     return pool._open().jobs.waiting
+
+
+def log_entry(**changes: Any) -> LogEntry:
+    """Return a record as a worker sends it."""
+    from asyncpool._core.wire.log_records import LogEntry
+
+    entry = LogEntry(
+        name="shop",
+        level=20,
+        level_name="INFO",
+        message="sold",
+        path="/shop.py",
+        line=7,
+        function="sell",
+        created=1000.5,
+        process=1,
+        process_name="MainProcess",
+        thread=2,
+        thread_name="MainThread",
+        task_name="",
+        trace="",
+        stack="",
+        job=3,
+        attempt=1,
+        fields={"price": 4.5},
+    )
+    return entry._replace(**changes)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.helpers.reports import no_stray_tasks, quiet_loop
+from tests.helpers.reports import quiet_loop
 
-__all__ = ["no_stray_tasks", "quiet_loop"]
+__all__ = ["quiet_loop"]

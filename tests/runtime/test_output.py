@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.output.log_records import (
@@ -25,6 +24,7 @@ from asyncpool._runtime.output.log_records import (
     explicit_levels,
 )
 from asyncpool._runtime.output.output import Output
+from tests.helpers.inside import log_entry
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -225,26 +225,7 @@ class Worker:
         self.notes.add(ENTRY._replace(message=message, **changes).pack())
 
 
-ENTRY = LogEntry(
-    name="tests.worker_logs",
-    level=20,
-    level_name="INFO",
-    message="sold",
-    path="/shop.py",
-    line=7,
-    function="sell",
-    created=1000.5,
-    process=1,
-    process_name="MainProcess",
-    thread=2,
-    thread_name="MainThread",
-    task_name="",
-    trace="",
-    stack="",
-    job=3,
-    attempt=1,
-    fields={},
-)
+ENTRY = log_entry(name="tests.worker_logs", fields={})
 
 
 class Slow(Kept):

@@ -22,12 +22,7 @@ import socket
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._core.policies.starting import (
-    SCRIPT,
-    Thread,
-    cannot_succeed,
-    share,
-)
+from asyncpool._core.policies.starting import SCRIPT, Thread, cannot_succeed, share
 from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import (
     Failure,

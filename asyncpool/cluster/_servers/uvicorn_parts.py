@@ -452,9 +452,8 @@ class _HttptoolsBounds(_Bounds):
         self._in_message = False
         if self._declined:
             return
-        self.head_until = (
-            None  # it may have been the rest of a request that was answered early
-        )
+        # It may have been the rest of a request that was answered early.
+        self.head_until = None
         above: Any = super()
         above.on_message_complete()
 
