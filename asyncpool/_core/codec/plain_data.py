@@ -345,10 +345,9 @@ class Parts:
 def _weight(text: bytes, cost: Cost) -> int:
     """Return what the values of the list in a text weigh, with those of its lists and dicts."""
     long = len(_LONG_TEXT.findall(text)) if cost.tracked else 0
-    if b"\\" in text:
-        text = _STRINGS.sub(b"", text)
-    else:  # the same in less time
-        text = b"".join(text.split(b'"')[::2])
+    # Without escapes it takes less time.
+    outside = _STRINGS.split(text) if b"\\" in text else text.split(b'"')[::2]
+    text = b"".join(outside)
     made = text.count(b"[") + text.count(b"{") - 1
     empty = text.count(b"[]") + text.count(b"{}")
     values = text.count(b",") + text.count(b":") + 1 - empty

@@ -15,9 +15,10 @@ import sys
 import termios
 import threading
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from traceback import clear_frames
+from traceback import clear_frames, walk_stack
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -33,7 +34,6 @@ from asyncpool.cluster._servers.wsgi import CALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from types import FrameType
 
     from uvicorn.server import ServerState
 
@@ -398,12 +398,10 @@ class _HttptoolsBounds(_Bounds):
             self._unread = memoryview(bytes(self._unread) + data)
             return
         if len(data) <= _PIECE and not self.pipeline:  # the usual case takes few steps
-            read = self._feed(data)
-            if read == len(data):
-                return
-            data = data[read:]
-        self._unread = memoryview(data)
-        self.read_on()
+            data = data[self._feed(data) :]
+        if data:
+            self._unread = memoryview(data)
+            self.read_on()
 
     def read_on(self) -> None:
         """Read what has come, piece by piece, until many requests wait."""
@@ -428,7 +426,14 @@ class _HttptoolsBounds(_Bounds):
         above: Any = super()
         above.data_received(piece)
         if self._declined:
-            return self._read_declined()
+            # That parser has left out the body, so another one reads the request from its beginning.
+            head, self._declined = self._declined, b""
+            length = self._declined_at
+            self.parser = type(self.parser)(self)
+            with suppress(AttributeError):  # as uvicorn does
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._feed(head)
+            return length
         # No head has come with it, not even a part of one, and no response is wanted: empty lines.
         if self._in_head or (
             self.cycle is cycle and not in_message and self.is_answered()
@@ -441,16 +446,6 @@ class _HttptoolsBounds(_Bounds):
                 said = not self._in_head and self.cycle.response_started
                 _refuse(self, "" if said else _TOO_LARGE)
         return length
-
-    def _read_declined(self) -> int:
-        # That parser has left out the body, so another one reads the request from its beginning.
-        head, self._declined = self._declined, b""
-        self.parser = type(self.parser)(self)
-        with suppress(AttributeError):  # as uvicorn does
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        at = self._declined_at
-        self._feed(head)
-        return at
 
     def on_message_begin(self) -> None:
         above: Any = super()
@@ -996,9 +991,7 @@ class _Request:
             if not self.cycle.response_complete:  # else the next request may be there
                 self.cycle.transport.abort()
             return
-        text = (
-            b"Request Timeout" if status == _REQUEST_TIMEOUT else b"Service Unavailable"
-        )
+        text = HTTPStatus(status).phrase.encode()
         headers = [
             (b"content-type", b"text/plain; charset=utf-8"),
             (b"content-length", b"%d" % len(text)),
@@ -1018,7 +1011,8 @@ class _Request:
             assert self.task is not None
             frames = list(waiting_frames(self.task.get_coro()))[::-1]
         else:
-            frames = list(_outwards(sys._current_frames().get(call.thread or 0)))  # noqa: SLF001 - it is documented
+            frame = sys._current_frames().get(call.thread or 0)  # noqa: SLF001 - it is documented
+            frames = [it for it, _ in walk_stack(frame)] if frame else []
         theirs = [
             frame
             for frame in frames
@@ -1028,12 +1022,6 @@ class _Request:
             f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}'
             for frame in theirs[:_DEEPEST]
         )
-
-
-def _outwards(frame: FrameType | None) -> Iterable[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 async def _refuse_more(message: Any) -> None:
