@@ -22,7 +22,7 @@ from asyncpool._core.base.job_traits import JobTraits, KeyedTraits
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool._core.remote.agent_window import AgentWindow
-from asyncpool._core.slots.lifecycle import detail_for_client
+from asyncpool._core.slots.reasons import detail_for_client
 from asyncpool.enums import Delivery
 from asyncpool.events import Crash
 

@@ -1,8 +1,4 @@
-"""How many workers a pool has, and how many it may add or let go at this moment.
-
-A worker *counts* unless it is about to leave, or is the replacement of one that is not
-about to leave yet.  The size of the pool is the number of workers that count.  It stays
-between a least and a most number.
+"""The size of a pool: how many workers it should have, between a least and a most number.
 
 A pool grows when jobs have waited for a while: by one worker, then by two, by four, and
 so on, as long as jobs go on waiting.  So a burst that the present workers can finish at
@@ -17,115 +13,9 @@ becomes idle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.slots.slots import UP, Slot
-from asyncpool.enums import SlotState
-
-_NOT_NEEDED = frozenset({SlotState.UNUSED, SlotState.RETIRED})
-
-
-class Budget:
-    """How many workers may come and go at this moment.
-
-    Args:
-        slots: The slots; there may be more later.
-        sizing: How many workers the pool should have.
-        max_surge: How many workers there may be beyond that.
-        max_unavailable: How many workers may be missing.
-        serving: Whether workers serve instead of running jobs.  Then a worker that
-            fails is followed before it has finished.
-    """
-
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        sizing: Sizing,
-        *,
-        max_surge: int,
-        max_unavailable: int,
-        serving: bool,
-    ) -> None:
-        self._slots = slots
-        self._sizing = sizing
-        self._surge = max_surge
-        self._unavailable = max_unavailable
-        self._serving = serving
-
-    # Workers that are there.
-
-    def counts(self, slot: Slot) -> bool:
-        """Tell whether the worker of *slot* counts for the size of the pool."""
-        if slot.state in _NOT_NEEDED or slot.draining:
-            return False
-        return slot.replaces is None or self._slots[slot.replaces].draining
-
-    @property
-    def missing(self) -> int:
-        """How many workers are still to be started; below zero, how many are too many."""
-        return self._sizing.size - sum(map(self.counts, self._slots))
-
-    @property
-    def coming(self) -> int:
-        """How many workers are being started."""
-        return sum(slot.state is SlotState.STARTING for slot in self._slots)
-
-    def needs(self, slot: Slot) -> bool:
-        """Tell whether a worker should be started in an empty *slot*."""
-        return self.missing + self.counts(slot) > 0
-
-    @property
-    def settled(self) -> bool:
-        """Whether as many workers are ready as there should be, and none comes or goes."""
-        return not self.missing and not any(
-            slot.draining
-            or slot.state is SlotState.STARTING
-            or (self.counts(slot) and slot.state not in UP)
-            for slot in self._slots
-        )
-
-    def misses(self, index: int) -> bool:
-        """Tell whether there should be another worker in a slot whose worker has gone."""
-        return self._slots[index].state not in _NOT_NEEDED
-
-    # What the budget allows.
-
-    @property
-    def free(self) -> int:
-        """How many more workers there may be.  Failing workers take up nothing."""
-        filled = sum(slot.state not in _NOT_NEEDED for slot in self._slots)
-        return self._sizing.size + self._surge - filled + self._failing
-
-    @property
-    def can_replace(self) -> bool:
-        """Whether a worker may be started before another one goes."""
-        return self.free > 0 and self._surge > 0
-
-    @property
-    def can_miss(self) -> bool:
-        """Whether a worker may go before another one is started."""
-        taking = sum(slot.state in UP and not slot.draining for slot in self._slots)
-        return self._sizing.size - taking < self._unavailable
-
-    @property
-    def can_fail(self) -> bool:
-        """Whether a failing worker may have a successor before it has finished."""
-        return self._failing < self._sizing.size + self._surge
-
-    def slots_for(self, most: int) -> int:
-        """Return how many slots the pool needs for *most* workers."""
-        return most + self._surge
-
-    @property
-    def _failing(self) -> int:
-        """How many workers have failed, and have a successor before they have finished."""
-        if not self._serving:
-            return 0
-        return sum(
-            it.faulty and it.draining and not it.exit_planned for it in self._slots
-        )
-
 
 # Seconds that jobs wait before the pool adds workers, and before it adds more again.  A
 # worker is ready about 10 ms after the pool wants it.

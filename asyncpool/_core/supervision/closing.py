@@ -10,15 +10,16 @@ since more jobs are to come.
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
-from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.dispatch.in_flight import InFlight
-from asyncpool._core.placement.sessions import PinnedJobs
-from asyncpool._core.slots.commands import Command, Finished
 from asyncpool._core.slots.job_ending import EndingEvent
-from asyncpool._core.slots.lifecycle import EMPTY, SlotLifecycle, fail_jobs
 from asyncpool._core.slots.slots import SlotEvent, StopStage
+from asyncpool._core.supervision.lifecycle import EMPTY
 from asyncpool.enums import SlotState
+
+if TYPE_CHECKING:
+    from asyncpool._core.supervision.core import Core
 
 
 class Finish(enum.IntEnum):
@@ -33,9 +34,7 @@ class Closing:
     """How far the close of a pool has got, and what it still does.
 
     Args:
-        lifecycle: The slots.
-        dispatcher: The jobs that have no worker.
-        pinned_jobs: The pinned jobs that have not begun.
+        core: The core of the pool.
         grace: Seconds that a worker has to end by itself once it is told to stop;
             by default as many as at other times.
 
@@ -45,29 +44,22 @@ class Closing:
         due: When the time for closing is over; ``None`` if there is no limit.
         holds: How many sources hold the pool open.  It accepts their jobs while it
             drains.
+        unpacking: The jobs that have an outcome which takes a while to unpickle.
     """
 
-    def __init__(
-        self,
-        lifecycle: SlotLifecycle,
-        dispatcher: Dispatcher,
-        pinned_jobs: PinnedJobs,
-        grace: float | None = None,
-    ) -> None:
+    def __init__(self, core: Core, grace: float | None = None) -> None:
         self.finish: Finish | None = None
         self.over = False
         self.due: float | None = None
         self.holds = 0
-        self._lifecycle = lifecycle
-        self._dispatcher = dispatcher
-        self._pinned = pinned_jobs
+        self.unpacking: dict[int, None] = {}
+        self._core = core
         self._grace = grace
-        self._unpacking: dict[int, None] = {}
 
     @property
     def needs_nobody(self) -> bool:
         """Whether the pool closes, and no job may need another worker."""
-        if self.finish is None or self._dispatcher.waiting or self._unpacking:
+        if self.finish is None or self._core.dispatcher.waiting or self.unpacking:
             return False
         return self.finish is not Finish.ALL or not self._more_to_do
 
@@ -79,93 +71,64 @@ class Closing:
     @property
     def _more_to_do(self) -> bool:
         """Whether a pool that finishes all has jobs besides those that are running."""
-        if self._lifecycle.broken is not None:
+        core = self._core
+        if core.lifecycle.broken is not None:
             return False  # the pool refuses the jobs of the sources that hold it open
-        return (
-            self.holds > 0
-            or self._pinned.any
-            or any(
-                len(slot.in_flight.jobs) > slot.concurrency
-                for slot in self._lifecycle.slots
-            )
-        )
+        return self.holds > 0 or core.sessions.any_pinned or core.pipelining
 
-    def begin_unpacking(self, job: int) -> None:
-        """Record that *job* has an outcome that takes a while to unpickle."""
-        self._unpacking[job] = None
-
-    def is_unpacking(self, job: int) -> bool:
-        """Tell whether the outcome of *job* is there, and not unpickled yet."""
-        return job in self._unpacking
-
-    def end_unpacking(self, job: int) -> None:
-        """Record that the outcome of *job* is unpickled."""
-        self._unpacking.pop(job, None)
-
-    def begin(
-        self, finish: Finish, deadline: float | None, now: float
-    ) -> list[Command]:
+    def begin(self, finish: Finish, deadline: float | None, now: float) -> None:
         """Finish what *finish* says, by *deadline* if there is one.
 
         If the pool is closed several times, the strictest close counts.
         """
+        core = self._core
         self.finish = max(finish, self.finish or Finish.ALL)
         if deadline is not None and (self.due is None or deadline < self.due):
             self.due = deadline
         if self.due is not None and self.due <= now:
             # It kills the workers, so none of them needs to be told.
-            return self.on_timer(now)
-        commands: list[Command] = []
+            self.on_timer(now)
+            return
         if self.finish >= Finish.RUNNING:
-            commands += fail_jobs(self._dispatcher.take_all(), "closed")
+            core.fail(core.dispatcher.take_all(), "closed")
         if self.finish is Finish.NONE:
-            commands += fail_jobs(self._take_begun(), "closed")
-            for slot in self._lifecycle.slots:
+            core.fail(self._take_begun(), "closed")
+            for slot in core.slots:
                 if slot.state is SlotState.BUSY:
-                    commands += self._lifecycle.stop_worker(
-                        slot, StopStage.TERMINATED, now, planned=True
-                    )
-        return commands
+                    core.lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
 
-    def on_timer(self, now: float) -> list[Command]:
+    def on_timer(self, now: float) -> None:
         """Kill all workers that are left, if the time is over."""
         if self.due is None or self.due > now:
-            return []
+            return
         self.due = None
         self.finish = Finish.NONE
-        self._lifecycle.stop_trying()  # a start may be due now, too
-        jobs = [*self._take_begun(), *self._dispatcher.take_all()]
-        jobs += self._pinned.take_all()
-        commands = fail_jobs(jobs, "closed")
-        for slot in self._lifecycle.slots:
+        core = self._core
+        core.lifecycle.stop_trying()  # a start may be due now, too
+        jobs = [*self._take_begun(), *core.dispatcher.take_all()]
+        core.fail([*jobs, *core.sessions.take_all()], "closed")
+        for slot in core.slots:
             if slot.state in EMPTY:
                 slot.due = None
             elif slot.state is not SlotState.RETIRED:
-                commands += self._lifecycle.stop_worker(
-                    slot, StopStage.KILLED, now, planned=True
-                )
-        return commands
+                core.lifecycle.stop(slot, StopStage.KILLED, now, planned=True)
 
-    def settle(self, now: float) -> list[Command]:
-        """Let workers go that no job needs any more, if the pool closes and *needs nobody*."""
-        commands: list[Command] = []
-        for slot in self._lifecycle.slots:
+    def settle(self, now: float) -> None:
+        """Let workers go that no job needs any more, since the pool *needs nobody*."""
+        lifecycle = self._core.lifecycle
+        for slot in self._core.slots:
             if slot.state in EMPTY:
                 slot.due = None
                 slot.apply(SlotEvent.RETIRE)
             elif slot.state is SlotState.STARTING:
-                commands += self._lifecycle.stop_worker(
-                    slot, StopStage.TERMINATED, now, planned=True
-                )
+                lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
             elif slot.state is SlotState.IDLE:
-                commands += self._lifecycle.stop_worker(
-                    slot, StopStage.STOPPED, now, planned=True, grace=self._grace
-                )
-        if self._lifecycle.retire_all():
+                how = StopStage.STOPPED
+                lifecycle.stop(slot, how, now, planned=True, grace=self._grace)
+        if lifecycle.retire_all():
             self.over = True
             self.due = None
-            commands.append(Finished())
-        return commands
+            self._core.do("finished")
 
     def abandon(self) -> None:
         """Mark the close as over, whatever is left: nobody decides any more."""
@@ -177,12 +140,12 @@ class Closing:
         The jobs whose outcomes are being unpickled are among them.
         """
         jobs: list[int] = []
-        for slot in self._lifecycle.slots:
+        for slot in self._core.slots:
             if slot.in_flight.jobs:
                 jobs += filter(slot.job_endings.is_wanted, slot.in_flight.jobs)
                 slot.in_flight = InFlight(slot.concurrency)
                 for ending in slot.job_endings.values():
                     ending.apply(EndingEvent.CLOSE)
-        jobs += self._unpacking
-        self._unpacking.clear()
+        jobs += self.unpacking
+        self.unpacking.clear()
         return jobs

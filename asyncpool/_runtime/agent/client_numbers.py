@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from asyncpool._core.remote.client_jobs import crash_for_client
-from asyncpool._core.slots.lifecycle import detail_for_client, reason_for_client
+from asyncpool._core.slots.reasons import detail_for_client, reason_for_client
 from asyncpool._runtime.job.job import Job
 from asyncpool.events import Broken, Crashed, Event, Exited, TakenOver
 from asyncpool.stats import PoolStats, SlotStats

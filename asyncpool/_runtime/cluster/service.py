@@ -261,9 +261,8 @@ class Service:
             self._at_end += spread.totals(link.slot) - had
             self._cut += cut - cut_before
         now = self._state.loop.time()
-        self._state.performer.perform(
-            self._state.core.workers.served(link.slot, closed, now)
-        )
+        self._state.core.served(link.slot, closed, now)
+        self._state.performer.act()
 
     def note_busy(self, link: WorkerLink) -> None:
         """Give connections to others while a worker can take no request."""
@@ -310,7 +309,7 @@ class Service:
         if self._served:
             finished, cut = self.close_counts
             state = self._state
-            killed = state.registry.summary(state.core.kills).killed
+            killed = state.registry.summary(state.core.lifecycle.kills).killed
             extra = {
                 "pool": state.config.name,
                 "finished": finished,

@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 from asyncpool import events
 from asyncpool._core.base.text import in_units
-from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import UP, Slot
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.threads import Threads
@@ -36,7 +35,7 @@ class ResizeWaits:
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
-        self._replacements = state.core.replacements
+        self._exits = state.core.exits
         self._size = 0, 0
         self._waits: dict[asyncio.Future[None], float] = {}  # and when they began
 
@@ -53,11 +52,11 @@ class ResizeWaits:
 
     def check(self) -> None:
         """End the waits, if the pool has its size, or has given up for good."""
-        if not self._waits or self._replacements.stopped:
+        if not self._waits or self._exits.stopped:
             return
-        if self._replacements.budget.settled:
+        if self._exits.settled:
             self._end(math.inf, None)
-        elif self._state.core.workers.retry_in(self._state.loop.time()) is None:
+        elif self._state.core.lifecycle.retry_in(self._state.loop.time()) is None:
             self._end(math.inf, self._state.crashes[-1])
 
     def start_failed(self, crash: events.Crash, began_at: float) -> None:
@@ -65,12 +64,12 @@ class ResizeWaits:
 
         Who has called since it began waits for another start: what made this one fail may be over.
         """
-        if not self._waits or not self._replacements.budget.misses(crash.slot):
+        if not self._waits or not self._exits.misses(crash.slot):
             return
         if self._starts_fail:
             self._end(began_at, crash)
         if any(asked_at > began_at for asked_at in self._waits.values()):
-            self._replacements.try_start(self._state.loop.time())
+            self._state.core.lifecycle.try_now(self._state.loop.time())
             self._state.performer.rearm()
 
     @property
@@ -78,7 +77,7 @@ class ResizeWaits:
         core = self._state.core
         # Who resizes a server wants to hear of the first one that fails: its code may be broken.
         serving = self._state.config.serving is not None
-        return serving or core.starts_fail or core.broken is not None
+        return serving or core.lifecycle.ledger.starts_fail or core.broken is not None
 
     def _end(self, until: float, crash: events.Crash | None) -> None:
         """End the waits of the calls that were made *until* then."""
@@ -140,7 +139,7 @@ class WorkerReplacement:
         self._weighed: WeakKeyDictionary[WorkerHandle, tuple[float, float]] = (
             WeakKeyDictionary()
         )
-        self._replacements = state.core.replacements
+        self._exits = state.core.exits
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._roll_began = 0.0
         self.resize_waits = ResizeWaits(state)
@@ -157,24 +156,26 @@ class WorkerReplacement:
         """Have a worker begin no other job, since its job has asked for that."""
         core, registry = self._state.core, self._state.registry
         slot, now = core.slots[handle.slot], self._state.loop.time()
-        unsent = core.jobs.last(slot.index) if handle.outbox.withdraw() else None
+        unsent = (
+            core.slots[slot.index].in_flight.last if handle.outbox.withdraw() else None
+        )
         jobs = self._state.config.serving is None
         why = _why("retire_worker()" if jobs else "retire()", reason)
-        self._state.performer.perform(
-            self._replacements.retire(slot, why, now, unsent=unsent)
-        )
+        self._exits.retire(slot, why, now, unsent=unsent)
+        self._state.performer.act()
         if unsent is not None:
-            self._state.performer.perform(core.jobs.withdraw(slot.index, unsent, now))
+            core.withdraw(slot.index, unsent, now)
+            self._state.performer.act()
             traits = registry.jobs[unsent]._traits
-            self._state.performer.perform(core.jobs.requeue({unsent: traits}, now))
+            core.requeue({unsent: traits}, now)
+            self._state.performer.act()
 
     @decision
     def replace(self, handle: WorkerHandle, reason: str = "") -> None:
         """Start another worker for the slot of one that has asked for it."""
         slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
-        self._state.performer.perform(
-            self._replacements.replace(slot, _why("request_replacement()", reason), now)
-        )
+        self._exits.replace(slot, _why("request_replacement()", reason), now)
+        self._state.performer.act()
         self._state.performer.rearm()
 
     @decision
@@ -185,7 +186,8 @@ class WorkerReplacement:
             NoWorkerError: If no worker is ready there.
         """
         slot, now = self._worker_in(index), self._state.loop.time()
-        self._state.performer.perform(self._replacements.replace(slot, "retire", now))
+        self._exits.replace(slot, "retire", now)
+        self._state.performer.act()
         self._state.performer.rearm()
 
     @decision
@@ -196,7 +198,8 @@ class WorkerReplacement:
             NoWorkerError: If no worker is ready there.
         """
         slot, now = self._worker_in(index), self._state.loop.time()
-        self._state.performer.perform(self._state.core.workers.kill(slot.index, now))
+        self._state.core.kill(slot.index, now)
+        self._state.performer.act()
 
     def _worker_in(self, index: int) -> Slot:
         slots = {
@@ -221,7 +224,8 @@ class WorkerReplacement:
 
     @decision
     def _resize(self, least: int, most: int, now: float) -> None:
-        self._state.performer.perform(self._replacements.resize(least, most, now))
+        self._exits.resize(least, most, now)
+        self._state.performer.act()
         self._state.performer.rearm()
 
     def roll(self) -> asyncio.Future[events.RollResult]:
@@ -230,40 +234,39 @@ class WorkerReplacement:
         Raises:
             RollInProgressError: If the pool is being rolled already.
         """
-        if self._replacements.rolling:
+        if self._exits.rolling:
             raise RollInProgressError(
                 f"{self._state.config.title} is being rolled: one roll at a time"
             )
         roll = self._roll = self._state.loop.create_future()
         self._roll_began = self._state.loop.time()
-        self._state.log.roll_begun(self._replacements.sizing.size)
+        self._state.log.roll_begun(self._exits.sizing.size)
         self._begin_roll()
         return roll
 
     @decision
     def _begin_roll(self) -> None:
-        self._state.performer.perform(self._replacements.roll(self._state.loop.time()))
+        self._exits.roll(self._state.loop.time())
+        self._state.performer.act()
         self._state.performer.rearm()
 
     # Results.
 
-    def carry_out(self, command: cmd.Retiring | cmd.Resized | cmd.RollEnded) -> None:
-        """Perform a command that is about replacement."""
-        hub = self._state.hub
-        match command:
-            case cmd.Retiring(slot, reason):
-                handle = self._state.handles[slot]
-                hub.publish(events.Retiring(slot, handle.generation, reason))
-                self._state.log.worker_retiring(handle, reason)
-            case cmd.Resized(workers):
-                hub.publish(events.Resized(workers))
-                self._state.log.size_changed(workers)
-            case cmd.RollEnded(replaced, trouble, filled):
-                self._rolled(replaced, trouble, filled)
+    def retiring(self, slot: int, reason: str) -> None:
+        """Tell that a worker gets no more jobs."""
+        handle = self._state.handles[slot]
+        self._state.hub.publish(events.Retiring(slot, handle.generation, reason))
+        self._state.log.worker_retiring(handle, reason)
 
-    def _rolled(self, replaced: int, reason: str, filled: int) -> None:
+    def resized(self, workers: int) -> None:
+        """Tell that the size has changed."""
+        self._state.hub.publish(events.Resized(workers))
+        self._state.log.size_changed(workers)
+
+    def rolled(self, replaced: int, reason: str, filled: int) -> None:
+        """Tell the caller of a roll that it is over."""
         crashes = self._state.crashes
-        failed = reason and not self._replacements.stopped
+        failed = reason and not self._exits.stopped
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
         if roll is not None and not roll.done():
@@ -276,7 +279,7 @@ class WorkerReplacement:
     def stop(self) -> None:
         """End all waits: the pool closes."""
         self._watch.cancel()
-        self._rolled(0, "the pool was closed", 0)
+        self.rolled(0, "the pool was closed", 0)
         self.resize_waits.stop()
 
     # Memory.
@@ -324,16 +327,14 @@ class WorkerReplacement:
         if self._hard is not None and memory >= self._hard:
             had, most = in_units(memory), in_units(self._hard)
             reason = f"it had {had} of memory, and kill_memory is {most}"
-            self._state.performer.perform(
-                self._state.core.workers.oversized(slot.index, reason, now)
-            )
+            self._state.core.oversized(slot.index, reason, now)
+            self._state.performer.act()
         elif (
             slot.recycle_limits.memory is not None
             and memory >= slot.recycle_limits.memory
         ):
-            self._state.performer.perform(
-                self._replacements.replace(slot, "max_memory", now)
-            )
+            self._exits.replace(slot, "max_memory", now)
+            self._state.performer.act()
         self._state.performer.rearm()
 
 

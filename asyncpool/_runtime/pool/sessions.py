@@ -195,8 +195,9 @@ class Sessions:
         else:
             self._waiters.append(waiter)
         core = self._state.core
-        self._state.performer.perform(core.sessions.want_worker())
-        if core.dispatcher.wanted and core.replacements.sizing.watching:
+        core.want_worker()
+        self._state.performer.act()
+        if core.dispatcher.wanted and core.exits.sizing.watching:
             self._admission.note_queued()
         return waiter
 
@@ -205,7 +206,8 @@ class Sessions:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
             core, now = self._state.core, self._state.loop.time()
-            self._state.performer.perform(core.sessions.leave_queue(now))
+            core.leave_queue(now)
+            self._state.performer.act()
         elif isinstance(waiter.offer, SessionWorker):
             # The caller was cancelled in the turn in which it got a worker.
             self._end(waiter.offer, fresh=False)
@@ -288,6 +290,5 @@ class Sessions:
         core = self._state.core
         if not core.closing.over:
             now = self._state.loop.time()
-            self._state.performer.perform(
-                core.sessions.end(session_worker.session, now, fresh=fresh)
-            )
+            core.end_session(session_worker.session, now, fresh=fresh)
+            self._state.performer.act()

@@ -12,16 +12,15 @@ import contextvars
 from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, assert_never
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
 from asyncpool import events
 from asyncpool._core.base.deadlines import PingLedger
-from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.supervision.supervision import Supervision
+from asyncpool._core.supervision.core import Core
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._core.wire.messages import WorkerConfig, pack_numbers
 from asyncpool._core.wire.stacks import are_whole
@@ -431,6 +430,7 @@ class Supervisor:
         self._bulk_failure = BulkFailure(state, self.tasks)
         self._alarm = Alarm(loop, self._on_alarm)
         self._finished = asyncio.Event()
+        self._effects = self._table_of_effects()
 
     # The life of the workers.
 
@@ -447,7 +447,8 @@ class Supervisor:
                 sandbox = state.config.confinement
                 if sandbox is not None and sandbox.missing:
                     state.log.sandbox_incomplete(sandbox.missing)
-                self.perform(state.core.workers.start(state.loop.time()))
+                state.core.start(state.loop.time())
+                self.act()
                 try:
                     await self._finished.wait()
                 except asyncio.CancelledError:
@@ -567,7 +568,8 @@ class Supervisor:
             events.Ready(handle.slot, handle.generation, handle.pid, took)
         )
         state.log.worker_ready(handle, took)
-        state.performer.perform(state.core.workers.ready(handle.slot, now))
+        state.core.ready(handle.slot, now)
+        state.performer.act()
         if self.serving is not None:
             self.serving.ready(handle)
         state.performer.rearm()  # it grows old from now on
@@ -579,7 +581,8 @@ class Supervisor:
     def on_fault(self, handle: WorkerHandle) -> None:
         """Have a worker replaced that has lost a thread."""
         core, now = self._state.core, self._state.loop.time()
-        self._state.performer.perform(core.workers.replace_faulty(handle.slot, now))
+        core.replace_faulty(handle.slot, now)
+        self._state.performer.act()
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Settle the jobs whose outcomes a dead worker has noted, and not sent."""
@@ -629,9 +632,8 @@ class Supervisor:
         """Read where a worker's threads are, which may be what its end waits for."""
         core, now = self._state.core, self._state.loop.time()
         self.stacks.written(handle)
-        self._state.performer.perform(
-            core.termination.stacks_written(handle.slot, now, job)
-        )
+        core.endings.stacks_written(handle.slot, now, job)
+        self._state.performer.act()
         self._state.performer.rearm()  # it may have to give back other jobs first
 
     def on_samples(self, handle: WorkerHandle, frame: Frame) -> None:
@@ -656,19 +658,23 @@ class Supervisor:
 
     # Commands of the core become effects here, and nowhere else.
 
-    def perform(self, commands: list[cmd.Command]) -> None:
-        """Carry out *commands*, in their order."""
-        lifecycle = False
-        for command in commands:
-            if isinstance(command, cmd.Assign):
-                jobs = self._state.registry.jobs
-                self.traffic.send(command.slot, [jobs[n] for n in command.jobs])
-            else:
-                lifecycle = True
-                self._carry_out(command)
-        if lifecycle:
-            self.rearm()
-        # Checked here, since only commands take jobs out of the queue.
+    def act(self) -> None:
+        """Carry out what the core has decided, in its order."""
+        todo = self._state.core.todo
+        if todo:
+            # What is decided meanwhile is carried out by whoever has asked for it.
+            effects, lifecycle = todo.copy(), False
+            todo.clear()
+            for effect in effects:
+                if effect[0] == "assign":
+                    jobs = self._state.registry.jobs
+                    self.traffic.send(effect[1], [jobs[n] for n in effect[2]])
+                else:
+                    lifecycle = True
+                    self._effects[effect[0]](*effect[1:])
+            if lifecycle:
+                self.rearm()
+        # Checked here, since only effects take jobs out of the queue.
         if self.admission.saturated:
             self.admission.update_saturated()
 
@@ -679,65 +685,52 @@ class Supervisor:
 
     @decision
     def _on_alarm(self, now: float) -> None:
-        self.perform(self._state.core.on_timer(now))
+        self._state.core.on_timer(now)
+        self.act()
         self.rearm()
 
-    def _carry_out(self, command: cmd.Command) -> None:
-        match command:
-            case cmd.Spawn(slot, generation):
-                self._start_worker(slot, generation)
-            case cmd.Unassign(jobs):
-                self._take_back(jobs)
-            case cmd.DropPinnedJobs(jobs):
-                self.broadcasts.on_dropped(jobs)
-            case cmd.Offer(slot, session):
-                self.sessions.offer(slot, session)
-            case cmd.EndSession(session, jobs):
-                self.sessions.end(session, jobs)
-            case cmd.RefuseSessions():
-                self.sessions.refuse()
-            case cmd.Revoke(slot, sequences):
-                self._state.handles[slot].ask(FrameKind.REVOKE, pack_numbers(sequences))
-            case cmd.Interrupt(slot, sequence):
-                self._state.handles[slot].ask(
-                    FrameKind.INTERRUPT, pack_numbers((sequence,))
-                )
-            case cmd.WriteStacks(slot, number):
-                job = self._state.registry.jobs.get(number or 0)
-                attempt = 0 if job is None else job.attempt
-                self._state.handles[slot].ask_for_stacks(number or 0, attempt)
-            case cmd.Stop(slot):
-                self._state.handles[slot].stop()
-            case cmd.Terminate(slot):
-                self._state.handles[slot].terminate()
-            case cmd.Kill(slot, reason):
-                self._state.handles[slot].kill(reason)
-            case cmd.Abandon(slot):
-                self._state.handles[slot].abandon()
-            case cmd.FailJobs(jobs, why):
-                self._bulk_failure.fail(jobs, why)
-            case cmd.TellRestart(slot, delay):
-                self._state.hub.publish(events.Restarting(slot, delay))
-            case cmd.ParkSlot(slot, reason, probe_in):
-                if self.status.cannot_start:
-                    probe_in = None
-                self._state.hub.publish(events.Parked(slot, reason, probe_in))
-            case cmd.Retiring() | cmd.Resized() | cmd.RollEnded():
-                self.replacement.carry_out(command)
-            case cmd.LeaveEmpty():
-                self.replacement.resize_waits.check()
-            case cmd.KeepWorker():
-                pass  # the crash report says so
-            case cmd.GiveUp():
-                self.status.note_broken(broken_errors(self._state)(None))
-            case cmd.Recover(slot):
-                self.status.note_recovered(slot)
-            case cmd.Finished():
-                self._finished.set()
-            case cmd.Assign():
-                raise AssertionError("assignments take the short way")
-            case _:
-                assert_never(command)
+    def _table_of_effects(self) -> dict[str, Callable[..., object]]:
+        """Return what does each effect; see ``_core/supervision/core.py``."""
+        handles, publish = self._state.handles, self.hub.publish
+        return {
+            "spawn": self._start_worker,
+            "unassign": self._take_back,
+            "drop_pinned": self.broadcasts.on_dropped,
+            "offer": self.sessions.offer,
+            "end_session": self.sessions.end,
+            "refuse_sessions": self.sessions.refuse,
+            "revoke": lambda slot, sequences: handles[slot].ask(
+                FrameKind.REVOKE, pack_numbers(sequences)
+            ),
+            "interrupt": lambda slot, sequence: handles[slot].ask(
+                FrameKind.INTERRUPT, pack_numbers((sequence,))
+            ),
+            "write_stacks": self._write_stacks,
+            "stop": lambda slot: handles[slot].stop(),
+            "terminate": lambda slot: handles[slot].terminate(),
+            "kill": lambda slot, reason: handles[slot].kill(reason),
+            "abandon": lambda slot: handles[slot].abandon(),
+            "fail_jobs": self._bulk_failure.fail,
+            "restarting": lambda *told: publish(events.Restarting(*told)),
+            "parked": self._parked,
+            "retiring": self.replacement.retiring,
+            "resized": self.replacement.resized,
+            "roll_ended": self.replacement.rolled,
+            "left_empty": lambda _: self.replacement.resize_waits.check(),
+            "broken": lambda: self.status.note_broken(broken_errors(self._state)(None)),
+            "recovered": self.status.note_recovered,
+            "finished": self._finished.set,
+        }
+
+    def _write_stacks(self, slot: int, number: int | None) -> None:
+        job = self._state.registry.jobs.get(number or 0)
+        attempt = 0 if job is None else job.attempt
+        self._state.handles[slot].ask_for_stacks(number or 0, attempt)
+
+    def _parked(self, slot: int, reason: str, probe_in: float | None) -> None:
+        if self.status.cannot_start:
+            probe_in = None
+        self.hub.publish(events.Parked(slot, reason, probe_in))
 
     def _take_back(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -755,7 +748,7 @@ class Supervisor:
     @property
     def most_workers(self) -> int:
         """How many workers there may be."""
-        return self._state.core.replacements.sizing.most
+        return self._state.core.exits.sizing.most
 
     @property
     def concurrency(self) -> int:
@@ -820,9 +813,10 @@ class Supervisor:
             if self.status.was_ready and not self.closing:
                 jobs = len(self._state.registry.jobs)
                 self._state.log.closing(jobs, finish.name.lower(), timeout)
-            self._state.registry.mark_close(self._state.core.kills)
+            self._state.registry.mark_close(self._state.core.lifecycle.kills)
             deadline = None if timeout is None else now + timeout
-            self.perform(self._state.core.close(finish, deadline, now))
+            self._state.core.close(finish, deadline, now)
+            self.act()
             self.rearm()  # nothing may happen before the deadline of the close
 
     def drop(self) -> None:
@@ -842,7 +836,7 @@ class Supervisor:
             return
         self.close(Finish.RUNNING, None)
         self._give_up_running()
-        self.close(Finish.RUNNING, self._state.core.termination.grace)
+        self.close(Finish.RUNNING, self._state.core.endings.grace)
 
     @decision
     def _give_up_running(self) -> None:
@@ -855,7 +849,7 @@ class Supervisor:
         """Log that the pool is ready, which was started at *began*."""
         state = self._state
         ready = sum(slot.state in UP for slot in state.core.slots)
-        size = state.core.replacements.sizing.size
+        size = state.core.exits.sizing.size
         state.log.started(ready, size, state.loop.time() - began)
 
     # Figures.
@@ -883,7 +877,7 @@ class Supervisor:
 
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""
-        return self._state.registry.summary(self._state.core.kills)
+        return self._state.registry.summary(self._state.core.lifecycle.kills)
 
 
 def _first_config(config: SupervisorConfig) -> WorkerConfig:
@@ -894,9 +888,9 @@ def _first_config(config: SupervisorConfig) -> WorkerConfig:
     )
 
 
-def _core_of(config: SupervisorConfig) -> Supervision:
+def _core_of(config: SupervisorConfig) -> Core:
     """Return the core of a pool with these options."""
-    return Supervision(
+    return Core(
         workers=config.workers,
         policy=config.restart_policy,
         start_timeout=config.start_timeout,

@@ -45,7 +45,7 @@ class Admission:
         ):
             raise PoolClosedError
         if self._core.broken is not None:
-            self._core.workers.try_sooner(self._state.loop.time())
+            self._core.lifecycle.try_sooner(self._state.loop.time())
             self._state.performer.rearm()
             raise broken_errors(self._state)(None)
 
@@ -59,7 +59,7 @@ class Admission:
         if self._core.closing.finish is not None:
             raise PoolClosedError
         is_broken = self._core.broken is not None
-        if is_broken and self._core.workers.retry_in(self._state.loop.time()) is None:
+        if is_broken and self._core.lifecycle.retry_in(self._state.loop.time()) is None:
             raise broken_errors(self._state)(None)
 
     def check(self, options: JobOptions) -> None:
@@ -116,7 +116,7 @@ class Admission:
         """Tell the core that a job is queued, since a new worker could take it."""
         core = self._core
         if core.dispatcher.unserved:
-            core.replacements.sizing.job_waits(self._state.loop.time())
+            core.exits.sizing.job_waits(self._state.loop.time())
             self._state.performer.rearm()
 
     def update_saturated(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from asyncpool._core.policies.job_options import OPTIONS
 from asyncpool._core.policies.worker_env import WorkerEnv
-from asyncpool._core.slots.lifecycle import STOP_GRACE
+from asyncpool._core.supervision.lifecycle import STOP_GRACE
 from asyncpool._core.wire.frames import MAX_PAYLOAD
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._runtime.base.machine import module_path

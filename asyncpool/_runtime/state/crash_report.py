@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from asyncpool import events
-from asyncpool._core.slots import commands as cmd
-from asyncpool._core.slots.lifecycle import (
+from asyncpool._core.slots.reasons import (
     CRASH,
     exit_cause,
     job_not_ended,
@@ -18,6 +17,7 @@ from asyncpool._core.slots.lifecycle import (
     reason_for_job,
 )
 from asyncpool._core.slots.slots import Slot
+from asyncpool._core.supervision.lifecycle import Aftermath
 from asyncpool._runtime.base.callbacks import Reporter
 from asyncpool._runtime.base.machine import OomKills
 from asyncpool._runtime.job.job import Job
@@ -79,14 +79,6 @@ class OomLedger:
         return True
 
 
-class AfterExit(NamedTuple):
-    """What the pool does after the end of a worker; the fields are those of a Crash."""
-
-    next_step: NextStep
-    next_start: float | None = None
-    park_reason: str = ""
-
-
 class CrashReporter:
     """Makes a :class:`Crash` of the end of a worker.
 
@@ -139,7 +131,7 @@ class CrashReporter:
         jobs: Sequence[Job[object]],
         killed_for: int | None,
         now: float,
-        after: AfterExit,
+        after: Aftermath,
     ) -> Crash:
         """Return the crash report of a worker.
 
@@ -236,35 +228,6 @@ def with_job(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
     )
 
 
-def after_exit(
-    slot: int, commands: Iterable[cmd.Command], *, is_last: bool = False
-) -> AfterExit:
-    """Find in *commands* what the pool does after the end of the worker in *slot*.
-
-    Args:
-        slot: The slot.
-        commands: What the core has decided after that end.
-        is_last: Whether no start follows: the pool was never ready, and tries no more.
-    """
-    for command in commands:
-        match command:
-            case cmd.TellRestart(index, delay) if index == slot:
-                return AfterExit(NextStep.RESTART, delay)
-            case cmd.Spawn(index, _) if index == slot:
-                return AfterExit(NextStep.RESTART, 0.0)
-            case cmd.ParkSlot(index, reason, probe_in) if index == slot:
-                next_start = None if is_last else probe_in
-                step = NextStep.GIVE_UP if next_start is None else NextStep.PARK
-                return AfterExit(step, next_start, reason)
-            case cmd.LeaveEmpty(index) if index == slot:
-                return AfterExit(NextStep.LEAVE_EMPTY)
-            case cmd.KeepWorker(index, again_in) if index == slot:
-                return AfterExit(NextStep.KEEP_WORKER, again_in)
-            case _:
-                pass
-    return AfterExit(NextStep.CLOSE)
-
-
 # The exit of workers: what the end of one means for its jobs, its slot and the log.
 
 
@@ -314,13 +277,17 @@ class WorkerExit:
         blamed = bool(begun)
         if self._serving is not None:
             blamed = self._serving.ended(handle)
-        commands = core.workers.ended(
+        after = core.ended(
             handle.slot,
             now,
             started=blamed,
             requeue=[loss.job.id for loss in losses if loss.again],
             jitter=random.random(),  # noqa: S311 - jitter
         )
+        if after.next_step is NextStep.PARK and (
+            after.next_start is None or self._status.cannot_start
+        ):
+            after = after._replace(next_step=NextStep.GIVE_UP, next_start=None)
         # A worker that was told to end may still have died of something else, and connections
         # died with it.  (In a pool it has no job in flight then.)  Its slot goes on as planned.
         served = self._serving is not None and was_ready
@@ -332,7 +299,7 @@ class WorkerExit:
             jobs=sorted(begun, key=lambda job: job.id != silent),
             killed_for=killed_for if planned else None,
             now=now,
-            after=after_exit(handle.slot, commands, is_last=self._status.cannot_start),
+            after=after,
         )
         handle.page.close()
         reason = self._reason(decided, killed_for, losses)
@@ -342,13 +309,13 @@ class WorkerExit:
             self._on_exit(crash, reason)
             if was_ready:  # told in the next turn, and before what follows from it
                 self._log_exit(crash, handle, losses, reason, killed_for)
-        # Told before the commands, since with them an idle worker gets such a job at once, and
+        # Told before the effects, since with them an idle worker gets such a job at once, and
         # that is its next attempt.
-        self._take_over(losses, commands, crash)
+        self._take_over(losses, crash)
         self._queue_again(losses)
         # The next worker starts before a log handler, a callback or a future hears of this end:
         # those take half a millisecond and more.
-        self._state.performer.perform(commands)
+        self._state.performer.act()
         if crashed:
             report = handle.take_report()
             self._reporter.report(crash, handle.late_stacks, report)
@@ -421,10 +388,8 @@ class WorkerExit:
         """
         await self._reporter.finish()
 
-    def _take_over(
-        self, losses: list[Loss], commands: list[cmd.Command], crash: events.Crash
-    ) -> None:
-        """Count and tell which jobs wait for another worker, or get one with *commands*."""
+    def _take_over(self, losses: list[Loss], crash: events.Crash) -> None:
+        """Count and tell which jobs wait for another worker, or are about to get one."""
         registry, hub = self._state.registry, self._state.hub
         taken = {
             loss.job.id: loss
@@ -432,7 +397,7 @@ class WorkerExit:
             # One that is not blamed had not begun, and is only queued again.
             if loss.again and loss.blamed and not loss.job.done()
         }
-        for number in _given_up(commands):
+        for number in self._state.core.given_up:
             taken.pop(number, None)
         for number, loss in taken.items():
             job = loss.job
@@ -460,17 +425,3 @@ class WorkerExit:
     def _note(self, loss: Loss, crash: events.Crash) -> None:
         if loss.error is None:
             loss.job._crashes += (crash_of_job(loss.job, crash),)
-
-
-def _given_up(commands: list[cmd.Command]) -> Iterator[int]:
-    """Yield the jobs that *commands* end: they can have no other worker."""
-    for command in commands:
-        match command:
-            case (
-                cmd.DropPinnedJobs(numbers)
-                | cmd.FailJobs(numbers)
-                | cmd.EndSession(_, numbers)
-            ):
-                yield from numbers
-            case _:
-                pass

@@ -158,7 +158,7 @@ class Draining:
         core = self._state.core
         if core.closing.finish is None:
             self._holds[hold] = None
-            core.hold()
+            core.closing.holds += 1
             hold.take(self._let_go)
 
     def begin(self) -> None:
@@ -187,7 +187,8 @@ class Draining:
     @decision
     def _let_go(self, hold: Hold) -> None:
         del self._holds[hold]
-        self._state.performer.perform(self._state.core.release(self._state.loop.time()))
+        self._state.core.release(self._state.loop.time())
+        self._state.performer.act()
 
     def _say(self, _: float) -> None:
         assert self._began is not None

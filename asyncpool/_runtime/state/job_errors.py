@@ -119,7 +119,7 @@ def broken_errors(state: PoolState) -> Callable[[Job[object] | None], PoolBroken
         _broken_error,
         state.core.broken or "",
         tuple(state.crashes),
-        state.core.workers.retry_in(state.loop.time()),
+        state.core.lifecycle.retry_in(state.loop.time()),
     )
 
 

@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from asyncpool._core.figures.durations import Durations
-from asyncpool._core.supervision.supervision import Supervision
+from asyncpool._core.supervision.core import Core
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.life_log import LifeLog
@@ -96,7 +96,7 @@ class PoolState:
 
     loop: asyncio.AbstractEventLoop
     config: SupervisorConfig
-    core: Supervision
+    core: Core
     hub: PoolHub
     registry: JobRegistry = field(init=False)
     handles: dict[int, WorkerHandle] = field(default_factory=dict)

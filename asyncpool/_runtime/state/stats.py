@@ -56,7 +56,7 @@ def _read(state: PoolState, shared_memory: int) -> PoolStats:
     functions = totals.functions.stats()
     return PoolStats(
         state=_run_state(state),
-        workers=core.replacements.sizing.size,
+        workers=core.exits.sizing.size,
         idle=states.count(SlotState.IDLE),
         busy=states.count(SlotState.BUSY),
         queued=core.waiting,
@@ -71,7 +71,7 @@ def _read(state: PoolState, shared_memory: int) -> PoolStats:
         crashes=sum(totals.crash_kinds.values()),
         crash_kinds=dict(totals.crash_kinds),
         exits=dict(totals.exits),
-        restarts=core.restarts,
+        restarts=core.lifecycle.restarts,
         takeovers=totals.takeovers,
         spawned=totals.spawned,
         started=totals.starts.histogram(),
@@ -107,7 +107,7 @@ def _oldest_queued(state: PoolState, now: float) -> float:
     # The registry has them in the order in which they came.  So this loop ends early: only the
     # few jobs before the oldest queued one are with a worker, or have their outcome unpickled.
     for job in state.registry.jobs.values():
-        if job._slot is None and not state.core.closing.is_unpacking(job.id):
+        if job._slot is None and job.id not in state.core.closing.unpacking:
             return max(0.0, now - job._queued_at)
     return 0.0
 

@@ -54,7 +54,7 @@ class JobControl:
         """Return whether the worker of *job* runs it, or has run it."""
         if job._slot is None:
             return self._large.is_unpacking(job)
-        return self._state.core.jobs.runs(job._slot, job.id)
+        return self._state.core.slots[job._slot].in_flight.runs(job.id)
 
     async def stack_of(self, job: Job[Any]) -> str:
         """Return where a job is that its worker runs; empty if it runs nowhere.
@@ -82,14 +82,17 @@ class JobControl:
         """Free the place of a job, which is settled, in the queue or in its worker."""
         state, now = self._state, self._state.loop.time()
         if slot is None:
-            self._state.performer.perform(state.core.jobs.drop(job.id, now))
-            self._state.performer.perform(state.core.jobs.outcome_unpacked(job.id, now))
+            state.core.drop(job.id, now)
+            self._state.performer.act()
+            state.core.outcome_unpacked(job.id, now)
+            self._state.performer.act()
             self._large.go_on()
         elif (
-            state.core.jobs.last(slot) == job.id
+            state.core.slots[slot].in_flight.last == job.id
             and state.handles[slot].outbox.withdraw()
         ):
-            self._state.performer.perform(state.core.jobs.withdraw(slot, job.id, now))
+            state.core.withdraw(slot, job.id, now)
+            self._state.performer.act()
         else:
             handle = state.handles[slot]
             begun = handle.page.begun(job.id, job.attempt)
@@ -105,9 +108,8 @@ class JobControl:
         """End a job that its worker has begun, or ask the worker for it."""
         state, slot = self._state, handle.slot
         now, mode = state.loop.time(), job._limits.cancel_mode
-        state.performer.perform(
-            state.core.jobs.cancel(job.id, now, index=slot, begun=begun, mode=mode)
-        )
+        state.core.cancel(job.id, now, index=slot, begun=begun, mode=mode)
+        state.performer.act()
         # There may be no command and yet a deadline, if the worker owes an answer already.
         state.performer.rearm()
 
@@ -132,18 +134,18 @@ class JobControl:
     def _is_unanswered(self, handle: WorkerHandle, job: Job[Any]) -> bool:
         state, slot = self._state, handle.slot
         same = state.handles.get(slot) is handle
-        return same and state.core.termination.unanswered(job.id, slot)
+        return same and state.core.endings.unanswered(job.id, slot)
 
     @decision
     def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
         """Note which jobs a worker will not begin."""
         now = self._state.loop.time()
         try:
-            commands = self._state.core.jobs.revoked(handle.slot, sequences, now)
+            self._state.core.revoked(handle.slot, sequences, now)
         except ProtocolError as error:
             handle.distrust(str(error))
         else:
-            self._state.performer.perform(commands)
+            self._state.performer.act()
             self._state.performer.rearm()  # as in _end()
 
     # Streams that yield items.

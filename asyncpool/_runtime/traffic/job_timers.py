@@ -213,7 +213,7 @@ class JobTimers:
 
     def begin_first(self, slot: int) -> None:
         """Watch how long the first jobs in a worker's hands run."""
-        for number in self._state.core.jobs.running(slot):
+        for number in self._state.core.slots[slot].in_flight.running:
             job = self._state.registry.jobs.get(number)
             if job is not None and job._began is None and type(job._payload) is bytes:
                 self.begin(job)
@@ -267,16 +267,15 @@ class JobTimers:
             # Its outcome may have come, and take long to load.
             state.registry.fail(job, expire(job, now))
             self._job_control.take_out(job, slot)
-        elif state.core.jobs.runs(slot, job.id):
+        elif state.core.slots[slot].in_flight.runs(job.id):
             end = job._limits.run_end(began)
             if end is None or now < end:
                 self._check_silence(job, slot, now)
                 return
             job._exceeded = job._limits.exceeded(now, running=True)
             mode = job._limits.cancel_mode
-            self._state.performer.perform(
-                state.core.termination.expire(job.id, now, index=slot, mode=mode)
-            )
+            state.core.endings.expire(job.id, now, index=slot, mode=mode)
+            self._state.performer.act()
             self._stack_dumps.signal_before_end(state.handles[slot], now, job.id)
 
     def _is_given_up(self, job: Job[Any], slot: int) -> bool:
@@ -286,10 +285,11 @@ class JobTimers:
         and then the job is in time.
         """
         core, handle = self._state.core, self._state.handles[slot]
-        if handle.outbox.loading or core.termination.is_revoked(job.id, slot):
+        if handle.outbox.loading or core.endings.is_revoked(job.id, slot):
             return True
         if not handle.page.begun(job.id, job.attempt):
-            self._state.performer.perform(core.termination.revoke(job.id, slot))
+            core.endings.revoke(job.id, slot)
+            self._state.performer.act()
         return False
 
     def _check_silence(self, job: Job[Any], slot: int, now: float) -> None:

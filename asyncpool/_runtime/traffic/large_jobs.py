@@ -45,7 +45,7 @@ class LargeObjects:
     ) -> None:
         self._state = state
         self._max_payload = state.config.worker.max_payload
-        self._sizing = state.core.replacements.sizing
+        self._sizing = state.core.exits.sizing
         self._admission = admission
         self._packer = Packer(threads, self, ahead=state.config.workers[1] + 1)
         self._unpacker = Unpacker(threads, self.unpacked)
@@ -54,12 +54,12 @@ class LargeObjects:
 
     def pack(self, job: Job[Any], call: Call) -> None:
         """Pickle a job's call, and queue the job then; it counts as queued from now on."""
-        self._state.core.jobs.prepare(job.id)
+        self._state.core.dispatcher.prepare(job.id)
         self._packer.add(job, call)
 
     def put_off(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
         """Queue a job in the next turn of the loop; it counts as queued from now on."""
-        self._state.core.jobs.prepare(job.id)
+        self._state.core.dispatcher.prepare(job.id)
         self._state.loop.call_soon(self.packed, job, payload)
 
     def go_on(self) -> None:
@@ -76,11 +76,10 @@ class LargeObjects:
             return
         job._payload = payload
         now = self._state.loop.time()
-        self._state.performer.perform(
-            self._state.core.jobs.submit_prepared(
-                job.id, job._traits, now, job._options.priority
-            )
+        self._state.core.submit_prepared(
+            job.id, job._traits, now, job._options.priority
         )
+        self._state.performer.act()
         if self._sizing.watching:
             self._admission.note_queued()
 
@@ -89,15 +88,14 @@ class LargeObjects:
         """End a job whose call cannot be pickled."""
         claim(error, job)
         self._state.registry.fail(job, error)
-        self._state.performer.perform(
-            self._state.core.jobs.drop(job.id, self._state.loop.time())
-        )
+        self._state.core.drop(job.id, self._state.loop.time())
+        self._state.performer.act()
 
     # From the worker.
 
     def unpack(self, job: Job[Any], frame: Frame, handle: WorkerHandle) -> None:
         """Unpickle the outcome of a job, which has left its worker, and settle the job then."""
-        self._state.core.closing.begin_unpacking(job.id)
+        self._state.core.closing.unpacking[job.id] = None
         if frame.kind is FrameKind.ERROR:
             watch = self._state.registry.watch
             watch.failed(job, handle.slot, frame, handle.since)
@@ -112,8 +110,10 @@ class LargeObjects:
         """Settle a job."""
         core, now = self._state.core, self._state.loop.time()
         if self._state.registry.settle(job, outcome):
-            self._state.performer.perform(core.jobs.requeue({job.id: job._traits}, now))
-        self._state.performer.perform(core.jobs.outcome_unpacked(job.id, now))
+            core.requeue({job.id: job._traits}, now)
+            self._state.performer.act()
+        core.outcome_unpacked(job.id, now)
+        self._state.performer.act()
 
 
 class PackedJobs(Protocol):

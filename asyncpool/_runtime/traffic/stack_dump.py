@@ -141,7 +141,7 @@ class StackDumps:
 
     def rearm(self) -> None:
         """Set the timer for the stopping workers whose time to end is limited, as it is now."""
-        self._alarm.set_at(self._state.core.overdue_workers.next_deadline())
+        self._alarm.set_at(self._state.core.next_overdue())
 
     def stop(self) -> None:
         """Stop the timer."""
@@ -150,7 +150,7 @@ class StackDumps:
     @decision
     def _look_at_late(self, now: float) -> None:
         """Ask the workers for their stacks whose time to end is nearly over."""
-        for slot, due in self._state.core.overdue_workers.take(now):
+        for slot, due in self._state.core.take_overdue(now):
             handle = self._state.handles[slot]
             handle.page.read_stacks()  # erases an older dump
             handle.ask_for_stacks()
@@ -172,11 +172,10 @@ class StackDumps:
         handle.silence = silence
         handle.page.read_stacks()  # erases an older dump
         now = self._state.loop.time()
-        self._state.performer.perform(
-            self._state.core.termination.hang(handle.slot, now, job)
-        )
+        self._state.core.endings.hang(handle.slot, now, job)
+        self._state.performer.act()
         self.signal_before_end(
-            handle, now, job or self._state.core.jobs.head(handle.slot)
+            handle, now, job or self._state.core.slots[handle.slot].in_flight.head
         )
 
     def signal_before_end(
@@ -197,7 +196,7 @@ class StackDumps:
         # Python's runs, and a signal handler can read the stacks; else it might crash.
         if self._runs(handle, job) and not handle.page.written_stacks:
             handle.demand_stacks()
-            self._state.core.termination.stacks_demanded(
+            self._state.core.endings.stacks_demanded(
                 handle.slot, self._state.loop.time() + seconds
             )
             self._state.performer.rearm()
@@ -210,9 +209,8 @@ class StackDumps:
             return
         written, loop = handle.page.written_stacks, self._state.loop
         if are_whole(written, before):
-            self._state.performer.perform(
-                self._state.core.termination.stacks_written(handle.slot, loop.time())
-            )
+            self._state.core.endings.stacks_written(handle.slot, loop.time())
+            self._state.performer.act()
             self._state.performer.rearm()  # it may have to give back other jobs first
         else:
             loop.call_later(_NEXT_LOOK, self._look, handle, job, written)
@@ -223,7 +221,9 @@ class StackDumps:
         if self._state.handles[slot] is not handle:
             return False
         return (
-            core.jobs.head(slot) is None if job is None else core.jobs.runs(slot, job)
+            core.slots[slot].in_flight.head is None
+            if job is None
+            else core.slots[slot].in_flight.runs(job)
         )
 
 

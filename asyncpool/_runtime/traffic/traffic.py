@@ -109,7 +109,8 @@ class StallWatch:
 
     @decision
     def _check_for_stalls(self) -> None:
-        self._state.performer.perform(self._core.termination.check_for_stalls())
+        self._core.endings.check_for_stalls()
+        self._state.performer.act()
         watched = self._look_for_long_chunks()
         if watched or self._core.pipelining:
             self.go()
@@ -118,7 +119,7 @@ class StallWatch:
         """Stop long chunks, so that their other items go elsewhere; return whether to go on."""
         watched = False
         for slot, handle in self._state.handles.items():
-            for number in self._core.jobs.running(slot):
+            for number in self._core.slots[slot].in_flight.running:
                 job = self._state.registry.jobs.get(number)
                 if job is None or not isinstance(job, Chunk):
                     continue
@@ -175,7 +176,7 @@ class LargeSender:
         """Send a job whose large buffers the worker can see by now."""
         outbox, core = handle.outbox, self._state.core
         # The pool may have been closed meanwhile, which has failed the job.
-        if core.jobs.last(handle.slot) == job.id:
+        if core.slots[handle.slot].in_flight.last == job.id:
             self._state.registry.leases.before_sending(job, handle.slot)
             job._frame_end = outbox.put_job(
                 job.id,
@@ -188,9 +189,8 @@ class LargeSender:
             self._timers.begin(job)
         outbox.flush()
         if self._lanes:
-            self._state.performer.perform(
-                core.jobs.arguments_loaded(handle.slot, self._state.loop.time())
-            )
+            core.arguments_loaded(handle.slot, self._state.loop.time())
+            self._state.performer.act()
 
 
 _MANAGERS = "multiprocessing.managers"
@@ -221,7 +221,7 @@ class Traffic:
         self._admission = admission
         self._propagation = state.config.propagation
         self._max_payload = state.config.worker.max_payload
-        self._sizing = state.core.replacements.sizing
+        self._sizing = state.core.exits.sizing
         self._concurrency = state.config.worker.concurrency
         self.functions = FunctionTables(
             state.registry.figures.functions, state.config.data
@@ -299,7 +299,7 @@ class Traffic:
                 and options.bound is None
                 and not job._credit
             ):
-                slot = state.core.jobs.submit(job.id, known.traits, options.priority)
+                slot = state.core.submit(job.id, known.traits, options.priority)
             else:
                 slot = self._place(job)
             if slot is not None:
@@ -347,9 +347,10 @@ class Traffic:
         core = self._state.core
         options = job._options
         if options.bound is not None:
-            self._state.performer.perform(core.sessions.call(job.id, options.bound))
+            core.sessions.call(job.id, options.bound)
+            self._state.performer.act()
             return None
-        submit = core.jobs.submit if options.key is None else core.jobs.submit_keyed
+        submit = core.submit if options.key is None else core.submit_keyed
         return submit(job.id, job._traits, options.priority)
 
     @decision
@@ -371,13 +372,14 @@ class Traffic:
         job._payload = payload
         state.registry.enter(job)
         if not options.limits.timed or self.timers.wait(job):
-            self._state.performer.perform(state.core.jobs.submit_pinned(slot, job.id))
+            state.core.submit_pinned(slot, job.id)
+            self._state.performer.act()
         return job
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
         """Send *jobs*, which the core has assigned to *slot*, to its worker."""
         handle = self._state.handles[slot]
-        in_flight = self._state.core.jobs.count_in_flight(slot)
+        in_flight = len(self._state.core.slots[slot].in_flight.jobs)
         count, worker, outbox, now = 0, handle.pid, handle.outbox, monotonic()
         lanes = self._concurrency > 1
         leases, hub = self._state.registry.leases.open, self._state.hub
@@ -444,10 +446,10 @@ class Traffic:
         to_settle = self._take_outcomes(handle, frames, at)
         # The worker gets its next jobs before the pool looks at these outcomes.
         now = self._state.loop.time()
-        commands = core.jobs.refill(handle.slot, now)
+        core.refill(handle.slot, now)
         # Others may have waited for this worker, if it is idle now.
-        if commands or self._admission.saturated:
-            self._state.performer.perform(commands)
+        if core.todo or self._admission.saturated:
+            self._state.performer.act()
         self._stall_watch.look_soon()
         if registry.timed:
             self.timers.begin_first(handle.slot)
@@ -455,14 +457,13 @@ class Traffic:
             self._tell_begun(handle.slot, at)
         for job, frame in to_settle:
             if registry.settle(job, registry.outcome_of(job, handle, frame)):
-                self._state.performer.perform(
-                    core.jobs.requeue({job.id: job._traits}, now)
-                )
+                core.requeue({job.id: job._traits}, now)
+                self._state.performer.act()
 
     def _tell_begun(self, slot: int, at: float) -> None:
         """Tell those who listen which jobs of a worker have begun by now."""
         registry = self._state.registry
-        running = self._state.core.jobs.running(slot)
+        running = self._state.core.slots[slot].in_flight.running
         jobs = (registry.jobs[number] for number in running if number in registry.jobs)
         registry.watch.running(jobs, slot, at)
 
@@ -479,7 +480,7 @@ class Traffic:
                 handle.distrust(f"it sent attempt {frame.attempt} of {job!r}")
                 break
             try:
-                core.jobs.outcome(slot, frame.job)
+                core.outcome(slot, frame.job)
             except ProtocolError as error:
                 handle.distrust(str(error))
                 break
@@ -513,7 +514,7 @@ class Traffic:
         if not noted or handle.broke_protocol:
             return
         frames: list[Frame] = []
-        for number in self._state.core.jobs.running(handle.slot):
+        for number in self._state.core.slots[handle.slot].in_flight.running:
             job = self._state.registry.jobs.get(number)
             frame = None if job is None else noted.get((number, job.attempt))
             if frame is not None:

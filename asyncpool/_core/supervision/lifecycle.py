@@ -1,19 +1,17 @@
-"""The slots of a pool: which workers are in them, how workers end, and when the next one starts.
+"""The slots of a pool: how workers start and end in them, and what follows a death.
 
-The restart ledger (``restart.py``) decides whether a dead worker is replaced, and
-when.  This module turns that decision into commands and deadlines.  It does not know
-what the workers do while they live.
+The restart ledger (``restart.py``) decides whether a dead worker is replaced, and when.
+This module turns that decision into effects and deadlines.  It does not know what the
+workers do while they live.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Container, Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.policies.restart import (
     GiveUpRestarting,
     RestartDecision,
@@ -23,152 +21,11 @@ from asyncpool._core.policies.restart import (
     RetryStart,
 )
 from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._core.slots.commands import (
-    Abandon,
-    Command,
-    FailJobs,
-    GiveUp,
-    Kill,
-    LeaveEmpty,
-    ParkSlot,
-    Recover,
-    Spawn,
-    Stop,
-    TellRestart,
-    Terminate,
-)
 from asyncpool._core.slots.slots import UP, Slot, SlotEvent, StopStage
-from asyncpool.enums import SlotState
+from asyncpool.enums import NextStep, SlotState
 
-# What a pool writes of why a worker ended, and what reads it again.
-#
-# The reason of an end may name a job, or be a text of the user's.  So may its detail.  The cause
-# of an end names neither: there are only a few, by which ends are counted.
-
-CRASH = "crash"
-
-# What cannot be counted by itself.
-OTHER = "other"
-
-CAUSES = (
-    CRASH,
-    "cancellation",
-    "close",
-    "idle",
-    "kill",
-    "max_age",
-    "max_jobs",
-    "max_memory",
-    "request_replacement",
-    "resize",
-    "retire",
-    "retire_worker",
-    "roll",
-    "session",
-    "timeout",
-    "uncaught exception",
-    OTHER,
-)
-
-# What stands between the cause and the number of a job.
-_OF_JOB = " of job "
-
-_NOT_ENDED = re.compile(r"(killed since )?job (\d+)(, which it ran too,)? did not end")
-
-
-def reason_for_job(cause: str, job: int) -> str:
-    """Return the reason of an end that a job was the cause of: ``"timeout of job 12"``."""
-    return f"{cause}{_OF_JOB}{job}"
-
-
-def exit_cause(reason: str) -> str:
-    """Return the cause in the reason of a planned exit; of the one above, ``"timeout"``."""
-    call, _, _ = reason.partition(":")
-    cause, _, _ = call.partition(_OF_JOB)
-    cause = cause.removesuffix("()")
-    return cause if cause in CAUSES else OTHER
-
-
-def job_not_ended(job: int, *, beside: bool) -> str:
-    """Return the detail of the end of a worker whose job did not end when it had to.
-
-    Args:
-        job: The job.
-        beside: Whether it was not the only job of the worker.
-    """
-    return f"job {job}{', which it ran too,' if beside else ''} did not end"
-
-
-def killed_since(detail: str) -> str:
-    """Return the detail of an end that the pool brought about."""
-    return f"killed since {detail}"
-
-
-def reason_for_client(reason: str, numbers: Mapping[int, int]) -> str:
-    """Return a reason with the client's number of its job, and none of another's.
-
-    Args:
-        reason: What the pool of an agent says.
-        numbers: The client's numbers of its jobs, by those of the agent.
-    """
-    cause, of_job, text = reason.rpartition(_OF_JOB)
-    if not of_job or not text.isdecimal():
-        return reason
-    job = numbers.get(int(text))
-    return cause if job is None else reason_for_job(cause, job)
-
-
-def detail_for_client(detail: str, numbers: Mapping[int, int]) -> str:
-    """Return the detail of an end with the client's number of its job, and none of another's.
-
-    Args:
-        detail: What the pool of an agent says.
-        numbers: See :func:`reason_for_client`.
-    """
-    found = _NOT_ENDED.fullmatch(detail)
-    if found is None:
-        return detail
-    killed, number, beside = found[1] or "", int(found[2]), bool(found[3])
-    if number in numbers:
-        return killed + job_not_ended(numbers[number], beside=beside)
-    return f"{killed}{'another' if beside else 'a'} job did not end"
-
-
-# The rank of a worker: a number from 0 on that no other worker has which takes jobs.
-#
-# Jobs read it as ``current_job().slot``, and ``worker_env`` gets it.  It is for what there is
-# once for each worker: a GPU, a port, a core.  The number of the worker's slot would not do.
-# A replacement starts in a slot beyond the size of the pool while the old worker still works,
-# so the slots in use wander.  A replacement has the rank of the worker that it replaces, from
-# its start on, since the environment of a process cannot change with the end of another one.
-
-_NOBODY = frozenset({SlotState.UNUSED, SlotState.RETIRED})
-
-
-def rank_of(slot: Slot, slots: Sequence[Slot], most: int) -> int:
-    """Return the rank of the worker that is started in *slot*.
-
-    Args:
-        slot: It knows whose worker the new one replaces, and the rank of its last worker.
-        slots: All slots.
-        most: How many workers the pool may have, without surge.  Ranks are less than that.
-    """
-    others = [it for it in slots if it is not slot and it.state not in _NOBODY]
-    if slot.replaces is not None and slots[slot.replaces].rank < most:
-        return slots[slot.replaces].rank
-    # A worker that leaves takes no more jobs.  Its rank is free for its successor, which may
-    # start before it has gone, but one that nobody has is better.
-    staying = {it.rank for it in others if not it.draining}
-    leaving = {it.rank for it in others if it.draining}
-    free = [rank for rank in range(most) if rank not in staying]
-    if not free:  # in a cluster, workers that fail have successors beyond the size
-        return _first_beyond(staying, most)
-    return min(free, key=lambda rank: (rank in leaving, rank != slot.rank, rank))
-
-
-def _first_beyond(taken: Container[int], most: int) -> int:
-    return next(rank for rank in itertools.count(most) if rank not in taken)
-
+if TYPE_CHECKING:
+    from asyncpool._core.supervision.core import Core
 
 # Seconds that a worker has to end after each step, before the pool takes the next step.
 STOP_GRACE = 2.0
@@ -183,12 +40,30 @@ WANTED_AGAIN = 1.0
 # The states of a slot that has no process and may have one again.
 EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED})
 
+# The states of a slot that no worker is for.
+NOT_NEEDED = frozenset({SlotState.UNUSED, SlotState.RETIRED})
 
-class SlotLifecycle:
+
+class Aftermath(NamedTuple):
+    """What follows the end of a worker in its slot.
+
+    Attributes:
+        next_step: What comes next.
+        next_start: In how many seconds; ``None`` for never, or if there is nothing to wait for.
+        park_reason: Why the slot stays empty, if it does because starts fail.
+    """
+
+    next_step: NextStep
+    next_start: float | None = None
+    park_reason: str = ""
+
+
+class Lifecycle:
     """Every slot of a pool, and what is due there.
 
     Args:
-        workers: How many slots get a worker at first.
+        core: The core of the pool.
+        least: How many slots get a worker at first.
         count: How many slots there are.
         most: How many workers there may be, without surge.
         limits: When workers are due for recycling.
@@ -196,11 +71,8 @@ class SlotLifecycle:
         start_timeout: Seconds that a worker has to become ready.
         stop_grace: Seconds that a stopped worker has to end by itself.
         concurrency: How many jobs a worker runs at once.
-        dispatcher: What decides which worker runs which job.  It must not use a
-            worker that goes, and keeps no job while the pool is broken.
 
     Attributes:
-        slots: The slots.
         most: As above; it may change.
         broken: Why the pool is broken, if it is: no worker can be started, and
             there is none.
@@ -211,8 +83,9 @@ class SlotLifecycle:
 
     def __init__(
         self,
+        core: Core,
         *,
-        workers: int,
+        least: int,
         count: int,
         most: int,
         limits: WorkerLimits,
@@ -220,17 +93,17 @@ class SlotLifecycle:
         start_timeout: float,
         stop_grace: float,
         concurrency: int,
-        dispatcher: Dispatcher,
     ) -> None:
+        self._core = core
+        self.slots = core.slots
         self._concurrency = concurrency
-        self.slots: list[Slot] = []
         self.most = most
-        self.ensure_slots(workers, SlotState.VACANT)
-        self.ensure_slots(count, SlotState.UNUSED)
+        self.ensure_slots(least, SlotState.VACANT)
+        self.ensure_slots(count)
         self.broken: str | None = None
         self.gave_up = False
         self.kills = self.restarts = 0
-        self.ledger = RestartLedger(policy, workers)
+        self.ledger = RestartLedger(policy, least)
         self._limits = limits
         self._start_timeout = start_timeout
         self._grace = {
@@ -238,7 +111,6 @@ class SlotLifecycle:
             StopStage.TERMINATED: TERM_GRACE,
             StopStage.KILLED: KILL_GRACE,
         }
-        self._dispatcher = dispatcher
         self._retry_at: float | None = None
         self._tried_at = float("-inf")
         self._announced: dict[int, RestartDecision] = {}
@@ -267,7 +139,7 @@ class SlotLifecycle:
         *,
         new: bool = False,
         replaces: int | None = None,
-    ) -> Command:
+    ) -> None:
         """Start a worker in an empty slot.
 
         Args:
@@ -288,9 +160,9 @@ class SlotLifecycle:
         slot.began_at = now
         # Set before the fork, so that the pool notices a start that hangs anywhere.
         slot.due = now + self._start_timeout
-        return Spawn(slot.index, slot.generation)
+        self._core.do("spawn", slot.index, slot.generation)
 
-    def on_ready(self, slot: Slot, now: float) -> list[Command]:
+    def on_ready(self, slot: Slot, now: float) -> None:
         """Record that a worker is ready, which shows that starts succeed, in all slots.
 
         Call :meth:`spawn_parked` next.
@@ -300,12 +172,14 @@ class SlotLifecycle:
         self.broken = self._retry_at = None
         for other in self.slots:
             other.is_probe = False
-        return [Recover(slot.index)] if recovers else []
+        if recovers:
+            self._core.do("recovered", slot.index)
 
-    def spawn_parked(self, now: float) -> list[Command]:
+    def spawn_parked(self, now: float) -> None:
         """Start a worker in every slot that has waited for starts to succeed."""
-        parked = [slot for slot in self.slots if slot.state is SlotState.PARKED]
-        return [self.spawn(slot, now) for slot in parked]
+        for slot in self.slots:
+            if slot.state is SlotState.PARKED:
+                self.spawn(slot, now)
 
     def try_sooner(self, now: float) -> None:
         """Record that the pool refused a caller; a broken pool then tries the next start soon."""
@@ -314,7 +188,7 @@ class SlotLifecycle:
             self._retry_at = min(self._retry_at, soon)
 
     def try_now(self, now: float) -> None:
-        """Try the next start now, if starts fail."""
+        """Try the next start now, if starts fail: what made them fail may be over."""
         if self._retry_at is not None:
             self._retry_at = now
 
@@ -336,7 +210,7 @@ class SlotLifecycle:
 
     # A worker ends.
 
-    def stop_worker(
+    def stop(
         self,
         slot: Slot,
         how: StopStage,
@@ -345,72 +219,89 @@ class SlotLifecycle:
         planned: bool = False,
         reason: str = "",
         grace: float | None = None,
-    ) -> list[Command]:
+    ) -> None:
         """Give a worker no more jobs, and make its process end.
 
         The pool takes the next step after *grace* seconds, or after *stop_grace* by
         default.
         """
         if slot.stop_stage >= how:
-            return []
-        self._dispatcher.exclude(slot.index)
+            return
+        self._core.dispatcher.exclude(slot.index)
         slot.exit_planned = slot.exit_planned or planned
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
         slot.stop_stage = how
         slot.due = now + (self._grace[how] if grace is None else grace)
-        if how is StopStage.STOPPED:
-            return [Stop(slot.index)]
-        if how is StopStage.TERMINATED:
-            return [Terminate(slot.index)]
-        self.kills += 1
-        return [Kill(slot.index, reason)]
+        if how is StopStage.KILLED:
+            self.kills += 1
+            self._core.do("kill", slot.index, reason)
+        else:
+            self._core.do(
+                "stop" if how is StopStage.STOPPED else "terminate", slot.index
+            )
 
-    def leave_empty(self, slot: Slot) -> list[Command]:
+    def leave_empty(self, slot: Slot) -> Aftermath:
         """Mark an empty slot as not needed."""
         slot.apply(SlotEvent.CLOSE)
         slot.due = slot.bucket = None
-        return [LeaveEmpty(slot.index)]
+        self._core.do("left_empty", slot.index)
+        return Aftermath(NextStep.LEAVE_EMPTY)
 
-    def decide_early(self, slot: Slot, now: float) -> RestartDecision:
-        """Decide what follows a death while the dying worker still has something to finish."""
+    def park(self, slot: Slot, reason: str, now: float) -> Aftermath:
+        """Keep an empty slot empty until starts succeed again."""
+        slot.apply(SlotEvent.PARK)
+        slot.due = None
+        self._core.do("parked", slot.index, reason, self.retry_in(now))
+        return Aftermath(NextStep.PARK, self.retry_in(now), reason)
+
+    def start_successor(self, slot: Slot, now: float) -> float | None:
+        """Decide what follows a death while the dying worker still has something to finish.
+
+        Returns:
+            In how many seconds its successor may start; ``None`` for not before it is gone.
+        """
         decision = self._announced[slot.index] = self.ledger.died(now, blamed=False)
-        return decision
+        return decision.delay if isinstance(decision, RestartWorker) else None
 
-    def start_successor(self, successor: Slot, delay: float, now: float) -> Command:
-        """Start the worker that follows one whose death is announced, in an unused slot."""
+    def start_in(self, slot: Slot, delay: float, now: float) -> None:
+        """Start a worker in an unused slot, in *delay* seconds."""
         if delay <= 0:
-            return self.spawn(successor, now)
-        successor.apply(SlotEvent.REOPEN)
-        successor.due = now + delay
-        return TellRestart(successor.index, delay)
+            self.spawn(slot, now)
+            return
+        slot.apply(SlotEvent.REOPEN)
+        slot.due = now + delay
+        self._core.do("restarting", slot.index, delay)
 
-    def decide_after_death(
+    def follow_death(
         self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
-    ) -> list[Command]:
+    ) -> Aftermath:
         """Decide what follows a death in a slot in which a worker is *needed*."""
-        decision = self._decision(slot, now, blamed=blamed, jitter=jitter)
+        decision = self._decide(slot, now, blamed=blamed, jitter=jitter)
         if isinstance(decision, GiveUpRestarting) and not self.gave_up:
             self.gave_up, self._retry_at = True, None
             parked = self.park(slot, decision.reason, now)
-            return [*parked, *self._break(decision.reason, now)]
+            self._break(decision.reason, now)
+            return parked
         # A broken pool needs at least one slot, to try again.
         if not needed and (self.broken is None or self._will_try()):
             return self.leave_empty(slot)
         if isinstance(decision, RetryStart):
-            commands = self.park(slot, decision.reason, now)
+            parked = self.park(slot, decision.reason, now)
             if decision.breaks_pool and self.broken is None and self._is_deserted():
-                commands += self._break(decision.reason, now)
-            return commands
+                self._break(decision.reason, now)
+            return parked
         if self.broken is not None:
             return self.park(slot, self.broken, now)
         assert isinstance(decision, RestartWorker)
+        self._core.do("restarting", slot.index, decision.delay)
         if decision.delay > 0:
             slot.due = now + decision.delay
-            return [TellRestart(slot.index, decision.delay)]
-        return [TellRestart(slot.index, 0.0), self.spawn(slot, now)]
+        else:
+            self.spawn(slot, now)
+        return Aftermath(NextStep.RESTART, decision.delay)
 
-    def _decision(
+    def _decide(
         self, slot: Slot, now: float, *, blamed: bool, jitter: float
     ) -> RestartDecision:
         announced = self._announced.pop(slot.index, None)
@@ -426,22 +317,15 @@ class SlotLifecycle:
             self._retry_at = now + decision.delay
         return decision
 
-    def park(self, slot: Slot, reason: str, now: float) -> list[Command]:
-        """Keep an empty slot empty until starts succeed again."""
-        slot.apply(SlotEvent.PARK)
-        slot.due = None
-        return [ParkSlot(slot.index, reason, self.retry_in(now))]
-
-    def _break(self, reason: str, now: float) -> list[Command]:
+    def _break(self, reason: str, now: float) -> None:
         self.broken = reason
-        commands: list[Command] = [GiveUp(reason)]
-        commands += fail_jobs(self._dispatcher.take_all(), "broken")
+        self._core.do("broken")
+        self._core.fail(self._core.dispatcher.take_all(), "broken")
         for slot in self.slots:
             if slot.state is SlotState.VACANT:
-                commands += self.park(slot, reason, now)
+                self.park(slot, reason, now)
             elif slot.state in {SlotState.IDLE, SlotState.STARTING}:
-                commands += self.stop_worker(slot, StopStage.STOPPED, now, planned=True)
-        return commands
+                self.stop(slot, StopStage.STOPPED, now, planned=True)
 
     # Time.
 
@@ -449,16 +333,14 @@ class SlotLifecycle:
         """When something is due; ``None`` if nothing is."""
         return earliest(self._retry_at, *(slot.due for slot in self.slots))
 
-    def on_timer(self, now: float) -> list[Command]:
+    def on_timer(self, now: float) -> None:
         """Do what is due."""
-        commands: list[Command] = []
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
-            commands += self._try(now)
+            self._try(now)
         for slot in self.slots:
             if slot.due is not None and slot.due <= now:
-                commands += self._slot_is_due(slot, now)
-        return commands
+                self._slot_is_due(slot, now)
 
     def stop_trying(self) -> None:
         """Try no more whether workers can be started again."""
@@ -471,25 +353,26 @@ class SlotLifecycle:
         self._retry_at = None
         return True
 
-    def _slot_is_due(self, slot: Slot, now: float) -> list[Command]:
+    def _slot_is_due(self, slot: Slot, now: float) -> None:
         if slot.state in EMPTY:
-            return [self.spawn(slot, now)]
-        if slot.state is SlotState.STARTING:
-            return self.stop_worker(slot, StopStage.KILLED, now)
-        if slot.state in {SlotState.BUSY, SlotState.IDLE}:
-            return self.stop_worker(slot, StopStage.KILLED, now, planned=not slot.hung)
-        if slot.stop_stage is StopStage.KILLED:
+            self.spawn(slot, now)
+        elif slot.state is SlotState.STARTING:
+            self.stop(slot, StopStage.KILLED, now)
+        elif slot.state in UP:
+            self.stop(slot, StopStage.KILLED, now, planned=not slot.hung)
+        elif slot.stop_stage is StopStage.KILLED:
             slot.due = None
-            return [Abandon(slot.index)]
-        return self.stop_worker(slot, StopStage(slot.stop_stage + 1), now)
+            self._core.do("abandon", slot.index)
+        else:
+            self.stop(slot, StopStage(slot.stop_stage + 1), now)
 
-    def _try(self, now: float) -> list[Command]:
+    def _try(self, now: float) -> None:
         """Start one worker, to find out for all parked slots whether starts succeed."""
         for slot in self.slots:
             if slot.state is SlotState.PARKED:
                 slot.is_probe, self._tried_at = True, now
-                return [self.spawn(slot, now)]
-        return []
+                self.spawn(slot, now)
+                return
 
     def _is_trying(self) -> bool:
         return any(slot.is_probe and not slot.exit_planned for slot in self.slots)
@@ -511,8 +394,31 @@ class SlotLifecycle:
         )
 
 
-def fail_jobs(
-    jobs: list[int], why: Literal["closed", "broken", "expired"]
-) -> list[Command]:
-    """Return the command that fails *jobs*, if there are any."""
-    return [FailJobs(tuple(jobs), why)] if jobs else []
+# The rank of a worker: a number from 0 on that no other worker has which takes jobs.
+#
+# Jobs read it as ``current_job().slot``, and ``worker_env`` gets it.  It is for what there is
+# once for each worker: a GPU, a port, a core.  The number of the worker's slot would not do.
+# A replacement starts in a slot beyond the size of the pool while the old worker still works,
+# so the slots in use wander.  A replacement has the rank of the worker that it replaces, from
+# its start on, since the environment of a process cannot change with the end of another one.
+
+
+def rank_of(slot: Slot, slots: Sequence[Slot], most: int) -> int:
+    """Return the rank of the worker that is started in *slot*.
+
+    Args:
+        slot: It knows whose worker the new one replaces, and the rank of its last worker.
+        slots: All slots.
+        most: How many workers the pool may have, without surge.  Ranks are less than that.
+    """
+    others = [it for it in slots if it is not slot and it.state not in NOT_NEEDED]
+    if slot.replaces is not None and slots[slot.replaces].rank < most:
+        return slots[slot.replaces].rank
+    # A worker that leaves takes no more jobs.  Its rank is free for its successor, which may
+    # start before it has gone, but one that nobody has is better.
+    staying = {it.rank for it in others if not it.draining}
+    leaving = {it.rank for it in others if it.draining}
+    free = [rank for rank in range(most) if rank not in staying]
+    if not free:  # in a cluster, workers that fail have successors beyond the size
+        return next(rank for rank in itertools.count(most) if rank not in staying)
+    return min(free, key=lambda rank: (rank in leaving, rank != slot.rank, rank))

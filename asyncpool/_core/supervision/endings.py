@@ -15,21 +15,16 @@ meanwhile, since the pool may have to kill it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from asyncpool._core.base.job_traits import JobTraits
-from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.policies.job_options import CancelMode
-from asyncpool._core.slots.commands import (
-    Command,
-    Interrupt,
-    Revoke,
-    Unassign,
-    WriteStacks,
-)
 from asyncpool._core.slots.job_ending import BY_ITSELF, EndingEvent, EndingStage
-from asyncpool._core.slots.lifecycle import SlotLifecycle, fail_jobs
 from asyncpool._core.slots.slots import UP, Slot, StopStage
 from asyncpool.enums import SlotState
+
+if TYPE_CHECKING:
+    from asyncpool._core.supervision.core import Core
 
 # Seconds that a worker has to give back its other jobs before the pool kills it for one
 # job.
@@ -45,78 +40,68 @@ STACK_GRACE = 0.25
 LEAST_GRACE = 0.1
 
 
-class Termination:
+class Endings:
     """Ends jobs.
 
     Args:
-        lifecycle: What ends workers.
-        dispatcher: What decides which worker runs which job.  It must not use a
-            worker that may be killed.
+        core: The core of the pool.
     """
 
-    def __init__(self, lifecycle: SlotLifecycle, dispatcher: Dispatcher) -> None:
-        self._lifecycle = lifecycle
-        self._dispatcher = dispatcher
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._slots = core.slots
 
     def cancel(
         self, slot: Slot, job: int, now: float, *, begun: bool, mode: CancelMode
-    ) -> list[Command]:
+    ) -> None:
         """Give up *job*, which the worker of *slot* has in flight."""
         slot.job_endings.of(job).mode = mode
-        if slot.state is not SlotState.BUSY:
-            return []
-        if begun:
-            return self._make_end(slot, job, mode, now)
-        return self._ask_back(slot, job)
+        if slot.state is SlotState.BUSY:
+            if begun:
+                self._make_end(slot, job, mode, now)
+            else:
+                self._ask_back(slot, job)
 
-    def revoke(self, job: int, index: int) -> list[Command]:
+    def revoke(self, job: int, index: int) -> None:
         """Ask the worker in slot *index* to give back *job*, which has not begun in time.
 
         If the worker gives it back, the job fails.  If the worker has begun it, it goes
         on.
         """
-        slot = self._lifecycle.slots[index]
-        if slot.state is not SlotState.BUSY or job not in slot.in_flight.jobs:
-            return []
-        slot.job_endings.of(job).expired = True
-        return self._ask_back(slot, job)
+        slot = self._slots[index]
+        if slot.state is SlotState.BUSY and job in slot.in_flight.jobs:
+            slot.job_endings.of(job).expired = True
+            self._ask_back(slot, job)
 
     def is_revoked(self, job: int, index: int) -> bool:
         """Tell whether the pool has asked for *job* in this way, and has no answer yet."""
-        return self._lifecycle.slots[index].job_endings.is_expired(job)
+        return self._slots[index].job_endings.is_expired(job)
 
     def unanswered(self, job: int, index: int) -> bool:
         """Tell whether the worker in slot *index* has *job*, and still has to give it back."""
-        slot = self._lifecycle.slots[index]
+        slot = self._slots[index]
         in_flight = slot.in_flight
         busy = slot.state is SlotState.BUSY
         return busy and job in in_flight.jobs and in_flight.is_revoking(job)
 
-    def check_for_stalls(self) -> list[Command]:
+    def check_for_stalls(self) -> None:
         """Ask for the jobs that have waited behind the same jobs since the last check."""
-        commands: list[Command] = []
-        for slot in self._lifecycle.slots:
-            in_flight, seen, slot.seen = (
-                slot.in_flight,
-                slot.seen,
-                slot.in_flight.running,
-            )
+        for slot in self._slots:
+            in_flight, seen = slot.in_flight, slot.seen
+            slot.seen = in_flight.running
             if not seen or seen != slot.seen or slot.state is SlotState.STOPPING:
                 continue
-            behind = in_flight.waiting()
-            if behind and not in_flight.revoking:
+            if self._ask_back_waiting(slot):
                 in_flight.block(slot.seen)
-                self._dispatcher.exclude(slot.index)
-                commands.append(Revoke(slot.index, in_flight.begin_revoke(behind)))
-        return commands
+                self._core.dispatcher.exclude(slot.index)
 
     def take_answer(
         self, slot: Slot, sequences: Iterable[int], now: float
-    ) -> tuple[list[Command], dict[int, JobTraits]]:
-        """Handle the answer of *slot*'s worker to a :class:`Revoke`: the jobs it will not begin.
+    ) -> dict[int, JobTraits]:
+        """Handle a worker's answer to a question for jobs: those that it will not begin.
 
         Returns:
-            The commands, and those of the jobs that somebody still wants.
+            The traits of the jobs that somebody still wants.
 
         Raises:
             ProtocolError: If the pool has not asked for these jobs.
@@ -128,54 +113,54 @@ class Termination:
         for job in expired:
             del wanted[job]
         for job in back:
-            self.clear_ending(slot, job)
-        commands: list[Command] = [Unassign(tuple(back))] if back else []
-        commands += self._end_kept(slot, kept, now)
-        return [*commands, *fail_jobs(expired, "expired")], wanted
+            self.clear(slot, job)
+        if back:
+            self._core.do("unassign", tuple(back))
+        self._end_kept(slot, kept, now)
+        self._core.fail(expired, "expired")
+        return wanted
 
-    def expire(
-        self, job: int, now: float, *, index: int, mode: CancelMode
-    ) -> list[Command]:
+    def expire(self, job: int, now: float, *, index: int, mode: CancelMode) -> None:
         """End *job*, which the worker in slot *index* runs.
 
         Its caller waits for that: whatever the job then returns or raises is its
         outcome.
         """
-        slot = self._lifecycle.slots[index]
+        slot = self._slots[index]
         if slot.state is not SlotState.BUSY:
-            return []
+            return
         if mode.action == "kill" or mode.grace < LEAST_GRACE:
             mode = CancelMode("kill", STACK_GRACE)
         elif mode.action == "wait":
             mode = CancelMode("interrupt", mode.grace)
-        return [WriteStacks(slot.index, job), *self._make_end(slot, job, mode, now)]
+        self._core.do("write_stacks", slot.index, job)
+        self._make_end(slot, job, mode, now)
 
-    def hang(self, index: int, now: float, job: int | None = None) -> list[Command]:
+    def hang(self, index: int, now: float, job: int | None = None) -> None:
         """Kill the worker in slot *index* because it, or its *job*, has been silent for too long.
 
         This is a crash of the worker.  Before the kill, the worker is asked for its
         stacks.
         """
-        slot = self._lifecycle.slots[index]
+        slot = self._slots[index]
         endings = slot.job_endings
         if slot.state not in UP or slot.hung or endings.killing is not None:
-            return []
+            return
         job = slot.in_flight.head if job is None else job
         slot.hung = True
         due = now + STACK_GRACE
-        commands: list[Command] = [WriteStacks(slot.index, job)]
+        self._core.do("write_stacks", slot.index, job)
         if job is None:
             slot.due = due
-            self._dispatcher.exclude(slot.index)
-            return commands
+            self._core.dispatcher.exclude(slot.index)
+            return
         ending = endings.of(job)
         ending.silent, ending.written = True, False
         if ending.stage in BY_ITSELF:
             endings.apply(job, EndingEvent.DUMP, due)
             _set_due(slot)
         else:
-            commands += self._give_time(slot, job, EndingEvent.DUMP, due)
-        return commands
+            self._give_time(slot, job, EndingEvent.DUMP, due)
 
     def stacks_demanded(self, index: int, due: float) -> None:
         """Give the worker in slot *index* until *due* to write its stacks.
@@ -184,7 +169,7 @@ class Termination:
         have been held up.  Then its time would be over before it could write anything,
         by the deadline of whichever of its jobs comes first.
         """
-        slot = self._lifecycle.slots[index]
+        slot = self._slots[index]
         if slot.state is SlotState.BUSY:
             for ending in slot.job_endings.values():
                 ending.extend(due)
@@ -192,27 +177,25 @@ class Termination:
         elif slot.state is SlotState.IDLE and slot.hung and slot.due is not None:
             slot.due = max(slot.due, due)
 
-    def stacks_written(
-        self, index: int, now: float, job: int | None = None
-    ) -> list[Command]:
+    def stacks_written(self, index: int, now: float, job: int | None = None) -> None:
         """Record that the worker in slot *index* has written its stacks, or those of *job*."""
-        slot = self._lifecycle.slots[index]
+        slot = self._slots[index]
         if slot.hung and slot.state is SlotState.IDLE:
-            return self._lifecycle.stop_worker(slot, StopStage.KILLED, now)
+            self._core.lifecycle.stop(slot, StopStage.KILLED, now)
         if slot.state is not SlotState.BUSY:
-            return []
+            return
         endings = slot.job_endings
         ending = None if job is None else endings.get(job)
         if ending is not None and ending.written is False:
             ending.written = True
         dumping = endings.dumping
         if not dumping or (job is not None and endings.unwritten):
-            return []
+            return
         for one in dumping:
             self._kill_for(slot, one, now)
-        return self.end_worker(slot, now)
+        self.end_worker(slot, now)
 
-    def clear_ending(self, slot: Slot, job: int) -> None:
+    def clear(self, slot: Slot, job: int) -> None:
         """Forget the ending of *job*, which has left its worker: that need not be killed for it."""
         ending = slot.job_endings.get(job)
         if ending is None:
@@ -225,39 +208,28 @@ class Termination:
             slot.hung = False
         _set_due(slot)
 
-    def end_worker(self, slot: Slot, now: float) -> list[Command]:
+    def end_worker(self, slot: Slot, now: float) -> None:
         """End a worker that gets no more jobs; first ask for the jobs that wait in it."""
-        in_flight = slot.in_flight
+        stop = self._core.lifecycle.stop
         if slot.job_endings.killing is not None:
-            behind = in_flight.waiting()
-            if not behind:
-                planned = not slot.hung
-                return self._lifecycle.stop_worker(
-                    slot, StopStage.KILLED, now, planned=planned
-                )
-            return (
-                []
-                if in_flight.revoking
-                else [Revoke(slot.index, in_flight.begin_revoke(behind))]
-            )
-        if in_flight.jobs:
-            return []
-        if slot.faulty:
-            return self._lifecycle.stop_worker(slot, StopStage.KILLED, now)
-        return self._lifecycle.stop_worker(slot, StopStage.STOPPED, now, planned=True)
+            if not slot.in_flight.waiting():
+                stop(slot, StopStage.KILLED, now, planned=not slot.hung)
+            else:
+                self._ask_back_waiting(slot)
+        elif not slot.in_flight.jobs:
+            how = StopStage.KILLED if slot.faulty else StopStage.STOPPED
+            stop(slot, how, now, planned=not slot.faulty)
 
     @property
     def grace(self) -> float:
         """For how many seconds, at the most, a cancelled job may still run."""
-        slots = self._lifecycle.slots
-        endings = (it for slot in slots for it in slot.job_endings.values())
+        endings = (it for slot in self._slots for it in slot.job_endings.values())
         modes = [it.mode for it in endings if it.mode is not None]
         return max((it.grace for it in modes if it.action == "interrupt"), default=0.0)
 
-    def on_timer(self, now: float) -> list[Command]:
+    def on_timer(self, now: float) -> None:
         """End the workers whose job had its time to end by itself."""
-        commands: list[Command] = []
-        for slot in self._lifecycle.slots:
+        for slot in self._slots:
             endings = slot.job_endings
             if not endings or slot.state is not SlotState.BUSY:
                 continue
@@ -265,76 +237,72 @@ class Termination:
             for job in over:
                 self._kill_for(slot, job, now)
             if over:
-                commands += self.end_worker(slot, now)
-        return commands
+                self.end_worker(slot, now)
 
-    def _ask_back(self, slot: Slot, job: int) -> list[Command]:
+    def _ask_back(self, slot: Slot, job: int) -> None:
         """Ask for *job*, which nobody wants, unless its worker was asked for it already."""
         slot.job_endings.apply(job, EndingEvent.REVOKE)
-        if slot.in_flight.is_revoking(job):
-            return []  # the answer will tell whether the worker has begun it
-        return [Revoke(slot.index, slot.in_flight.begin_revoke([job], wanted=False))]
+        # Or else the answer will tell whether the worker has begun it.
+        if not slot.in_flight.is_revoking(job):
+            self._core.ask_back(slot, [job], wanted=False)
 
-    def _end_kept(self, slot: Slot, kept: list[int], now: float) -> list[Command]:
+    def _ask_back_waiting(self, slot: Slot) -> bool:
+        """Ask for all jobs that wait in a worker, unless it still has to answer."""
+        behind = slot.in_flight.waiting()
+        if not behind or slot.in_flight.revoking:
+            return False
+        self._core.ask_back(slot, behind)
+        return True
+
+    def _end_kept(self, slot: Slot, kept: list[int], now: float) -> None:
         """End the cancelled jobs that the worker has not given back, since it has begun them."""
         endings = slot.job_endings
         for job in endings.keys() & kept:
             endings.keep(job)
         cancelled = [job for job in kept if not endings.is_wanted(job)]
         if not cancelled or slot.state is not SlotState.BUSY:
-            return []
+            return
         # The worker has begun the last of them, so those before it are done, and their
         # outcomes are on their way.
-        commands: list[Command] = []
         for job in cancelled[-slot.concurrency :]:
             mode = endings[job].mode
             assert mode is not None
-            commands += self._make_end(slot, job, mode, now)
-        return commands
+            self._make_end(slot, job, mode, now)
 
-    def _make_end(
-        self, slot: Slot, job: int, mode: CancelMode, now: float
-    ) -> list[Command]:
+    def _make_end(self, slot: Slot, job: int, mode: CancelMode, now: float) -> None:
         """End *job*, which has begun, as *mode* says."""
         ending = slot.job_endings.of(job)
         if mode.action == "wait" or ending.stage in BY_ITSELF:
-            return []
+            return
         if ending.silent:
             slot.hung = ending.silent = False
         if mode.grace == 0:
             self._kill_for(slot, job, now)
-            return self.end_worker(slot, now)
+            self.end_worker(slot, now)
+            return
         if mode.action == "kill":
             ending.written = False
+        else:
+            self._core.do("interrupt", slot.index, slot.in_flight.sequence_of(job))
         # A worker that was asked for its stacks is killed as soon as they are written.
         dumps = ending.written is not None
         event = EndingEvent.DUMP if dumps else EndingEvent.INTERRUPT
-        commands = self._give_time(slot, job, event, now + mode.grace)
-        if mode.action == "interrupt":
-            sequence = slot.in_flight.sequence_of(job)
-            commands.insert(0, Interrupt(slot.index, sequence))
-        return commands
+        self._give_time(slot, job, event, now + mode.grace)
 
-    def _give_time(
-        self, slot: Slot, job: int, event: EndingEvent, due: float
-    ) -> list[Command]:
+    def _give_time(self, slot: Slot, job: int, event: EndingEvent, due: float) -> None:
         """Give *job* time until *due*; nothing may wait behind it meanwhile."""
-        in_flight = slot.in_flight
         slot.job_endings.apply(job, event, due)
         _set_due(slot)
-        in_flight.block((job,))
-        self._dispatcher.exclude(slot.index)
-        behind = in_flight.waiting()
-        if not behind or in_flight.revoking:
-            return []
-        return [Revoke(slot.index, in_flight.begin_revoke(behind))]
+        slot.in_flight.block((job,))
+        self._core.dispatcher.exclude(slot.index)
+        self._ask_back_waiting(slot)
 
     def _kill_for(self, slot: Slot, job: int, now: float) -> None:
         """Have a worker killed for *job*, as soon as no other job can begin there."""
         if slot.job_endings.of(job).stage is not EndingStage.KILLING:
             slot.job_endings.apply(job, EndingEvent.KILL, now + REVOKE_GRACE)
         _set_due(slot)
-        self._dispatcher.exclude(slot.index)
+        self._core.dispatcher.exclude(slot.index)
 
 
 def _set_due(slot: Slot) -> None:
