@@ -2,13 +2,13 @@
 
 :class:`Core` has what an engine tells a core, in the engine's words, and what there is to see of
 it.  A core that is made in another way needs another :class:`Core`, and nothing else: what is in
-``imaginary/``, ``supervision_rules/``, ``endings.py`` and the stories stays as it is.
+``imaginary/``, ``supervision_rules``, ``endings`` and the stories stays as it is.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncpool._core.base.job_traits import (
@@ -27,19 +27,24 @@ from asyncpool._core.dispatch.rendezvous import choose
 from asyncpool._core.policies.job_options import KILL, CancelMode
 from asyncpool._core.policies.restart import BURST, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.capacity import GROW_EVERY
 from asyncpool._core.slots.job_ending import BY_ITSELF, EndingStage
-from asyncpool._core.slots.lifecycle import EMPTY, KILL_GRACE, STOP_GRACE, TERM_GRACE
 from asyncpool._core.slots.slots import UP, Slot, StopStage
+from asyncpool._core.supervision import core as core_module
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.supervision.supervision import Supervision
-from asyncpool._core.supervision.termination import (
+from asyncpool._core.supervision.endings import (
     LEAST_GRACE,
     REVOKE_GRACE,
     STACK_GRACE,
 )
-from asyncpool.enums import SlotState
+from asyncpool._core.supervision.lifecycle import (
+    EMPTY,
+    KILL_GRACE,
+    STOP_GRACE,
+    TERM_GRACE,
+)
+from asyncpool.enums import NextStep, SlotState
+from tests.core import effects as cmd
 from tests.helpers.inside import affinity_queues_of, slots_held
 
 __all__ = [
@@ -97,7 +102,7 @@ class Core:
         limits: WorkerLimits | None = None,
         **options: Any,
     ) -> None:
-        self._core = core = Supervision(
+        self._core = core = core_module.Core(
             workers=(workers, most or workers),
             policy=policy or RestartPolicy(),
             start_timeout=start_timeout,
@@ -105,77 +110,107 @@ class Core:
             **options,
         )
         # Workers.
-        self.start = core.workers.start
-        self.ready = core.workers.ready
-        self.fault = core.workers.replace_faulty
-        self.oversized = core.workers.oversized
-        self.kill = core.workers.kill
-        self.try_sooner = core.workers.try_sooner
-        self.retry_in = core.workers.retry_in
-        self.ended = core.workers.ended
+        self.start = self._told(core.start)
+        self.ready = self._told(core.ready)
+        self.fault = self._told(core.replace_faulty)
+        self.oversized = self._told(core.oversized)
+        self.kill = self._told(core.kill)
+        self.served = self._told(core.served)
+        self.try_sooner = core.lifecycle.try_sooner
+        self.retry_in = core.lifecycle.retry_in
         # Jobs.
-        self.submit = core.jobs.submit
-        self.submit_keyed = core.jobs.submit_keyed
-        self.submit_pinned = core.jobs.submit_pinned
-        self.prepare = core.jobs.prepare
-        self.submit_prepared = core.jobs.submit_prepared
-        self.arguments_loaded = core.jobs.arguments_loaded
-        self.outcome = core.jobs.outcome
-        self.refill = core.jobs.refill
-        self.begin_unpacking = core.closing.begin_unpacking
-        self.is_unpacking = core.closing.is_unpacking
-        self.outcome_unpacked = core.jobs.outcome_unpacked
-        self.requeue = core.jobs.requeue
-        self.drop = core.jobs.drop
-        self.withdraw = core.jobs.withdraw
+        self.submit = core.submit
+        self.submit_keyed = core.submit_keyed
+        self.submit_pinned = self._told(core.submit_pinned)
+        self.prepare = core.dispatcher.prepare
+        self.submit_prepared = self._told(core.submit_prepared)
+        self.arguments_loaded = self._told(core.arguments_loaded)
+        self.outcome = core.outcome
+        self.refill = self._told(core.refill)
+        self.outcome_unpacked = self._told(core.outcome_unpacked)
+        self.requeue = self._told(core.requeue)
+        self.drop = self._told(core.drop)
+        self.withdraw = self._told(core.withdraw)
         # Jobs that are to end, or to come back.
-        self.cancel = core.jobs.cancel
-        self.revoke = core.termination.revoke
-        self.revoked = core.jobs.revoked
-        self.expire = core.termination.expire
-        self.hang = core.termination.hang
-        self.stacks_demanded = core.termination.stacks_demanded
-        self.stacks_written = core.termination.stacks_written
-        self.check_for_stalls = core.termination.check_for_stalls
-        self.is_revoked = core.termination.is_revoked
-        self.unanswered = core.termination.unanswered
+        self.cancel = self._told(core.cancel)
+        self.revoke = self._told(core.endings.revoke)
+        self.revoked = self._told(core.revoked)
+        self.expire = self._told(core.endings.expire)
+        self.hang = self._told(core.endings.hang)
+        self.stacks_demanded = core.endings.stacks_demanded
+        self.stacks_written = self._told(core.endings.stacks_written)
+        self.check_for_stalls = self._told(core.endings.check_for_stalls)
+        self.is_revoked = core.endings.is_revoked
+        self.unanswered = core.endings.unanswered
         # Sessions.
-        self.want_worker = core.sessions.want_worker
-        self.leave_queue = core.sessions.leave_queue
-        self.call = core.sessions.call
-        self.end_session = core.sessions.end
+        self.want_worker = self._told(core.want_worker)
+        self.leave_queue = self._told(core.leave_queue)
+        self.call = self._told(core.sessions.call)
+        self.end_session = self._told(core.end_session)
         # Planned exits.
-        self.resize = core.replacements.resize
-        self.roll = core.replacements.roll
+        self.resize = self._told(core.exits.resize)
+        self.roll = self._told(core.exits.roll)
         # The end, and time.
-        self.hold = core.hold
-        self.release = core.release
-        self.close = core.close
+        self.release = self._told(core.release)
+        self.close = self._told(core.close)
         self.abandon = core.closing.abandon
         self.next_deadline = core.next_deadline
-        self.on_timer = core.on_timer
-        self.next_overdue = core.overdue_workers.next_deadline
-        self.overdue = core.overdue_workers.take
+        self.on_timer = self._told(core.on_timer)
+        self.next_overdue = core.next_overdue
+        self.overdue = core.take_overdue
+
+    def _told(self, call: Callable[..., object]) -> Callable[..., Commands]:
+        """Have *call* return what the core wants done because of it."""
+
+        def told(*args: Any, **options: Any) -> Commands:
+            call(*args, **options)
+            return self._take()
+
+        return told
+
+    def _take(self) -> Commands:
+        todo = [cmd.named(effect) for effect in self._core.todo]
+        self._core.todo.clear()
+        return todo
+
+    def ended(self, slot: int, now: float, **options: Any) -> Commands:
+        """Let the process of a worker be gone."""
+        after = self._core.ended(slot, now, **options)
+        todo = self._take()
+        if after.next_step is NextStep.KEEP_WORKER:
+            todo.insert(0, cmd.KeepWorker(slot, after.next_start))
+        return todo
+
+    def begin_unpacking(self, job: int) -> None:
+        """Let a job have an outcome that takes a while to unpickle."""
+        self._core.closing.unpacking[job] = None
+
+    def is_unpacking(self, job: int) -> bool:
+        return job in self._core.closing.unpacking
+
+    def hold(self) -> None:
+        """Let a source hold the pool open."""
+        self._core.closing.holds += 1
 
     def replace(self, slot: int, why: str, now: float) -> Commands:
         """Let a worker be worn: it goes when another one can take its place."""
-        return self._core.replacements.replace(self.slots[slot], why, now)
+        return self._told(self._core.exits.replace)(self.slots[slot], why, now)
 
     def retire(
         self, slot: int, why: str, now: float, *, unsent: int | None = None
     ) -> Commands:
         """Let a worker begin no other job."""
-        retire = self._core.replacements.retire
+        retire = self._told(self._core.exits.retire)
         return retire(self.slots[slot], why, now, unsent=unsent)
 
     def let_go(self, slot: int, why: str, now: float) -> Commands:
         """Let a worker go, even if no replacement is ready."""
-        return self._core.replacements.release(self.slots[slot], why, now)
+        return self._told(self._core.exits.release)(self.slots[slot], why, now)
 
     def job_waits(self, now: float) -> None:
         """Let a job have come for which no worker was free, if the core wants to know that."""
-        if self._core.replacements.sizing.watching:
-            self._core.replacements.sizing.job_waits(now)
+        if self._core.exits.sizing.watching:
+            self._core.exits.sizing.job_waits(now)
 
     # What there is to see.
 
@@ -205,11 +240,11 @@ class Core:
 
     @property
     def kills(self) -> int:
-        return self._core.kills
+        return self._core.lifecycle.kills
 
     @property
     def restarts(self) -> int:
-        return self._core.restarts
+        return self._core.lifecycle.restarts
 
     @property
     def waiting(self) -> int:
@@ -258,47 +293,51 @@ class Core:
 
     @property
     def rolling(self) -> bool:
-        return self._core.replacements.rolling
+        return self._core.exits.rolling
+
+    def needs(self, slot: int) -> bool:
+        """Tell whether a worker should be started in a slot if it is empty."""
+        return self._core.exits.needs(self.slots[slot])
 
     @property
     def settled(self) -> bool:
         """Whether all workers of the pool's size are there, and no other."""
-        return self._core.replacements.budget.settled
+        return self._core.exits.settled
 
     @property
     def grants_no_exit(self) -> bool:
         """Whether no planned exit is granted any more, since the pool ends."""
-        return self._core.replacements.stopped
+        return self._core.exits.stopped
 
     @property
     def longest_grace(self) -> float:
         """How long a job that is to end may still run."""
-        return self._core.termination.grace
+        return self._core.endings.grace
 
     @property
     def retry_at(self) -> float | None:
         """When the next start is tried, after those that failed; ``None`` for never."""
-        return self._core._lifecycle._retry_at
+        return self._core.lifecycle._retry_at
 
     def in_hand(self, slot: int) -> int:
         """Return how many jobs a worker has in hand."""
-        return self._core.jobs.count_in_flight(slot)
+        return len(self.slots[slot].in_flight.jobs)
 
     def last(self, slot: int) -> int | None:
         """Return the job that a worker was given last."""
-        return self._core.jobs.last(slot)
+        return self.slots[slot].in_flight.last
 
     def runs(self, slot: int, job: int) -> bool:
         """Tell whether a worker runs *job*, as far as the core knows."""
-        return self._core.jobs.runs(slot, job)
+        return self.slots[slot].in_flight.runs(job)
 
     def running(self, slot: int) -> Sequence[int]:
         """Return the jobs that a worker runs, as far as the core knows."""
-        return self._core.jobs.running(slot)
+        return self.slots[slot].in_flight.running
 
     def restart_book(self) -> Any:
         """Return a copy of what is known of starts and deaths, to compare it with later ones."""
-        return copy.deepcopy(self._core._lifecycle.ledger)
+        return copy.deepcopy(self._core.lifecycle.ledger)
 
     def lines(self) -> dict[int | None, Sequence[int]]:
         """Return the jobs with a key that wait, by the place that each waits for."""

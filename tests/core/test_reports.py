@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.cluster.drain_limits import DrainLimit, drain_limit
 from asyncpool._core.remote.client_jobs import crash_at_client
-from asyncpool._core.slots.lifecycle import (
+from asyncpool._core.slots.reasons import (
     CAUSES,
     detail_for_client,
     exit_cause,

@@ -18,12 +18,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncpool._core.policies.restart import BURST, RestartPolicy
-from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._core.slots import commands as cmd
-from asyncpool._core.slots.slots import StopStage
-from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.supervision.supervision import Supervision
+from tests.core.pool_core import (
+    BURST,
+    Core,
+    Finish,
+    RestartPolicy,
+    StopStage,
+    WorkerLimits,
+    cmd,
+)
 
 GRACE = 6.0
 START_TIMEOUT = 20.0
@@ -33,11 +36,9 @@ POLICY = RestartPolicy(initial_delay=1.0)
 SERVED = 1.0
 
 
-def core_of(
-    workers: int, *, max_surge: int = 1, max_jobs: int | None = None
-) -> Supervision:
-    return Supervision(
-        workers=(workers, workers),
+def core_of(workers: int, *, max_surge: int = 1, max_jobs: int | None = None) -> Core:
+    return Core(
+        workers,
         policy=POLICY,
         start_timeout=START_TIMEOUT,
         limits=WorkerLimits(max_jobs=max_jobs),
@@ -47,19 +48,19 @@ def core_of(
     )
 
 
-def serving(workers: int, **options: int) -> Supervision:
+def serving(workers: int, **options: int) -> Core:
     """Return a core whose workers are ready since 0."""
     core = core_of(workers, **options)
-    core.workers.start(0.0)
+    core.start(0.0)
     for index in range(workers):
-        core.workers.ready(index, 0.0)
+        core.ready(index, 0.0)
     return core
 
 
 def end(
-    core: Supervision, index: int, now: float, *, started: bool = False
+    core: Core, index: int, now: float, *, started: bool = False
 ) -> list[cmd.Command]:
-    return core.workers.ended(index, now, started=started, requeue=(), jitter=0.0)
+    return core.ended(index, now, started=started, requeue=(), jitter=0.0)
 
 
 def test_while_too_many_have_failed_the_next_is_replaced_when_it_is_gone() -> None:
@@ -67,33 +68,33 @@ def test_while_too_many_have_failed_the_next_is_replaced_when_it_is_gone() -> No
     now = 0.0
     for index in (0, 1):
         now += SERVED
-        assert cmd.Spawn(index + 1, 1) in core.workers.replace_faulty(index, now)
-        core.workers.ready(index + 1, now)
-    assert core.workers.replace_faulty(2, now + SERVED) == [cmd.Stop(2)]
+        assert cmd.Spawn(index + 1, 1) in core.fault(index, now)
+        core.ready(index + 1, now)
+    assert core.fault(2, now + SERVED) == [cmd.Stop(2)]
     assert end(core, 2, now + 3.0) == [cmd.TellRestart(2, 0.0), cmd.Spawn(2, 2)]
 
 
 def test_one_that_is_replaced_has_another_time_than_at_the_end_of_all() -> None:
-    core = Supervision(
-        workers=(2, 2),
+    core = Core(
+        2,
         policy=POLICY,
         start_timeout=START_TIMEOUT,
         stop_grace=GRACE,
         end_grace=100.0,
         serving=True,
     )
-    core.workers.start(0.0)
+    core.start(0.0)
     for index in range(2):
-        core.workers.ready(index, 0.0)
-    core.replacements.retire(core.slots[0], "retire()", 5.0, unsent=None)
+        core.ready(index, 0.0)
+    core.retire(0, "retire()", 5.0)
     core.close(Finish.ALL, 1_000.0, 6.0)
     assert [slot.due for slot in core.slots[:2]] == [5.0 + GRACE, 6.0 + 100.0]
 
 
 def test_one_that_fails_while_it_drains_has_all_of_its_time() -> None:
     core = serving(2)
-    core.replacements.retire(core.slots[0], "retire()", 5.0, unsent=None)
-    assert core.workers.replace_faulty(0, 6.0) == []
+    core.retire(0, "retire()", 5.0)
+    assert core.fault(0, 6.0) == []
     assert core.slots[0].exit_planned
     assert core.slots[0].due == 5.0 + GRACE
 
@@ -101,25 +102,25 @@ def test_one_that_fails_while_it_drains_has_all_of_its_time() -> None:
 def test_connections_wear() -> None:
     core = serving(1, max_jobs=3)
     limit = core.slots[0].recycle_limits.jobs
-    assert core.workers.served(0, int(limit) - 1, 1.0) == []
-    assert core.workers.served(0, int(limit), 1.0) == [cmd.Spawn(1, 1)]
-    assert core.workers.served(0, int(limit) + 1, 1.0) == []
-    assert cmd.Stop(0) in core.workers.ready(1, 2.0)
+    assert core.served(0, int(limit) - 1, 1.0) == []
+    assert core.served(0, int(limit), 1.0) == [cmd.Spawn(1, 1)]
+    assert core.served(0, int(limit) + 1, 1.0) == []
+    assert cmd.Stop(0) in core.ready(1, 2.0)
 
 
 def test_a_try_that_is_not_needed_any_more_is_followed_by_another() -> None:
-    core = Supervision(
-        workers=(3, 3),
+    core = Core(
+        3,
         policy=RestartPolicy(initial_delay=8.0, max_failed_starts=1),
         start_timeout=START_TIMEOUT,
         serving=True,
     )
-    core.workers.start(0.0)
+    core.start(0.0)
     for index in range(3):
         end(core, index, 0.5)
     assert core.broken == "the start failed"
     assert core.on_timer(8.5) == [cmd.Spawn(0, 2)]
-    core.replacements.resize(1, 1, 11.0)
+    core.resize(1, 1, 11.0)
     assert end(core, 0, 12.0) == [cmd.LeaveEmpty(0)]
     assert core.next_deadline() == 12.0 + 16.0
     [again] = core.on_timer(28.0)
@@ -151,7 +152,7 @@ class ServingMachine(RuleBasedStateMachine):
         self.workers: dict[int, _Worker] = {}
         self.closing = self.finished = self.rolling = False
         self.old: set[tuple[int, int]] = set()
-        self.feed(self.core.workers.start(self.now))
+        self.feed(self.core.start(self.now))
 
     def feed(self, commands: list[cmd.Command]) -> list[cmd.Command]:
         for command in commands:
@@ -203,14 +204,14 @@ class ServingMachine(RuleBasedStateMachine):
         slot = self.pick(data, ready=False)
         if slot is not None:
             self.workers[slot].ready_at = self.now
-            self.feed(self.core.workers.ready(slot, self.now))
+            self.feed(self.core.ready(slot, self.now))
 
     @rule()
     def all_are_ready(self) -> None:
         for slot, worker in list(self.workers.items()):
             if worker.ready_at is None and worker.told is StopStage.NO:
                 worker.ready_at = self.now
-                self.feed(self.core.workers.ready(slot, self.now))
+                self.feed(self.core.ready(slot, self.now))
 
     @rule(data=st.data(), serves=st.booleans())
     def one_crashes(self, data: st.DataObject, *, serves: bool) -> None:
@@ -244,9 +245,9 @@ class ServingMachine(RuleBasedStateMachine):
         worker, failing = self.workers[slot], self.failing()
         assert worker.ready_at is not None
         alone = all(other.replaces != slot for other in self.core.slots)
-        missed = alone and self.core.replacements.budget.needs(self.core.slots[slot])
+        missed = alone and self.core.needs(slot)
         worker.failed = True
-        commands = self.feed(self.core.workers.replace_faulty(slot, self.now))
+        commands = self.feed(self.core.fault(slot, self.now))
         assert cmd.Stop(slot) in commands
         assert not self.core.slots[slot].exit_planned
         came = any(isinstance(command, cmd.Spawn) for command in commands)
@@ -278,7 +279,7 @@ class ServingMachine(RuleBasedStateMachine):
         if found:
             slot = data.draw(st.sampled_from(sorted(found)))
             if self.workers[slot].ready_at is not None:
-                assert self.feed(self.core.workers.replace_faulty(slot, self.now)) == []
+                assert self.feed(self.core.fault(slot, self.now)) == []
 
     @rule(data=st.data())
     def one_fails_after_a_while_of_calm(self, data: st.DataObject) -> None:
@@ -293,26 +294,25 @@ class ServingMachine(RuleBasedStateMachine):
         slot = self.pick(data)
         if slot is not None:
             core, now = self.core, self.now
-            retire = core.replacements.retire
-            self.feed(retire(core.slots[slot], "retire()", now, unsent=None))
+            self.feed(core.retire(slot, "retire()", now))
 
     @precondition(lambda self: not self.closing and self.core.broken is None)
     @rule()
     def reload(self) -> None:
-        if not self.core.replacements.rolling:
+        if not self.core.rolling:
             self.rolling = True
             self.old = {
                 (slot, worker.generation)
                 for slot, worker in self.workers.items()
                 if worker.told is StopStage.NO
             }
-            self.feed(self.core.replacements.roll(self.now))
+            self.feed(self.core.roll(self.now))
 
     @precondition(lambda self: not self.closing)
     @rule(size=st.integers(1, 5))
     def resize(self, size: int) -> None:
         self.size = size
-        self.feed(self.core.replacements.resize(size, size, self.now))
+        self.feed(self.core.resize(size, size, self.now))
 
     @rule(seconds=st.sampled_from([0.3, SERVED, GRACE, 25.0, 3_600.0]))
     def time_goes_by(self, seconds: float) -> None:
@@ -373,7 +373,7 @@ class ServingMachine(RuleBasedStateMachine):
             self.time_goes_by(START_TIMEOUT / 2)
         up = [w for w in self.workers.values() if w.ready_at is not None]
         assert len(up) == len(self.workers) == self.size
-        assert not self.core.replacements.rolling
+        assert not self.core.rolling
         assert self.core.broken is None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncpool import Pool
-from asyncpool._core.supervision.termination import Termination
+from asyncpool._core.supervision.endings import Endings
 from tests.helpers.inside import traits_of
 from tests.helpers.pools import idle
 
@@ -24,4 +24,4 @@ async def expect(pool: Pool, function: Callable[..., Any], cost: float) -> None:
 
 def never_revoke(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the pool ask no worker for jobs that wait behind a long one there."""
-    monkeypatch.setattr(Termination, "check_for_stalls", lambda _: [])
+    monkeypatch.setattr(Endings, "check_for_stalls", lambda _: None)

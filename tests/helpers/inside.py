@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from asyncpool._core.remote.agent_jobs import CREDITS
     from asyncpool._core.slots.slots import Slot
     from asyncpool._core.supervision.closing import Finish
-    from asyncpool._core.supervision.supervision import Supervision
+    from asyncpool._core.supervision.core import Core
     from asyncpool._core.wire.frames import FrameKind
     from asyncpool._core.wire.log_records import LogEntry
     from asyncpool._core.wire.messages import MAX_BROADCASTS
@@ -169,7 +169,7 @@ def supervisor_of(pool: Pool | Cluster) -> Supervisor:
     return supervisor
 
 
-def core_of(pool: Pool | Cluster) -> Supervision:
+def core_of(pool: Pool | Cluster) -> Core:
     """Return what decides for *pool*."""
     return supervisor_of(pool)._state.core
 
@@ -254,7 +254,7 @@ def break_core(pool: Pool | Cluster, error: Exception) -> None:
     def ended(*_: object, **__: object) -> Any:
         raise error
 
-    core_of(pool).workers.ended = ended  # type: ignore[method-assign]
+    core_of(pool).ended = ended  # type: ignore[method-assign]
 
 
 def in_another_process(pool: Pool) -> None:
@@ -272,12 +272,12 @@ def options_of(cluster: Cluster) -> ClusterOptions:
     return cluster._options
 
 
-def slots_held(core: Supervision) -> set[int]:
+def slots_held(core: Core) -> set[int]:
     """Return the slots that get no job because a session waits for one of them."""
-    return core.sessions._sessions._held
+    return core.sessions._held
 
 
-def affinity_queues_of(core: Supervision) -> AffinityQueues:
+def affinity_queues_of(core: Core) -> AffinityQueues:
     """Return the queues of the jobs that have a key."""
     return core.dispatcher._affinity_queues
 
@@ -467,7 +467,7 @@ def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A worker that gets no processor for a moment does so too late.
     """
-    from asyncpool._core.supervision import termination
+    from asyncpool._core.supervision import endings as termination
     from asyncpool._runtime.traffic import stack_dump
 
     monkeypatch.setattr(termination, "STACK_GRACE", 3600.0)
@@ -707,7 +707,7 @@ def abandon_threads_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> No
 
 def terminate_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Give workers so long to end once they have got SIGTERM."""
-    from asyncpool._core.slots import lifecycle
+    from asyncpool._core.supervision import lifecycle
 
     monkeypatch.setattr(lifecycle, "TERM_GRACE", seconds)
 

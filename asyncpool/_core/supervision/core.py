@@ -39,7 +39,7 @@ Effects are tuples: a name, and arguments.  A slot is meant by its index.
 ``resized, workers``                tell that the pool should have so many workers now
 ``roll_ended, replaced, why, filled``  a roll is over; *why* says what stopped it, if anything,
                                     and *filled* how many slots that had no worker have one
-``broken``                          refuse jobs, since no worker can be started
+``broken, reason``                  refuse jobs, since no worker can be started
 ``recovered, slot``                 tell that starts succeed again
 ``finished``                        every slot is retired, no job is open
 =================================== ==============================================================

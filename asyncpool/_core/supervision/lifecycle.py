@@ -319,7 +319,7 @@ class Lifecycle:
 
     def _break(self, reason: str, now: float) -> None:
         self.broken = reason
-        self._core.do("broken")
+        self._core.do("broken", reason)
         self._core.fail(self._core.dispatcher.take_all(), "broken")
         for slot in self.slots:
             if slot.state is SlotState.VACANT:
