@@ -599,6 +599,10 @@ def _refuse(protocol: Any, status: str) -> None:
 # Seconds between two looks at the requests, and at the event loop.
 _INTERVAL = 1.0
 
+# Seconds for which no thread becomes free until the worker counts as busy, and until that is told if
+# no request waits for one.
+_HELD, _LONG = 2.0, 10.0
+
 _REQUEST_TIMEOUT, _SERVER_ERROR, _UNAVAILABLE = 408, 500, 503
 
 # The status of a response that has been counted.
@@ -655,6 +659,7 @@ class Requests:
         self._limit = config.limit_concurrency
         self._most = most
         self._busy_since = 0.0
+        self._busy_said = False
         self._logger = logging.getLogger("asyncpool")
         self._told = figures.pack_requests()
         app: Any = config.loaded_app  # pyright: ignore[reportUnknownMemberType]
@@ -742,10 +747,11 @@ class Requests:
 
     def _why_busy(self) -> str:
         """Return why the worker can take no request now; nothing if it can."""
-        held = 0 if self._threads is None else self._threads.stuck(monotonic())
-        if held:
+        threads = self._threads
+        if threads is not None and threads.held_for(monotonic()) > _HELD:
+            count = threads.count
             return (
-                f"its {held} threads are in requests, and none becomes free (threads)"
+                f"its {count} threads are in requests, and none becomes free (threads)"
             )
         connections, tasks = len(self._state.connections), len(self._state.tasks)
         if self._limit is not None and max(connections, tasks) >= self._limit:
@@ -753,17 +759,23 @@ class Requests:
         return ""
 
     def _tell_busy(self, why: str) -> None:
-        if bool(why) is bool(self.figures.busy):
+        now, was_busy = monotonic(), self.figures.busy
+        if bool(why) is not bool(was_busy):
+            self.figures.busy = int(bool(why))
+            self._worker._server_worker.accept(wanted=not why)  # noqa: SLF001 - as above
+        if not why:
+            if self._busy_said:
+                extra = {"seconds": round(now - self._busy_since, 1)}
+                say.WORKER_FREE.log(self._logger, extra)
+            self._busy_said = False
             return
-        self.figures.busy = int(bool(why))
-        self._worker._server_worker.accept(wanted=not why)  # noqa: SLF001 - as above
-        now = monotonic()
-        if why:
-            self._busy_since = now
+        self._busy_since = self._busy_since if was_busy else now
+        # Requests that take some seconds, in a worker with one thread, are nothing to be told of.
+        threads = self._threads
+        matters = threads is None or threads.waits_for(now) > _HELD
+        if not self._busy_said and (matters or now - self._busy_since > _LONG):
+            self._busy_said = True
             say.WORKER_BUSY.log(self._logger, {}, why=why)
-        else:
-            extra = {"seconds": round(now - self._busy_since, 1)}
-            say.WORKER_FREE.log(self._logger, extra)
 
     # Requests that take too long.
 
@@ -776,9 +788,15 @@ class Requests:
                 lost += 1
             elif request.cycle is not None:
                 self._judge(request, now, timeout)
+        threads = self._threads
         if lost:
             self._worker.request_replacement(
                 f"{lost} of its requests go on, which were given up after {timeout:g} s (request_timeout)"
+            )
+        elif threads is not None and threads.stuck_for(now) > timeout:
+            self._worker.request_replacement(
+                f"its {threads.count} threads are in requests that have done nothing for "
+                f"{timeout:g} s (request_timeout)"
             )
 
     def _cut_who_read_nothing(self, timeout: float, now: float) -> None:
@@ -936,7 +954,13 @@ class _Request:
             return _refuse_more(message)
         if self.status == 0:
             self.status = message.get("status", 0)
-        elif message.get("more_body"):
+            return self._send(message)
+        if self.scope["method"] == "HEAD":
+            # The client gets none of the body, which may be endless, and waits for the next response.
+            if self.status == _OVER:
+                return _refuse_more(message)
+            message = {"type": "http.response.body"}
+        if message.get("more_body"):
             # Who never waits keeps the loop from telling uvicorn, but not the transport.
             if self.cycle is not None and self.cycle.transport.is_closing():
                 self.refused += 1

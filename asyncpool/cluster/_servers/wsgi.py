@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from collections import deque
+from math import inf
 from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 # How far a thread may be ahead of what the server has taken: bytes, and pieces.
 _MOST_BYTES = 65_536
 _MOST_PIECES = 16
-
-# Seconds for which requests wait and none begins until the worker counts as busy.
-_STUCK = 2.0
 
 # The key of a scope under which the server finds the call.
 CALL = "asyncpool.wsgi"
@@ -56,7 +54,7 @@ class Threads:
         self.count = count
         self.running: set[Call] = set()
         self.waiting: deque[Call] = deque()
-        self._begun_at = 0.0
+        self._changed_at = 0.0  # when a call has begun or ended last
         self._started = 0
         self._work: SimpleQueue[Call] = SimpleQueue()
 
@@ -67,17 +65,27 @@ class Threads:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
 
-    def stuck(self, now: float) -> int:
-        """Return how many threads are held while nothing begins; 0 if that is not for long."""
-        held = len(self.running)
-        if held < self.count:
-            return 0
-        if all(call.over for call in self.running):
-            return held
+    def held_for(self, now: float) -> float:
+        """Return for how many seconds all threads are held, and none has become free."""
+        if len(self.running) < self.count:
+            return 0.0
+        if all(
+            call.over for call in self.running
+        ):  # none is likely to become free soon
+            return inf
+        return now - self._changed_at
+
+    def waits_for(self, now: float) -> float:
+        """Return for how many seconds a request waits for a thread, and none has begun."""
         if not self.waiting:
-            return 0
-        since = max(self._begun_at, self.waiting[0].since)
-        return held if now - since > _STUCK else 0
+            return 0.0
+        return now - max(self._changed_at, self.waiting[0].since)
+
+    def stuck_for(self, now: float) -> float:
+        """Return for how many seconds all threads are held by requests that do nothing."""
+        if len(self.running) < self.count:
+            return 0.0
+        return now - max(call.moved_at for call in self.running)
 
     def submit(self, call: Call) -> None:
         """Have a thread run a call, now or when one is free."""
@@ -88,7 +96,7 @@ class Threads:
         """Hand waiting calls to threads that are free."""
         while self.waiting and len(self.running) < self.count:
             call = self.waiting.popleft()
-            self._begun_at = monotonic()
+            call.moved_at = self._changed_at = monotonic()
             self.running.add(call)
             if self._started < len(self.running):
                 self._started += 1
@@ -97,6 +105,12 @@ class Threads:
                     target=self._serve, name=f"WSGI_{self._started}", daemon=True
                 ).start()
             self._work.put(call)
+
+    def end(self, call: Call) -> None:
+        """Note that a thread has become free."""
+        self._changed_at = monotonic()
+        self.running.discard(call)
+        self.begin_next()
 
     def drop(self, call: Call) -> bool:
         """Forget a call that still waits; return whether it did."""
@@ -116,6 +130,7 @@ class Call:
     Attributes:
         loop: The event loop.
         since: When it came.
+        moved_at: When it began, or sent something last.
         over: Whether nobody wants the response any more.
         thread: The thread that runs it, if one has begun.
     """
@@ -124,7 +139,7 @@ class Call:
         self, threads: Threads, scope: Message, receive: Any, send: Any
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.since = monotonic()
+        self.since = self.moved_at = monotonic()
         self.over = False
         self.thread: int | None = None
         self._threads = threads
@@ -187,6 +202,7 @@ class Call:
         try:
             while self._messages:
                 await self._send(self._messages.popleft())
+                self.moved_at = monotonic()
         except OSError:  # the client has left
             self._give_up()
         else:
@@ -211,8 +227,7 @@ class Call:
     def ended(self) -> None:
         """Note that the thread has ended the call."""
         self._ended = True
-        self._threads.running.discard(self)
-        self._threads.begin_next()
+        self._threads.end(self)
         self._awake()
 
     def _awake(self) -> None:
