@@ -16,9 +16,8 @@ from asyncpool import (
     PoolClosedError,
     RestartPolicy,
     WorkerCrashedError,
-    WorkerLimits,
 )
-from asyncpool.events import Crashed, Exited, Ready, Retiring, Spawned, TakenOver
+from asyncpool.events import Crashed, Exited, Ready, Retiring, TakenOver
 from tests.helpers import jobs, serves
 from tests.helpers.clusters import Client, all_ready, cluster_of
 from tests.helpers.gate import Gate
@@ -54,26 +53,6 @@ async def test_a_retired_worker_finishes_its_job_when_another_one_is_ready() -> 
         assert [slot.slot for slot in (await idle(pool)).slots if slot.pid] == [1]
     rest = [event async for event in events]
     assert not [event for event in rest if isinstance(event, Crashed | Retiring)]
-
-
-async def test_the_replacement_of_a_retired_worker_comes_first() -> None:
-    async with patience(), Pool(2) as pool:
-        await idle(pool)
-        events = pool.events()
-        pool.retire(1)
-        seen = [await anext(events) for _ in range(4)]
-    assert [type(event) for event in seen] == [Spawned, Ready, Retiring, Exited]
-
-
-async def test_a_retired_worker_has_the_time_that_recycled_ones_have() -> None:
-    limits = WorkerLimits(drain_timeout=0.05)
-    async with patience(), Gate() as gate, Pool(1, worker_limits=limits) as pool:
-        job = pool.submit(jobs.wait_at, gate.path)
-        await gate.visitor()
-        pool.retire(0)
-        text = "it was to leave, and had not within 0.05 s"
-        with pytest.raises(WorkerCrashedError, match=text):
-            await job
 
 
 async def test_a_kill_is_no_crash_and_its_job_fails() -> None:
@@ -128,21 +107,6 @@ async def test_the_job_of_a_killed_worker_is_taken_over_if_it_may_be() -> None:
         assert crash.detail == KILLED
 
 
-async def test_only_the_worker_in_that_slot_goes() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
-        waiting = [pool.submit(jobs.wait_at, gate.path, name) for name in "ab"]
-        visitors = {(await gate.visitor(name)).pid: name for name in "ab"}
-        pids = {slot.slot: slot.pid for slot in pool.stats().slots}
-        pool.kill(0)
-        dead = visitors[pids[0] or 0]
-        with pytest.raises(WorkerCrashedError):
-            await waiting["ab".index(dead)]
-        other = "ab".replace(dead, "")
-        (await gate.visitor(other)).release("alive")
-        assert await waiting["ab".index(other)] == "alive"
-
-
 async def test_an_order_for_a_slot_without_a_worker_names_the_others() -> None:
     async with patience(), Pool(2) as pool:
         await idle(pool)
@@ -176,20 +140,6 @@ async def test_who_is_starting_is_not_killed() -> None:
         (await gate.visitor(nth=2)).release()
         await pool.close()
         assert pool.stats().crashes == 0
-
-
-async def test_a_pool_that_drains_does_the_rest_when_a_worker_is_killed() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        first = pool.submit(jobs.wait_at, gate.path)
-        behind = pool.submit(jobs.square, 4)
-        await gate.visitor()
-        close = asyncio.create_task(pool.close())
-        await asyncio.sleep(0)
-        pool.kill(0)
-        await close
-        assert await behind == 16
-        with pytest.raises(WorkerCrashedError, match=re.escape(KILLED)):
-            await first
 
 
 # Clusters.
