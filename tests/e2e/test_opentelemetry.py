@@ -10,8 +10,9 @@ import os
 import signal
 import time
 import weakref
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,14 +46,24 @@ from tests.helpers import jobs, spans as traced
 from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
 from tests.helpers.inside import trace_no_more
-from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.nodes import two_nodes
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import idle, kill_worker
 from tests.helpers.shared_pools import shared
 from tests.helpers.spans import Figures, Spans, about, context_of
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
+
+
+@contextmanager
+def instrumented(pool: Pool, **options: Any) -> Iterator[None]:
+    """Follow the jobs of a pool that other tests have, too."""
+    instrument(pool, **options)
+    try:
+        yield
+    finally:
+        uninstrument(pool)
 
 
 async def test_the_spans_of_a_job_that_returns(faced: Faced) -> None:
@@ -189,14 +200,15 @@ async def test_attempts_that_fail_have_spans_of_their_own(faced: Faced) -> None:
     assert {about(span)["worker.slot"] for span in spans.attempts()} == {0}
 
 
-async def test_the_jobs_of_a_map_have_traces_of_their_own_which_link_to_the_caller() -> (
-    None
-):
+async def test_the_jobs_of_a_map_have_traces_of_their_own_which_link_to_the_caller(
+    pool: Pool,
+) -> None:
     spans = Spans()
-    async with patience(), Pool(1) as pool:
-        instrument(pool, tracer_provider=spans.provider)
-        with spans.tracer.start_as_current_span("request") as request:
-            await pool.map(jobs.square, range(30), chunksize=10)
+    with (
+        instrumented(pool, tracer_provider=spans.provider),
+        spans.tracer.start_as_current_span("request") as request,
+    ):
+        await pool.map(jobs.square, range(30), chunksize=10)
     waiting = [span for span in spans.ended() if span.name.startswith("submit")]
     assert len(waiting) >= 3
     assert all(span.parent is None for span in waiting)
@@ -243,17 +255,18 @@ async def test_spans_inside_a_job_are_children_of_its_attempt(
         assert vias == {"submit", "map", "stream", "broadcast"}
 
 
-async def test_the_caller_is_the_parent_whatever_it_calls() -> None:
+async def test_the_caller_is_the_parent_whatever_it_calls(pair: Pool) -> None:
     spans = Spans()
-    async with patience(), Pool(2) as pool:
-        instrument(pool, tracer_provider=spans.provider)
-        with spans.tracer.start_as_current_span("request"):
-            async for _ in pool.stream(range, 2):
-                pass
-            await pool.broadcast(jobs.pid)
-            async with pool.worker() as worker:
-                await worker.submit(jobs.square, 2)
-            await pool.submit(jobs.size, np.zeros(1 << 20))
+    with (
+        instrumented(pair, tracer_provider=spans.provider),
+        spans.tracer.start_as_current_span("request"),
+    ):
+        async for _ in pair.stream(range, 2):
+            pass
+        await pair.broadcast(jobs.pid)
+        async with pair.worker(fresh=False) as worker:
+            await worker.submit(jobs.square, 2)
+        await pair.submit(jobs.size, np.zeros(1 << 20))
     assert spans.tree() == [
         "request",
         "  submit builtins.range",
@@ -289,7 +302,7 @@ async def test_spans_inside_a_job_that_is_not_traced_are_not_recorded(
     assert spans.tree() == []
 
 
-async def test_the_sampler_decides() -> None:
+async def test_the_sampler_decides(pool: Pool) -> None:
     class OneOfTwo(StaticSampler):
         asked = 0
 
@@ -300,12 +313,12 @@ async def test_the_sampler_decides() -> None:
 
     sampler = OneOfTwo(Decision.DROP)
     spans = Spans(ParentBased(sampler))
-    async with patience(), Pool(1) as pool:
-        instrument(pool, tracer_provider=spans.provider)
-        for number in range(4):
-            await pool.submit(jobs.square, number)
-    told = [about(span)["job.id"] for span in spans.ended()]
-    assert told == [1, 1, 3, 3]
+    with instrumented(pool, tracer_provider=spans.provider):
+        squares = [pool.submit(jobs.square, number) for number in range(4)]
+        await asyncio.gather(*squares)
+        await idle(pool)
+    told = Counter(about(span)["job.id"] for span in spans.ended())
+    assert told == {squares[0].id: 2, squares[2].id: 2}
     assert sampler.asked == 4, "of each job without a parent, and of no attempt"
 
 
@@ -327,14 +340,13 @@ def customer() -> object:
     return baggage.get_baggage("customer")
 
 
-async def test_a_worker_that_gives_a_job_back() -> None:
+async def test_a_worker_that_gives_a_job_back(pair: Pool, gate: Gate) -> None:
     spans = Spans()
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        instrument(pool, tracer_provider=spans.provider, max_traced=None)
+    with instrumented(pair, tracer_provider=spans.provider, max_traced=None):
         # Short jobs are sent ahead, and given back when the one before them is long.
-        await asyncio.gather(*(pool.submit(jobs.pass_by, gate.path) for _ in range(50)))
-        await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(500)))
-        await idle(pool)
+        await asyncio.gather(*(pair.submit(jobs.pass_by, gate.path) for _ in range(50)))
+        await asyncio.gather(*(pair.submit(jobs.square, n) for n in range(500)))
+        await idle(pair)
     names = [span.name.partition(" ")[0] for span in spans.ended()]
     assert names.count("submit") == 550
     outcomes = [about(span)["job.outcome"] for span in spans.ended() if span.events]
@@ -368,21 +380,18 @@ async def test_the_end_of_the_pool_ends_all_spans() -> None:
     ]
 
 
-async def test_uninstrument_ends_what_is_open() -> None:
+async def test_uninstrument_ends_what_is_open(pool: Pool, gate: Gate) -> None:
     spans, figures = Spans(), Figures()
-    async with patience(), Gate() as gate, Pool(1, name="images") as pool:
-        instrument(
-            pool, tracer_provider=spans.provider, meter_provider=figures.provider
-        )
+    meters, tracers = figures.provider, spans.provider
+    with instrumented(pool, tracer_provider=tracers, meter_provider=meters):
         job = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
-        uninstrument(pool)
-        visitor.release()
-        await job
-        await pool.submit(jobs.square, 1)
-        assert spans.tree() == ["submit wait_at", "  process wait_at #1"]
-        assert figures.points() == {}
-        instrument(pool, tracer_provider=spans.provider)
+    visitor.release()
+    await job
+    await pool.submit(jobs.square, 1)
+    assert spans.tree() == ["submit wait_at", "  process wait_at #1"]
+    assert figures.points() == {}
+    with instrumented(pool, tracer_provider=spans.provider):
         await pool.submit(jobs.square, 1)
     assert spans.tree()[2:] == ["submit square", "  process square #1 ok"]
 
@@ -416,7 +425,7 @@ async def test_the_jobs_of_a_broken_pool_end_in_their_spans() -> None:
 
 @pytest.mark.logs("spans-failed")
 async def test_what_a_span_processor_raises_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
+    pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(SpanProcessor):
         def on_start(self, *_: object, **__: object) -> NoReturn:
@@ -424,22 +433,18 @@ async def test_what_a_span_processor_raises_is_logged_once(
 
     spans = Spans()
     spans.provider.add_span_processor(Broken())
-    async with patience(), Pool(1, name="images") as pool:
-        instrument(pool, tracer_provider=spans.provider)
-        with caplog.at_level(logging.ERROR, "asyncpool"):
-            found = await asyncio.gather(*(pool.submit(jobs.square, n) for n in (1, 2)))
+    caplog.set_level(logging.ERROR, "asyncpool")
+    with instrumented(pool, tracer_provider=spans.provider):
+        found = await asyncio.gather(*(pool.submit(jobs.square, n) for n in (1, 2)))
     assert found == [1, 4]
-    [record] = caplog.records
-    assert record.getMessage() == "the spans of pool images are incomplete"
+    assert caplog.messages == [f"the spans of pool {pool.name} are incomplete"]
 
 
-async def test_without_an_sdk_jobs_run_as_ever() -> None:
-    async with patience(), Pool(1) as pool:
-        instrument(pool)
+async def test_without_an_sdk_jobs_run_as_ever(pool: Pool) -> None:
+    with instrumented(pool):
         assert await pool.map(jobs.square, range(3)) == [0, 1, 4]
         with pytest.raises(ZeroDivisionError):
             await pool.submit(jobs.divide, 1, 0)
-        uninstrument(pool)
 
 
 async def test_metrics_alone_follow_no_job_and_the_last_ones_outlive_the_pool() -> None:
@@ -475,33 +480,28 @@ async def busy(spans: Spans, **options: Any) -> AsyncGenerator[Pool]:
         yield pool
 
 
-async def test_a_burst_is_traced_up_to_the_bound_and_the_rest_is_counted() -> None:
+async def test_a_burst_is_traced_up_to_the_bound_and_the_rest_is_counted(
+    pair: Pool,
+) -> None:
     spans, figures = Spans(), Figures()
-    async with patience(), Pool(2) as pool:
-        instrument(
-            pool,
-            tracer_provider=spans.provider,
-            meter_provider=figures.provider,
-            max_traced=10,
-        )
-        await asyncio.gather(*(pool.submit(jobs.square, 1) for _ in range(100)))
+    providers = {"tracer_provider": spans.provider, "meter_provider": figures.provider}
+    with instrumented(pair, max_traced=10, **providers):
+        squares = [pair.submit(jobs.square, 1) for _ in range(100)]
+        await asyncio.gather(*squares)
         traced_jobs = {about(span)["job.id"] for span in spans.ended()}
         untraced = figures.values("asyncpool.job.untraced")
-    assert set(range(1, 11)) <= traced_jobs
+    assert {job.id for job in squares[:10]} <= traced_jobs
     assert len(traced_jobs) + untraced == 100
     assert untraced > 0
 
 
-async def test_what_a_sampler_refuses_counts_as_a_tenth() -> None:
+async def test_what_a_sampler_refuses_counts_as_a_tenth(pool: Pool) -> None:
     figures, sampler = Figures(), Counting()
-    spans = Spans(sampler)
-    async with patience(), Pool(1) as pool:
-        instrument(
-            pool,
-            tracer_provider=spans.provider,
-            meter_provider=figures.provider,
-            max_traced=10,
-        )
+    providers = {
+        "tracer_provider": Spans(sampler).provider,
+        "meter_provider": figures.provider,
+    }
+    with instrumented(pool, max_traced=10, **providers):
         await asyncio.gather(*(pool.submit(jobs.square, 1) for _ in range(200)))
         untraced = figures.values("asyncpool.job.untraced")
     assert sampler.asked >= 91

@@ -35,11 +35,11 @@ from tests.helpers.inside import (
     return_no_more,
     spy_on_sends,
 )
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import closing, idle, stop, until
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
 async def learn(
@@ -64,14 +64,11 @@ async def test_short_jobs_travel_ahead_and_unknown_ones_do_not() -> None:
         assert await asyncio.gather(*short) == [0, 1, 4, 9, 16]
 
 
-async def test_one_worker_begins_its_jobs_in_their_order_also_behind_long_ones() -> (
-    None
-):
-    async with patience(), Pool(1) as pool:
-        # Long enough to be asked back, and short enough to be sent ahead again and again.
-        stays = await asyncio.gather(
-            *(pool.submit(jobs.stay, 0.005) for _ in range(150))
-        )
+async def test_one_worker_begins_its_jobs_in_their_order_also_behind_long_ones(
+    pool: Pool,
+) -> None:
+    # Long enough to be asked back, and short enough to be sent ahead again and again.
+    stays = await asyncio.gather(*(pool.submit(jobs.stay, 0.005) for _ in range(150)))
     begins = [begun for begun, _ in stays]
     assert begins == sorted(begins)
 
@@ -118,40 +115,39 @@ async def test_listeners_may_submit_too(kind: type[Event | JobEvent]) -> None:
     assert stats.crash_kinds == {CrashKind.CRASH: 2}
 
 
-async def test_a_short_job_does_not_wait_behind_one_that_turns_out_to_be_long() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await learn(pool, jobs.perhaps_wait)
-        long = pool.submit(jobs.perhaps_wait, gate.path)
-        short = [pool.submit(jobs.perhaps_wait) for _ in range(20)]
-        assert in_hand(pool, 0) > 1
-        assert in_hand(pool, 1) > 1
-        visitor = await gate.visitor()
-        elsewhere = await asyncio.gather(*short)
-        assert not long.done()
-        visitor.release()
-        here = await long
-        assert here not in elsewhere[-10:]
-        assert pool.stats().spawned == 2
+async def test_a_short_job_does_not_wait_behind_one_that_turns_out_to_be_long(
+    pair: Pool, gate: Gate
+) -> None:
+    await learn(pair, jobs.perhaps_wait)
+    long = pair.submit(jobs.perhaps_wait, gate.path)
+    short = [pair.submit(jobs.perhaps_wait) for _ in range(20)]
+    assert in_hand(pair, 0) > 1
+    assert in_hand(pair, 1) > 1
+    visitor = await gate.visitor()
+    elsewhere = await asyncio.gather(*short)
+    assert not long.done()
+    visitor.release()
+    here = await long
+    assert here not in elsewhere[-10:]
 
 
 async def test_jobs_behind_a_long_one_run_in_their_order_when_nobody_else_is_there(
-    tmp_path: Path,
+    pool: Pool, gate: Gate, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "log")
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        await learn(pool, jobs.perhaps_wait)
-        await learn(pool, jobs.sign, str(tmp_path / "other"), 1, under=300.0)
-        long = pool.submit(jobs.perhaps_wait, gate.path)
-        short = [pool.submit(jobs.sign, path, n) for n in range(10)]
-        assert in_hand(pool) > 1
-        visitor = await gate.visitor()
-        # Until they are back in the queue.
-        while in_hand(pool) > 1:  # noqa: ASYNC110 - nobody is told of that
-            await asyncio.sleep(0)
-        assert {job.attempt for job in short} == {0}
-        visitor.release()
-        await long
-        assert await asyncio.gather(*short) == list(range(10))
+    await learn(pool, jobs.perhaps_wait)
+    await learn(pool, jobs.sign, str(tmp_path / "other"), 1, under=300.0)
+    long = pool.submit(jobs.perhaps_wait, gate.path)
+    short = [pool.submit(jobs.sign, path, n) for n in range(10)]
+    assert in_hand(pool) > 1
+    visitor = await gate.visitor()
+    # Until they are back in the queue.
+    while in_hand(pool) > 1:  # noqa: ASYNC110 - nobody is told of that
+        await asyncio.sleep(0)
+    assert {job.attempt for job in short} == {0}
+    visitor.release()
+    await long
+    assert await asyncio.gather(*short) == list(range(10))
     assert Path(path).read_text().split() == [str(n) for n in range(10)]
 
 

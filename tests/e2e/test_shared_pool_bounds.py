@@ -8,9 +8,10 @@ import errno
 import json
 import os
 import pickle
+import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from math import inf, nan
 from pathlib import Path
@@ -42,12 +43,12 @@ from tests.helpers.crashes import crash_with
 from tests.helpers.gate import short_folder
 from tests.helpers.inside import connect_within, waiting_jobs
 from tests.helpers.locked_folder import assert_waits, locked
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import case
 from tests.helpers.shared_pools import server
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 logged = partial(pytest.param, marks=pytest.mark.logs("notes-unreadable"))
 
@@ -107,14 +108,6 @@ async def raw_client(path: Path) -> AsyncGenerator[Raw]:
         yield raw
     finally:
         await raw.close()
-
-
-@contextlib.asynccontextmanager
-async def pool_and_raw_client(folder: Path) -> AsyncGenerator[tuple[Pool, Raw]]:
-    """Yield a pool that is shared at a path in *folder*, and a raw client of it."""
-    path = folder / "pool.sock"
-    async with Pool(1) as pool, PoolServer(pool, path), raw_client(path) as raw:
-        yield pool, raw
 
 
 FUNCTION = Message(Kind.FUNCTION, function=1, payload=b"f\0")
@@ -205,8 +198,11 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_a_question_with_false_options_is_refused(tmp_path: Path) -> None:
-    async with patience(), pool_and_raw_client(tmp_path) as (pool, raw):
+async def test_a_question_with_false_options_is_refused(
+    pool: Pool, tmp_path: Path
+) -> None:
+    path, before = tmp_path / "pool.sock", pool.stats().submitted
+    async with patience(), PoolServer(pool, path), raw_client(path) as raw:
         await raw.greet()
         for number, (what, details) in enumerate(QUESTIONS, 1):
             with case(what, details):
@@ -218,17 +214,19 @@ async def test_a_question_with_false_options_is_refused(tmp_path: Path) -> None:
                 assert (answer.kind, answer.job) == (Kind.ANSWER, number)
                 assert load_own(answer.payload)[0] is False
         assert await pool.submit(jobs.square, 2) == 4
-        assert pool.stats().submitted == 1
+        assert pool.stats().submitted == before + 1
 
 
 @pytest.mark.logs("client-refused")
-async def test_a_greeting_that_is_none_is_answered_by_a_refusal(tmp_path: Path) -> None:
+async def test_a_greeting_that_is_none_is_answered_by_a_refusal(
+    pool: Pool, tmp_path: Path
+) -> None:
     path = tmp_path / "pool.sock"
     older = pack_greeting(greeting(__version__, "pickle") | {"python": "3.9"})
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     told = f"the agent has Python {here}, and the client 3.9: both need the same"
     wrong = (b"", b"{}", b"[" * 5000, b"\xff" * 100, b'{"python": 5}', older)
-    async with patience(), Pool(1) as pool, PoolServer(pool, path):
+    async with patience(), PoolServer(pool, path):
         for piece in wrong:
             with case(piece):
                 async with raw_client(path) as raw:
@@ -281,7 +279,13 @@ async def test_a_client_that_takes_no_results_gets_no_end_of_jobs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It reads, so that no socket is full, and acknowledges nothing."""
-    async with patience(), pool_and_raw_client(tmp_path) as (_, raw):
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path),
+        raw_client(path) as raw,
+    ):
         await raw.greet()
         raw.say_messages(Message(Kind.PAGE), FUNCTION, OPTIONS)
         ended = 0
@@ -296,14 +300,11 @@ async def test_a_client_that_takes_no_results_gets_no_end_of_jobs(
     assert "the client has taken none of 3000 results" in caplog.text
 
 
-async def test_clients_wait_while_too_many_others_say_nothing(tmp_path: Path) -> None:
+async def test_clients_wait_while_too_many_others_say_nothing(
+    pool: Pool, tmp_path: Path
+) -> None:
     path = tmp_path / "pool.sock"
-    async with (
-        patience(),
-        Pool(1) as pool,
-        PoolServer(pool, path),
-        contextlib.AsyncExitStack() as stack,
-    ):
+    async with patience(), PoolServer(pool, path), contextlib.AsyncExitStack() as stack:
         silent = [
             await stack.enter_async_context(raw_client(path))
             for _ in range(MOST_STRANGERS)
@@ -319,7 +320,10 @@ async def test_clients_wait_while_too_many_others_say_nothing(tmp_path: Path) ->
 
 @pytest.mark.logs("client-not-accepted")
 async def test_clients_wait_while_the_server_can_open_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pool: Pool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path, accept = tmp_path / "pool.sock", socket.socket.accept
     refusals = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
@@ -329,7 +333,7 @@ async def test_clients_wait_while_the_server_can_open_no_file(
             raise refusals.pop()
         return accept(sock)
 
-    async with patience(), Pool(1) as pool, PoolServer(pool, path):
+    async with patience(), PoolServer(pool, path):
         monkeypatch.setattr(socket.socket, "accept", scarce)
         async with connect(f"unix:{path}") as one:
             assert await one.submit(jobs.square, 2) == 4
@@ -520,41 +524,71 @@ async def test_no_more_jobs_are_sent_than_a_client_may_lose() -> None:
         await pool.close(finish="none")
 
 
-async def test_a_locked_folder_does_not_hold_up_the_loop() -> None:
+async def test_a_locked_folder_does_not_hold_up_the_loop(pool: Pool) -> None:
     async def work(path: Path) -> int:
         async with PoolServer(pool, path), connect(f"unix:{path}") as client:
             return await client.submit(jobs.square, 2)
 
     with short_folder() as folder:
-        async with patience(), Pool(1) as pool:
-            with locked(folder):
-                working = asyncio.create_task(work(folder / "pool.sock"))
-                await assert_waits(folder, working)
-            assert await working == 4
+        with locked(folder):
+            working = asyncio.create_task(work(folder / "pool.sock"))
+            await assert_waits(folder, working)
+        assert await working == 4
+
+
+def as_nobody(run: Callable[[], object]) -> int:
+    """Have a process of another user do something; return its pid."""
+    if pid := os.fork():
+        return pid
+    os.setuid(NOBODY)
+    with contextlib.suppress(OSError):
+        run()
+    os._exit(0)
 
 
 @as_root
-async def test_a_process_of_another_user_is_refused(tmp_path: Path) -> None:
+async def test_a_process_of_another_user_is_refused() -> None:
+    reading, writing = os.pipe()
+
+    def greet() -> None:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path))
+            hello = pack_greeting(greeting(__version__, "pickle"))
+            sock.send(len(hello).to_bytes(8) + hello)
+            os.write(writing, sock.recv(100))
+
     with short_folder() as folder:
         folder.chmod(0o755)
         path = folder / "pool.sock"
         async with patience(), Pool(1) as pool, PoolServer(pool, path):
             assert path.stat().st_mode & 0o777 == 0o600
             path.chmod(0o666)  # as if the file protected nothing
-            heard = await asyncio.to_thread(_as_nobody, path)
-            assert heard == b""
+            pid = as_nobody(greet)
+            os.close(writing)
+            assert await asyncio.to_thread(os.read, reading, 100) == b""
+            os.close(reading)
+            await asyncio.to_thread(os.waitpid, pid, 0)
             async with connect(f"unix:{path}") as own:
                 assert await own.submit(jobs.square, 2) == 4
 
 
 @as_root
 async def test_an_agent_of_another_user_gets_no_jobs() -> None:
+    reading, writing = os.pipe()
+
+    def listen() -> None:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(path))
+            path.chmod(0o666)
+            sock.listen()
+            os.write(writing, b"l")
+            while True:
+                sock.accept()[0].recv(100)
+
     with short_folder() as folder:
         folder.chmod(0o777)
-        reading, writing = os.pipe()
-        pid, path = os.fork(), folder / "false"
-        if not pid:
-            _listen_as_nobody(path, writing)
+        path = folder / "false"
+        pid = as_nobody(listen)
         os.close(writing)
         try:
             assert await asyncio.to_thread(os.read, reading, 1)
@@ -562,38 +596,8 @@ async def test_an_agent_of_another_user_gets_no_jobs() -> None:
             with pytest.raises(PermissionError, match="another user listens at"):
                 await connect(f"unix:{path}").start()
         finally:
-            os.kill(pid, 9)
+            os.kill(pid, signal.SIGKILL)
             await asyncio.to_thread(os.waitpid, pid, 0)
-
-
-def _as_nobody(path: Path) -> bytes:
-    """Return what a process of another user hears when it greets."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.setuid(NOBODY)
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(str(path))
-        hello = pack_greeting(greeting(__version__, "pickle"))
-        with contextlib.suppress(OSError):
-            sock.send(len(hello).to_bytes(8) + hello)
-            os.write(writing, sock.recv(100))
-        os._exit(0)
-    os.close(writing)
-    os.waitpid(pid, 0)
-    with open(reading, "rb") as pipe:
-        return pipe.read()
-
-
-def _listen_as_nobody(path: Path, told: int) -> None:
-    os.setuid(NOBODY)
-    sock = socket.socket(socket.AF_UNIX)
-    sock.bind(str(path))
-    path.chmod(0o666)
-    sock.listen()
-    os.write(told, b"l")
-    while True:
-        sock.accept()[0].recv(100)
 
 
 async def test_nothing_of_it_is_inherited_by_workers(tmp_path: Path) -> None:
@@ -663,21 +667,22 @@ async def test_an_agent_that_does_not_answer_is_named_and_so_is_the_reason(
     )
 
 
-async def test_a_server_takes_a_pool_and_the_path_of_a_socket(tmp_path: Path) -> None:
+async def test_a_server_takes_a_pool_and_the_path_of_a_socket(
+    pool: Pool, tmp_path: Path
+) -> None:
     path = tmp_path / "pool.sock"
-    async with patience(), Pool(1) as pool:
-        for wrong in (None, pool.options(timeout=3.0)):
-            with pytest.raises(TypeError, match=r"pool must be an asyncpool\.Pool"):
-                PoolServer(wrong, path)  # type: ignore[arg-type]
-        for odd in (b"x", 3, None):
-            with pytest.raises(TypeError, match="path must be a str or a PathLike"):
-                PoolServer(pool, odd)  # type: ignore[arg-type]
-        for empty in ("", "unix:"):
-            with pytest.raises(ValueError, match="path must not be empty"):
-                PoolServer(pool, empty)
-        with pytest.raises(ValueError, match="client_timeout must be a time that ends"):
-            PoolServer(pool, path, client_timeout=inf)
-        assert not path.exists()
-        address = f"unix:{path}"
-        async with PoolServer(pool, address), connect(address) as client:
-            assert await client.submit(jobs.square, 3) == 9
+    for wrong in (None, pool.options(timeout=3.0)):
+        with pytest.raises(TypeError, match=r"pool must be an asyncpool\.Pool"):
+            PoolServer(wrong, path)  # type: ignore[arg-type]
+    for odd in (b"x", 3, None):
+        with pytest.raises(TypeError, match="path must be a str or a PathLike"):
+            PoolServer(pool, odd)  # type: ignore[arg-type]
+    for empty in ("", "unix:"):
+        with pytest.raises(ValueError, match="path must not be empty"):
+            PoolServer(pool, empty)
+    with pytest.raises(ValueError, match="client_timeout must be a time that ends"):
+        PoolServer(pool, path, client_timeout=inf)
+    assert not path.exists()
+    address = f"unix:{path}"
+    async with PoolServer(pool, address), connect(address) as client:
+        assert await client.submit(jobs.square, 3) == 9
