@@ -21,7 +21,7 @@ SUPPORTED := 3.11 3.12 3.13 3.14 3.15
 # interrupts, tracebacks, and what asyncio does.  Each change passes them on the newest one, too.
 INTERPRETER := by_value or class_making or class_reduction or kinds_of_classes or pickl or \
   out_of_band or reducers or traceback or variables or interrupt or thread or fork or \
-  interpreter or main_module or multiprocessing or newest_pythons or other_loops or scripts or \
+  interpreter or multiprocessing or newest_pythons or other_loops or scripts or \
   task_names or coroutine or test_stream or executor_differences or test_execute or lanes or test_process
 BIN := $(VENV)/bin
 PY := $(BIN)/python

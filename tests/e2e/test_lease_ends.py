@@ -25,13 +25,13 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from tests.e2e.test_pipelining import learn, stop
+from tests.e2e.test_pipelining import learn
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import break_core, in_hand, look_for_stalls_never, ring
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import closing, idle, until
+from tests.helpers.pools import closing, idle, stop, until
 
 pytestmark = BOTH_LOOPS
 
@@ -142,10 +142,7 @@ async def test_to_the_end_of_a_job_that_nobody_waits_for() -> None:
 
 @pytest.mark.parametrize(
     ("work", "options"),
-    [
-        (jobs.compute, {"on_cancel": "kill"}),
-        (jobs.swallow, {"cancel_grace": SHORT}),
-    ],
+    [(jobs.compute, {"on_cancel": "kill"}), (jobs.swallow, {"cancel_grace": SHORT})],
     ids=["at once", "after its grace"],
 )
 async def test_until_the_worker_is_dead_that_is_killed(
@@ -211,7 +208,7 @@ async def test_until_a_worker_has_said_that_it_will_not_begin(
         await learn(pool, jobs.perhaps_wait)
         running = pool.submit(jobs.perhaps_wait, gate.path)
         worker = await gate.visitor()
-        stop(worker.pid)
+        await stop(worker.pid)
         try:
             view = pool.options(lease=(keeper, "mine"))
             if why == "too late":

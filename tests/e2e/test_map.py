@@ -1,33 +1,39 @@
-"""Maps: many calls, in the shapes that they have in plain Python."""
+"""Maps: many calls, in the shapes that they have in plain Python, and items that go wrong."""
 
 from __future__ import annotations
 
 import asyncio
-import io
+import functools
 import itertools
 import operator
+import os
+import resource
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.progress import Progress
 from tqdm.asyncio import tqdm
 
 from asyncpool import (
+    Crash,
     JobNotPicklableError,
+    JobTimeoutError,
     Outcome,
     Pool,
     PoolClosedError,
+    WorkerCrashedError,
 )
-from tests.helpers import jobs
+from tests.helpers import faults, jobs, scribbles
+from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
-from tests.helpers.inside import registry_of
+from tests.helpers.inside import CHUNK_SIZE, read_notes_by
 from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, closing, collect, idle
+from tests.helpers.pools import assert_serves, case, closing, collect
+from tests.helpers.signing import Item, signing
 
 pytestmark = ONE_LOOP
 
@@ -55,13 +61,15 @@ async def at_rest(pool: Pool) -> None:
 
 
 async def test_a_map_that_is_awaited_is_a_list() -> None:
+    factor = 3
     async with patience(), Pool(2) as pool:
         assert await pool.map(jobs.square, range(MANY)) == [n * n for n in range(MANY)]
+        # Most of it has travelled together.
+        assert pool.stats().submitted < MANY / 10
         assert await pool.map(jobs.square, []) == []
         assert await pool.map(operator.add, range(5), [10, 20, 30]) == [10, 21, 32]
         assert await pool.starmap(pow, [(2, 3), (3, 2)]) == [8, 9]
-        # Most of it has travelled together.
-        assert pool.stats().submitted < MANY / 10
+        assert await pool.map(lambda n: n * factor, range(100)) == [*range(0, 300, 3)]
         await assert_serves(pool)
 
 
@@ -126,150 +134,117 @@ async def test_outcomes_tell_errors_from_results(pair: Pool, chunk: int | None) 
     assert sorted([one.index async for one in later]) == [0, 1, 2, 3]
 
 
-async def test_endless_inputs_are_drawn_only_as_results_are_taken(pair: Pool) -> None:
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_endless_inputs_are_drawn_only_as_results_are_taken(
+    pair: Pool, kind: str
+) -> None:
     seen: list[int] = []
-    results = pair.map(jobs.square, watched(itertools.count(), seen), buffersize=50)
+    drawn: Any = watched(itertools.count(), seen)
+    inputs = drawn if kind == "sync" else arriving(drawn)
+    results = pair.map(jobs.square, inputs, buffersize=50)
     assert seen == [], "nothing is drawn before the first result is asked for"
-    for n in range(2000):
+    for n in range(1000):
         assert await anext(results) == n * n
         assert n < len(seen) <= n + 50
     await results.aclose()
-    drawn = len(seen)
-    await assert_serves(pair)
-    assert len(seen) == drawn
-
-
-async def test_async_inputs_are_drawn_only_as_results_are_taken() -> None:
-    seen: list[int] = []
-    async with patience(), Pool(2) as pool:
-        inputs = arriving(watched(itertools.count(), seen))
-        async with aclosing(pool.map(jobs.square, inputs, buffersize=50)) as results:
-            for n in range(500):
-                assert await anext(results) == n * n
-                assert n < len(seen) <= n + 50
+    if kind == "async":
         with pytest.raises(StopAsyncIteration):
             await anext(inputs)  # it was closed
-        mixed = pool.map(jobs.pair, arriving(iter("abc")), range(10))
+        mixed = pair.map(jobs.pair, arriving(iter("abc")), range(10))
         assert await mixed == [("a", 0), ("b", 1), ("c", 2)]
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_what_inputs_raise_comes_after_what_was_drawn_before(
-    pair: Pool, kind: str
-) -> None:
-    def failing() -> Iterator[int]:
-        yield from range(5)
-        raise OSError("no more")
-
-    inputs: Any = failing() if kind == "sync" else arriving(failing())
-    found: list[int] = []
-    with pytest.raises(OSError, match="no more"):
-        await collect(pair.map(jobs.square, inputs), found)
-    assert found == [0, 1, 4, 9, 16]
+    left = len(seen)
+    await assert_serves(pair)
+    assert len(seen) == left
 
 
 @pytest.mark.parametrize("others", [(), (range(10),)])
-async def test_inputs_that_end_in_a_cancellation_are_not_complete(
-    pool: Pool, others: tuple[Any, ...]
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError, "sync"),
+        (GeneratorExit, "sync"),
+        (asyncio.CancelledError, "sync"),
+        (OSError, "async"),
+        (asyncio.CancelledError, "async"),
+    ],
+)
+async def test_what_inputs_raise_comes_after_what_was_drawn_before(
+    pair: Pool, error: type[BaseException], kind: str, others: tuple[Any, ...]
 ) -> None:
-    async def cancelled() -> AsyncIterator[int]:
-        yield 1
-        yield 2
-        raise asyncio.CancelledError("no more")
+    """Also what would end a loop does not pass for the end of the inputs."""
 
+    def plain() -> Iterator[int]:
+        yield from range(3)
+        raise error("no more")
+
+    async def later() -> AsyncIterator[int]:
+        for n in range(3):
+            yield n
+        raise error("no more")
+
+    inputs: Any = plain if kind == "sync" else later
     function: Any = jobs.pair if others else jobs.square
     found: list[Any] = []
-    with pytest.raises(asyncio.CancelledError, match="no more"):
-        await collect(pool.map(function, cancelled(), *others), found)
-    assert found == ([(1, 0), (2, 1)] if others else [1, 4])
-    with pytest.raises(asyncio.CancelledError, match="no more"):
-        await pool.map(function, cancelled(), *others)
-    await assert_serves(pool)
-
-
-@pytest.mark.parametrize("kind", [GeneratorExit, asyncio.CancelledError])
-async def test_any_error_of_plain_inputs_comes_after_what_was_before(
-    pool: Pool, kind: type[BaseException]
-) -> None:
-    def inputs() -> Iterator[int]:
-        yield 1
-        yield 2
-        raise kind("no more")
-
-    found: list[int] = []
-    with pytest.raises(kind, match="no more"):
-        await collect(pool.map(jobs.square, inputs()), found)
-    assert found == [1, 4]
-    await assert_serves(pool)
+    with pytest.raises(error, match="no more"):
+        await collect(pair.map(function, inputs(), *others), found)
+    assert found == ([(0, 0), (1, 1), (2, 2)] if others else [0, 1, 4])
+    with pytest.raises(error, match="no more"):
+        await pair.map(function, inputs(), *others)
+    await assert_serves(pair)
 
 
 async def test_async_inputs_are_closed_by_the_task_that_draws_them(pool: Pool) -> None:
     tasks: list[asyncio.Task[Any] | None] = []
 
-    async def inputs() -> AsyncIterator[int]:
+    async def inputs(error: type[Exception] | None = None) -> AsyncIterator[int]:
         tasks.append(asyncio.current_task())
         try:
             for n in itertools.count():
                 yield n
         finally:
             tasks.append(asyncio.current_task())
+            if error:
+                raise error("not closed")
 
     some = pool.map(jobs.pair, inputs(), inputs())
     assert await anext(some) == (0, 0)
     await some.aclose()
     assert len(tasks) == 4
     assert len(set(tasks)) == 1
-    await assert_serves(pool)
-
-
-async def test_what_inputs_raise_when_they_are_closed_is_raised(pool: Pool) -> None:
-    async def inputs() -> AsyncIterator[int]:
-        try:
-            for n in itertools.count():
-                yield n
-        finally:
-            raise OSError("not closed")
-
-    some = pool.map(jobs.square, inputs())
-    assert await anext(some) == 0
+    failing = pool.map(jobs.square, inputs(OSError))
+    assert await anext(failing) == 0
     with pytest.raises(OSError, match="not closed"):
-        await some.aclose()
+        await failing.aclose()
     await assert_serves(pool)
 
 
-async def test_who_leaves_early_leaves_nothing_behind(pair: Pool, gate: Gate) -> None:
+@pytest.mark.parametrize("how", ["break", "error", "cancel"])
+async def test_who_leaves_early_leaves_nothing_behind(
+    pair: Pool, gate: Gate, how: str
+) -> None:
     items = itertools.chain([("return", 1)], itertools.repeat(("wait", gate.path)))
-    async for result in pair.map(jobs.choose, items, chunksize=1):
-        assert result == 1
-        break
-    await at_rest(pair)
-    assert pair.stats().cancelled > 0
-    await assert_serves(pair)
+    before = pair.stats().cancelled
 
-
-@pytest.mark.parametrize("how", ["error", "cancel"])
-async def test_an_error_or_a_cancellation_leaves_nothing_behind(how: str) -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        items = itertools.repeat(("wait", gate.path))
-
-        async def take() -> None:
-            some = pool.map(jobs.choose, items, chunksize=1).unordered()
-            async with aclosing(some) as results:
-                async for _ in results:
+    async def take() -> None:
+        async with aclosing(pair.map(jobs.choose, items, chunksize=1)) as results:
+            async for result in results:
+                assert result == 1
+                if how == "break":
+                    break
+                if how == "error":
                     raise ArithmeticError("mine")
 
-        task = asyncio.create_task(take())
-        visitor = await gate.visitor()
-        if how == "cancel":
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        else:
-            visitor.release()
-            with pytest.raises(ArithmeticError, match="mine"):
-                await task
-        await at_rest(pool)
-        await assert_serves(pool)
+    task = asyncio.create_task(take())
+    if how == "cancel":
+        await gate.visitor()
+        task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() is (how == "cancel")
+    if how != "cancel":
+        assert isinstance(task.exception(), ArithmeticError) is (how == "error")
+    await at_rest(pair)
+    assert pair.stats().cancelled > before
+    await assert_serves(pair)
 
 
 async def test_items_that_travel_together_share_nothing(pool: Pool) -> None:
@@ -287,34 +262,25 @@ async def test_items_that_travel_together_share_nothing(pool: Pool) -> None:
     assert len({id(one) for one in large}) == 6
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("chunk", [1, 7])
 async def test_what_cannot_cross_is_the_error_of_its_item(
-    pool: Pool, chunk: int
+    faced: Faced, chunk: int
 ) -> None:
-    items = [1, jobs.Poison(), lambda: 3, 4]
-    found = await pool.map(
-        jobs.call_or_return, items, chunksize=chunk, buffersize=8
-    ).outcomes()
-    assert [outcome.ok for outcome in found] == [True, False, True, True]
+    large = functools.partial(bytearray, 3 << 20)
+    lock = threading.Lock()
+    items = [1, jobs.Poison(), lambda: 3, lock, jobs.make_lock, large, 4]
+    async with patience(), faced() as (caller, _):
+        values = caller.map(jobs.call_or_return, items, chunksize=chunk, buffersize=28)
+        found = await values.outcomes()
+    assert [one.ok for one in found] == [True, False, True, False, False, True, True]
+    assert [found[n].result() for n in (0, 2, 6)] == [1, 3, 4]
+    assert len(found[5].result()) == 3 << 20
     with pytest.raises(LookupError, match="poison"):
         found[1].result()
-    assert [found[n].result() for n in (0, 2, 3)] == [1, 3, 4]
-
-
-async def test_functions_that_travel_by_value_do_so_once(pair: Pool) -> None:
-    factor = 3
-    found = await pair.map(lambda n: n * factor, range(5000))
-    assert found == [3 * n for n in range(5000)]
-
-
-async def test_a_full_queue_makes_a_map_wait() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_queued=2) as pool:
-        others = [pool.submit(jobs.wait_at, gate.path) for _ in range(3)]
-        results = asyncio.ensure_future(pool.map(jobs.square, range(100), chunksize=1))
-        for nth in range(1, 4):
-            (await gate.visitor(nth=nth)).release()
-        assert await asyncio.gather(*others) == ["go"] * 3
-        assert await results == [n * n for n in range(100)]
+    for n, direction in ((3, "arguments"), (4, "result")):
+        error = found[n].error
+        assert isinstance(error, JobNotPicklableError)
+        assert error.direction == direction
 
 
 async def test_a_map_ends_with_its_pool() -> None:
@@ -336,57 +302,26 @@ async def test_a_map_ends_with_its_pool() -> None:
 
 
 async def test_lengths_and_progress_bars(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pair: Pool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Else it leaves a thread behind, and a semaphore.
     monkeypatch.setattr(tqdm, "monitor_interval", 0)
     monkeypatch.setattr(tqdm, "_lock", threading.RLock(), raising=False)
-    async with patience(), Pool(2) as pool:
-        results = pool.map(jobs.square, range(30))
-        assert (len(results), operator.length_hint(results)) == (30, 30)
-        bar = tqdm(results, ncols=60)
-        assert [result async for result in bar] == [n * n for n in range(30)]
-        assert bar.total == 30
-        capsys.readouterr()
-        endless = pool.map(jobs.square, itertools.count())
-        with pytest.raises(TypeError, match="it has no length"):
-            len(endless)
-        assert operator.length_hint(endless, 7) == 7
-        assert len(pool.map(operator.add, range(9), range(4))) == 4
-        guessed = pool.map(operator.add, range(9), iter([1]))
-        with pytest.raises(TypeError, match="it has no length"):
-            len(guessed)
-        assert operator.length_hint(guessed) == 1
-
-
-async def test_rich_shows_how_far_a_map_is() -> None:
-    screen = io.StringIO()
-    shown = Progress(console=Console(file=screen, width=60), auto_refresh=False)
-    async with patience(), Pool(2) as pool:
-        results = pool.map(jobs.square, range(30))
-        with shown:
-            task = shown.add_task("squares", total=len(results))
-            async for result in results:
-                shown.advance(task)
-                assert result == (shown.tasks[task].completed - 1) ** 2
-        assert (shown.finished, shown.tasks[task].total) == (True, 30)
-        assert "squares" in screen.getvalue()
-        assert "100%" in screen.getvalue()
-        # Without a length there may be a hint, as rich asks for one itself in track().
-        guessed = pool.map(jobs.square, iter(range(9)))
-        task = shown.add_task("guessed", total=operator.length_hint(guessed) or None)
-        assert shown.tasks[task].total == 9
-        endless = pool.map(jobs.square, itertools.count())
-        task = shown.add_task("endless", total=operator.length_hint(endless) or None)
-        assert shown.tasks[task].total is None
-
-
-async def test_a_loop_goes_on_with_what_was_begun_before_it(pool: Pool) -> None:
-    results = pool.map(jobs.square, range(4))
-    assert await anext(results) == 0
-    assert [result async for result in results] == [1, 4, 9]
-    with pytest.raises(RuntimeError, match="only once"):
-        aiter(results)
+    results = pair.map(jobs.square, range(30))
+    assert (len(results), operator.length_hint(results)) == (30, 30)
+    bar = tqdm(results, ncols=60)
+    assert [result async for result in bar] == [n * n for n in range(30)]
+    assert bar.total == 30
+    capsys.readouterr()
+    endless = pair.map(jobs.square, itertools.count())
+    with pytest.raises(TypeError, match="it has no length"):
+        len(endless)
+    assert operator.length_hint(endless, 7) == 7
+    assert len(pair.map(operator.add, range(9), range(4))) == 4
+    guessed = pair.map(operator.add, range(9), iter([1]))
+    with pytest.raises(TypeError, match="it has no length"):
+        len(guessed)
+    assert operator.length_hint(guessed) == 1
 
 
 async def test_a_map_is_run_once(pool: Pool) -> None:
@@ -394,34 +329,239 @@ async def test_a_map_is_run_once(pool: Pool) -> None:
     assert await results == [0, 1, 4]
     with pytest.raises(RuntimeError, match="only once"):
         await results
-    with pytest.raises(RuntimeError, match="only once"):
-        async for _ in results:
-            pass
+    begun = pool.map(jobs.square, range(4))
+    assert await anext(begun) == 0
+    # A loop goes on with it.
+    assert [result async for result in begun] == [1, 4, 9]
+    for it in results, begun:
+        with pytest.raises(RuntimeError, match="only once"):
+            aiter(it)
 
 
-async def test_wrong_arguments_are_named() -> None:
+async def test_wrong_arguments_are_named(pool: Pool) -> None:
+    wrong: Any = 3
+    job: Any = pool.submit(jobs.square, 3)
+    bare: Any = pool.map
+    calls: dict[str, Callable[[], Any]] = {
+        r"map\(\) takes a callable first, not 3": lambda: pool.map(wrong, [1]),
+        r"map\(\) takes iterables, not 3": lambda: pool.map(abs, wrong),
+        r"map\(\) takes iterables, not <.*square": lambda: pool.map(abs, job),
+        r"starmap\(\) takes a callable first": lambda: pool.starmap(wrong, [(1,)]),
+        r"starmap\(\) takes iterables, not 3": lambda: pool.starmap(abs, wrong),
+        ".*at least one iterable": lambda: bare(abs),
+        "buffersize must be at least 1, not 0": lambda: bare(abs, [1], buffersize=0),
+        "chunksize must be at least 1, not -1": lambda: bare(abs, [1], chunksize=-1),
+    }
+    for text, call in calls.items():
+        error = ValueError if "must be" in text else TypeError
+        with case(text), pytest.raises(error, match=f"^{text}"):
+            call()
+    await job
+
+
+# Items that travel together, and one of them kills, hangs or takes long.
+
+
+def signed(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()]
+
+
+async def test_a_crash_costs_one_item_and_none_is_run_twice(
+    tmp_path: Path, faced: Faced
+) -> None:
+    crashes: list[Crash] = []
+    async with patience(), faced(on_crash=crashes.append) as (caller, _):
+        for number, at in enumerate((0, 1, 5, 9), 1):
+            path = tmp_path / f"log {at}"
+            items = signing(path, 10)
+            items[at] = ("die", None)
+            choices = caller.map(jobs.choose, items, chunksize=10, buffersize=40)
+            found = await choices.outcomes()
+            assert await caller.submit(jobs.square, 3) == 9
+            assert [one.index for one in found if not one.ok] == [at]
+            error = found[at].error
+            assert type(error) is WorkerCrashedError
+            assert (error.delivery, len(crashes)) == ("started", number)
+            others = [n for n in range(10) if n != at]
+            assert [one.result() for one in found if one.ok] == others
+            assert signed(path) == others
+
+
+async def test_no_more_go_together_than_can_be_noted() -> None:
+    count = CHUNK_SIZE + 1000
+    async with patience(), Pool(1, initializer=jobs.fill_state) as pool:
+        items = [()] * count
+        found = await pool.starmap(
+            jobs.count_state, items, chunksize=count, buffersize=4 * count
+        )
+    # Nobody has run it in between: those that are run twice would leave out numbers.
+    assert sorted(found) == list(range(1, count + 1))
+
+
+async def test_what_a_dying_worker_has_scribbled_is_lost_and_the_pool_goes_on(
+    faced: Faced,
+) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with patience(), faced() as (caller, pool):
+        for number, name in enumerate(scribbles.SCRIBBLES, 1):
+            with case(name):
+                items: list[Any] = ["a", None, name, "after", [1]]
+                pid = await caller.submit(os.getpid)
+                echoes = caller.map(
+                    scribbles.echo_or_scribble, items, chunksize=5, buffersize=20
+                )
+                found = await echoes.outcomes()
+                assert await caller.submit(jobs.square, 3) == 9
+                assert pool.stats().crashes == number
+                # On a busy machine the first ones may have gone ahead of it.
+                first = [one.result() for one in found[:2] if one.ok]
+                assert first in ([], ["a"], ["a", None])
+                for one in found[:3]:
+                    assert one.ok or type(one.error) is WorkerCrashedError
+                assert type(found[2].error) is WorkerCrashedError
+                assert (found[2].error.delivery, found[2].error.pid) == ("started", pid)
+                assert [one.result() for one in found[3:]] == ["after", [1]]
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after - before < 100_000, "kilobytes"
+
+
+async def test_what_is_scribbled_over_numbers_is_no_result() -> None:
     async with patience(), Pool(1) as pool:
-        wrong: Any = 3
-        with pytest.raises(TypeError, match=r"map\(\) takes a callable first, not 3"):
-            pool.map(wrong, [1])
-        with pytest.raises(TypeError, match=r"map\(\) takes iterables, not 3"):
-            pool.map(jobs.square, wrong)
-        with pytest.raises(TypeError, match=r"^starmap\(\) takes iterables, not 3"):
-            pool.starmap(jobs.square, wrong)
-        with pytest.raises(TypeError, match=r"^starmap\(\) takes a callable first"):
-            pool.starmap(wrong, [(1,)])
-        job: Any = pool.submit(jobs.square, 3)
-        with pytest.raises(TypeError, match=r"^map\(\) takes iterables, not <.*square"):
-            pool.map(jobs.square, job)
-        with pytest.raises(TypeError, match="at least one iterable"):
-            pool.map(jobs.square)  # type: ignore[call-overload]
-        with pytest.raises(ValueError, match="buffersize must be at least 1, not 0"):
-            pool.map(jobs.square, [1], buffersize=0)
-        with pytest.raises(ValueError, match="chunksize must be at least 1, not -1"):
-            pool.map(jobs.square, [1], chunksize=-1)
+        for name in ("ones", "noise"):
+            items = [*range(300), name, *range(300)]
+            await pool.submit(os.getpid)
+            echoes = pool.map(scribbles.echo_or_scribble, items, buffersize=601)
+            found = await echoes.outcomes()
+            await assert_serves(pool)
+            assert isinstance(found[300].error, WorkerCrashedError)
+            # A few may have gone ahead of it, and come back.
+            for one in found:
+                if one.ok:
+                    assert one.result() == items[one.index]
+                else:
+                    assert isinstance(one.error, WorkerCrashedError)
 
 
-async def test_nothing_is_kept_of_a_map_that_is_done(pool: Pool) -> None:
-    await idle(pool)
-    await pool.map(jobs.choose, [("make", 10)] * 100)
-    assert registry_of(pool).jobs == {}
+async def test_who_cannot_read_the_notes_of_the_dead_begins_none_of_it_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    read_notes_by(monkeypatch, fail)
+    path = tmp_path / "log"
+    items = signing(path, 5)
+    items[2] = ("die", None)
+    async with patience(), Pool(1) as pool:
+        found = await pool.map(
+            jobs.choose, items, chunksize=5, buffersize=20
+        ).outcomes()
+        await assert_serves(pool)
+    assert type(found[2].error) is WorkerCrashedError
+    run = signed(path)
+    assert run[:2] == [0, 1]
+    assert len(set(run)) == len(run), "none is begun again"
+    assert {one.index for one in found if one.ok} <= set(run)
+    assert "the notes of a worker cannot be read" in caplog.messages
+
+
+async def test_only_the_item_that_was_lost_is_tried_again(
+    tmp_path: Path, faced: Faced
+) -> None:
+    path = tmp_path / "log"
+    items = [*signing(path, 4), ("die", None), *[("attempt", None)] * 2]
+    async with patience(), faced() as (caller, pool):
+        view = caller.options(max_attempts=3)
+        choices = view.map(jobs.choose, items, chunksize=7, buffersize=28)
+        found = await choices.outcomes()
+        assert pool.stats().crashes == 3
+        if caller is pool:
+            assert pool.stats().takeovers == 1, "alone it was taken over once more"
+    error = found[4].error
+    assert type(error) is WorkerCrashedError
+    assert len(error.crashes) == 2, "in the two attempts that it had alone"
+    assert [one.result() for one in found[5:]] == [1, 1]
+    assert signed(path) == [0, 1, 2, 3]
+
+
+async def test_what_was_raised_is_tried_again_alone(pool: Pool) -> None:
+    view = pool.options(max_attempts=3, retry_on=[LookupError])
+    items = [1, 2, 3]
+    found = await view.map(
+        jobs.fail_before_attempt_3, items, chunksize=3, buffersize=12
+    )
+    assert found == [(1, 3), (2, 3), (3, 3)]
+
+
+async def test_items_behind_one_that_takes_long_go_on_elsewhere(
+    pair: Pool, gate: Gate
+) -> None:
+    items: list[Item] = [("pid", None), ("wait", gate.path), *[("pid", None)] * 6]
+    running = pair.map(jobs.choose, items, chunksize=8, buffersize=64).outcomes()
+    outcomes: list[Any] = []
+    results = asyncio.create_task(collect(running.unordered(), outcomes))
+    visitor = await gate.visitor()
+    # The batch is not complete, but all others of it are done.
+    while pair.stats().busy > 1 or pair.stats().queued:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    visitor.release()
+    await results
+    found = {one.index: one.result() for one in outcomes}
+    assert (found[0], found[1], len(found)) == (visitor.pid, "go", 8)
+
+
+@pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
+async def test_the_timeout_is_for_each_item(
+    tmp_path: Path, faced: Faced, on_cancel: Any
+) -> None:
+    path = tmp_path / "log"
+    items = [*signing(path, 5), ("sleep", 3600.0), *signing(path, 3)]
+    async with patience(), faced() as (caller, _):
+        view = caller.options(timeout=1.0, on_cancel=on_cancel)
+        choices = view.map(jobs.choose, items, chunksize=9, buffersize=36)
+        found = await choices.outcomes()
+        assert await caller.submit(jobs.square, 3) == 9
+    assert [one.index for one in found if not one.ok] == [5]
+    error = found[5].error
+    assert isinstance(error, JobTimeoutError)
+    assert (error.limit, error.seconds) == ("timeout", 1.0)
+    assert "choose" in error.stack
+    assert signed(path) == [0, 1, 2, 3, 4, 0, 1, 2]
+
+
+async def test_items_may_take_longer_together_than_each_may(pool: Pool) -> None:
+    items: list[Item] = [("sleep", 0.02)] * 20
+    view = pool.options(timeout=0.35)
+    assert (
+        await view.map(jobs.choose, items, chunksize=20, buffersize=80) == [None] * 20
+    )
+
+
+async def test_more_results_than_the_log_holds(pair: Pool) -> None:
+    items: list[Item] = [("make", 3000)] * 500
+    found = await pair.map(jobs.choose, items, chunksize=100, buffersize=1000)
+    assert [len(one) for one in found] == [3000] * 500
+
+
+async def test_a_worker_that_dies_of_what_it_unpickles_costs_that_item() -> None:
+    async with patience(), Pool(1) as pool:
+        items = [1, faults.Trap("exit 3"), 3]
+        found = await pool.map(
+            jobs.call_or_return, items, chunksize=3, buffersize=12
+        ).outcomes()
+    assert [one.ok for one in found] == [True, False, True]
+    assert isinstance(found[1].error, WorkerCrashedError)
+
+
+async def test_a_flood_of_deaths_while_a_map_runs() -> None:
+    async with patience(), Pool(2) as pool:
+        results = pool.map(jobs.square, range(50_000)).unordered()
+        hostile = []
+        found = []
+        async for result in results:
+            found.append(result)
+            if len(found) % 5000 == 1:
+                hostile.append(pool.submit(faults.commit, "SIGKILL"))
+        deaths = await asyncio.gather(*hostile, return_exceptions=True)
+    assert sorted(found) == [n * n for n in range(50_000)]
+    assert {type(death) for death in deaths} == {WorkerCrashedError}

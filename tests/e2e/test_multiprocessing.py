@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import multiprocessing
 import operator
 import os
@@ -32,7 +31,7 @@ from tests.helpers.guards import open_fds
 from tests.helpers.inside import resident_pool
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
-from tests.helpers.pools import assert_serves
+from tests.helpers.pools import case
 from tests.helpers.scripts import finish, start_script
 from tests.helpers.sharing import KINDS
 
@@ -74,8 +73,18 @@ FACES: dict[str, Callable[[tuple[Any, ...]], Any]] = {
 class TestInitargs:
     """Objects that can only be passed on to a process that is being started."""
 
-    @pytest.mark.parametrize("method", CONTEXTS)
-    @pytest.mark.parametrize("face", FACES)
+    @pytest.mark.parametrize(
+        ("face", "method"),
+        [
+            ("Pool", "fork"),
+            ("Pool", "forkserver"),
+            ("Pool", "spawn"),
+            ("Pool, spawn", "fork"),
+            ("Pool, two at once", "forkserver"),
+            ("Executor", "spawn"),
+            ("Executor, spawn", "fork"),
+        ],
+    )
     async def test_all_workers_have_what_nobody_else_has(
         self, face: str, method: str
     ) -> None:
@@ -95,33 +104,23 @@ class TestInitargs:
             end.close()
 
     @pytest.mark.parametrize("method", CONTEXTS)
-    async def test_values_cross_both_ways(self, method: str) -> None:
+    async def test_values_cross_both_ways_and_a_lock_excludes_all_others(
+        self, method: str
+    ) -> None:
         context = multiprocessing.get_context(method)
-        there, back = context.Queue(), context.SimpleQueue()
-        things = {"Queue": there, "SimpleQueue": back}
-        async with (
-            patience(),
-            Pool(2, initializer=sharing.keep, initargs=(things,)) as pool,
-        ):
-            for item in ("hello", bytes(1 << 17)):
-                there.put(item)
-                job = pool.submit(sharing.answer)
-                assert await asyncio.to_thread(back.get) == [item]
-                await job
-        there.close()
-        there.join_thread()
-        back.close()
-
-    @pytest.mark.parametrize("method", CONTEXTS)
-    async def test_a_lock_excludes_all_others(self, method: str) -> None:
-        lock = multiprocessing.get_context(method).Lock()
-        things = ({"Lock": lock},)
+        lock, there, back = context.Lock(), context.Queue(), context.SimpleQueue()
+        things = ({"Lock": lock, "Queue": there, "SimpleQueue": back},)
         async with (
             patience(),
             Gate() as gate,
             Pool(2, initializer=sharing.keep, initargs=things) as pool,
             Pool(1, initializer=sharing.keep, initargs=things) as other,
         ):
+            for item in ("hello", bytes(1 << 17)):
+                there.put(item)
+                job = pool.submit(sharing.answer)
+                assert await asyncio.to_thread(back.get) == [item]
+                await job
             assert await pool.submit(sharing.is_free)
             held = pool.submit(sharing.hold, gate.path)
             visitor = await gate.visitor()
@@ -134,36 +133,33 @@ class TestInitargs:
             assert not await other.submit(sharing.is_free)
             lock.release()
             assert await pool.submit(sharing.is_free)
+        there.close()
+        there.join_thread()
+        back.close()
 
-    async def test_a_pool_that_is_closed_has_let_go(self) -> None:
+    @pytest.mark.parametrize("begins", [True, False])
+    async def test_a_pool_that_has_ended_has_let_go(self, *, begins: bool) -> None:
         before = open_fds()
         pipe = multiprocessing.Pipe()
         with pipe[0], pipe[1]:
             pool = Pool(1, initializer=sharing.keep, initargs=({"Pipe": pipe},))
             assert len(open_fds()) == len(before) + 4
-            async with patience(), pool:
-                await pool.submit(int)
-        left = {fd: what for fd, what in open_fds().items() if before.get(fd) != what}
-        assert not left
-        assert pool.stats().state == "closed"
-
-    async def test_one_that_never_began_has_let_go_too(self) -> None:
-        one, other = multiprocessing.Pipe()
-        before = open_fds()
-        with one, other:
-            Pool(1, initializer=sharing.keep, initargs=({"Pipe": (one, other)},))
+            if begins:
+                async with patience(), pool:
+                    await pool.submit(int)
+                assert pool.stats().state == "closed"
+            del pool
             gc.collect()
-            assert open_fds() == before
-
-    async def test_what_goes_by_value_has_nothing_sent_twice(self) -> None:
-        """It is pickled in a second try: what the first one took is not sent."""
+            assert len(open_fds()) == len(before) + 2
+        # What goes by value is pickled in a second try: what the first one took is not sent.
         one, other = multiprocessing.Pipe()
-        before = len(open_fds())
         with one, other:
             pool = Pool(1, initializer=operator.is_, initargs=(one, lambda: 1))
-            assert len(open_fds()) == before + 1
-            async with patience(), pool:
-                await assert_serves(pool)
+            assert len(open_fds()) == len(before) + 3
+            del pool
+            gc.collect()
+        left = {fd: what for fd, what in open_fds().items() if before.get(fd) != what}
+        assert not left
 
     @FORKS
     async def test_what_is_shared_with_a_fork_is_refused(self) -> None:
@@ -188,19 +184,19 @@ class TestInitargs:
         )
         assert caught.value.name == "initargs[1]"
 
-    @pytest.mark.parametrize("name", ["Queue", "Lock", "Value", "RawArray", "Pipe"])
-    async def test_a_job_cannot_have_it_and_is_told_who_can(self, name: str) -> None:
-        thing = KINDS[name].make(multiprocessing)
+    async def test_a_job_cannot_have_it_and_is_told_who_can(self) -> None:
         async with patience(), Pool(1) as pool:
-            with pytest.raises(JobNotPicklableError) as caught:
-                await pool.submit(print, thing)
-        assert str(caught.value).startswith("args[0] cannot be pickled: ")
-        assert str(caught.value).endswith(
-            "; workers can have it from their start on, in the pool's initargs"
-        )
-        if name == "Pipe":
-            for end in thing:
-                end.close()
+            for name in ("Queue", "Lock", "Value", "RawArray", "Pipe"):
+                thing = KINDS[name].make(multiprocessing)
+                with case(name), pytest.raises(JobNotPicklableError) as caught:
+                    await pool.submit(print, thing)
+                assert str(caught.value).startswith("args[0] cannot be pickled: ")
+                assert str(caught.value).endswith(
+                    "; workers can have it from their start on, in the pool's initargs"
+                )
+                if name == "Pipe":
+                    for end in thing:
+                        end.close()
 
 
 @pytest.fixture(scope="module")
@@ -220,16 +216,12 @@ class TestManagers:
         async with patience(), Pool(1, launcher=launcher) as pool:
             again = await pool.submit(sharing.put, [queue], 3)
             assert await asyncio.to_thread(again.get, timeout=PATIENCE) == 3
-            await pool.submit(sharing.put, nested=[again], item=bytes(1 << 21))
-            assert await asyncio.to_thread(queue.get, timeout=PATIENCE) == bytes(
-                1 << 21
-            )
+            large = bytes(1 << 21)
+            await pool.submit(sharing.put, nested=[again], item=large)
+            assert await asyncio.to_thread(queue.get, timeout=PATIENCE) == large
             assert await pool.map(sharing.put, [[queue]], [4], chunksize=1)
             assert queue.get() == 4
-
-    async def test_it_may_be_the_only_one(self, manager: SyncManager) -> None:
-        """The manager forgets an object with its last proxy, so the job keeps that."""
-        async with patience(), Pool(1) as pool:
+            # The manager forgets an object with its last proxy, so the job keeps that.
             for make in (manager.Event, manager.dict, manager.Lock):
                 assert await pool.submit(str, make())
             job = pool.submit(sharing.put, [manager.Queue()], 3)
@@ -245,15 +237,10 @@ class TestManagers:
     async def test_calls_without_a_pool(self, manager: SyncManager) -> None:
         queue = manager.Queue()
         with ProcessPoolExecutor(1) as executor:
-            assert executor.submit(str, manager.dict()).result(PATIENCE) == "{}"
             executor.submit(sharing.put, [queue], 5).result(PATIENCE)
-        assert queue.get() == 5
-
-    async def test_calls_of_to_process(self, manager: SyncManager) -> None:
-        queue = manager.Queue()
         async with patience():
             await to_process.run_sync(sharing.put, [queue], 6)
-        assert queue.get() == 6
+        assert (queue.get(), queue.get()) == (5, 6)
         await resident_pool().close()
 
 
@@ -282,46 +269,25 @@ class TestIdentity:
         found = {slot: who["name"] for slot, who in names.items()}
         assert found == {slot: f"{pool.name}-worker-{slot}" for slot in (0, 1)}
 
-    async def test_the_start_method_is_that_of_the_service(self) -> None:
-        multiprocessing.set_start_method("spawn", force=True)
-        try:
-            async with patience(), Pool(1) as pool:
-                who = await pool.submit(sharing.identity)
-        finally:
-            multiprocessing.set_start_method(None, force=True)
-        assert who["start method"] == "spawn"
+    @pytest.mark.parametrize(("ours", "theirs"), [("spawn", "spawn"), ("odd", None)])
+    async def test_the_start_method_is_that_of_the_service(
+        self, ours: str, theirs: str | None
+    ) -> None:
+        """That of a library stays there, such as that of loky's workers."""
 
-    async def test_a_start_method_of_a_library_stays_in_the_service(self) -> None:
-        """As in a worker of loky, whose start method is "loky"."""
-
-        class Theirs(multiprocessing.context.SpawnContext):
-            _name = "theirs"
+        class Odd(multiprocessing.context.SpawnContext):
+            _name = "odd"
 
         known: dict[str, Any] = vars(multiprocessing.context)["_concrete_contexts"]
-        known["theirs"] = Theirs()
-        multiprocessing.set_start_method("theirs", force=True)
+        known["odd"] = Odd()
+        multiprocessing.set_start_method(ours, force=True)
         try:
             async with patience(), Pool(1) as pool:
                 who = await pool.submit(sharing.identity)
         finally:
-            del known["theirs"]
+            del known["odd"]
             multiprocessing.set_start_method(None, force=True)
-        assert who["start method"] is None
-
-    @pytest.mark.parametrize("launcher", LAUNCHERS)
-    async def test_records_have_the_name(
-        self, launcher: Launcher, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        log = (
-            "[__import__('logging').warning('hello'), 'multiprocessing' in "
-            "__import__('sys').modules, __import__('multiprocessing') and "
-            "__import__('logging').warning('again')]"
-        )
-        with caplog.at_level(logging.WARNING):
-            async with patience(), Pool(1, launcher=launcher, name="images") as pool:
-                assert await pool.submit(eval, log) == [None, False, None]
-        found = [(record.msg, record.processName) for record in caplog.records]
-        assert found == [("hello", "images-worker-0"), ("again", "images-worker-0")]
+        assert who["start method"] == theirs
 
 
 SHARES_IN_A_COPY = """

@@ -9,16 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-
-import pytest
 
 from asyncpool import Crash, Pool
 from tests.helpers import faults, jobs
 from tests.helpers.faults import by_name
 from tests.helpers.gate import Gate
-from tests.helpers.loops import BOTH_LOOPS, loop_factories
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import assert_serves, crash_of, idle
 
@@ -41,33 +38,6 @@ async def test_pools_side_by_side_do_not_know_of_each_other() -> None:
 
 
 KILL = by_name("SIGKILL")
-
-
-async def test_a_pool_in_another_threads_loop() -> None:
-    """Once the thread has ended, nothing of its pool is left either."""
-    factory = loop_factories()[
-        "uvloop"
-        if "uvloop" in type(asyncio.get_running_loop()).__module__
-        else "asyncio"
-    ]
-    results: list[int] = []
-
-    async def use_pool() -> None:
-        async with patience(), Pool(2) as pool:
-            await crash_of(pool.submit(faults.commit, "SIGKILL"), KILL)
-            await assert_serves(pool)
-            results.append(await pool.submit(jobs.square, 12))
-
-    def body() -> None:
-        with asyncio.Runner(loop_factory=factory, debug=True) as runner:
-            runner.run(use_pool())
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    async with patience(), Pool(1) as pool:
-        assert await pool.submit(jobs.square, 3) == 9
-    thread.join(PATIENCE)
-    assert results == [144]
 
 
 async def test_signals_that_the_service_blocks_are_not_blocked_in_workers() -> None:
@@ -189,24 +159,25 @@ def _parent_of(pid: int) -> int:
     return int(listing.stdout)
 
 
-@pytest.mark.parametrize("number", [signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE])
-async def test_signal_handlers_of_the_process_are_not_touched(
-    number: signal.Signals,
-) -> None:
+async def test_signal_handlers_of_the_process_are_not_touched() -> None:
     def handler(*_: object) -> None:
         pass
 
-    before = signal.signal(number, handler)
+    numbers = signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE
+    before = [signal.signal(number, handler) for number in numbers]
     try:
         async with patience(), Pool(2) as pool:
             await crash_of(pool.submit(faults.commit, "SIGKILL"), KILL)
             await assert_serves(pool)
-            assert signal.getsignal(number) is handler
-            # What is ignored or handled here is the default in workers.
-            assert await pool.submit(handler_of, number) in {"SIG_DFL", "SIG_IGN"}
-        assert signal.getsignal(number) is handler
+            for number in numbers:
+                assert signal.getsignal(number) is handler
+                # What is ignored or handled here is the default in workers.
+                found = await pool.submit(handler_of, number)
+                assert found in {"SIG_DFL", "SIG_IGN"}
+        assert [signal.getsignal(number) for number in numbers] == [handler] * 3
     finally:
-        signal.signal(number, before)
+        for number, old in zip(numbers, before, strict=True):
+            signal.signal(number, old)
 
 
 def handler_of(number: int) -> str:
@@ -232,54 +203,16 @@ async def test_a_worker_holds_nothing_of_its_siblings_and_its_parent() -> None:
         os.close(other)
 
 
-async def test_the_launcher_keeps_no_descriptor_of_the_dead() -> None:
-    async with patience(), Pool(2) as pool:
-        launcher = _parent_of(await pool.submit(jobs.pid))
-        at_most = len(os.listdir(f"/proc/{launcher}/fd"))
-        for _ in range(10):
-            await crash_of(pool.submit(faults.commit, "SIGKILL"), KILL)
-        await assert_serves(pool)
-        # It may be just forking.
-        while len(os.listdir(f"/proc/{launcher}/fd")) > at_most:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-
-async def test_the_pool_itself_keeps_no_descriptor_of_the_dead() -> None:
+async def test_no_descriptor_of_the_dead_is_kept() -> None:
     async with patience(), Pool(2, ready="all") as pool:
         await assert_serves(pool)
-        at_most = len(os.listdir("/proc/self/fd"))
-        for _ in range(3):
-            for _ in range(5):
-                await crash_of(pool.submit(faults.commit, "exit 0"), by_name("exit 0"))
-            await assert_serves(pool)
-            # The ends of their streams may be just being read.
-            while len(os.listdir("/proc/self/fd")) > at_most:  # noqa: ASYNC110
+        launcher = _parent_of(await pool.submit(jobs.pid))
+        folders = [f"/proc/{pid}/fd" for pid in (launcher, os.getpid())]
+        at_most = [len(os.listdir(folder)) for folder in folders]
+        for _ in range(10):
+            await crash_of(pool.submit(faults.commit, "exit 0"), by_name("exit 0"))
+        await assert_serves(pool)
+        for folder, count in zip(folders, at_most, strict=True):
+            # The launcher may be just forking, and the ends of streams just being read.
+            while len(os.listdir(folder)) > count:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-
-
-async def test_a_callback_that_stalls_the_loop_breaks_nothing() -> None:
-    def stall(_: object) -> None:
-        subprocess.run([sys.executable, "-c", "pass"], check=True)
-
-    callbacks: list[Callable[[object], None]] = [stall]
-    async with patience(), Pool(2, on_crash=stall) as pool:
-        for callback in callbacks:
-            job = pool.submit(jobs.square, 2)
-            job.add_done_callback(callback)
-            assert await job == 4
-        await crash_of(pool.submit(faults.commit, "SIGKILL"), KILL)
-        await assert_serves(pool)
-
-
-async def test_a_jobs_callback_that_raises_is_the_loops_to_report() -> None:
-    reports: list[dict[str, object]] = []
-    loop = asyncio.get_running_loop()
-    before = loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: reports.append(context))
-    async with patience(), Pool(1) as pool:
-        job = pool.submit(jobs.square, 2)
-        job.add_done_callback(lambda job: 1 // (job.result() - 4))
-        assert await job == 4
-        await assert_serves(pool)
-    loop.set_exception_handler(before)
-    assert [type(report["exception"]) for report in reports] == [ZeroDivisionError]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.patience import PATIENCE
-from tests.helpers.scripts import ROOT
+from tests.helpers.scripts import ROOT, finish, start_script
 
 since_3_15 = pytest.mark.skipif(sys.version_info < (3, 15), reason="Python 3.15")
 since_3_14 = pytest.mark.skipif(sys.version_info < (3, 14), reason="Python 3.14")
@@ -81,17 +78,10 @@ asyncio.run(main())
 
 def run(folder: Path, source: str, *args: str, flags: tuple[str, ...] = ()) -> str:
     """Run a program with every warning an error, and return what it printed."""
-    path = folder / "program.py"
-    path.write_text(source)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *flags, str(path), *args],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE,
-    )
-    return done.stdout
+    process = start_script(folder, source, *args, command=(*flags, "script.py"))
+    out, err = finish(process)
+    assert process.returncode == 0, err
+    return out
 
 
 @since_3_15

@@ -1,4 +1,4 @@
-"""What is seen of the nodes of a pool: their figures and their clocks."""
+"""The nodes of a pool: what is seen of them, and what a bad network costs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,30 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from asyncpool import Pool, WorkerCrashedError
+from asyncpool import Job, Pool, WorkerCrashedError
+from asyncpool._core.policies.attempts import AttemptPolicy
+from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._runtime.client.client import Client
+from asyncpool.enums import Delivery
+from asyncpool.errors import NodeLostError
 from asyncpool.events import Crashed, JobEnded, JobStarted, Ready
 from asyncpool.prometheus import register, unregister
 from tests.helpers import jobs
 from tests.helpers.asking import ask
+from tests.helpers.carriers import Network
 from tests.helpers.gate import Gate
-from tests.helpers.inside import asked_by, figures_of
+from tests.helpers.inside import agent_of, asked_by, figures_of
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.nodes import nodes_pool, two_nodes
+from tests.helpers.nodes import join, nodes_pool, two_nodes
 from tests.helpers.patience import patience
 from tests.helpers.pools import next_of
 from tests.helpers.scraping import Figures
@@ -32,10 +42,7 @@ async def test_events_say_in_which_slot_of_which_node_a_job_ran_and_when(
     ahead: int,
 ) -> None:
     """Also where the nodes have another time, by hours."""
-    async with (
-        patience(),
-        two_nodes(ahead=ahead) as (pool, one, two),
-    ):
+    async with patience(), two_nodes(ahead=ahead) as (pool, one, two):
         seen: list[object] = []
         pool.add_job_listener(seen.append)
         began = time.monotonic()
@@ -106,10 +113,7 @@ async def test_the_figures_of_nodes_and_of_their_workers() -> None:
 
 
 async def test_counters_outlive_the_node_that_counted() -> None:
-    async with (
-        patience(),
-        two_nodes() as (pool, _, _),
-    ):
+    async with patience(), two_nodes() as (pool, _, _):
         with pytest.raises(WorkerCrashedError):
             await pool.submit(os._exit, 3)
         before = await pool.stats()
@@ -138,11 +142,7 @@ async def test_figures_are_asked_for_while_somebody_looks() -> None:
 
 async def test_commands_see_the_nodes_and_reach_their_workers(tmp_path: Path) -> None:
     path = tmp_path / "control"
-    async with (
-        patience(),
-        Gate() as gate,
-        two_nodes(control=str(path)) as (pool, _, _),
-    ):
+    async with patience(), Gate() as gate, two_nodes(control=str(path)) as (pool, _, _):
         waiting = [pool.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
         visitors = [await gate.visitor(str(n)) for n in range(2)]
         status = await ask(str(path), "status")
@@ -197,11 +197,7 @@ async def test_metrics_have_the_nodes() -> None:
 async def test_no_jobs_wait_at_a_busy_node_while_another_one_has_nothing_to_do() -> (
     None
 ):
-    async with (
-        patience(),
-        Gate() as gate,
-        two_nodes() as (pool, _, _),
-    ):
+    async with patience(), Gate() as gate, two_nodes() as (pool, _, _):
         holder = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         squares = [pool.submit(jobs.square, n) for n in range(50)]
@@ -216,11 +212,7 @@ async def test_no_jobs_wait_at_a_busy_node_while_another_one_has_nothing_to_do()
 
 @pytest.mark.parametrize("by_client", [True, False])
 async def test_a_node_with_more_workers_gets_more_jobs(*, by_client: bool) -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        two_nodes() as (pool, one, _),
-    ):
+    async with patience(), Gate() as gate, two_nodes() as (pool, one, _):
         holders = [pool.submit(jobs.wait_at, gate.path) for _ in range(20)]
         if by_client:
             await pool.resize(3)
@@ -231,3 +223,113 @@ async def test_a_node_with_more_workers_gets_more_jobs(*, by_client: bool) -> No
             job.cancel()
         for visitor in visitors:
             visitor.release()
+
+
+# Over a carrier that loses, doubles, delays and parts.
+
+LEASE = 0.5
+
+
+@asynccontextmanager
+async def client_of(
+    *ways: tuple[Pool, Network], lease: float = LEASE
+) -> AsyncGenerator[Client]:
+    """Yield the client of an agent for each pool."""
+    client = Client("the client", "client", lease * 1.5, None, None, PoolHub())
+    agents = [agent_of(pool, f"node {n}", lease) for n, (pool, _) in enumerate(ways)]
+    try:
+        for agent, (_, network) in zip(agents, ways, strict=True):
+            faults, network.faults = network.faults, 0.0
+            await join(client, agent, network)
+            network.faults = faults
+        yield client
+    finally:
+        client.close()
+        await client.close_threads()
+        for agent in agents:
+            agent.close()
+
+
+def submit(client: Client, path: Path, number: int) -> Job[int]:
+    options = JobOptions(attempts=AttemptPolicy(max_attempts=2))
+    return client.traffic.submit(jobs.sign, (str(path), number), {}, options)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_job_runs_once_however_bad_the_network_is(
+    tmp_path: Path, seed: int
+) -> None:
+    signed, network = tmp_path / "signed", Network(seed, 0.2)
+    # The lease is longer than the network is likely to keep silent.
+    async with (
+        patience(2),
+        Pool(1) as pool,
+        client_of((pool, network), lease=2.0) as client,
+    ):
+        for wave in range(4):
+            waves = [submit(client, signed, 50 * wave + n) for n in range(50)]
+            await asyncio.gather(*waves)
+    lines = Counter(map(int, signed.read_text().split()))
+    assert lines == dict.fromkeys(range(200), 1)
+    assert network.counts[1] > 0
+
+
+async def test_a_partition_costs_what_had_begun_and_the_rest_goes_elsewhere(
+    tmp_path: Path,
+) -> None:
+    signed = tmp_path / "signed"
+    near, far = Network(0, 0.0), Network(1, 0.0)
+    async with (
+        patience(2),
+        Gate() as gate,
+        Pool(1) as one,
+        Pool(1) as two,
+        client_of((one, far), (two, near)) as client,
+    ):
+        # Both have a job that has begun, and others behind it.
+        begun = [
+            client.traffic.submit(jobs.wait_at, (gate.path, str(n)), {}, JobOptions())
+            for n in range(2)
+        ]
+        visitors = [await gate.visitor(str(n)) for n in range(2)]
+        waiting = [submit(client, signed, n) for n in range(100)]
+        where = {client.nodes.of(job.id): job for job in begun}
+        names = {node.name: job for node, job in where.items() if node is not None}
+        far.parted = True
+        with pytest.raises(NodeLostError) as lost:
+            await names["node 0"]
+        assert lost.value.node == "node 0"
+        assert lost.value.delivery is Delivery.STARTED
+        for visitor in visitors:
+            visitor.release()
+        assert await names["node 1"] == "go"
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        again = [job.attempt for job in waiting]
+        assert done == list(range(100))
+        assert set(again) <= {1, 2}
+        assert again.count(2) <= 3  # what the lost pool may have had ahead
+    assert max(Counter(signed.read_text().split()).values()) <= 2
+
+
+async def test_a_job_of_which_its_client_heard_nothing_has_not_begun(
+    tmp_path: Path,
+) -> None:
+    signed = tmp_path / "signed"
+    near, far = Network(0, 0.0), Network(1, 0.0)
+    async with (
+        patience(2),
+        Pool(1) as one,
+        Pool(1) as two,
+        client_of((one, far), (two, near)) as client,
+    ):
+        # The agent hears the client, and not the other way round.
+        far.mute = far.ways[0][1]
+        once = JobOptions(attempts=AttemptPolicy(max_attempts=1))
+        given = [
+            client.traffic.submit(jobs.sign, (str(signed), n), {}, once)
+            for n in range(100)
+        ]
+        assert await asyncio.gather(*given) == [*range(100)]
+        assert [node.name for node in client.nodes] == ["node 1"]
+        assert (one.stats().completed, two.stats().completed) == (0, 100)
+    assert Counter(map(int, signed.read_text().split())) == dict.fromkeys(range(100), 1)

@@ -178,17 +178,10 @@ class Service:
 
 
 @loops
-@pytest.mark.parametrize("name", BUSY)
 def test_when_the_supervising_process_is_killed_its_workers_go_too(
-    loop: str, name: str, tmp_path: Path, door: Door
-) -> None:
-    Service(tmp_path, door, loop, "wait", name).killed()
-
-
-@loops
-def test_idle_workers_and_busy_ones_go_together(
     loop: str, tmp_path: Path, door: Door
 ) -> None:
+    """Whatever keeps them busy, and those that are idle."""
     Service(tmp_path, door, loop, "wait", *BUSY, "pass_by").killed()
 
 
@@ -257,14 +250,6 @@ def test_a_script_that_ends_without_closing_its_pool_leaves_nothing(
             assert dropped == ""
         for name in ("sleep", "compute", "hold_the_gil"):
             assert f"1 x tests.helpers.jobs.{name}" in names
-
-
-def test_a_script_that_is_terminated_leaves_nothing(tmp_path: Path, door: Door) -> None:
-    service = Service(tmp_path, door, "asyncio", "wait", "sleep", "hold_the_gil")
-    service.process.terminate()
-    deadline = time.monotonic() + LIMIT
-    assert service.ended() == (-signal.SIGTERM, "", "")
-    nothing_left(deadline)
 
 
 SERVER = """
@@ -345,9 +330,7 @@ async def test_orphans_are_collected_and_a_jobs_own_children_are_not(
 
 
 @BOTH_LOOPS
-async def test_a_daemon_lives_as_long_as_the_worker_that_it_is_from(
-    door: Door,
-) -> None:
+async def test_a_daemon_lives_as_long_as_the_worker_that_it_is_from(door: Door) -> None:
     """Whether that ends before or after others, and though all have one parent."""
     async with patience(), asyncpool.Pool(2) as pool:
         slots = await pool.broadcast(begin_daemon, door.path)

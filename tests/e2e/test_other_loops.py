@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -60,81 +59,78 @@ class World:
         return self.pool.options(priority=1)
 
 
-POOL, JOB, KEEPER = "pool mine", "job 1", "a lease keeper"
-EVENTS, PROGRESS = "an iterator over events", "the progress of a job"
+# What refuses an act, by its name or by its class.
+OWNERS = {
+    "Job": "job 1",
+    "Job.progress next": "the progress of a job",
+    "EventStream": "an iterator over events",
+    "LeaseKeeper": "a lease keeper",
+    "SharedPool": "the shared pool",
+    "PoolServer": "a PoolServer",
+}
+ERROR = (OSError, OSError(), None)
+NONE = (None, None, None)
 
 Act = Callable[[World], Any]
 
 # By the class and the method; a second word tells several acts of a method apart.
-ACTS: dict[str, tuple[str, Act]] = {
-    "Pool.start": (POOL, lambda it: it.pool.start()),
-    "Pool.close": (POOL, lambda it: it.pool.close()),
-    "Pool.close none": (POOL, lambda it: it.pool.close(timeout=0, finish="none")),
-    "Pool.__aenter__": (POOL, lambda it: it.pool.__aenter__()),
-    "Pool.__aexit__": (POOL, lambda it: it.pool.__aexit__(None, None, None)),
-    "Pool.__aexit__ error": (
-        POOL,
-        lambda it: it.pool.__aexit__(OSError, OSError(), None),
-    ),
-    "Pool.resize": (POOL, lambda it: it.pool.resize(3)),
-    "Pool.roll": (POOL, lambda it: it.pool.roll()),
-    "Pool.retire": (POOL, lambda it: it.pool.retire(0)),
-    "Pool.kill": (POOL, lambda it: it.pool.kill(0)),
-    "Pool.stacks": (POOL, lambda it: it.pool.stacks()),
-    "Pool.profile": (POOL, lambda it: it.pool.profile(0.1)),
-    "Pool.events": (POOL, lambda it: it.pool.events()),
-    "Pool.job_events": (POOL, lambda it: it.pool.job_events()),
-    "Pool.add_listener": (POOL, lambda it: it.pool.add_listener(print)),
-    "Pool.add_job_listener": (POOL, lambda it: it.pool.add_job_listener(print)),
-    "Pool.remove_listener": (POOL, lambda it: it.pool.remove_listener(print)),
-    "Pool.submit": (POOL, lambda it: it.pool.submit(jobs.square, 2)),
-    "Pool.broadcast": (POOL, lambda it: it.pool.broadcast(jobs.pid)),
-    "Pool.map": (POOL, lambda it: _await(it.pool.map(jobs.square, [1]))),
-    "Pool.map async": (POOL, lambda it: _await(it.pool.map(jobs.square, _items()))),
-    "Pool.starmap": (POOL, lambda it: _await(it.pool.starmap(jobs.square, [(1,)]))),
-    "Pool.stream": (POOL, lambda it: anext(it.pool.stream(range, 3))),
-    "Pool.worker": (POOL, lambda it: it.pool.worker().__aenter__()),
-    "BoundPool.submit": (POOL, lambda it: it.view.submit(jobs.square, 2)),
-    "BoundPool.broadcast": (POOL, lambda it: it.pool.options().broadcast(jobs.pid)),
-    "BoundPool.map": (POOL, lambda it: _await(it.view.map(jobs.square, [1]))),
-    "BoundPool.starmap": (POOL, lambda it: _await(it.view.starmap(pow, [(1, 2)]))),
-    "BoundPool.stream": (POOL, lambda it: anext(it.view.stream(range, 3))),
-    "BoundPool.worker": (POOL, lambda it: it.pool.options().worker().__aenter__()),
-    "WorkerSession.__aenter__": (POOL, lambda it: it.pool.worker().__aenter__()),
-    "WorkerSession.__aexit__": (
-        POOL,
-        lambda it: it.session.__aexit__(None, None, None),
-    ),
-    "WorkerSession.__aexit__ error": (
-        POOL,
-        lambda it: it.session.__aexit__(OSError, OSError(), None),
-    ),
-    "WorkerSession.submit": (POOL, lambda it: it.session.submit(jobs.pid)),
-    "WorkerSession.stream": (POOL, lambda it: anext(it.session.stream(range, 3))),
-    "Map.__await__": (POOL, lambda it: _await(it.map)),
-    "Map.__aiter__": (POOL, lambda it: aiter(it.map)),
-    "Map.__anext__": (POOL, lambda it: anext(it.map)),
-    "Map.__anext__ begun": (POOL, lambda it: anext(it.begun)),
-    "Map.outcomes": (POOL, lambda it: anext(it.map.outcomes())),
-    "Map.unordered": (POOL, lambda it: anext(it.map.unordered())),
-    "Map.aclose": (POOL, lambda it: it.begun.aclose()),
-    "Stream.__aiter__": (POOL, lambda it: aiter(it.stream)),
-    "Stream.__anext__": (POOL, lambda it: anext(it.stream)),
-    "Stream.started": (POOL, lambda it: it.stream.started()),
-    "Stream.aclose": (POOL, lambda it: it.stream.aclose()),
-    "Job.cancel": (JOB, lambda it: it.job.cancel()),
-    "Job.stack": (JOB, lambda it: it.job.stack()),
-    "Job.progress": (JOB, lambda it: it.job.progress()),
-    "Job.progress next": (PROGRESS, lambda it: anext(it.progress)),
-    "EventStream.__anext__": (EVENTS, lambda it: anext(it.events)),
-    "LeaseKeeper.add": (KEEPER, lambda it: it.keeper.add("b")),
-    "LeaseKeeper.keep": (KEEPER, lambda it: it.keeper.keep("b", it.job)),
-    "LeaseKeeper.remove": (KEEPER, lambda it: it.keeper.remove("a")),
-    "LeaseKeeper.events": (KEEPER, lambda it: it.keeper.events()),
-    "LeaseKeeper.__aexit__": (
-        KEEPER,
-        lambda it: it.keeper.__aexit__(None, None, None),
-    ),
+ACTS: dict[str, Act] = {
+    "Pool.start": lambda it: it.pool.start(),
+    "Pool.close": lambda it: it.pool.close(),
+    "Pool.close none": lambda it: it.pool.close(timeout=0, finish="none"),
+    "Pool.__aenter__": lambda it: it.pool.__aenter__(),
+    "Pool.__aexit__": lambda it: it.pool.__aexit__(*NONE),
+    "Pool.__aexit__ error": lambda it: it.pool.__aexit__(*ERROR),
+    "Pool.resize": lambda it: it.pool.resize(3),
+    "Pool.roll": lambda it: it.pool.roll(),
+    "Pool.retire": lambda it: it.pool.retire(0),
+    "Pool.kill": lambda it: it.pool.kill(0),
+    "Pool.stacks": lambda it: it.pool.stacks(),
+    "Pool.profile": lambda it: it.pool.profile(0.1),
+    "Pool.events": lambda it: it.pool.events(),
+    "Pool.job_events": lambda it: it.pool.job_events(),
+    "Pool.add_listener": lambda it: it.pool.add_listener(print),
+    "Pool.add_job_listener": lambda it: it.pool.add_job_listener(print),
+    "Pool.remove_listener": lambda it: it.pool.remove_listener(print),
+    "Pool.submit": lambda it: it.pool.submit(jobs.square, 2),
+    "Pool.broadcast": lambda it: it.pool.broadcast(jobs.pid),
+    "Pool.map": lambda it: _await(it.pool.map(jobs.square, [1])),
+    "Pool.map async": lambda it: _await(it.pool.map(jobs.square, _items())),
+    "Pool.starmap": lambda it: _await(it.pool.starmap(jobs.square, [(1,)])),
+    "Pool.stream": lambda it: anext(it.pool.stream(range, 3)),
+    "Pool.worker": lambda it: it.pool.worker().__aenter__(),
+    "BoundPool.submit": lambda it: it.view.submit(jobs.square, 2),
+    "BoundPool.broadcast": lambda it: it.pool.options().broadcast(jobs.pid),
+    "BoundPool.map": lambda it: _await(it.view.map(jobs.square, [1])),
+    "BoundPool.starmap": lambda it: _await(it.view.starmap(pow, [(1, 2)])),
+    "BoundPool.stream": lambda it: anext(it.view.stream(range, 3)),
+    "BoundPool.worker": lambda it: it.pool.options().worker().__aenter__(),
+    "WorkerSession.__aenter__": lambda it: it.pool.worker().__aenter__(),
+    "WorkerSession.__aexit__": lambda it: it.session.__aexit__(*NONE),
+    "WorkerSession.__aexit__ error": lambda it: it.session.__aexit__(*ERROR),
+    "WorkerSession.submit": lambda it: it.session.submit(jobs.pid),
+    "WorkerSession.stream": lambda it: anext(it.session.stream(range, 3)),
+    "Map.__await__": lambda it: _await(it.map),
+    "Map.__aiter__": lambda it: aiter(it.map),
+    "Map.__anext__": lambda it: anext(it.map),
+    "Map.__anext__ begun": lambda it: anext(it.begun),
+    "Map.outcomes": lambda it: anext(it.map.outcomes()),
+    "Map.unordered": lambda it: anext(it.map.unordered()),
+    "Map.aclose": lambda it: it.begun.aclose(),
+    "Stream.__aiter__": lambda it: aiter(it.stream),
+    "Stream.__anext__": lambda it: anext(it.stream),
+    "Stream.started": lambda it: it.stream.started(),
+    "Stream.aclose": lambda it: it.stream.aclose(),
+    "Job.cancel": lambda it: it.job.cancel(),
+    "Job.stack": lambda it: it.job.stack(),
+    "Job.progress": lambda it: it.job.progress(),
+    "Job.progress next": lambda it: anext(it.progress),
+    "EventStream.__anext__": lambda it: anext(it.events),
+    "LeaseKeeper.add": lambda it: it.keeper.add("b"),
+    "LeaseKeeper.keep": lambda it: it.keeper.keep("b", it.job),
+    "LeaseKeeper.remove": lambda it: it.keeper.remove("a"),
+    "LeaseKeeper.events": lambda it: it.keeper.events(),
+    "LeaseKeeper.__aexit__": lambda it: it.keeper.__aexit__(*NONE),
 }
 
 # What only reads, or makes something that belongs to no loop yet.
@@ -176,9 +172,8 @@ async def test_no_method_is_left_out() -> None:
     assert {act.partition(" ")[0] for act in ACTS} == methods_of(*classes)
     acts = {act.partition(" ")[0] for act in CLUSTER_ACTS}
     assert {f"Cluster.{act}" for act in acts} == methods_of(Cluster)
-    assert {act.partition(" ")[0] for act in REMOTE_ACTS} == methods_of(
-        SharedPool, PoolServer
-    )
+    acts = {act.partition(" ")[0] for act in REMOTE_ACTS}
+    assert acts == methods_of(SharedPool, PoolServer)
 
 
 async def _items() -> Any:
@@ -209,6 +204,11 @@ def elsewhere(act: Callable[[], Any]) -> None:
     asyncio.run(main())
 
 
+def owner_of(act: str) -> str:
+    """Return what refuses an act, as errors call it."""
+    return OWNERS.get(act) or OWNERS.get(act.partition(".")[0], "pool mine")
+
+
 async def keep(_: str) -> None:
     pass
 
@@ -236,14 +236,14 @@ async def test_what_acts_on_a_pool_is_refused() -> None:
                 keeper=keeper,
             )
             before = timeless(pool.stats())
-            for act, (what, do) in ACTS.items():
-                text = f"^{re.escape(what)} belongs to another event loop: from "
+            for act, do in ACTS.items():
+                text = f"^{owner_of(act)} belongs to another event loop: from "
                 with case(act), pytest.raises(RuntimeError, match=text):
                     await asyncio.to_thread(elsewhere, functools.partial(do, world))
                 assert timeless(pool.stats()) == before, f"{act} changed the pool"
                 assert keeper.stats().leases == 1
             assert await session.submit(jobs.pid) == session.pid
-            await session.__aexit__(None, None, None)
+            await session.__aexit__(*NONE)
             visitor.release()
             assert await job == "go"
             assert await first == 0
@@ -325,8 +325,8 @@ CLUSTER_ACTS: dict[str, Callable[[Cluster], Any]] = {
     "add_listener": lambda it: it.add_listener(print),
     "remove_listener": lambda it: it.remove_listener(print),
     "__aenter__": lambda it: it.__aenter__(),
-    "__aexit__": lambda it: it.__aexit__(None, None, None),
-    "__aexit__ error": lambda it: it.__aexit__(OSError, OSError(), None),
+    "__aexit__": lambda it: it.__aexit__(*NONE),
+    "__aexit__ error": lambda it: it.__aexit__(*ERROR),
 }
 
 
@@ -353,43 +353,30 @@ class Shared:
     client: SharedPool
 
 
-CLIENT = "the shared pool"
-REMOTE_ACTS: dict[str, tuple[str, Callable[[Shared], Any]]] = {
-    "SharedPool.start": ("", lambda it: it.client.start()),
-    "SharedPool.__aenter__": ("", lambda it: it.client.__aenter__()),
-    "SharedPool.__aexit__": (CLIENT, lambda it: it.client.__aexit__(None, None, None)),
-    "SharedPool.close": (CLIENT, lambda it: it.client.close(timeout=0)),
-    "SharedPool.stats": (CLIENT, lambda it: it.client.stats()),
-    "SharedPool.stacks": (CLIENT, lambda it: it.client.stacks()),
-    "SharedPool.profile": (CLIENT, lambda it: it.client.profile(0.1)),
-    "SharedPool.resize": (CLIENT, lambda it: it.client.resize(3)),
-    "SharedPool.roll": (CLIENT, lambda it: it.client.roll()),
-    "SharedPool.retire": (CLIENT, lambda it: it.client.retire(0)),
-    "SharedPool.kill": (CLIENT, lambda it: it.client.kill(0)),
-    "SharedPool.events": (CLIENT, lambda it: it.client.events()),
-    "SharedPool.job_events": (CLIENT, lambda it: it.client.job_events()),
-    "SharedPool.add_listener": (CLIENT, lambda it: it.client.add_listener(print)),
-    "SharedPool.add_job_listener": (
-        CLIENT,
-        lambda it: it.client.add_job_listener(print),
-    ),
-    "SharedPool.remove_listener": (
-        CLIENT,
-        lambda it: it.client.remove_listener(print),
-    ),
-    "SharedPool.submit": (CLIENT, lambda it: it.client.submit(jobs.square, 2)),
-    "SharedPool.broadcast": (CLIENT, lambda it: it.client.broadcast(jobs.pid)),
-    "SharedPool.map": (CLIENT, lambda it: _await(it.client.map(jobs.square, [1]))),
-    "SharedPool.starmap": (
-        CLIENT,
-        lambda it: _await(it.client.starmap(jobs.square, [(1,)])),
-    ),
-    "SharedPool.stream": (CLIENT, lambda it: anext(it.client.stream(range, 3))),
-    "SharedPool.worker": (CLIENT, lambda it: it.client.worker().__aenter__()),
-    "PoolServer.__aexit__": (
-        "a PoolServer",
-        lambda it: it.server.__aexit__(None, None, None),
-    ),
+REMOTE_ACTS: dict[str, Callable[[Shared], Any]] = {
+    "SharedPool.start": lambda it: it.client.start(),
+    "SharedPool.__aenter__": lambda it: it.client.__aenter__(),
+    "SharedPool.__aexit__": lambda it: it.client.__aexit__(*NONE),
+    "SharedPool.close": lambda it: it.client.close(timeout=0),
+    "SharedPool.stats": lambda it: it.client.stats(),
+    "SharedPool.stacks": lambda it: it.client.stacks(),
+    "SharedPool.profile": lambda it: it.client.profile(0.1),
+    "SharedPool.resize": lambda it: it.client.resize(3),
+    "SharedPool.roll": lambda it: it.client.roll(),
+    "SharedPool.retire": lambda it: it.client.retire(0),
+    "SharedPool.kill": lambda it: it.client.kill(0),
+    "SharedPool.events": lambda it: it.client.events(),
+    "SharedPool.job_events": lambda it: it.client.job_events(),
+    "SharedPool.add_listener": lambda it: it.client.add_listener(print),
+    "SharedPool.add_job_listener": lambda it: it.client.add_job_listener(print),
+    "SharedPool.remove_listener": lambda it: it.client.remove_listener(print),
+    "SharedPool.submit": lambda it: it.client.submit(jobs.square, 2),
+    "SharedPool.broadcast": lambda it: it.client.broadcast(jobs.pid),
+    "SharedPool.map": lambda it: _await(it.client.map(jobs.square, [1])),
+    "SharedPool.starmap": lambda it: _await(it.client.starmap(jobs.square, [(1,)])),
+    "SharedPool.stream": lambda it: anext(it.client.stream(range, 3)),
+    "SharedPool.worker": lambda it: it.client.worker().__aenter__(),
+    "PoolServer.__aexit__": lambda it: it.server.__aexit__(*NONE),
 }
 
 
@@ -398,11 +385,11 @@ async def test_what_acts_on_a_shared_pool_is_refused(tmp_path: Path) -> None:
     async with patience(), Pool(1) as pool, PoolServer(pool, path) as server:  # noqa: SIM117
         async with connect(f"unix:{path}") as client:
             shared = Shared(server, client)
-            for what, act in REMOTE_ACTS.values():
-                text = f"^{what} belongs to another event loop: from another "
-                if not what:
+            for act, do in REMOTE_ACTS.items():
+                text = f"^{owner_of(act)} belongs to another event loop: from another "
+                if act in {"SharedPool.start", "SharedPool.__aenter__"}:
                     text = "can be started only once"
-                with pytest.raises(RuntimeError, match=text):
-                    await asyncio.to_thread(elsewhere, functools.partial(act, shared))
+                with case(act), pytest.raises(RuntimeError, match=text):
+                    await asyncio.to_thread(elsewhere, functools.partial(do, shared))
             assert await client.submit(jobs.square, 3) == 9
             assert (await client.stats()).workers == 1

@@ -1,4 +1,4 @@
-"""What workers print goes to ``logging``, and its end into crash reports."""
+"""What workers print goes to ``logging``, and what they record to the loggers of this process."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import asyncio
 import logging
 import os
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 import pytest
 
-from asyncpool import Crash, Pool, WorkerCrashedError
-from tests.helpers import faults, jobs
+from asyncpool import Crash, Job, Pool, WorkerCrashedError
+from tests.helpers import faults, jobs, logs
 from tests.helpers.faults import by_name
+from tests.helpers.gate import Gate
+from tests.helpers.logs import Kept, handled_by
 from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, crash_of
+from tests.helpers.pools import assert_serves, crash_of, idle
 from tests.helpers.waiting_room import WaitingRoom
 
 pytestmark = ONE_LOOP
@@ -42,12 +46,12 @@ async def test_lines_are_logged_one_by_one(
     await pool.submit(jobs.say, "one\ntw")
     await pool.submit(jobs.say, "o\nthree", "broken\n")
     await pool.submit(jobs.call, print, "four")
+    await pool.submit(jobs.say_bytes, b"caf\xc3", b"\xa9 \xff\n")
+    while len(said(lines)) < 5:  # noqa: ASYNC110 - logging tells nobody
+        await asyncio.sleep(0)
     logged = said(lines)
-    assert [text for level, text in logged if level == logging.INFO] == [
-        "one",
-        "two",
-        "threefour",
-    ]
+    told = [text for level, text in logged if level == logging.INFO]
+    assert told == ["one", "two", "threefour", "café \ufffd"]
     assert [text for level, text in logged if level == logging.WARNING] == ["broken"]
     assert f"worker {pid} in slot 0: one" in lines.messages
 
@@ -103,23 +107,14 @@ async def test_threads_that_end_with_their_worker_are_named(
     """Whoever comes from ProcessPoolExecutor expects that somebody waits for them."""
     with WaitingRoom() as room:
         async with patience(), Pool(1) as pool:
+            # One that waits for work is none of them.
+            assert await pool.submit(jobs.keep_thread_pool) == 8
             await pool.submit(jobs.wait_behind, room.path, "uploader")
-    assert (
-        logging.WARNING,
-        (
-            "asyncpool: this worker ends, and with it the threads that its calls have left"
-            " running: uploader; a call should join the threads that it starts"
-        ),
-    ) in said(lines)
-
-
-async def test_threads_that_wait_for_work_are_not(
-    lines: pytest.LogCaptureFixture,
-) -> None:
-    async with patience(), Pool(1) as pool:
-        assert await pool.submit(jobs.keep_thread_pool) == 8
-        await pool.submit(jobs.say, "hello")
-    assert [text for _, text in said(lines)] == ["hello"]
+    told = (
+        "asyncpool: this worker ends, and with it the threads that its calls have left "
+        "running: uploader; a call should join the threads that it starts"
+    )
+    assert said(lines) == [(logging.WARNING, told)]
 
 
 async def test_the_last_words_of_a_worker_are_in_its_crash() -> None:
@@ -169,9 +164,263 @@ async def test_there_is_nothing_to_read_from_stdin(pool: Pool) -> None:
     assert await pool.submit(jobs.read_stdin) == ("", b"")
 
 
-async def test_half_of_a_character_is_shown_as_such(
-    lines: pytest.LogCaptureFixture,
-) -> None:
+# What loggers in workers record.
+
+
+def now() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+LIGHT = "[name in __import__('sys').modules for name in ('logging', 'threading')]"
+
+
+async def test_a_worker_that_does_not_log_imports_no_logging() -> None:
     async with patience(), Pool(1) as pool:
-        await pool.submit(jobs.say_bytes, b"caf\xc3", b"\xa9 \xff\n")
-    assert said(lines) == [(logging.INFO, "café �")]
+        assert await pool.submit(eval, LIGHT) == [False, False]
+
+
+UNSEEN = "\u200b\ufeff\u2060\u2066\u00ad\ufe0f\u3164"
+
+
+def log_escapes() -> None:
+    logger = logging.getLogger(logs.LOGGER)
+    try:
+        int("\x1b[2J")
+    except ValueError:
+        logger.exception("\x1b]0;pwn\x07\rone\ntwo\u2028three")
+    for name in (f"asyncpool{UNSEEN}", "tests.größe"):
+        logging.getLogger(name).warning("it is I")
+
+
+async def test_a_record_controls_no_terminal_and_no_name_looks_like_another(
+    pool: Pool,
+) -> None:
+    kept = Kept()
+    with handled_by(kept, ""):
+        await pool.submit(log_escapes)
+        await kept.until(lambda messages: messages.count("it is I") == 2)
+    record, *others = kept.records
+    assert record.getMessage() == "\\x1b]0;pwn\\x07\\x0done\ntwo\\u2028three"
+    first, *_, last = str(record.exc_text).splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last.endswith(" with base 10: '\\x1b[2J'")
+    shown = "\\u200b\\ufeff\\u2060\\u2066\\xad\\ufe0f\\u3164"
+    assert [it.name for it in others] == [f"asyncpool{shown}", "tests.größe"]
+
+
+async def test_a_record_is_handled_as_if_it_came_from_here() -> None:
+    kept, before = Kept(), now()
+    async with patience(), Pool(1) as pool:
+        with handled_by(kept):
+            pid = await pool.submit(jobs.pid)
+            job = pool.submit(logs.log_in_detail)
+            await job
+            await kept.until(bool)
+    [record] = kept.records
+    assert (record.name, record.levelno, record.levelname) == (
+        logs.LOGGER,
+        logging.WARNING,
+        "WARNING",
+    )
+    assert (record.getMessage(), record.args) == ("one and 2", None)
+    found = vars(record)
+    assert (found["job_id"], found["attempt"], found["pid"]) == (job.id, 1, pid)
+    assert (record.process, record.processName) == (pid, f"{pool.name}-worker-0")
+    assert record.threadName == "MainThread"
+    assert (record.pathname, record.filename, record.module) == (
+        logs.__file__,
+        "logs.py",
+        "logs",
+    )
+    assert record.funcName == "log_in_detail"
+    assert record.lineno > 1
+    assert before - 1 <= record.created <= now() + 1
+    assert 0 <= record.msecs < 1000
+    assert (found["tenant"], found["size"]) == ("acme", 3)
+    assert found["lock"].startswith("<unlocked _thread.lock object at ")
+    assert record.exc_info is None
+    assert "in log_in_detail" in str(record.stack_info)
+
+
+async def test_levels_are_as_they_were_here_when_the_pool_was_started() -> None:
+    kept = Kept()
+    names = ("", "tests", "tests.somewhere", "tests.deep.down", "elsewhere")
+    with (
+        handled_by(kept, level=logging.DEBUG) as logger,
+        handled_by(kept, "tests.deep", level=logging.ERROR),
+    ):
+        async with patience(), Pool(1) as pool:
+            root = logging.getLogger().getEffectiveLevel()
+            assert await pool.submit(logs.levels, *names) == [root, 10, 10, 40, root]
+            await pool.submit(logs.log, "fine print", level=logging.DEBUG)
+            await pool.submit(logs.log, "no", level=30, name="tests.deep.down")
+            await pool.submit(logs.log, "later", level=30)
+            await kept.until(lambda messages: "later" in messages)
+            # One that is raised here later counts too.
+            logger.setLevel(logging.ERROR)
+            for name in ("tests", "tests.nobody.here"):
+                await pool.submit(logs.log, "no", level=logging.WARNING, name=name)
+                await pool.submit(logs.log, "yes", level=logging.ERROR, name=name)
+            await kept.until(lambda messages: messages.count("yes") == 2)
+    assert kept.messages == ["fine print", "later", "yes", "yes"]
+
+
+async def test_what_is_disabled_here_is_disabled_there() -> None:
+    logging.disable(logging.INFO)
+    try:
+        with handled_by(Kept(), level=logging.DEBUG):
+            async with patience(), Pool(1) as pool:
+                assert not await pool.submit(logs.enabled, logging.INFO)
+                assert await pool.submit(logs.enabled, logging.WARNING)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+async def test_a_logger_of_the_name_is_asked_and_none_is_made(pool: Pool) -> None:
+    kept, quiet = Kept(), logging.getLogger("tests.quiet")
+    quiet.addFilter(lambda record: "secret" not in record.getMessage())
+    with handled_by(kept):
+        await pool.submit(logs.log, "secret", level=30, name="tests.quiet")
+        await pool.submit(logs.log, "open", level=30, name="tests.quiet")
+        await pool.submit(logs.log, "new", level=30, name="tests.a.new.one")
+        await pool.submit(logs.log, "root", level=30, name="")
+        await pool.submit(logs.log, "the end", level=30)
+        await kept.until(lambda messages: "the end" in messages)
+    assert kept.messages == ["open", "new", "the end"]
+    assert kept.records[1].name == "tests.a.new.one"
+    assert "tests.a.new.one" not in logging.root.manager.loggerDict
+
+
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+async def test_logging_that_is_preloaded_is_heard_too(
+    launcher: Literal["forkserver", "spawn"],
+) -> None:
+    kept = Kept()
+    with handled_by(kept):
+        pool = Pool(
+            1,
+            launcher=launcher,
+            preload=["logging", "tests.helpers.logs"],
+            initializer=logs.log_at_start,
+        )
+        async with patience(), pool:
+            assert await pool.submit(logs.handlers) == ["RecordHandler"]
+            await pool.submit(logs.log, "in a job")
+            await kept.until(lambda messages: len(messages) == 2)
+    assert kept.messages == ["at the start", "in a job"]
+    ids = [(vars(r)["job_id"], vars(r)["attempt"]) for r in kept.records]
+    assert ids == [(None, 0), (2, 1)]
+
+
+async def test_a_job_has_a_logger(pool: Pool) -> None:
+    kept = Kept()
+    with handled_by(kept, "asyncpool.job"):
+        async with patience():
+            job = pool.submit(logs.log_as_job, tenant="acme")
+            await job
+            await pool.submit(logs.log_in_thread_by_adapter)
+            await kept.until(lambda messages: len(messages) == 2)
+    assert [record.name for record in kept.records] == ["asyncpool.job"] * 2
+    assert kept.messages == ["of a job", "by adapter"]
+    ids = [(vars(r)["job_id"], vars(r)["attempt"]) for r in kept.records]
+    assert ids == [(job.id, 1), (job.id + 1, 1)]
+
+
+async def test_the_last_words_of_a_worker_that_is_killed() -> None:
+    kept = Kept()
+    with handled_by(kept):
+        async with patience(), Pool(1) as pool:
+            with pytest.raises(WorkerCrashedError):
+                await pool.submit(logs.log_and_die, 50)
+    # At the latest when the pool has ended.
+    assert kept.messages == [f"last words {number}" for number in range(50)]
+
+
+async def test_a_flood_holds_up_nobody_else_and_ends_when_it_is_told_to() -> None:
+    kept = Kept()
+    with handled_by(kept):
+        async with patience(), Gate() as gate, Pool(2) as pool:
+            await idle(pool)
+            flood: Job[Any] = pool.submit(logs.log_without_end, gate.path)
+            visitor = await gate.visitor("flood")
+            for number in range(300):
+                assert await pool.submit(jobs.square, number) == number**2
+            before = len(kept.records)
+            await kept.until(lambda messages: len(messages) > before + 1000)
+            flood.cancel()
+            await asyncio.wait([flood])
+            pids = {await pool.submit(jobs.pid) for _ in range(50)}
+            await assert_serves(pool)
+            assert (pool.stats().crashes, pool.stats().spawned) == (0, 2)
+            assert pids
+    assert visitor.pid
+    # Nothing was lost on the way, whatever was left out at the end.
+    numbers = [int(message.split()[1]) for message in kept.messages]
+    assert numbers == list(range(len(numbers)))
+
+
+async def test_jobs_that_log_are_interrupted_and_their_worker_goes_on() -> None:
+    kept = Kept()
+    with handled_by(kept):
+        async with patience(), Gate() as gate, Pool(1) as pool:
+            pid = await pool.submit(jobs.pid)
+            for turn in range(1, 31):
+                flood: Job[Any] = pool.submit(logs.log_without_end, gate.path)
+                await gate.visitor("flood", turn)
+                flood.cancel()
+                assert await pool.submit(logs.log, "between") == pid
+    assert kept.messages.count("between") == 30
+
+
+class Hostile(Kept):
+    """Breaks down over each record, once it has it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error = error
+
+    def emit(self, record: logging.LogRecord) -> NoReturn:
+        super().emit(record)
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [LookupError("mine"), asyncio.CancelledError()])
+async def test_a_handler_that_raises_breaks_nothing(
+    pool: Pool, error: BaseException
+) -> None:
+    hostile = Hostile(error)
+    with handled_by(hostile):
+        async with patience():
+            await pool.submit(logs.log_many, 10)
+            await hostile.until(lambda messages: len(messages) == 10)
+            await assert_serves(pool)
+    assert hostile.messages == [str(number) for number in range(10)]
+
+
+async def test_a_copy_of_a_worker_is_silent(pool: Pool) -> None:
+    kept = Kept()
+    with handled_by(kept):
+        async with patience():
+            pid = await pool.submit(logs.log_in_fork)
+            await kept.until(bool)
+            await assert_serves(pool)
+    [record] = kept.records
+    assert (record.getMessage(), record.process) == ("in the worker", pid)
+
+
+@pytest.mark.parametrize("output", ["log", "inherit"])
+async def test_who_configures_logging_in_a_worker_has_both_or_none(
+    output: Literal["log", "inherit"], capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept, printed = Kept(), Kept()
+    options: dict[str, Any] = {"worker_output": output, "initializer": logs.configure}
+    with handled_by(kept), handled_by(printed, "asyncpool.worker"):
+        async with patience(), Pool(1, **options) as pool:
+            await pool.submit(logs.log, "twice")
+            await kept.until(bool)
+            await pool.submit(logs.switch_off)
+            await pool.submit(logs.log, "nobody hears this")
+    assert kept.messages == ["twice"]
+    text = "\n".join(printed.messages) + capfd.readouterr().err
+    assert "there: twice" in text
+    assert "nobody" not in text

@@ -7,30 +7,23 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from asyncpool import Crash, Job, Pool, WorkerCrashedError, WorkerHungError
+from asyncpool import Crash, Job, Pool, WorkerHungError
 from asyncpool.events import Crashed
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (
     FrameKind,
     block_until_pong,
-    core_of,
     handle_of,
     heard_before,
-    heartbeats_awaited,
     ping_now,
     pinged,
     pinged_before,
-    pings_of,
-    spy_on_words,
-    timing,
     wait_for_stacks,
-    watching,
 )
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -70,36 +63,34 @@ async def test_the_job_of_a_stopped_worker_is_taken_over() -> None:
         assert (pool.stats().crashes, pool.stats().takeovers) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("work", "line"),
-    [(jobs.hold_the_gil, "in hold_the_gil"), (jobs.backtrack, "in backtrack")],
-)
 async def test_a_job_that_holds_the_gil_for_ever_is_found(
-    work: Callable[[str, str], Any], line: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wait_for_stacks(monkeypatch)
     async with patience(), Gate() as gate, Pool(1, ping_timeout=SHORT) as pool:
-        with pytest.raises(WorkerHungError) as caught:
-            await pool.submit(work, gate.path, "")
-        assert line in caught.value.stack
-        assert caught.value.crashes[-1].detail == "no answer to pings for 0.4 s"
-        await assert_serves(pool)
+        for work in (jobs.hold_the_gil, jobs.backtrack):
+            with pytest.raises(WorkerHungError) as caught:
+                await pool.submit(work, gate.path, "")
+            assert f"in {work.__name__}" in caught.value.stack
+            assert caught.value.crashes[-1].detail == "no answer to pings for 0.4 s"
+            await assert_serves(pool)
 
 
-@pytest.mark.parametrize("work", [jobs.compute, jobs.sleep, beats.deadlock])
-async def test_a_job_that_takes_long_is_not_disturbed(
-    work: Callable[[str, str], Any],
-) -> None:
+async def test_a_job_that_takes_long_is_not_disturbed() -> None:
     # If its main thread is busy or stuck, that is the job's own affair.
-    async with patience(), Gate() as gate, Pool(2, ping_timeout=SHORT) as pool:
-        job = pool.submit(work, gate.path, "long")
-        visitor = await gate.visitor("long")
+    async with patience(), Gate() as gate, Pool(4, ping_timeout=SHORT) as pool:
+        works: list[Any] = [jobs.compute, jobs.sleep, beats.deadlock]
+        long = [pool.submit(work, gate.path, work.__name__) for work in works]
+        pids = [(await gate.visitor(work.__name__)).pid for work in works]
         for _ in range(3):  # so much time passes
             with pytest.raises(WorkerHungError):
                 await pool.submit(jobs.hold_the_gil, gate.path, "")
-        assert (job.state, job.worker_pid) == ("running", visitor.pid)
+        assert [(job.state, job.worker_pid) for job in long] == [
+            ("running", pid) for pid in pids
+        ]
         assert pool.stats().crashes == 3
-        job.cancel()
+        for job in long:
+            job.cancel()
 
 
 async def test_who_is_kept_waiting_by_slow_handlers_is_not_silent() -> None:
@@ -186,62 +177,27 @@ def spy_on_pings(pool: Pool) -> asyncio.Event:
     return asked
 
 
-async def test_workers_that_start_or_stop_have_times_of_their_own() -> None:
-    async with patience(), Gate() as gate:
-        pool = Pool(
-            1, ping_timeout=SHORT / 4, initializer=jobs.wait_at, initargs=[gate.path]
-        )
-        starting = asyncio.create_task(pool.start())
+async def test_workers_that_start_have_times_of_their_own_and_some_pools_no_pings() -> (
+    None
+):
+    async with patience(), Gate() as gate, Pool(1, ping_timeout=None) as silent:
+        starting: dict[str, Any] = {
+            "initializer": jobs.wait_at,
+            "initargs": [gate.path],
+        }
+        pool = Pool(1, ping_timeout=SHORT / 4, **starting)
+        start = asyncio.create_task(pool.start())
         visitor = await gate.visitor()
-        os.kill(visitor.pid, signal.SIGSTOP)
+        stopped = visitor.pid, await silent.submit(jobs.pid)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
         async with Pool(1, ping_timeout=SHORT) as other:
             with pytest.raises(WorkerHungError):
                 await other.submit(jobs.hold_the_gil, gate.path, "")  # so much time
-        os.kill(visitor.pid, signal.SIGCONT)
-        visitor.release()
-        await starting
-        assert await pool.submit(jobs.pid) == visitor.pid
-        await pool.close()
-
-
-async def test_without_a_timeout_there_are_no_pings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said = spy_on_words(monkeypatch)
-    async with patience(), Gate() as gate:
-        async with (
-            Pool(1, ping_timeout=None) as pool,
-            Pool(1, ping_timeout=SHORT) as other,
-        ):
-            await idle(pool)
-            pid = await pool.submit(jobs.pid)
-            with pytest.raises(WorkerHungError):
-                await other.submit(jobs.hold_the_gil, gate.path, "")
-            assert FrameKind.PING in said
-            said.clear()
-            await other.close()
-            os.kill(pid, signal.SIGSTOP)
+        for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-            await assert_serves(pool)
-        assert FrameKind.PING not in said
-
-
-@pytest.mark.parametrize("allowed", [None, LONG])
-async def test_an_answer_that_nobody_has_asked_for_is_an_offence(
-    allowed: float | None,
-) -> None:
-    async with patience(), Pool(1, ping_timeout=allowed) as pool:
-        with pytest.raises(WorkerCrashedError, match="it answered a ping") as caught:
-            await pool.submit(beats.pong)
-        assert caught.value.kind == "protocol"
-        await assert_serves(pool)
-
-
-async def test_an_idle_pool_has_one_timer() -> None:
-    async with patience(), Pool(4) as pool:
-        await idle(pool)
-        assert pings_of(pool) is not None, "that is the one"
-        assert core_of(pool).next_deadline() is None
-        assert not watching(pool)
-        assert not timing(pool)
-        assert heartbeats_awaited(pool) == 0
+        visitor.release()
+        await start
+        for it, pid in zip((pool, silent), stopped, strict=True):
+            assert await it.submit(jobs.pid) == pid
+        await pool.close()

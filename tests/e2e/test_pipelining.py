@@ -24,24 +24,22 @@ from asyncpool import (
 )
 from asyncpool.enums import CrashKind
 from asyncpool.events import Crashed, Event, JobEvent, JobQueued, TakenOver
-from tests.helpers import faults, jobs
+from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (
     LEAST,
     MAX_FREE_RETURNS,
     cost_of,
-    functions_known,
     in_hand,
     look_for_stalls_never,
     return_no_more,
-    spy_on_parts,
     spy_on_sends,
 )
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
-from tests.helpers.pools import closing, idle, until
+from tests.helpers.pools import closing, idle, stop, until
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 
 async def learn(
@@ -66,24 +64,13 @@ async def test_short_jobs_travel_ahead_and_unknown_ones_do_not() -> None:
         assert await asyncio.gather(*short) == [0, 1, 4, 9, 16]
 
 
-async def test_one_worker_begins_its_jobs_in_their_order_also_behind_long_ones() -> (
-    None
-):
-    async with patience(), Pool(1) as pool:
-        # Long enough to be asked back, and short enough to be sent ahead again and again.
-        stays = await asyncio.gather(
-            *(pool.submit(jobs.stay, 0.005) for _ in range(150))
-        )
+async def test_one_worker_begins_its_jobs_in_their_order_also_behind_long_ones(
+    pool: Pool,
+) -> None:
+    # Long enough to be asked back, and short enough to be sent ahead again and again.
+    stays = await asyncio.gather(*(pool.submit(jobs.stay, 0.005) for _ in range(150)))
     begins = [begun for begun, _ in stays]
     assert begins == sorted(begins)
-
-
-async def test_a_burst_spreads_over_all_workers() -> None:
-    async with patience(), Pool(3) as pool:
-        await learn(pool, jobs.square, 2)
-        burst = [pool.submit(jobs.square, n) for n in range(12)]
-        assert [in_hand(pool, slot) for slot in range(3)] == [4, 4, 4]
-        assert await asyncio.gather(*burst) == [n * n for n in range(12)]
 
 
 @pytest.mark.parametrize("how", ["kill", "exit"])
@@ -103,27 +90,6 @@ async def test_a_death_is_blamed_on_the_job_that_was_running(how: str) -> None:
         stats = pool.stats()
     assert [crash.job_id for crash in crashes] == [culprit.id]
     assert (stats.crashes, stats.takeovers, stats.failed) == (1, 0, 1)
-
-
-async def test_on_crash_may_submit_while_the_jobs_of_the_dead_find_a_new_place() -> (
-    None
-):
-    late: list[Job[int]] = []
-    crashes: list[Crash] = []
-
-    def submit_more(crash: Crash) -> None:
-        crashes.append(crash)
-        late.extend(pool.submit(jobs.perhaps_die, n) for n in range(100, 105))
-
-    async with patience(), Pool(2, on_crash=submit_more) as pool:
-        await learn(pool, jobs.perhaps_die, 1)
-        culprit = pool.submit(jobs.perhaps_die, 0, how="kill")
-        others = [pool.submit(jobs.perhaps_die, n) for n in range(1, 20)]
-        with pytest.raises(WorkerCrashedError):
-            await culprit
-        assert await asyncio.gather(*others) == list(range(1, 20))
-        assert await asyncio.gather(*late) == list(range(100, 105))
-    assert [crash.job_id for crash in crashes] == [culprit.id]
 
 
 @pytest.mark.parametrize("kind", [Crashed, TakenOver, JobQueued])
@@ -149,68 +115,39 @@ async def test_listeners_may_submit_too(kind: type[Event | JobEvent]) -> None:
     assert stats.crash_kinds == {CrashKind.CRASH: 2}
 
 
-async def test_an_outcome_of_another_attempt_settles_nothing() -> None:
-    crashes: list[Crash] = []
-    async with patience(), Pool(1, on_crash=crashes.append) as pool:
-        job = pool.submit(faults.answer_for_another_attempt)
-        with pytest.raises(WorkerCrashedError) as caught:
-            await job
-        assert caught.value.kind == "protocol"
-        assert await pool.submit(jobs.square, 3) == 9
-    [crash] = crashes
-    whose = "<Job 1 tests.helpers.faults.answer_for_another_attempt running attempt 1>"
-    assert f"it sent attempt 2 of {whose}" in crash.detail
-
-
-async def test_a_death_between_two_jobs_costs_neither() -> None:
-    crashes: list[Crash] = []
-    async with patience(), Gate() as gate, Pool(1, on_crash=crashes.append) as pool:
-        await learn(pool, jobs.square, 2)
-        # What is unknown goes alone; its successors wait in the queue.
-        first = pool.submit(faults.answer_and_die, gate.path)
-        others = [pool.submit(jobs.square, n) for n in range(5)]
-        visitor = await gate.visitor()
-        visitor.release()
-        assert await first == "answered"
-        assert await asyncio.gather(*others) == [0, 1, 4, 9, 16]
-        assert [job.attempt for job in others] == [1] * 5
-    assert [crash.job_id for crash in crashes] == [None]
-
-
-async def test_a_short_job_does_not_wait_behind_one_that_turns_out_to_be_long() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await learn(pool, jobs.perhaps_wait)
-        long = pool.submit(jobs.perhaps_wait, gate.path)
-        short = [pool.submit(jobs.perhaps_wait) for _ in range(20)]
-        assert in_hand(pool, 0) > 1
-        assert in_hand(pool, 1) > 1
-        visitor = await gate.visitor()
-        elsewhere = await asyncio.gather(*short)
-        assert not long.done()
-        visitor.release()
-        here = await long
-        assert here not in elsewhere[-10:]
-        assert pool.stats().spawned == 2
+async def test_a_short_job_does_not_wait_behind_one_that_turns_out_to_be_long(
+    pair: Pool, gate: Gate
+) -> None:
+    await learn(pair, jobs.perhaps_wait)
+    long = pair.submit(jobs.perhaps_wait, gate.path)
+    short = [pair.submit(jobs.perhaps_wait) for _ in range(20)]
+    assert in_hand(pair, 0) > 1
+    assert in_hand(pair, 1) > 1
+    visitor = await gate.visitor()
+    elsewhere = await asyncio.gather(*short)
+    assert not long.done()
+    visitor.release()
+    here = await long
+    assert here not in elsewhere[-10:]
 
 
 async def test_jobs_behind_a_long_one_run_in_their_order_when_nobody_else_is_there(
-    tmp_path: Path,
+    pool: Pool, gate: Gate, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "log")
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        await learn(pool, jobs.perhaps_wait)
-        await learn(pool, jobs.sign, str(tmp_path / "other"), 1, under=300.0)
-        long = pool.submit(jobs.perhaps_wait, gate.path)
-        short = [pool.submit(jobs.sign, path, n) for n in range(10)]
-        assert in_hand(pool) > 1
-        visitor = await gate.visitor()
-        # Until they are back in the queue.
-        while in_hand(pool) > 1:  # noqa: ASYNC110 - nobody is told of that
-            await asyncio.sleep(0)
-        assert {job.attempt for job in short} == {0}
-        visitor.release()
-        await long
-        assert await asyncio.gather(*short) == list(range(10))
+    await learn(pool, jobs.perhaps_wait)
+    await learn(pool, jobs.sign, str(tmp_path / "other"), 1, under=300.0)
+    long = pool.submit(jobs.perhaps_wait, gate.path)
+    short = [pool.submit(jobs.sign, path, n) for n in range(10)]
+    assert in_hand(pool) > 1
+    visitor = await gate.visitor()
+    # Until they are back in the queue.
+    while in_hand(pool) > 1:  # noqa: ASYNC110 - nobody is told of that
+        await asyncio.sleep(0)
+    assert {job.attempt for job in short} == {0}
+    visitor.release()
+    await long
+    assert await asyncio.gather(*short) == list(range(10))
     assert Path(path).read_text().split() == [str(n) for n in range(10)]
 
 
@@ -235,21 +172,6 @@ async def test_cancelling_a_job_that_waits_in_a_worker_costs_nothing(
         stats = pool.stats()
         assert (stats.cancelled, stats.spawned, stats.crashes) == (1, 1, 0)
     assert Path(path).read_text().split() == ["1", "2", "3"]
-
-
-async def test_cancelling_the_running_job_costs_its_worker_and_no_other_job() -> None:
-    async with patience(), Gate() as gate, Pool(1, on_cancel="kill") as pool:
-        await learn(pool, jobs.perhaps_wait)
-        long = pool.submit(jobs.perhaps_wait, gate.path)
-        behind = [pool.submit(jobs.perhaps_wait) for _ in range(5)]
-        assert in_hand(pool) > 1
-        await gate.visitor()
-        assert long.cancel()
-        [successor] = set(await asyncio.gather(*behind))
-        assert [job.attempt for job in behind] == [1] * 5
-        stats = pool.stats()
-        assert stats.slots[0].pid == successor
-        assert (stats.spawned, stats.crashes, stats.takeovers) == (2, 0, 0)
 
 
 async def test_a_revoke_may_meet_a_start_at_any_moment(tmp_path: Path) -> None:
@@ -327,34 +249,6 @@ async def test_a_close_lets_what_is_in_hand_finish_or_fails_it() -> None:
     assert (summary.finished, summary.failed, summary.killed) == (1, 5, 0)
 
 
-async def test_functions_that_travel_by_number_are_the_right_ones() -> None:
-    functions: list[Callable[..., Any]] = [
-        jobs.square,
-        abs,
-        len,
-        str,
-        int,
-        jobs.perhaps_die,
-        float,
-        oct,
-    ]
-    async with patience(), Pool(2) as pool:
-        for _ in range(3):
-            calls = [pool.submit(f, "12" if f is len else 12) for f in functions]
-            results = await asyncio.gather(*calls)
-            assert results == [144, 12, 2, "12", 12, 12, 12.0, "0o14"]
-
-
-async def test_nothing_is_sent_twice_to_a_worker_that_knows_it() -> None:
-    async with patience(), Pool(1) as pool:
-        await pool.submit(jobs.square, 2)
-        [number] = functions_known(pool)
-        sent = spy_on_parts(pool)
-        assert await pool.submit(jobs.square, 3) == 9
-        assert not any(b"square" in part for part in sent)
-        assert functions_known(pool) == [number]
-
-
 async def test_what_is_submitted_in_one_turn_takes_two_system_calls() -> None:
     """The first job for a worker that does nothing goes out at once, the others together."""
     async with patience(), Pool(1) as pool:
@@ -370,13 +264,6 @@ async def test_what_is_submitted_in_one_turn_takes_two_system_calls() -> None:
         assert sent[1] == 9 * sent[0]
 
 
-def stop(pid: int) -> None:
-    """Return when that process has stopped."""
-    os.kill(pid, signal.SIGSTOP)
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        pass
-
-
 @pytest.mark.parametrize("new", ["context", "function"])
 async def test_what_was_sent_counts_as_sent_whatever_was_to_follow(new: str) -> None:
     async with patience(), Pool(1) as pool:
@@ -390,7 +277,7 @@ async def test_what_was_sent_counts_as_sent_whatever_was_to_follow(new: str) -> 
             await idle(pool)
         pid = await pool.submit(jobs.pid)
         dead = os.pidfd_open(pid)
-        stop(pid)
+        await stop(pid)
         sent = pool.submit(jobs.square, 3)
         return_no_more(sent, MAX_FREE_RETURNS)  # or else it would be sent again
         os.kill(pid, signal.SIGKILL)

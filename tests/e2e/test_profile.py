@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -74,18 +74,8 @@ async def running(pool: Pool, *functions: Callable[..., Any]) -> AsyncIterator[G
                 job.cancel()
 
 
-async def end(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-
-
 async def test_where_a_plain_function_computes() -> None:
-    async with (
-        patience(),
-        Pool(2, name="shop") as pool,
-        running(pool, profiled.outer),
-    ):
+    async with patience(), Pool(2, name="shop") as pool, running(pool, profiled.outer):
         profile = await pool.profile(0.5)
     assert (profile.pool, profile.rate, profile.seconds > 0.49) == (
         "pool shop",
@@ -117,13 +107,6 @@ async def test_a_function_in_c_has_no_calls(pool: Pool) -> None:
     assert [frame.name for frame in profile.top()] == ["time.sleep"]
 
 
-async def test_a_coroutine_that_waits_shows_where() -> None:
-    async with patience(), Pool(1) as pool, running(pool, profiled.wait_for_word):
-        profile = await pool.profile(0.3)
-    assert_mostly(profile, f"{HERE}wait_for_word", "wait_for_word", "wait_inside")
-    assert all(stack.frames[-1] == "(awaiting)" for stack in profile.stacks)
-
-
 async def test_coroutines_that_share_a_worker_are_told_apart() -> None:
     async with (
         patience(),
@@ -146,34 +129,28 @@ async def test_coroutines_that_share_a_worker_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-async def test_items_of_a_map(concurrency: int) -> None:
+async def test_items_of_a_map_and_of_a_stream(concurrency: int) -> None:
     async with patience(), Gate() as gate, Pool(1, concurrency=concurrency) as pool:
-        results = pool.options(on_cancel="kill").map(profiled.compute_item, [gate.path])
+        view = pool.options(on_cancel="kill")
+        results = view.map(profiled.compute_item, [gate.path])
         first = asyncio.ensure_future(anext(aiter(results)))
         await gate.visitor()
         profile = await pool.profile(0.3)
         assert_mostly(profile, f"{HERE}compute_item", "compute_item", "inner")
-        await end(first)
+        first.cancel()
+        await asyncio.wait([first])
         await results.aclose()
 
-
-@pytest.mark.parametrize("concurrency", [1, 2])
-async def test_items_of_a_stream(concurrency: int) -> None:
-    async with patience(), Gate() as gate, Pool(1, concurrency=concurrency) as pool:
-        stream = pool.options(on_cancel="kill").stream(profiled.yield_after, gate.path)
+        stream = view.stream(profiled.yield_after, gate.path)
         assert await anext(stream) == 1
-        await gate.visitor()
+        await gate.visitor(nth=2)
         profile = await pool.profile(0.3)
         assert_mostly(profile, f"{HERE}yield_after", "yield_after", "outer", "inner")
         await stream.aclose()
 
 
 async def test_threads_of_jobs_belong_to_no_job() -> None:
-    async with (
-        patience(),
-        Pool(1) as pool,
-        running(pool, profiled.compute_in_thread),
-    ):
+    async with patience(), Pool(1) as pool, running(pool, profiled.compute_in_thread):
         profile = await pool.profile(0.5)
         alone = await pool.profile(0.2, function="compute_in_thread")
     assert_mostly(profile, "(no job)", "compute_until")
@@ -215,56 +192,46 @@ async def test_a_worker_whose_gil_is_never_free_is_told_of() -> None:
         job.cancel()
 
 
-async def test_only_one_function() -> None:
+async def test_only_one_function_or_slot() -> None:
     async with (
         patience(),
-        Pool(2) as pool,
+        Pool(3, ready="all") as pool,
         running(pool, profiled.outer, profiled.wait_for_word),
     ):
         by_itself = await pool.profile(0.3, function=profiled.outer)
         by_name = await pool.profile(0.3, function=f"{HERE}wait_for_word")
         by_nothing = await pool.profile(0.1, function="nothing")
+        slots = {slot.job_id: slot.slot for slot in pool.stats().slots}
+        first = await pool.profile(0.2, slot=slots[1])
+        free = await pool.profile(0.1, slot=slots[None])
+        with pytest.raises(NoWorkerError) as caught:
+            await pool.profile(0.1, slot=7)
     assert {stack.function for stack in by_itself.stacks} == {f"{HERE}outer"}
-    assert {stack.function for stack in by_name.stacks} == {f"{HERE}wait_for_word"}
+    # A coroutine shows where it waits.
+    waits = f"{HERE}wait_for_word"
+    assert_mostly(by_name, waits, "wait_for_word", "wait_inside")
+    found = {(stack.function, stack.frames[-1]) for stack in by_name.stacks}
+    assert found == {(waits, "(awaiting)")}
     assert (by_itself.function, by_nothing.function) == (f"{HERE}outer", "nothing")
     assert by_nothing.stacks == ()
     for profile in (by_itself, by_name, by_nothing):
         assert sum(worker.skipped for worker in profile.workers) > 0
+    assert [worker.slot for worker in first.workers] == [first.slot] == [slots[1]]
+    assert {stack.function for stack in first.stacks} == {f"{HERE}outer"}
+    assert (free.samples, [it.slot for it in free.workers]) == (0, [slots[None]])
+    assert caught.value.there == (0, 1, 2)
 
 
-async def test_only_one_slot() -> None:
-    async with (
-        patience(),
-        Pool(2, ready="all") as pool,
-        running(pool, profiled.outer),
-    ):
-        ran = next(s.slot for s in pool.stats().slots if s.job_id is not None)
-        profile = await pool.profile(0.2, slot=ran)
-        other = await pool.profile(0.1, slot=1 - ran)
-    assert [worker.slot for worker in profile.workers] == [profile.slot] == [ran]
-    assert profile.samples > 0
-    assert (other.samples, [worker.slot for worker in other.workers]) == (0, [1 - ran])
-
-
-async def test_a_slot_without_a_worker() -> None:
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(NoWorkerError) as caught:
-            await pool.profile(0.1, slot=7)
-        assert caught.value.there == (0,)
-        assert (await pool.profile(0.1, slot=0)).idle > 0
-
-
-async def test_one_profile_at_a_time() -> None:
-    async with patience(), Pool(1, name="shop") as pool:
-        first = asyncio.create_task(pool.profile(0.3))
-        await asyncio.sleep(0)
-        with pytest.raises(ProfileInProgressError) as caught:
-            await pool.profile(0.1)
-        assert str(caught.value) == (
-            "a profile of pool shop is being taken already: wait until it is over"
-        )
-        assert (await first).idle > 0
-        assert (await pool.profile(0.1)).idle > 0
+async def test_one_profile_at_a_time(pool: Pool) -> None:
+    first = asyncio.create_task(pool.profile(0.3))
+    await asyncio.sleep(0)
+    text = (
+        f"a profile of pool {pool.name} is being taken already: wait until it is over"
+    )
+    with pytest.raises(ProfileInProgressError, match=f"^{text}$"):
+        await pool.profile(0.1)
+    assert (await first).idle > 0
+    assert (await pool.profile(0.1)).idle > 0
 
 
 async def test_a_worker_has_a_sampler_only_while_a_profile_is_taken() -> None:
@@ -343,33 +310,23 @@ async def test_a_worker_that_sends_no_samples_of_a_sampler_is_not_trusted(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
+    ("name", "value", "error", "text"),
     [
-        ({"seconds": 0}, ValueError, "seconds must be > 0 seconds, not 0"),
-        ({"seconds": 3601}, ValueError, "seconds must be at most 3600, not 3601"),
-        (
-            {"seconds": float("nan")},
-            ValueError,
-            "seconds must be > 0 seconds, not nan",
-        ),
-        ({"seconds": "1"}, TypeError, "seconds must be a number of seconds, not '1'"),
-        ({"rate": 0.5}, ValueError, "rate must be from 1 to 1000, not 0.5"),
-        ({"rate": 1001}, ValueError, "rate must be from 1 to 1000, not 1001"),
-        ({"rate": None}, TypeError, "rate must be a number, not None"),
-        ({"slot": -1}, ValueError, "slot must be at least 0, not -1"),
-        ({"slot": "0"}, TypeError, "slot must be an int, not '0'"),
-        ({"function": ""}, ValueError, "function must not be empty"),
-        (
-            {"function": 7},
-            TypeError,
-            "function must be a function or its name, not 7",
-        ),
+        ("seconds", 0, ValueError, "must be > 0 seconds, not 0"),
+        ("seconds", 3601, ValueError, "must be at most 3600, not 3601"),
+        ("seconds", float("nan"), ValueError, "must be > 0 seconds, not nan"),
+        ("seconds", "1", TypeError, "must be a number of seconds, not '1'"),
+        ("rate", 0.5, ValueError, "must be from 1 to 1000, not 0.5"),
+        ("rate", 1001, ValueError, "must be from 1 to 1000, not 1001"),
+        ("rate", None, TypeError, "must be a number, not None"),
+        ("slot", -1, ValueError, "must be at least 0, not -1"),
+        ("slot", "0", TypeError, "must be an int, not '0'"),
+        ("function", "", ValueError, "must not be empty"),
+        ("function", 7, TypeError, "must be a function or its name, not 7"),
     ],
 )
 async def test_arguments_that_make_no_sense(
-    arguments: dict[str, Any], error: type[Exception], text: str
+    pool: Pool, name: str, value: Any, error: type[Exception], text: str
 ) -> None:
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(error) as caught:
-            await pool.profile(**{"seconds": 1, **arguments})
-        assert str(caught.value) == text
+    with pytest.raises(error, match=f"^{name} {re.escape(text)}$"):
+        await pool.profile(**{"seconds": 1, name: value})

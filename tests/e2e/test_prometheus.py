@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import json
 import os
+import re
 import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -13,10 +23,12 @@ from prometheus_client import CollectorRegistry
 from asyncpool import JobTimeoutError, Pool, WorkerCrashedError
 from asyncpool.prometheus import register
 from tests.helpers import jobs
-from tests.helpers.gate import Gate
-from tests.helpers.patience import patience
-from tests.helpers.pools import closing, idle, kill_worker
+from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.pools import idle
+from tests.helpers.programs import find_program
 from tests.helpers.scraping import Figures, Page, exported
+from tests.helpers.scripts import ROOT
+from tests.helpers.serving import Server, write_app
 
 pytestmark = pytest.mark.asyncio
 
@@ -26,11 +38,6 @@ HERE = "tests.helpers.jobs"
 async def scrape(page: Page) -> Figures:
     """Scrape in a thread, as the event loop goes on."""
     return await asyncio.to_thread(page.scrape)
-
-
-def is_alive() -> bool:
-    """Tell whether a pool has a task."""
-    return any(task.get_name().startswith("asyncpool") for task in asyncio.all_tasks())
 
 
 async def test_a_scrape_has_what_happened() -> None:
@@ -71,44 +78,6 @@ async def test_a_scrape_has_what_happened() -> None:
     assert found.get("worker_memory_bytes", slot="0") > 1 << 20
 
 
-async def test_what_dead_workers_have_done_stays_counted() -> None:
-    registry = CollectorRegistry()
-    async with patience(), Pool(1) as pool:
-        with exported(registry) as page:
-            register(pool, registry)
-            await pool.submit(sum, range(5_000_000))
-            before = await scrape(page)
-            await kill_worker(pool)
-            after = await scrape(page)
-    cpu = [figures.get("worker_cpu_seconds_total") for figures in (before, after)]
-    assert 0 < cpu[0] <= cpu[1]
-    for figures in (before, after):
-        assert figures.get("jobs_total", function="builtins.sum", outcome="ok") == 1
-        assert figures.get("job_run_seconds_count", function="builtins.sum") == 1
-
-
-async def test_what_waits_and_what_runs() -> None:
-    registry = CollectorRegistry()
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        with exported(registry) as page:
-            register(pool, registry)
-            running = pool.submit(jobs.wait_at, gate.path)
-            visitor = await gate.visitor()
-            waiting = [pool.submit(jobs.square, n) for n in range(5)]
-            while (await scrape(page)).get("queue_oldest_seconds") < 0.01:
-                pass
-            found = await scrape(page)
-            visitor.release()
-            await asyncio.gather(running, *waiting)
-            await idle(pool)
-            later = await scrape(page)
-    assert (found.get("jobs_running"), found.get("jobs_queued")) == (1, 5)
-    assert found.get("jobs_longest_running_seconds") >= 0.01
-    assert found.get("workers", state="busy") == 1
-    assert (later.get("jobs_running"), later.get("jobs_queued")) == (0, 0)
-    assert later.get("queue_oldest_seconds") == 0
-
-
 async def test_an_event_loop_that_is_blocked_holds_up_no_scrape() -> None:
     registry = CollectorRegistry()
     async with patience(), Pool(1) as pool:
@@ -117,59 +86,6 @@ async def test_an_event_loop_that_is_blocked_holds_up_no_scrape() -> None:
             await pool.submit(jobs.square, 2)
             found = page.scrape()  # which blocks this loop until it is answered
     assert found.get("jobs_total", outcome="ok") == 1
-
-
-async def test_the_life_of_a_pool() -> None:
-    registry = CollectorRegistry()
-
-    async def state() -> set[str]:
-        found = await scrape(page)
-        return {each for each in states if found.get("pool_state", state=each)}
-
-    states = ("new", "running", "broken", "closing", "closed")
-    async with patience(), Gate() as gate:
-        pool = Pool(1)
-        with exported(registry) as page:
-            register(pool, registry)
-            assert await state() == {"new"}
-            starting = asyncio.create_task(pool.start())
-            await asyncio.sleep(0)
-            assert await state() == {"running"}
-            await starting
-            job = pool.submit(jobs.wait_at, gate.path)
-            visitor = await gate.visitor()
-            ending = await closing(pool)
-            assert await state() == {"closing"}
-            visitor.release()
-            await asyncio.gather(job, ending)
-            assert await state() == {"closed"}
-            found = await scrape(page)
-            assert found.get("jobs_total", outcome="ok") == 1
-            assert "asyncpool_worker_memory_bytes" not in found.names
-            del pool, job, ending, starting
-            gc.collect()
-            assert (await scrape(page)).labels("pool") == set()
-
-
-async def test_a_pool_that_is_dropped_while_it_works_drops_out() -> None:
-    registry = CollectorRegistry()
-    async with patience(), Gate() as gate:
-        with exported(registry) as page:
-            pool = Pool(1)
-            register(pool, registry)
-            await pool.start()
-            job = pool.submit(jobs.wait_at, gate.path)
-            visitor = await gate.visitor()
-            with pytest.warns(
-                ResourceWarning, match="was dropped without being closed"
-            ):
-                del pool
-            assert (await scrape(page)).labels("pool") == set()
-            visitor.release()
-            assert await job == "go"
-            await visitor.gone()
-            while is_alive():  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0)
 
 
 async def test_scrapes_beside_a_pool_that_loses_its_workers() -> None:
@@ -208,3 +124,183 @@ async def test_scrapes_beside_a_pool_that_loses_its_workers() -> None:
     assert found.get("jobs_total", outcome="ok") == 1000
     assert found.get("job_takeovers_total") > 0
     assert found.get("worker_crashes_total", kind="crash") >= 5
+
+
+# A real Prometheus, which evaluates the alerts and answers the dashboard.
+
+MONITORING = ROOT / "docs" / "monitoring"
+
+CONFIG = """
+global:
+  scrape_interval: 200ms
+  evaluation_interval: 200ms
+rule_files: [{rules}]
+scrape_configs:
+  - job_name: shop
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+class Prometheus:
+    """A server that scrapes one page."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/api/v1/"
+
+    def ask(self, what: str, **parameters: str) -> Any:
+        """Return the data of an answer; it blocks.
+
+        Raises:
+            OSError: If there is no answer, or an error.
+        """
+        url = f"{self._url}{what}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=PATIENCE) as response:
+            return json.load(response)["data"]
+
+    def value(self, expression: str) -> float | None:
+        """Return the only value of *expression*, or ``None`` if it has none yet."""
+        try:
+            answer = self.ask("query", query=expression)
+        except urllib.error.HTTPError as error:  # it may not be ready yet
+            error.close()
+        except OSError:  # or not listen yet
+            pass
+        else:
+            for found in answer["result"]:
+                return float(found["value"][1])
+        return None
+
+    async def until(self, expression: str, value: float) -> None:
+        """Wait until *expression* has this value."""
+        while await asyncio.to_thread(self.value, expression) != value:
+            pass
+
+
+@contextmanager
+def prometheus(folder: Path, *, scraped: int) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes a port of this machine, with the alerts of the guide."""
+    program = find_program("prometheus")
+    (folder / "config.yml").write_text(
+        # As JSON, which YAML is a superset of: the path of a checkout may have a comma.
+        CONFIG.format(rules=json.dumps(f"{MONITORING}/alerts.yml"), port=scraped)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    log = folder / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={folder}/config.yml",
+                f"--storage.tsdb.path={folder}/data",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield Prometheus(port)
+    except TimeoutError:
+        raise AssertionError(log.read_text()) from None
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+
+
+@pytest.mark.asyncio
+async def test_a_prometheus_has_what_happened_and_raises_the_alert(
+    tmp_path: Path,
+) -> None:
+    registry = CollectorRegistry()
+    crashes = 'sum(asyncpool_worker_crashes_total{pool="images"})'
+    firing = (
+        'ALERTS{alertname="AsyncpoolWorkersCrash",alertstate="firing",pool="images"}'
+    )
+    async with Pool(2, name="images") as pool:
+        with (
+            exported(registry) as page,
+            prometheus(tmp_path, scraped=page.port) as server,
+        ):
+            async with patience(3):
+                register(pool, registry)
+                await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(20)))
+                await server.until("sum(asyncpool_jobs_total)", 20)
+                await server.until(crashes, 0)
+                assert await asyncio.to_thread(server.value, firing) is None
+                # A rate needs two scrapes of a series, so the first crash is scraped alone.
+                for count in range(1, 5):
+                    with pytest.raises(WorkerCrashedError):
+                        await pool.submit(os._exit, 3)
+                    await server.until(crashes, count)
+                await idle(pool)
+                await server.until(firing, 1)
+                # Each panel but the one that needs a map.
+                mapless = ["Items of maps"]
+                while await asyncio.to_thread(empty_panels, server, "Pools") != mapless:
+                    pass
+                groups = (await asyncio.to_thread(server.ask, "rules"))["groups"]
+    health = [rule["health"] for group in groups for rule in group["rules"]]
+    assert health == ["ok"] * 18
+
+
+@pytest.mark.asyncio
+async def test_a_prometheus_has_what_a_server_did(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    arguments = ("--bind", "127.0.0.1:0", "--workers", "2", "--metrics", "127.0.0.1:0")
+    with Server(tmp_path, "app:app", *arguments) as served:
+        await asyncio.to_thread(served.whole)
+        page = re.search(r"metrics: http://127\.0\.0\.1:(\d+)/metrics", served.log)
+        assert page is not None
+        (tmp_path / "prometheus").mkdir()
+        with prometheus(tmp_path / "prometheus", scraped=int(page[1])) as server:
+            async with patience(3):
+                answers = 'sum(asyncpool_cluster_requests_total{status="2xx"})'
+                crashes = "sum(asyncpool_cluster_worker_crashes_total)"
+                await server.until(answers, 0)
+                for count in range(1, 6):
+                    await asyncio.to_thread(served.get)
+                    await server.until(answers, count)
+                [pid, _] = (slot["pid"] for slot in (await status_of(served))["slots"])
+                os.kill(pid, signal.SIGKILL)
+                await server.until(crashes, 1)
+                await server.until(answers, 5)
+                while await asyncio.to_thread(empty_panels, server, "Servers"):
+                    pass
+                groups = (await asyncio.to_thread(server.ask, "rules"))["groups"]
+        assert served.end(signal.SIGTERM) == 0
+    health = {rule["health"] for group in groups for rule in group["rules"]}
+    assert health == {"ok"}
+
+
+async def status_of(served: Server) -> Any:
+    return await asyncio.to_thread(served.whole)
+
+
+def panels_of(title: str) -> list[Any]:
+    """Return the panels of a row of the dashboard."""
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    row, found = "", []
+    for panel in sorted(dashboard["panels"], key=lambda it: it["gridPos"]["y"]):
+        if panel["type"] == "row":
+            row = panel["title"]
+        elif row == title:
+            found.append(panel)
+    return found
+
+
+def empty_panels(server: Prometheus, row: str) -> list[str]:
+    """Return the panels that show nothing yet; a wrong expression is an error."""
+    empty = []
+    for panel in panels_of(row):
+        for target in panel["targets"]:
+            expression = (
+                target["expr"]
+                .replace("$__rate_interval", "1m")
+                .replace("$pool", ".*")
+                .replace("$cluster", ".*")
+                .replace("$instance", ".*")
+            )
+            if not server.ask("query", query=expression)["result"]:
+                empty.append(panel["title"])
+    return empty

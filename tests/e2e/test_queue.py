@@ -1,13 +1,15 @@
-"""Admission: order, bounds, and a pool that is full."""
+"""Who begins first when several wait, and a pool that is full."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,8 @@ from asyncpool import (
 from asyncpool.events import QueueEmptied, QueueFull, Ready
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import pickled
+from tests.helpers.large import crowd
 from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import closing, idle, next_of
@@ -39,66 +43,27 @@ async def test_jobs_begin_in_the_order_of_the_calls(pool: Pool) -> None:
     assert order == list(range(100))
 
 
-async def test_a_short_job_does_not_wait_behind_a_long_one(
-    pair: Pool, gate: Gate
-) -> None:
-    await idle(pair)
-    long = pair.submit(jobs.wait_at, gate.path)
-    visitor = await gate.visitor()
-    for n in range(100):
-        assert await pair.submit(jobs.square, n) == n * n
-    assert not long.done()
-    visitor.release()
-    assert await long == "go"
-
-
 async def test_a_full_pool_refuses_at_once_and_says_when_it_is_empty_again() -> None:
     async with patience(), Gate() as gate, Pool(1, max_queued=2) as pool:
         events = pool.events()
         running = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         queued = [pool.submit(jobs.square, n) for n in range(2)]
-        with pytest.raises(PoolFullError) as caught:
-            pool.submit(jobs.square, 9)
-        with pytest.raises(PoolFullError):
-            pool.submit(jobs.square, 9)
-        assert (caught.value.waiting, caught.value.max_queued) == (2, 2)
+        for _ in range(2):
+            with pytest.raises(PoolFullError) as caught:
+                pool.submit(jobs.square, 9)
+            assert (caught.value.waiting, caught.value.max_queued) == (2, 2)
+        queued.pop().cancel()
+        queued.append(pool.submit(jobs.square, 3))  # there is room again
         visitor.release()
-        assert await asyncio.gather(running, *queued) == ["go", 0, 1]
+        assert await asyncio.gather(running, *queued) == ["go", 0, 9]
         assert await pool.submit(jobs.square, 3) == 9
         stats = pool.stats()
     seen = [event async for event in events]
-    assert [event for event in seen if isinstance(event, QueueFull | QueueEmptied)] == [
-        QueueFull(2),
-        QueueEmptied(),
-    ]
+    told = [event for event in seen if isinstance(event, QueueFull | QueueEmptied)]
+    assert told == [QueueFull(2), QueueEmptied()]
     # What was refused was never accepted.
-    assert (stats.submitted, stats.completed, stats.failed) == (4, 4, 0)
-
-
-async def test_nothing_may_wait_if_the_bound_is_zero() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_queued=0) as pool:
-        running = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        with pytest.raises(PoolFullError):
-            pool.submit(jobs.square, 1)
-        visitor.release()
-        assert await running == "go"
-        assert await pool.submit(jobs.square, 1) == 1
-
-
-async def test_cancelling_makes_room() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_queued=1) as pool:
-        running = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        queued = pool.submit(jobs.square, 1)
-        with pytest.raises(PoolFullError):
-            pool.submit(jobs.square, 2)
-        queued.cancel()
-        other = pool.submit(jobs.square, 3)
-        visitor.release()
-        assert await other == 9
-        assert await running == "go"
+    assert (stats.submitted, stats.completed, stats.cancelled) == (5, 4, 1)
 
 
 Queued = tuple[Job[str], Job[str]]
@@ -205,6 +170,8 @@ async def test_if_nothing_may_wait_there_is_room_when_a_worker_is_ready() -> Non
         running = pool.options(on_cancel="kill").submit(jobs.wait_at, gate.path)
         refused = asyncio.ensure_future(pool.map(jobs.square, range(5)))
         await next_of(events, QueueFull)
+        with pytest.raises(PoolFullError):
+            pool.submit(jobs.square, 1)
         await gate.visitor()
         running.cancel()
         seen = [await anext(events)]
@@ -249,3 +216,46 @@ async def test_a_large_job_does_not_hold_up_the_others(pair: Pool) -> None:
         done_before += not large.done()
     assert await large == 64_000_000
     assert done_before > 1
+
+
+async def order_of(jobs_: dict[str, Job[Any]]) -> list[str]:
+    """Return the names in the order in which their jobs are done."""
+    done: list[str] = []
+    for name, job in jobs_.items():
+        job.add_done_callback(
+            functools.partial(lambda name, _: done.append(name), name)
+        )
+    await asyncio.gather(*jobs_.values())
+    await asyncio.sleep(0)
+    return done
+
+
+async def test_lower_first_and_first_come_first_served_among_equals(
+    pool: Pool, gate: Gate
+) -> None:
+    held = pool.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    given = [("a", 0), ("b", 5), ("c", -5), ("d", 0), ("e", -5), ("f", 5)]
+    waiting: dict[str, Job[Any]] = {
+        name: pool.options(priority=priority).submit(jobs.square, 1)
+        for name, priority in given
+    }
+    visitor.release()
+    assert "".join(await order_of(waiting)) == "ceadbf"
+    await held
+
+
+async def test_what_takes_a_while_to_pickle_has_its_priority_too(
+    pool: Pool, gate: Gate, tmp_path: Path
+) -> None:
+    path = tmp_path / "signed"
+    held = pool.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    light = pool.submit(jobs.sign, str(path), 1)
+    urgent = pool.options(priority=-1)
+    heavy = urgent.submit(jobs.sign, str(path), 2, crowd(1 << 20))
+    while not pickled(heavy):  # noqa: ASYNC110 - it is pickled in a thread
+        await asyncio.sleep(0)
+    visitor.release()
+    await asyncio.gather(held, light, heavy)
+    assert path.read_text().split() == ["2", "1"]

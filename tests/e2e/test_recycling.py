@@ -1,14 +1,14 @@
-"""Workers that are worn, retired, rolled, or too large: replaced, and no job lost."""
+"""Workers that are worn, too large, rolled, retired or killed: replaced, and no job lost."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import mmap
 import os
 import re
 import resource
-import signal
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 from asyncpool import (
+    Cluster,
     Crash,
+    NoWorkerError,
     Pool,
     PoolBrokenError,
     PoolClosedError,
@@ -31,10 +33,12 @@ from asyncpool import (
     WorkerLimits,
     WorkerOutOfMemoryError,
 )
-from asyncpool.events import Crashed, Exited, Retiring
-from tests.helpers import jobs
+from asyncpool.events import Crashed, Exited, Ready, Retiring, TakenOver
+from tests.helpers import jobs, serves
+from tests.helpers.clusters import Client, all_ready, cluster_of
+from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
-from tests.helpers.inside import private_memory
+from tests.helpers.inside import crashes_of, private_memory
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, broken_by, closing, idle, next_of, until
@@ -64,11 +68,11 @@ async def test_no_worker_begins_more_jobs_than_an_exact_limit(workers: int) -> N
     assert stats.crashes == 0
 
 
-async def test_an_exact_limit_counts_the_items_of_a_map() -> None:
+async def test_an_exact_limit_counts_the_items_of_a_map(faced: Faced) -> None:
     limits = WorkerLimits(max_jobs=5, jitter=0.0, exact=True)
-    async with patience(), Pool(2, worker_limits=limits) as pool:
-        alone = await pool.map(jobs.pid_for, range(400))
-        together = await pool.map(jobs.pid_for, range(400), chunksize=4)
+    async with patience(), faced(2, worker_limits=limits) as (caller, _):
+        alone = await caller.map(jobs.pid_for, range(100))
+        together = await caller.map(jobs.pid_for, range(100), chunksize=4)
     assert max(Counter(alone).values()) == 5
     assert 5 < max(Counter(together).values()) <= 20
 
@@ -81,19 +85,6 @@ async def test_an_exact_limit_is_kept_where_jobs_run_beside_each_other() -> None
     # A successor that is ready soon takes over what has not begun.
     assert max(by_worker.values()) == 10
     assert by_worker.total() == 95
-
-
-async def test_a_worker_with_an_exact_limit_has_a_successor_while_it_works() -> None:
-    limits = WorkerLimits(max_jobs=2, jitter=0.0, exact=True)
-    async with patience(), Gate() as gate, Pool(1, worker_limits=limits) as pool:
-        running = [pool.submit(jobs.wait_at, gate.path, name) for name in "abc"]
-        first = await gate.visitor("a")
-        first.release()
-        last, other = await gate.visitor("b"), await gate.visitor("c")
-        assert first.pid == last.pid != other.pid
-        last.release()
-        other.release()
-        assert await asyncio.gather(*running) == ["go"] * 3
 
 
 async def test_a_worker_that_has_done_its_jobs_is_replaced_and_no_job_waits() -> None:
@@ -162,26 +153,6 @@ async def test_a_job_that_retires_its_worker_is_its_last_one() -> None:
         await visitor.gone()
         stats = pool.stats()
     assert (stats.crashes, stats.takeovers, stats.failed) == (0, 0, 0)
-
-
-async def test_jobs_that_retire_their_workers_one_after_the_other_lose_nothing() -> (
-    None
-):
-    async with patience(), Pool(2) as pool:
-        ended: list[asyncio.Future[int]] = []
-        last = [pool.submit(jobs.retire_at) for _ in range(20)]
-        others = [pool.submit(jobs.pid) for _ in range(200)]
-        for job in (*last, *others):
-            job.add_done_callback(ended.append)
-        await asyncio.gather(*last, *others)
-        retired: set[int] = set()
-        for done in ended:
-            assert done.result() not in retired, "each was the last of its worker"
-            if done in last:
-                retired.add(done.result())
-        assert len(retired) == 20
-        stats = pool.stats()
-    assert (stats.crashes, stats.completed) == (0, 220)
 
 
 async def test_outside_a_job_nobody_is_retired() -> None:
@@ -259,19 +230,25 @@ def heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     del sys.modules["heavy"]
 
 
-@pytest.mark.parametrize("limit", ["max_memory", "kill_memory"])
-async def test_what_is_preloaded_is_no_workers_own_until_it_is_written_to(
-    limit: str, heavy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weighed: asyncio.Queue[int] = asyncio.Queue()
+def weighing(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[int]:
+    """Return what has the memory of a worker each time a pool looks at it."""
+    found: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
     def weigh(pid: int) -> int:
         memory = private_memory(pid)
-        loop.call_soon_threadsafe(weighed.put_nowait, memory)
+        loop.call_soon_threadsafe(found.put_nowait, memory)
         return memory
 
     monkeypatch.setattr("asyncpool._runtime.pool.replacement.private_memory", weigh)
+    return found
+
+
+@pytest.mark.parametrize("limit", ["max_memory", "kill_memory"])
+async def test_what_is_preloaded_is_no_workers_own_until_it_is_written_to(
+    limit: str, heavy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weighed = weighing(monkeypatch)
     options: dict[str, Any] = {limit: 64 * MIB}
     limits = WorkerLimits(**options)
     pool = Pool(1, preload=["heavy"], worker_limits=limits)
@@ -311,15 +288,7 @@ async def test_a_limit_that_a_fresh_worker_exceeds_breaks_the_pool(
 async def test_large_arguments_are_not_a_workers_own_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    weighed: asyncio.Queue[int] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-
-    def weigh(pid: int) -> int:
-        memory = private_memory(pid)
-        loop.call_soon_threadsafe(weighed.put_nowait, memory)
-        return memory
-
-    monkeypatch.setattr("asyncpool._runtime.pool.replacement.private_memory", weigh)
+    weighed = weighing(monkeypatch)
     limits = WorkerLimits(kill_memory=64 * MIB)
     async with patience(), Gate() as gate, Pool(1, worker_limits=limits) as pool:
         baggage = bytearray(b"x" * 128 * MIB)
@@ -365,26 +334,20 @@ async def test_what_the_kernel_does_not_allow_is_a_failed_start_that_says_so() -
 
 
 @pytest.mark.parametrize(
-    ("limits", "error", "text"),
+    ("limits", "text"),
     [
+        ({"cpu_affinity": [4095]}, "cpu_affinity: this process may not use {4095}"),
         (
-            WorkerLimits(cpu_affinity=[4095]),
-            ValueError,
-            "cpu_affinity: this process may not use {4095}",
-        ),
-        (
-            WorkerLimits(rlimits={"RLIMIT_NOTHING": 1}),
-            ValueError,
+            {"rlimits": {"RLIMIT_NOTHING": 1}},
             "rlimits: there is no RLIMIT_NOTHING here",
         ),
     ],
 )
 async def test_limits_that_are_impossible_here_are_refused(
-    limits: WorkerLimits, error: type[Exception], text: str
+    limits: dict[str, Any], text: str
 ) -> None:
-    with pytest.raises(error) as caught:
-        Pool(1, worker_limits=limits)
-    assert str(caught.value) == text
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$") as caught:
+        Pool(1, worker_limits=WorkerLimits(**limits))
     assert not isinstance(caught.value, UnsupportedPlatformError)
 
 
@@ -411,20 +374,6 @@ async def test_a_roll_replaces_every_worker_while_jobs_go_on() -> None:
         stats = await idle(pool)
         assert old.isdisjoint(pids(pool))
     assert (stats.crashes, stats.failed, stats.workers) == (0, 0, 3)
-
-
-async def test_a_busy_worker_finishes_its_job_before_it_goes() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        roll = asyncio.create_task(pool.roll())
-        while (pid := await pool.submit(jobs.pid)) == visitor.pid:
-            pass
-        assert not roll.done()
-        visitor.release()
-        assert await job == "go"
-        assert (await roll).replaced == 1
-        assert await pool.submit(jobs.pid) == pid
 
 
 async def test_a_roll_stops_at_a_worker_that_does_not_start(tmp_path: Path) -> None:
@@ -466,22 +415,6 @@ async def test_there_is_one_roll_at_a_time() -> None:
         assert (await pool.roll()).ok
 
 
-async def test_a_crash_during_a_roll_stops_neither() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        work = [pool.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
-        first, second = [await gate.visitor(str(n)) for n in range(2)]
-        roll = asyncio.create_task(pool.roll())
-        while await pool.submit(jobs.pid) in {first.pid, second.pid}:
-            pass
-        os.kill(first.pid, signal.SIGKILL)
-        os.kill(second.pid, signal.SIGKILL)
-        assert await roll == RollResult(replaced=2, reason="", crash=None)
-        results = await asyncio.gather(*work, return_exceptions=True)
-        assert {type(result) for result in results} == {WorkerCrashedError}
-        stats = await idle(pool)
-    assert (stats.crashes, stats.workers) == (2, 2)
-
-
 async def test_a_close_ends_a_roll() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         job = pool.submit(jobs.wait_at, gate.path)
@@ -520,3 +453,182 @@ async def test_who_does_not_leave_in_time_is_killed_and_its_job_handed_on(
     assert crash.next_step_text == "not replaced: there are enough other workers"
     assert " in wait_in_every_attempt" in crash.stack
     assert [record.stack_info for record in caplog.records] == [crash.stack]
+
+
+# Workers that somebody retires, or kills, one by one.
+
+KILLED = "killed since kill() was called"
+
+# A policy that counts each death.
+STRICT = RestartPolicy.limited(1, 3600.0)
+
+
+async def test_a_retired_worker_finishes_its_job_when_another_one_is_ready() -> None:
+    async with patience(), Gate() as gate, Pool(1, restart_policy=STRICT) as pool:
+        events = pool.events()
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        for _ in range(3):
+            pool.retire(0)  # more than once is as good as once
+        retiring = await next_of(events, Retiring)
+        assert retiring == Retiring(0, 1, "retire")
+        assert await pool.submit(jobs.pid) != visitor.pid
+        visitor.release("done")
+        assert await job == "done"
+        assert await next_of(events, Exited) == Exited(
+            0, 1, visitor.pid, 0, reason="retire"
+        )
+        assert pool.stats().crashes == 0
+        assert [slot.slot for slot in (await idle(pool)).slots if slot.pid] == [1]
+    rest = [event async for event in events]
+    assert not [event for event in rest if isinstance(event, Crashed | Retiring)]
+
+
+async def test_a_kill_is_no_crash_and_its_job_fails() -> None:
+    crashes: list[Crash] = []
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1, restart_policy=STRICT, on_crash=crashes.append) as pool,
+    ):
+        events = pool.events()
+        for generation in range(1, 4):
+            job = pool.submit(jobs.wait_at, gate.path, f"{generation}")
+            visitor = await gate.visitor(f"{generation}")
+            pool.kill(0)
+            with pytest.raises(WorkerCrashedError, match=re.escape(KILLED)) as caught:
+                await job
+            assert caught.value.delivery == "started"
+            [crash] = caught.value.crashes
+            assert (crash.pid, crash.kind, crash.signal, crash.detail) == (
+                visitor.pid,
+                "crash",
+                "SIGKILL",
+                KILLED,
+            )
+            exited = await next_of(events, Exited)
+            assert exited == Exited(
+                0,
+                generation,
+                visitor.pid,
+                signal="SIGKILL",
+                detail=KILLED,
+                reason="kill",
+            )
+        await assert_serves(pool)
+        stats = pool.stats()
+    assert (stats.crashes, stats.restarts, stats.failed) == (0, 3, 3)
+    assert crashes == []
+    assert not [event async for event in events if isinstance(event, Crashed)]
+
+
+async def test_the_job_of_a_killed_worker_is_taken_over_if_it_may_be() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        events = pool.events()
+        job = pool.options(max_attempts=2).submit(jobs.wait_at, gate.path)
+        behind = pool.submit(jobs.square, 3)
+        await gate.visitor()
+        pool.kill(0)
+        assert await next_of(events, TakenOver) == TakenOver(job.id, 1)
+        (await gate.visitor(nth=2)).release("again")
+        assert (await job, await behind) == ("again", 9)
+        [crash] = crashes_of(job)
+        assert crash.detail == KILLED
+
+
+async def test_an_order_for_a_slot_without_a_worker_names_the_others() -> None:
+    async with patience(), Pool(2) as pool:
+        await idle(pool)
+        for order in (pool.retire, pool.kill):
+            text = "there is no worker in slot 7 that is ready; slots with one: 0, 1"
+            with pytest.raises(NoWorkerError, match=rf"^{text}$") as caught:
+                order(7)
+            assert (caught.value.worker, caught.value.there) == (7, (0, 1))
+            with pytest.raises(NoWorkerError):
+                order(2)  # which is there, for replacements
+            with pytest.raises(TypeError, match=r"^slot must be an int, not '0'$"):
+                order("0")  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="slot must be"):
+                order(-1)
+    with pytest.raises(PoolClosedError):
+        pool.retire(0)
+    with pytest.raises(NoWorkerError, match=r"slots with one: none$"):
+        pool.kill(0)
+
+
+async def test_who_is_starting_is_not_killed() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(1, initializer=jobs.wait_at, initargs=(gate.path,))
+        start = asyncio.create_task(pool.start())
+        visitor = await gate.visitor()
+        with pytest.raises(NoWorkerError, match=r"slots with one: none$"):
+            pool.kill(0)
+        visitor.release()
+        await start
+        pool.kill(0)
+        (await gate.visitor(nth=2)).release()
+        await pool.close()
+        assert pool.stats().crashes == 0
+
+
+# Clusters.
+
+
+async def test_a_retired_worker_of_a_cluster_drains() -> None:
+    async with patience(), cluster_of(workers=2, restart_policy=STRICT) as cluster:
+        await all_ready(cluster)
+        events = cluster.events()
+        async with Client(cluster) as client:
+            slot, _, pid = await client.who()
+            cluster.retire(slot)
+            assert await client.ask("wait") == "draining"
+            assert await next_of(events, Retiring) == Retiring(slot, 1, "retire")
+            assert (await client.who())[2] == pid
+        exited = await next_of(events, Exited)
+        assert exited == Exited(slot, 1, pid, 0, reason="retire")
+        assert (await all_ready(cluster)).crashes == 0
+
+
+async def test_a_killed_worker_of_a_cluster_is_no_crash() -> None:
+    async with patience(), cluster_of(workers=2, restart_policy=STRICT) as cluster:
+        await all_ready(cluster)
+        events = cluster.events()
+        for _ in range(3):
+            async with Client(cluster) as client:
+                slot, generation, pid = await client.who()
+                cluster.kill(slot)
+                assert await client.ask("who") == ""
+            exited = await next_of(events, Exited)
+            assert exited == Exited(
+                slot, generation, pid, signal="SIGKILL", detail=KILLED, reason="kill"
+            )
+            assert (await all_ready(cluster)).crashes == 0
+
+
+async def test_orders_for_nobody_in_a_cluster() -> None:
+    cluster = Cluster(serves.talk, workers=1)
+    for order in (cluster.retire, cluster.kill):
+        with pytest.raises(PoolClosedError, match="was not started"):
+            order(0)
+    async with patience(), cluster:
+        for order in (cluster.retire, cluster.kill):
+            with pytest.raises(NoWorkerError, match=r"slots with one: 0$"):
+                order(3)
+
+
+async def test_a_cluster_may_be_waited_for_until_all_are_ready() -> None:
+    async with patience(), Gate() as gate:
+        target = functools.partial(serves.answer_behind, gate.path)
+        cluster = cluster_of(target, bind=(), workers=2, ready="all")
+        events = cluster.events()
+        start = asyncio.create_task(cluster.start())
+        for slot in range(2):
+            assert not start.done()
+            (await gate.visitor(f"{slot}")).release()
+            await next_of(events, Ready)
+        await start
+        assert [slot.ready for slot in cluster.stats().slots if slot.pid] == [
+            True,
+            True,
+        ]
+        await cluster.close()

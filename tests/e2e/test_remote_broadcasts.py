@@ -1,11 +1,10 @@
-"""Broadcasts of remote pools: their order, their end, and nodes that come and go meanwhile."""
+"""Broadcasts of remote pools: their limits, their order, their end, and nodes that come and go."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +15,163 @@ from asyncpool import (
     JobTimeoutError,
     Pool,
     PoolClosedError,
+    PoolFullError,
     WorkerCrashedError,
+    WorkerHungError,
 )
-from asyncpool.events import Crashed, Event
+from asyncpool.boundpool import BoundPool
+from asyncpool.sharedpool import connect
 from tests.helpers import jobs
 from tests.helpers.clusters import come_true
+from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
-from tests.helpers.inside import client_of
+from tests.helpers.inside import client_of, only_job_of, run_out
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.nodes import NodesPool, nodes_pool, two_nodes
 from tests.helpers.patience import patience
 from tests.helpers.pools import idle
-from tests.helpers.shared_pools import pool_and_client
+from tests.helpers.shared_pools import pool_and_client, shared
 from tests.helpers.values import Slow
 
 pytestmark = BOTH_LOOPS
+
+
+def options_of(limit: str, seconds: float) -> dict[str, Any]:
+    """Return the option that sets *limit*; a deadline is in so many seconds."""
+    now = asyncio.get_running_loop().time() if limit == "deadline" else 0.0
+    return {limit: now + seconds}
 
 
 def broadcast(pool: Any, function: Callable[..., Any], *args: Any) -> asyncio.Task[Any]:
     return asyncio.create_task(pool.broadcast(function, *args))
 
 
-async def history_of(pool: Pool) -> list[object]:
-    """Return what the only worker of a node was told."""
-    return (await pool.submit(jobs.history))[1]
-
-
-async def failure(call: asyncio.Task[Any]) -> BroadcastError:
+async def failure(call: Awaitable[Any]) -> BroadcastError:
     with pytest.raises(BroadcastError) as caught:
         await call
     return caught.value
+
+
+@pytest.mark.parametrize("limit", ["timeout", "deadline"])
+async def test_a_call_that_takes_too_long_ends(faced: Faced, limit: str) -> None:
+    options = options_of(limit, 3600.0)
+    async with patience(), Gate() as gate, faced() as (caller, pool):
+        view = caller.options(**options)
+        task = broadcast(view, jobs.wait_at, gate.path)
+        await gate.visitor()
+        run_out(pool, only_job_of(pool))
+        failed = await failure(task)
+        [error] = failed.errors.values()
+        assert isinstance(error, JobTimeoutError)
+        assert error is failed.__cause__
+        assert (error.limit, error.attempt, error.job_id) == (limit, 1, 1)
+        if caller is not pool:  # in which run_out() has moved it
+            assert error.seconds == options[limit], "it is that of the caller's clock"
+        assert "wait_at" in error.stack
+        hung = broadcast(
+            caller.options(heartbeat_timeout=0.05), jobs.wait_at, gate.path
+        )
+        [silent] = (await failure(hung)).errors.values()
+        assert isinstance(silent, WorkerHungError)
+        assert silent.crashes[0].detail == "no heartbeat for 0.05 s"
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("queue_timeout", 0.05), ("deadline", 0.05), ("deadline", -5.0)],
+)
+async def test_a_call_that_cannot_begin_in_time_ends(
+    faced: Faced, limit: str, seconds: float
+) -> None:
+    async with patience(), Gate() as gate, faced() as (caller, _):
+        held = caller.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        options = options_of(limit, seconds)
+        task = broadcast(caller.options(**options), jobs.configure, 1)
+        [error] = (await failure(task)).errors.values()
+        visitor.release()
+        await held
+        assert (await caller.submit(jobs.history))[1] == []
+    assert isinstance(error, JobTimeoutError)
+    told = (error.limit, error.seconds, error.attempt, error.stack)
+    assert told == (limit, options[limit], 0, "")
+
+
+async def test_the_workers_in_time_have_their_results(tmp_path: Path) -> None:
+    async with patience(), Gate() as gate, pool_and_client(tmp_path) as (pool, client):
+        await idle(pool)
+        held = client.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        view = client.options(queue_timeout=1.0)
+        error = await failure(view.broadcast(jobs.configure, "a"))
+        [late] = error.errors
+        assert error.results == {1 - late: error.results[1 - late]}
+        assert error.results != {late: visitor.pid}
+        visitor.release()
+        await held
+        assert len(await client.options(timeout=60.0).broadcast(jobs.pid)) == 2
+
+
+async def test_a_call_knows_its_limits(tmp_path: Path) -> None:
+    async with patience(), shared(tmp_path, workers=1) as pool:
+        deadline = asyncio.get_running_loop().time() + 60.0
+        await pool.options(deadline=deadline).broadcast(jobs.configure_as_a_job, "a")
+        _, history = await pool.submit(jobs.history)
+        assert history == [("a", 1, pytest.approx(deadline, abs=30.0), None, ("a",))]
+
+
+async def test_whoever_stops_waiting_may_let_the_calls_run_on(faced: Faced) -> None:
+    async with patience(), Gate() as gate, faced() as (caller, pool):
+        view: BoundPool = caller.options(on_cancel="wait")
+        call = view.broadcast(jobs.configure_where_told, gate.path, "a")
+        task = asyncio.create_task(call)
+        visitor = await gate.visitor("configure")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if caller is not pool:
+            await caller.stats()  # the agent has heard of it
+        visitor.release()
+        assert await caller.submit(jobs.history) == (visitor.pid, ["a"])
+
+
+async def test_a_deadline_holds_at_nodes_with_other_clocks() -> None:
+    async with patience(), Gate() as gate, two_nodes(ahead=1000) as (pool, one, two):
+        for each in (one, two):
+            await idle(each)
+        deadline = asyncio.get_running_loop().time() + 0.2
+        view = pool.options(deadline=deadline)
+        error = await failure(view.broadcast(jobs.wait_at, gate.path))
+        assert len(error.errors) == 2
+        for late in error.errors.values():
+            assert isinstance(late, JobTimeoutError)
+            assert (late.limit, late.seconds) == ("deadline", deadline)
+
+
+async def test_a_full_queue_refuses_no_broadcast(tmp_path: Path) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        shared(tmp_path, workers=1),
+        connect(f"unix:{tmp_path}/pool.sock", max_queued=1) as pool,
+    ):
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        # As many as the agent takes, and one that waits.
+        many = [pool.submit(jobs.square, 2) for _ in range(1023 + 1)]
+        with pytest.raises(PoolFullError):
+            pool.submit(jobs.square, 2)
+        task = asyncio.create_task(pool.broadcast(jobs.square, 3))
+        await pool.stats()
+        visitor.release()
+        assert await task == {0: 9}
+        await asyncio.gather(held, *many)
+
+
+async def history_of(pool: Pool) -> list[object]:
+    """Return what the only worker of a node was told."""
+    return (await pool.submit(jobs.history))[1]
 
 
 @pytest.mark.parametrize("gives_up", [False, True])
@@ -146,27 +271,6 @@ async def test_errors_have_the_numbers_of_the_client() -> None:
             assert isinstance(error, JobTimeoutError)
             numbers.append(error.job_id)
         assert numbers == [*range(job.id, job.id + 5)]
-
-
-async def test_the_crash_of_a_job_has_the_slot_of_its_node() -> None:
-    async with patience(), two_nodes() as (pool, one, two):
-        crashes: list[int] = []
-
-        def hear(event: Event) -> None:
-            if isinstance(event, Crashed):
-                crashes.append(event.crash.slot)
-
-        pool.add_listener(hear)
-        for each in (one, two):
-            await idle(each)
-        slots: set[int] = set()
-        for key in itertools.count():  # keys find all nodes soon
-            if slots == {0, 10_000}:
-                break
-            with pytest.raises(WorkerCrashedError) as caught:
-                await pool.options(key=key).submit(os._exit, 3)
-            slots.add(caught.value.slot)
-        await come_true(lambda: set(crashes) == slots)
 
 
 # Nodes that come and go.

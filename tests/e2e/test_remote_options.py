@@ -1,7 +1,6 @@
-"""What becomes of each option of a job in a remote pool: no form of a call forgets one.
+"""What becomes of each option of a job in a remote pool, as a job and as a broadcast.
 
-A client tells its agent of options in two forms: for jobs and for broadcasts.  :data:`TABLE` says what becomes of each option in each form.  Who
-adds an option adds a row, and the tests hold the real ends to it.
+Who adds an option adds a row to :data:`TABLE`, and the tests hold the real ends to it.
 """
 
 from __future__ import annotations
@@ -166,9 +165,7 @@ def test_the_table_has_every_option() -> None:
 
 
 @contextlib.asynccontextmanager
-async def ends(
-    tmp_path: Path,
-) -> AsyncGenerator[tuple[Pool, SharedPool, Client, Gate]]:
+async def ends(tmp_path: Path) -> AsyncGenerator[tuple[Pool, SharedPool, Client, Gate]]:
     """Yield an agent's pool, its client as users see it and from within, and a gate."""
     async with (
         patience(),

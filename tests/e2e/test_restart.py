@@ -1,4 +1,4 @@
-"""Who is to blame, when a dead worker is replaced, and when the pool gives up."""
+"""When a dead worker is replaced, when the pool gives up, and which jobs survive their worker."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import multiprocessing.spawn
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+import asyncpool
 from asyncpool import (
     Crash,
+    JobRaisedError,
     Pool,
     PoolBrokenError,
     PoolClosedError,
@@ -20,14 +22,33 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerStartError,
 )
-from asyncpool.events import Broken, Parked, Recovered, Restarting
+from asyncpool.enums import Delivery
+from asyncpool.events import (
+    Broken,
+    Event,
+    JobEvent,
+    JobQueued,
+    Parked,
+    Recovered,
+    Restarting,
+    TakenOver,
+)
 from tests.helpers import faults, jobs
-from tests.helpers.inside import BURST
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.gate import Gate
+from tests.helpers.inside import MAX_FREE_RETURNS, CrashKindText, die_before_jobs
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, by_events, idle, until
+from tests.helpers.pools import (
+    assert_serves,
+    broken_by,
+    by_events,
+    case,
+    crash_of,
+    idle,
+    until,
+)
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 HASTY = RestartPolicy(initial_delay=0.01, max_failed_starts=3)
 
@@ -38,14 +59,9 @@ def fail_and_count(log: str) -> None:
     raise ConnectionError("no licence server")
 
 
-def fail_while(flag: str) -> None:
-    if os.path.exists(flag):
-        raise ConnectionError("no licence server")
-
-
 def fail_but_first(token: str, flag: str) -> None:
     if not faults.first(token):
-        fail_while(flag)
+        jobs.fail_if_there(flag)
 
 
 async def kill_idle(pool: Pool) -> None:
@@ -87,45 +103,37 @@ async def test_an_initializer_that_always_fails_is_heard_of(tmp_path: Path) -> N
         pool.submit(jobs.square, 1)
 
 
-async def test_the_default_policy_tells_after_five_failed_starts(
-    tmp_path: Path,
-) -> None:
-    log = tmp_path / "starts"
+def fail_by_itself() -> NoReturn:
+    error = ValueError("no such setting")
+    raise error from error
+
+
+async def test_an_error_that_is_its_own_cause_ends_a_start_at_once() -> None:
     async with patience():
-        with pytest.raises(PoolBrokenError, match="5 starts failed in a row"):
-            await Pool(2, initializer=fail_and_count, initargs=(str(log),)).start()
-    assert 5 <= len(log.read_text()) <= 6
+        with pytest.raises(PoolBrokenError, match="no such setting"):
+            await Pool(1, initializer=fail_by_itself).start()
 
 
-async def test_everyone_who_waits_hears_that_the_pool_is_broken(
-    tmp_path: Path,
-) -> None:
+async def test_everyone_who_waits_hears_that_the_pool_is_broken(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    async with (
-        patience(),
-        Pool(
-            2, restart_policy=HASTY, initializer=fail_while, initargs=(str(flag),)
-        ) as pool,
-    ):
+    async with patience(), Pool(2, restart_policy=HASTY, **broken_by(flag)) as pool:
         await idle(pool)
         events = pool.events()
         flag.touch()
         culprits = [pool.submit(faults.commit, "SIGKILL") for _ in range(2)]
         queued = [pool.submit(jobs.square, n) for n in range(50)]
         outcomes = await asyncio.gather(*culprits, *queued, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [
-            *[WorkerCrashedError] * 2,
-            *[PoolBrokenError] * 50,
-        ]
+        kinds = [type(outcome) for outcome in outcomes]
+        assert kinds == [WorkerCrashedError] * 2 + [PoolBrokenError] * 50
         for outcome in outcomes[2:]:
             assert isinstance(outcome, PoolBrokenError)
-            assert "no licence server" in str(outcome)
+            assert f"LookupError: {flag}" in str(outcome)
             assert isinstance(outcome.__cause__, WorkerStartError)
             assert outcome.__cause__.kind == "failed start"
             assert outcome.retry_after is not None
             assert 0 < outcome.retry_after <= 0.04, "the backoff goes on"
         # It says so at once, instead of queueing into the void.
-        with pytest.raises(PoolBrokenError, match="no licence server"):
+        with pytest.raises(PoolBrokenError, match="LookupError"):
             pool.submit(jobs.square, 1)
         assert pool.stats().state == "broken"
     assert len([event async for event in by_events(events, Broken)]) == 1
@@ -134,12 +142,7 @@ async def test_everyone_who_waits_hears_that_the_pool_is_broken(
 async def test_a_broken_pool_finds_out_that_it_can_work_again(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     policy = RestartPolicy(initial_delay=0.01, max_delay=0.05, max_failed_starts=2)
-    async with (
-        patience(),
-        Pool(
-            2, restart_policy=policy, initializer=fail_while, initargs=(str(flag),)
-        ) as pool,
-    ):
+    async with patience(), Pool(2, restart_policy=policy, **broken_by(flag)) as pool:
         await idle(pool)
         events = pool.events()
         flag.touch()
@@ -165,12 +168,7 @@ async def test_somebody_who_wants_a_broken_pool_does_not_wait_for_its_backoff(
 ) -> None:
     flag = tmp_path / "flag"
     policy = RestartPolicy(initial_delay=3600, max_delay=3600, max_failed_starts=1)
-    async with (
-        patience(),
-        Pool(
-            1, restart_policy=policy, initializer=fail_while, initargs=(str(flag),)
-        ) as pool,
-    ):
+    async with patience(), Pool(1, restart_policy=policy, **broken_by(flag)) as pool:
         await idle(pool)
         flag.touch()
         await kill_idle(pool)
@@ -216,55 +214,21 @@ async def test_a_slot_that_cannot_start_is_parked_and_the_others_serve(
     assert stats.crashes >= 3
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 4])
 async def test_an_honest_job_behind_crashing_ones_waits_for_no_timer(
     workers: int,
 ) -> None:
     async with patience(), Pool(workers) as pool:
         events = pool.events(buffer=10_000)
-        hostile = [pool.submit(faults.commit, "exit 3") for _ in range(100)]
+        hostile = [pool.submit(faults.commit, "exit 3") for _ in range(40)]
         assert await pool.submit(jobs.square, 3) == 9
         outcomes = await asyncio.gather(*hostile, return_exceptions=True)
         await assert_serves(pool)
         stats = pool.stats()
     assert {type(outcome) for outcome in outcomes} == {WorkerCrashedError}
-    assert stats.crashes == stats.restarts == 100
+    assert stats.crashes == stats.restarts == 40
     delays = [event.delay async for event in by_events(events, Restarting)]
-    assert delays == [0.0] * 100
-
-
-async def test_every_job_between_kills_of_all_idle_workers_succeeds() -> None:
-    async with patience(), Pool(2) as pool:
-        events = pool.events(buffer=10_000)
-        for number in range(7):
-            for slot in (await idle(pool)).slots:
-                if slot.pid is not None:
-                    os.kill(slot.pid, signal.SIGKILL)
-            assert await pool.submit(jobs.square, number) == number**2
-        assert pool.stats().state == "running"
-    delays = [event.delay async for event in by_events(events, Restarting)]
-    assert len(delays) >= 12, "the last ones are not looked for"
-    assert delays[: 2 * BURST] == [0.0] * (2 * BURST)
-    assert max(delays) <= 1.0
-
-
-async def test_a_flood_of_hostile_jobs_slows_nobody_down() -> None:
-    crashes: list[Crash] = []
-    async with patience(4), Pool(2, on_crash=crashes.append) as pool:
-        events = pool.events(buffer=10_000)
-        hostile, good = [], []
-        for n in range(200):
-            hostile.append(pool.submit(faults.commit, ("SIGKILL", "exit 0")[n % 2]))
-            good += [pool.submit(jobs.square, n + i) for i in range(3)]
-        results = await asyncio.gather(*good)
-        outcomes = await asyncio.gather(*hostile, return_exceptions=True)
-        await assert_serves(pool)
-        stats = pool.stats()
-    assert results == [(n + i) ** 2 for n in range(200) for i in range(3)]
-    assert {type(outcome) for outcome in outcomes} == {WorkerCrashedError}
-    assert len(crashes) == stats.crashes == stats.restarts == 200
-    delays = [event.delay async for event in by_events(events, Restarting)]
-    assert delays == [0.0] * 200
+    assert delays == [0.0] * 40
 
 
 async def test_a_limited_restart_counts_every_crash() -> None:
@@ -339,12 +303,7 @@ async def test_a_running_job_outlives_the_pools_hope(tmp_path: Path) -> None:
     """A broken pool lets the jobs finish that its last workers run."""
     flag = tmp_path / "flag"
     policy = RestartPolicy.limited(2, period=60)
-    async with (
-        patience(),
-        Pool(
-            2, restart_policy=policy, initializer=fail_while, initargs=(str(flag),)
-        ) as pool,
-    ):
+    async with patience(), Pool(2, restart_policy=policy, **broken_by(flag)) as pool:
         await idle(pool)
         pause = tmp_path / "pause"
         os.mkfifo(pause)
@@ -355,3 +314,195 @@ async def test_a_running_job_outlives_the_pools_hope(tmp_path: Path) -> None:
         assert job.state == "running"
         pause.write_text("done")
         assert await job == "done"
+
+
+# Jobs that survive their worker: attempts, their order, and what is retried.
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+async def test_a_job_whose_workers_die_before_they_begin_it_is_given_up(
+    attempts: int,
+) -> None:
+    crashes: list[Crash] = []
+    pool = Pool(1, initializer=die_before_jobs, on_crash=crashes.append)
+    queued: list[int] = []
+
+    def note(event: Event | JobEvent) -> None:
+        if isinstance(event, JobQueued):
+            queued.append(event.attempts)
+
+    async with patience(), pool:
+        pool.add_job_listener(note)
+        job = pool.options(max_attempts=attempts).submit(jobs.square, 3)
+        with pytest.raises(WorkerCrashedError) as caught:
+            await job
+        assert caught.value.delivery is Delivery.SENT
+        # Three times for nothing, and then each costs an attempt.
+        assert len(caught.value.crashes) == MAX_FREE_RETURNS + attempts
+        assert job.attempt == attempts
+        assert pool.stats().takeovers == MAX_FREE_RETURNS + attempts - 1
+    assert len(crashes) == MAX_FREE_RETURNS + attempts
+    # Once at first and once for each death, with the attempts that it has lost by then.
+    assert queued == [0] * (MAX_FREE_RETURNS + 1) + [*range(1, attempts + 1)]
+
+
+async def test_the_next_worker_takes_a_job_over() -> None:
+    crashes: list[Crash] = []
+    async with patience(), Gate() as gate, Pool(2, on_crash=crashes.append) as pool:
+        events = pool.events()
+        job = pool.options(max_attempts=3).submit(jobs.wait_in_every_attempt, gate.path)
+        assert (job.attempt, job.state) == (1, "running")
+        pids = []
+        for attempt, answer in ((1, "die"), (2, "die"), (3, "done")):
+            visitor = await gate.visitor(f"attempt {attempt}")
+            assert (job.attempt, job.worker_pid) == (attempt, visitor.pid)
+            pids.append(visitor.pid)
+            visitor.release(answer)
+        assert await job == "done"
+        assert (job.attempt, job.state, job.worker_pid) == (3, "done", None)
+        await assert_serves(pool)
+        stats = pool.stats()
+    assert [(crash.attempt, crash.job_id) for crash in crashes] == [
+        (1, job.id),
+        (2, job.id),
+    ]
+    assert len(set(pids)) == 3
+    assert (stats.takeovers, stats.crashes, stats.failed) == (2, 2, 0)
+    assert [event async for event in by_events(events, TakenOver)] == [
+        TakenOver(job.id, 1),
+        TakenOver(job.id, 2),
+    ]
+
+
+async def test_beyond_the_bound_the_caller_gets_every_crash() -> None:
+    crashes: list[Crash] = []
+    async with patience(), Pool(2, on_crash=crashes.append) as pool:
+        kill = faults.by_name("SIGKILL")
+        job = pool.options(max_attempts=3).submit(faults.commit, kill.name)
+        await crash_of(job, kill, attempts=3)
+        await assert_serves(pool)
+    error = job.exception()
+    assert isinstance(error, WorkerCrashedError)
+    assert list(error.crashes) == crashes
+    assert [crash.attempt for crash in crashes] == [1, 2, 3]
+    assert len({crash.pid for crash in crashes}) == 3
+
+
+async def test_a_job_that_is_taken_over_goes_first() -> None:
+    order: list[str] = []
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.options(max_attempts=2).submit(jobs.wait_in_every_attempt, gate.path)
+        queued = [pool.submit(jobs.square, n) for n in range(3)]
+        job.add_done_callback(lambda _: order.append("taken over"))
+        for other in queued:
+            other.add_done_callback(lambda _: order.append("queued"))
+        (await gate.visitor("attempt 1")).release("die")
+        (await gate.visitor("attempt 2")).release()
+        await queued[-1]
+    assert order == ["taken over", "queued", "queued", "queued"]
+
+
+RETRIES: list[tuple[str, tuple[CrashKindText, ...], int]] = [
+    ("SIGKILL", ("crash",), 2),
+    ("SIGKILL", ("protocol",), 1),
+    ("SIGKILL", (), 1),
+    ("exit 0", ("hung", "crash"), 2),
+    ("garbage", ("crash",), 1),
+    ("garbage", ("protocol",), 2),
+]
+
+
+async def test_only_the_kinds_that_are_named_are_retried() -> None:
+    async with patience(), Pool(1) as pool:
+        for fault, retry_on, attempts in RETRIES:
+            with case(fault, retry_on):
+                view = pool.options(max_attempts=2).options(retry_on=retry_on)
+                job = view.submit(faults.commit, fault)
+                await crash_of(job, faults.by_name(fault), attempts=attempts)
+
+
+async def test_exceptions_of_the_job_are_retried_if_they_are_named(pair: Pool) -> None:
+    thrice = pair.options(max_attempts=3, retry_on=[LookupError])
+    assert await thrice.submit(fail_until, 3, KeyError("x")) == 3
+    with pytest.raises(KeyError) as caught:
+        await thrice.submit(fail_until, 4, KeyError("x"))
+    assert caught.value.args == ("x",)
+    other = thrice.submit(fail_until, 2, ValueError("y"))
+    with pytest.raises(ValueError, match="y"):
+        await other
+    assert other.attempt == 1
+    last = pair.options(max_attempts=2, retry_on=[SystemExit])
+    assert await last.submit(fail_until, 2, SystemExit(1)) == 2
+    with pytest.raises(JobRaisedError):
+        await last.submit(fail_until, 3, SystemExit(1))
+    assert pair.stats().crashes == 0
+
+
+def fail_until(attempt: int, error: BaseException) -> int:
+    if asyncpool.current_job().attempt < attempt:
+        raise error
+    return asyncpool.current_job().attempt
+
+
+async def test_a_job_knows_itself(pool: Pool) -> None:
+    first, second = pool.submit(jobs.attempt), pool.submit(jobs.attempt)
+    assert await first == (first.id, 1)
+    assert await second == (second.id, 1)
+    assert first.id != second.id
+    with pytest.raises(RuntimeError, match="outside a job"):
+        asyncpool.current_job()
+
+
+async def test_a_job_that_waits_for_its_next_attempt_can_be_cancelled() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(1, initializer=jobs.wait_at, initargs=(gate.path, "start"))
+        start = asyncio.create_task(pool.start())
+        (await gate.visitor("start")).release()
+        await start
+        twice = pool.options(max_attempts=2)
+        job = twice.submit(jobs.wait_in_every_attempt, gate.path)
+        (await gate.visitor("attempt 1")).release("die")
+        second = await gate.visitor("start", nth=2)
+        assert (job.state, job.worker_pid, job.attempt) == ("queued", None, 1)
+        assert job.cancel()
+        second.release()
+        assert await pool.submit(jobs.square, 5) == 25
+        await pool.close()
+        stats = pool.stats()
+        assert gate.visits("attempt 2") == 0
+    assert (stats.cancelled, stats.crashes, stats.spawned) == (1, 1, 2)
+
+
+async def test_a_job_that_no_worker_began_loses_no_attempt() -> None:
+    quick = RestartPolicy(initial_delay=0.01, max_delay=0.02)
+    async with patience(), Pool(1, restart_policy=quick) as pool:
+        events = pool.events()
+        for _ in range(3):
+            pid = (await idle(pool)).slots[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            job = pool.submit(jobs.attempt)
+            os.kill(pid, signal.SIGKILL)
+            # With one attempt and no more, it still runs.
+            assert await job == (job.id, 1)
+            assert job.attempt == 1
+    lost = [event.attempt async for event in by_events(events, TakenOver)]
+    assert lost == [0, 0, 0]
+
+
+async def test_nobody_takes_over_from_the_last_worker_of_a_broken_pool() -> None:
+    once = RestartPolicy.limited(1, period=60)
+    async with patience(), Pool(1, restart_policy=once) as pool:
+        events = pool.events()
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(os._exit, 3)
+        pid = await pool.submit(jobs.pid)
+        os.kill(pid, signal.SIGSTOP)
+        job = pool.submit(jobs.attempt)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(PoolBrokenError) as caught:
+            await job
+        stats = pool.stats()
+    assert caught.value.crashes[-1].pid == pid
+    assert (stats.takeovers, stats.failed) == (0, 2)
+    assert not [event async for event in by_events(events, TakenOver)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,63 +42,52 @@ async def test_pools_share_a_launcher_and_the_last_one_ends_it() -> None:
             assert await launcher_of(third) != launcher
 
 
-@pytest.mark.parametrize("what", ["environment", "directory", "preload", "launcher"])
+@contextmanager
+def surroundings() -> Iterator[None]:
+    """Put back what a test changes of this process."""
+    umask, handler = os.umask(0o022), signal.getsignal(signal.SIGUSR2)
+    os.umask(umask)
+    try:
+        yield
+    finally:
+        os.umask(umask)
+        signal.signal(signal.SIGUSR2, handler)
+
+
 async def test_pools_whose_workers_inherit_something_else_do_not_share(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with patience(), Pool(1) as first:
-        options: dict[str, Any] = {}
-        if what == "environment":
-            monkeypatch.setenv("AP_COLOUR", "green")
-        elif what == "directory":
-            monkeypatch.chdir(tmp_path)
-        elif what == "preload":
-            options["preload"] = ["colorsys"]
-        else:
-            options["launcher"] = "spawn"
-        async with Pool(1, **options) as second:
-            assert await launcher_of(second) != await launcher_of(first)
-            if what == "environment":
-                assert await second.submit(os.getenv, "AP_COLOUR") == "green"
-            if what == "directory":
-                assert await second.submit(os.getcwd) == str(tmp_path)
-
-
-@contextmanager
-def other_umask() -> Iterator[None]:
-    before = os.umask(0o027)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-@contextmanager
-def ignored_signal() -> Iterator[None]:
-    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells them")
-async def test_pools_with_another_umask_or_other_ignored_signals_do_not_share() -> None:
-    async with patience(), Pool(1) as first:
+    # What is changed, and what a worker finds then.
+    changes: list[tuple[Callable[[], Any], tuple[Any, ...], object]] = [
+        (lambda: os.umask(0o027), (os.umask, 0), 0o027),
+        (
+            lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
+            (signal.getsignal, signal.SIGUSR2),
+            signal.SIG_IGN,
+        ),
+        (
+            lambda: monkeypatch.setenv("AP_COLOUR", "green"),
+            (os.getenv, "AP_COLOUR"),
+            "green",
+        ),
+        (lambda: monkeypatch.chdir(tmp_path), (os.getcwd,), str(tmp_path)),
+    ]
+    options: list[dict[str, Any]] = [{"preload": ["colorsys"]}, {"launcher": "spawn"}]
+    async with patience(2), Pool(1) as first:
         launcher = await launcher_of(first)
-        with other_umask():
-            async with Pool(1) as second:
+        for others in options:
+            async with Pool(1, **others) as second:
                 assert await launcher_of(second) != launcher
-                assert await second.submit(os.umask, 0) == 0o027
-        with ignored_signal():
-            async with Pool(1) as third:
-                assert await launcher_of(third) != launcher
-                assert (
-                    await third.submit(signal.getsignal, signal.SIGUSR2)
-                    == signal.SIG_IGN
-                )
-        async with Pool(1) as fourth:
-            assert await launcher_of(fourth) == launcher
+        # Only Linux tells of the first two.
+        for change, call, found in changes[0 if sys.platform == "linux" else 2 :]:
+            with surroundings():
+                change()
+                async with Pool(1) as second:
+                    assert await launcher_of(second) != launcher
+                    assert await second.submit(*call) == found
+            monkeypatch.undo()
+        async with Pool(1) as last:
+            assert await launcher_of(last) == launcher
 
 
 async def test_a_shared_launcher_that_is_killed_is_replaced_for_all() -> None:

@@ -8,9 +8,10 @@ import errno
 import json
 import os
 import pickle
+import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from math import inf, nan
 from pathlib import Path
@@ -33,26 +34,21 @@ from asyncpool._runtime.remote.carrier import greeting, pack_greeting
 from asyncpool._runtime.remote.own_objects import load_own, pack_own
 from asyncpool._runtime.remote.unix_carrier import UnixCarrier
 from asyncpool.enums import Delivery
-from asyncpool.errors import (
-    JobNotPicklableError,
-    NodeLostError,
-    ProtocolError,
-    WorkerCrashedError,
-)
+from asyncpool.errors import NodeLostError, ProtocolError, WorkerCrashedError
 from asyncpool.pool import Pool
-from asyncpool.sharedpool import PoolServer, SharedPool, connect
+from asyncpool.sharedpool import PoolServer, connect
 from asyncpool.sharedpool._server import MOST_STRANGERS
 from tests.helpers import jobs
 from tests.helpers.crashes import crash_with
 from tests.helpers.gate import short_folder
 from tests.helpers.inside import connect_within, waiting_jobs
 from tests.helpers.locked_folder import assert_waits, locked
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
 from tests.helpers.pools import case
 from tests.helpers.shared_pools import server
 
-pytestmark = BOTH_LOOPS
+pytestmark = ONE_LOOP
 
 logged = partial(pytest.param, marks=pytest.mark.logs("notes-unreadable"))
 
@@ -114,14 +110,6 @@ async def raw_client(path: Path) -> AsyncGenerator[Raw]:
         await raw.close()
 
 
-@contextlib.asynccontextmanager
-async def pool_and_raw_client(folder: Path) -> AsyncGenerator[tuple[Pool, Raw]]:
-    """Yield a pool that is shared at a path in *folder*, and a raw client of it."""
-    path = folder / "pool.sock"
-    async with Pool(1) as pool, PoolServer(pool, path), raw_client(path) as raw:
-        yield pool, raw
-
-
 FUNCTION = Message(Kind.FUNCTION, function=1, payload=b"f\0")
 PLAIN = json.dumps({"limits": {}}).encode()
 OPTIONS = Message(Kind.OPTIONS, options=1, payload=PLAIN)
@@ -178,10 +166,7 @@ BREACHES: list[tuple[list[Message], str]] = [
     ([Message(Kind.TRACE, payload=b'{"traceparent": 1}')], "other things"),
     ([FUNCTION, OPTIONS, job(1, begun=1 << 16)], "job 1 with false numbers"),
     ([FUNCTION, OPTIONS, job(1)._replace(wait=-1.0)], "job 1 with false numbers"),
-    (
-        [FUNCTION, OPTIONS, job(1)._replace(deadline=nan)],
-        "job 1 with false numbers",
-    ),
+    ([FUNCTION, OPTIONS, job(1)._replace(deadline=nan)], "job 1 with false numbers"),
     ([asked(n) for n in range(300)], "256 at once"),
 ]
 
@@ -213,8 +198,11 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_a_question_with_false_options_is_refused(tmp_path: Path) -> None:
-    async with patience(), pool_and_raw_client(tmp_path) as (pool, raw):
+async def test_a_question_with_false_options_is_refused(
+    pool: Pool, tmp_path: Path
+) -> None:
+    path, before = tmp_path / "pool.sock", pool.stats().submitted
+    async with patience(), PoolServer(pool, path), raw_client(path) as raw:
         await raw.greet()
         for number, (what, details) in enumerate(QUESTIONS, 1):
             with case(what, details):
@@ -226,18 +214,25 @@ async def test_a_question_with_false_options_is_refused(tmp_path: Path) -> None:
                 assert (answer.kind, answer.job) == (Kind.ANSWER, number)
                 assert load_own(answer.payload)[0] is False
         assert await pool.submit(jobs.square, 2) == 4
-        assert pool.stats().submitted == 1
+        assert pool.stats().submitted == before + 1
 
 
 @pytest.mark.logs("client-refused")
-async def test_a_greeting_that_is_none_is_answered_by_a_refusal(tmp_path: Path) -> None:
+async def test_a_greeting_that_is_none_is_answered_by_a_refusal(
+    pool: Pool, tmp_path: Path
+) -> None:
     path = tmp_path / "pool.sock"
-    async with patience(), Pool(1) as pool, PoolServer(pool, path):
-        for piece in (b"", b"{}", b"[" * 5000, b"\xff" * 100, b'{"python": 5}'):
+    older = pack_greeting(greeting(__version__, "pickle") | {"python": "3.9"})
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    told = f"the agent has Python {here}, and the client 3.9: both need the same"
+    wrong = (b"", b"{}", b"[" * 5000, b"\xff" * 100, b'{"python": 5}', older)
+    async with patience(), PoolServer(pool, path):
+        for piece in wrong:
             with case(piece):
                 async with raw_client(path) as raw:
                     raw.say(piece)
-                    assert "refused" in json.loads(await raw.hear())
+                    refused = json.loads(await raw.hear())["refused"]
+                    assert (refused == told) is (piece is older)
                     await raw.cut()
 
 
@@ -246,11 +241,7 @@ async def test_a_greeting_has_a_bound_and_so_have_clients(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "pool.sock"
-    async with (
-        patience(),
-        Pool(1) as pool,
-        PoolServer(pool, path, max_clients=1),
-    ):
+    async with patience(), Pool(1) as pool, PoolServer(pool, path, max_clients=1):
         async with raw_client(path) as raw:
             raw.writer.write(header(FrameKind.BATCH, 1 << 40))
             await raw.cut()
@@ -288,7 +279,13 @@ async def test_a_client_that_takes_no_results_gets_no_end_of_jobs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It reads, so that no socket is full, and acknowledges nothing."""
-    async with patience(), pool_and_raw_client(tmp_path) as (_, raw):
+    path = tmp_path / "pool.sock"
+    async with (
+        patience(),
+        Pool(1) as pool,
+        PoolServer(pool, path),
+        raw_client(path) as raw,
+    ):
         await raw.greet()
         raw.say_messages(Message(Kind.PAGE), FUNCTION, OPTIONS)
         ended = 0
@@ -303,14 +300,11 @@ async def test_a_client_that_takes_no_results_gets_no_end_of_jobs(
     assert "the client has taken none of 3000 results" in caplog.text
 
 
-async def test_clients_wait_while_too_many_others_say_nothing(tmp_path: Path) -> None:
+async def test_clients_wait_while_too_many_others_say_nothing(
+    pool: Pool, tmp_path: Path
+) -> None:
     path = tmp_path / "pool.sock"
-    async with (
-        patience(),
-        Pool(1) as pool,
-        PoolServer(pool, path),
-        contextlib.AsyncExitStack() as stack,
-    ):
+    async with patience(), PoolServer(pool, path), contextlib.AsyncExitStack() as stack:
         silent = [
             await stack.enter_async_context(raw_client(path))
             for _ in range(MOST_STRANGERS)
@@ -326,7 +320,10 @@ async def test_clients_wait_while_too_many_others_say_nothing(tmp_path: Path) ->
 
 @pytest.mark.logs("client-not-accepted")
 async def test_clients_wait_while_the_server_can_open_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pool: Pool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path, accept = tmp_path / "pool.sock", socket.socket.accept
     refusals = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
@@ -336,20 +333,11 @@ async def test_clients_wait_while_the_server_can_open_no_file(
             raise refusals.pop()
         return accept(sock)
 
-    async with patience(), Pool(1) as pool, PoolServer(pool, path):
+    async with patience(), PoolServer(pool, path):
         monkeypatch.setattr(socket.socket, "accept", scarce)
         async with connect(f"unix:{path}") as one:
             assert await one.submit(jobs.square, 2) == 4
     assert "the shared pool cannot accept a connection: " in caplog.text
-
-
-async def test_another_python_is_refused_by_name(tmp_path: Path) -> None:
-    async with patience(), pool_and_raw_client(tmp_path) as (_, raw):
-        raw.say(pack_greeting(greeting(__version__, "pickle") | {"python": "3.9"}))
-        here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        assert json.loads(await raw.hear()) == {
-            "refused": f"the agent has Python {here}, and the client 3.9: both need the same"
-        }
 
 
 @contextlib.asynccontextmanager
@@ -392,39 +380,49 @@ GREETING = greeting(__version__, "pickle") | {
 }
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [
-        (),
-        (b"no",),
-        (b"[]",),
-        (pack_greeting(GREETING | {"session": "1"}),),
-        (pack_greeting(GREETING | {"credits": -1}),),
-        (pack_greeting(GREETING | {"credits": 0}),),
-        (pack_greeting(GREETING | {"page": None}),),
-        (pack_greeting(GREETING | {"session": 1 << 64}),),
-        (pack_greeting(GREETING | {"stamp": 1 << 64}),),
-        (pack_greeting(GREETING | {"lease": nan}),),
-        (pack_greeting(GREETING | {"lease": inf}),),
+NO_AGENT = [
+    (),
+    (b"no",),
+    (b"[]",),
+    *[
+        (pack_greeting(GREETING | wrong),)
+        for wrong in (
+            {"session": "1"},
+            {"credits": -1},
+            {"credits": 0},
+            {"page": None},
+            {"session": 1 << 64},
+            {"stamp": 1 << 64},
+            {"lease": nan},
+            {"lease": inf},
+        )
     ],
-)
+]
+
+
+@pytest.mark.parametrize("answers", NO_AGENT)
 async def test_what_is_no_agent_is_refused(answers: tuple[bytes, ...]) -> None:
     async with patience(), false_agent(*answers) as (address, _):
         with pytest.raises(ProtocolError, match="does not answer as an agent does"):
             await connect(address).start()
 
 
+UNREADABLE = [
+    Message(Kind.FAILED, 1, payload=pack_own(5)),
+    Message(Kind.VALUE, 1, payload=b"\0\0\0\x09"),
+]
+
+
 @pytest.mark.parametrize(
     "message",
     [
+        *UNREADABLE,
         Message(Kind.JOB, 1),
         Message(Kind.ITEM, 1, payload=bytes(4)),
         Message(Kind.FAILED, 1, payload=b"cos\nsystem\n(S'false'\ntR."),
-        Message(Kind.FAILED, 1, payload=pack_own(5)),
         Message(Kind.FAILED, 1, payload=DEEP),
         Message(Kind.EVENT, payload=DEEP),
         Message(Kind.WORKER, 1, payload=DEEP),
-        Message(Kind.VALUE, 1, payload=b"\0\0\0\x09"),
         Message(Kind.EVENT, payload=b"x"),
         Message(Kind.EVENT, payload=pack_own("no event")),
         Message(Kind.WORKER, 1, payload=pack_own("no worker")),
@@ -436,47 +434,28 @@ async def test_what_is_no_agent_is_refused(answers: tuple[bytes, ...]) -> None:
 async def test_an_agent_that_breaks_the_rules_is_lost(
     message: Message, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """One that tells of an end, though not how, has begun the job: nobody must call it again."""
     async with (
         patience(),
         false_agent(pack_greeting(GREETING)) as (address, raws),
         connect(address) as pool,
     ):
-        sent = pool.submit(jobs.square, 2)
+        sent, other = pool.submit(jobs.square, 2), pool.submit(jobs.square, 3)
         await raws[0].hear()
-        raws[0].say_messages(Message(Kind.BEGAN, payload=pack_numbers([1])), message)
+        raws[0].say_messages(message)
         with pytest.raises(NodeLostError, match="is lost: ") as lost:
             await sent
+        with pytest.raises(NodeLostError) as unknown:
+            await other
+    assert unknown.value.delivery is Delivery.SENT
+    if message in UNREADABLE:
+        assert lost.value.delivery is Delivery.STARTED
     [record] = [vars(it) for it in caplog.records if "node" in vars(it)]
     assert record["pool"] == address
     assert record["node"] == lost.value.node
     assert record["reason"] in {lost.value.reason, "the end of 1 cannot be read"}
     assert isinstance(lost.value.__cause__, Exception)
     assert str(lost.value.__cause__).startswith(lost.value.reason)
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        Message(Kind.FAILED, 1, payload=pack_own(5)),
-        Message(Kind.VALUE, 1, payload=b"\0\0\0\x09"),
-    ],
-)
-async def test_a_job_whose_end_cannot_be_read_counts_as_begun(end: Message) -> None:
-    """Its agent says that it has ended, though not how: whoever called it must not call again."""
-    async with (
-        patience(),
-        false_agent(pack_greeting(GREETING)) as (address, raws),
-        connect(address) as pool,
-    ):
-        ended, other = pool.submit(jobs.square, 2), pool.submit(jobs.square, 3)
-        await raws[0].hear()
-        raws[0].say_messages(end)
-        with pytest.raises(NodeLostError) as lost:
-            await ended
-        assert lost.value.delivery is Delivery.STARTED
-        with pytest.raises(NodeLostError) as lost:
-            await other
-        assert lost.value.delivery is Delivery.SENT
 
 
 @pytest.mark.parametrize(
@@ -536,61 +515,80 @@ async def test_a_bug_in_one_end_ends_the_connection_at_both() -> None:
 
 
 async def test_no_more_jobs_are_sent_than_a_client_may_lose() -> None:
-    async with (
-        patience(),
-        false_agent(pack_greeting(GREETING)) as (address, raws),
-        _left(connect(address)) as pool,
-    ):
+    async with patience(), false_agent(pack_greeting(GREETING)) as (address, _):
+        pool = connect(address)
+        await pool.start()
         for number in range(5000):
             pool.submit(jobs.square, number)
         assert waiting_jobs(pool) == 5000 - 4096
-        assert len(raws) == 1
-
-
-@contextlib.asynccontextmanager
-async def _left(pool: SharedPool) -> AsyncGenerator[SharedPool]:
-    await pool.start()
-    try:
-        yield pool
-    finally:
         await pool.close(finish="none")
 
 
-async def test_a_locked_folder_does_not_hold_up_the_loop() -> None:
+async def test_a_locked_folder_does_not_hold_up_the_loop(pool: Pool) -> None:
     async def work(path: Path) -> int:
         async with PoolServer(pool, path), connect(f"unix:{path}") as client:
             return await client.submit(jobs.square, 2)
 
     with short_folder() as folder:
-        async with patience(), Pool(1) as pool:
-            with locked(folder):
-                working = asyncio.create_task(work(folder / "pool.sock"))
-                await assert_waits(folder, working)
-            assert await working == 4
+        with locked(folder):
+            working = asyncio.create_task(work(folder / "pool.sock"))
+            await assert_waits(folder, working)
+        assert await working == 4
+
+
+def as_nobody(run: Callable[[], object]) -> int:
+    """Have a process of another user do something; return its pid."""
+    if pid := os.fork():
+        return pid
+    os.setuid(NOBODY)
+    with contextlib.suppress(OSError):
+        run()
+    os._exit(0)
 
 
 @as_root
-async def test_a_process_of_another_user_is_refused(tmp_path: Path) -> None:
+async def test_a_process_of_another_user_is_refused() -> None:
+    reading, writing = os.pipe()
+
+    def greet() -> None:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path))
+            hello = pack_greeting(greeting(__version__, "pickle"))
+            sock.send(len(hello).to_bytes(8) + hello)
+            os.write(writing, sock.recv(100))
+
     with short_folder() as folder:
         folder.chmod(0o755)
         path = folder / "pool.sock"
         async with patience(), Pool(1) as pool, PoolServer(pool, path):
             assert path.stat().st_mode & 0o777 == 0o600
             path.chmod(0o666)  # as if the file protected nothing
-            heard = await asyncio.to_thread(_as_nobody, path)
-            assert heard == b""
+            pid = as_nobody(greet)
+            os.close(writing)
+            assert await asyncio.to_thread(os.read, reading, 100) == b""
+            os.close(reading)
+            await asyncio.to_thread(os.waitpid, pid, 0)
             async with connect(f"unix:{path}") as own:
                 assert await own.submit(jobs.square, 2) == 4
 
 
 @as_root
 async def test_an_agent_of_another_user_gets_no_jobs() -> None:
+    reading, writing = os.pipe()
+
+    def listen() -> None:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(path))
+            path.chmod(0o666)
+            sock.listen()
+            os.write(writing, b"l")
+            while True:
+                sock.accept()[0].recv(100)
+
     with short_folder() as folder:
         folder.chmod(0o777)
-        reading, writing = os.pipe()
-        pid, path = os.fork(), folder / "false"
-        if not pid:
-            _listen_as_nobody(path, writing)
+        path = folder / "false"
+        pid = as_nobody(listen)
         os.close(writing)
         try:
             assert await asyncio.to_thread(os.read, reading, 1)
@@ -598,38 +596,8 @@ async def test_an_agent_of_another_user_gets_no_jobs() -> None:
             with pytest.raises(PermissionError, match="another user listens at"):
                 await connect(f"unix:{path}").start()
         finally:
-            os.kill(pid, 9)
+            os.kill(pid, signal.SIGKILL)
             await asyncio.to_thread(os.waitpid, pid, 0)
-
-
-def _as_nobody(path: Path) -> bytes:
-    """Return what a process of another user hears when it greets."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.setuid(NOBODY)
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(str(path))
-        hello = pack_greeting(greeting(__version__, "pickle"))
-        with contextlib.suppress(OSError):
-            sock.send(len(hello).to_bytes(8) + hello)
-            os.write(writing, sock.recv(100))
-        os._exit(0)
-    os.close(writing)
-    os.waitpid(pid, 0)
-    with open(reading, "rb") as pipe:
-        return pipe.read()
-
-
-def _listen_as_nobody(path: Path, told: int) -> None:
-    os.setuid(NOBODY)
-    sock = socket.socket(socket.AF_UNIX)
-    sock.bind(str(path))
-    path.chmod(0o666)
-    sock.listen()
-    os.write(told, b"l")
-    while True:
-        sock.accept()[0].recv(100)
 
 
 async def test_nothing_of_it_is_inherited_by_workers(tmp_path: Path) -> None:
@@ -661,29 +629,6 @@ async def test_a_function_that_the_agent_cannot_import_fails_by_name(
             assert await client.submit(jobs.square, 2) == 4
 
 
-async def test_a_data_only_pool_stays_data_only_through_its_agent(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "pool.sock"
-    options: dict[str, Any] = {"codec": "json", "functions": ["tests.helpers.jobs:*"]}
-    async with (
-        patience(),
-        Pool(1, **options) as pool,
-        PoolServer(pool, path),
-        connect(f"unix:{path}", **options) as client,
-    ):
-        assert await client.submit(jobs.square, 3) == 9
-        assert await client.map(jobs.square, range(20)) == [n * n for n in range(20)]
-        assert await client.broadcast(jobs.square, 2) == {0: 4}
-        with pytest.raises(JobNotPicklableError):
-            await client.submit(jobs.take, object())
-        with pytest.raises(JobNotPicklableError, match="lambda"):
-            await client.submit(lambda: 1)
-        async with client.worker() as mine:
-            await mine.submit(jobs.fill_state)
-            assert await mine.submit(jobs.count_state) == 1
-
-
 @pytest.mark.parametrize("is_left", [True, False])
 async def test_an_address_where_nobody_is_is_told_with_the_way_out(
     tmp_path: Path, *, is_left: bool
@@ -697,16 +642,13 @@ async def test_an_address_where_nobody_is_is_told_with_the_way_out(
     kind = ConnectionRefusedError if is_left else FileNotFoundError
     assert type(refused.value) is kind
     assert refused.value.filename == str(path)
-
-
-async def test_what_is_no_socket_and_what_cannot_be_one_are_told_as_such(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(OSError, match="a file of that name, which is no socket"):
-        await connect(f"unix:{tmp_path}").start()
-    path = str(tmp_path / ("x" * 200))
-    with pytest.raises(OSError, match=f"the path has {len(path)} bytes, and"):
-        await connect(f"unix:{path}").start()
+    long = tmp_path / ("x" * 200)
+    for wrong, text in (
+        (tmp_path, "a file of that name, which is no socket"),
+        (long, f"the path has {len(str(long))} bytes, and"),
+    ):
+        with pytest.raises(OSError, match=text):
+            await connect(f"unix:{wrong}").start()
 
 
 async def test_an_agent_that_does_not_answer_is_named_and_so_is_the_reason(
@@ -725,21 +667,22 @@ async def test_an_agent_that_does_not_answer_is_named_and_so_is_the_reason(
     )
 
 
-async def test_a_server_takes_a_pool_and_the_path_of_a_socket(tmp_path: Path) -> None:
+async def test_a_server_takes_a_pool_and_the_path_of_a_socket(
+    pool: Pool, tmp_path: Path
+) -> None:
     path = tmp_path / "pool.sock"
-    async with patience(), Pool(1) as pool:
-        for wrong in (None, pool.options(timeout=3.0)):
-            with pytest.raises(TypeError, match=r"pool must be an asyncpool\.Pool"):
-                PoolServer(wrong, path)  # type: ignore[arg-type]
-        for odd in (b"x", 3, None):
-            with pytest.raises(TypeError, match="path must be a str or a PathLike"):
-                PoolServer(pool, odd)  # type: ignore[arg-type]
-        for empty in ("", "unix:"):
-            with pytest.raises(ValueError, match="path must not be empty"):
-                PoolServer(pool, empty)
-        with pytest.raises(ValueError, match="client_timeout must be a time that ends"):
-            PoolServer(pool, path, client_timeout=inf)
-        assert not path.exists()
-        address = f"unix:{path}"
-        async with PoolServer(pool, address), connect(address) as client:
-            assert await client.submit(jobs.square, 3) == 9
+    for wrong in (None, pool.options(timeout=3.0)):
+        with pytest.raises(TypeError, match=r"pool must be an asyncpool\.Pool"):
+            PoolServer(wrong, path)  # type: ignore[arg-type]
+    for odd in (b"x", 3, None):
+        with pytest.raises(TypeError, match="path must be a str or a PathLike"):
+            PoolServer(pool, odd)  # type: ignore[arg-type]
+    for empty in ("", "unix:"):
+        with pytest.raises(ValueError, match="path must not be empty"):
+            PoolServer(pool, empty)
+    with pytest.raises(ValueError, match="client_timeout must be a time that ends"):
+        PoolServer(pool, path, client_timeout=inf)
+    assert not path.exists()
+    address = f"unix:{path}"
+    async with PoolServer(pool, address), connect(address) as client:
+        assert await client.submit(jobs.square, 3) == 9

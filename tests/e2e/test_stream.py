@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import random
-import weakref
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -25,13 +24,12 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerHungError,
 )
-from tests.helpers import beats, jobs, large, streams
+from tests.helpers import beats, jobs, large, streams, values
 from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
-from tests.helpers.inside import StreamJob, load_value, stream_job
 from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, closing, collect, idle, until
+from tests.helpers.pools import assert_serves, case, closing, collect, until
 
 pytestmark = ONE_LOOP
 
@@ -83,38 +81,27 @@ async def test_large_items_are_shared_and_their_memory_is_used_again() -> None:
         assert large.numbers(pool)
 
 
-async def test_where_memory_may_not_be_shared_items_are_sent() -> None:
-    block = large.Block(large.pattern(1 << 20))
-    async with patience(), Pool(1, max_shared_memory=0) as pool:
-        stream = pool.stream(streams.values, [block] * 10)
-        assert [item async for item in stream] == [block] * 10
-        assert not large.numbers(pool)
-
-
-async def test_its_job_tells_about_it() -> None:
+async def test_it_has_a_job_and_is_for_one_iteration() -> None:
     async with patience(), Pool(1) as pool:
+        aiter(pool.stream(streams.numbers, 3))
+        await pool.stream(streams.numbers, 3).aclose()
         stream = pool.stream(streams.values, "abc", then="done")
         assert not stream.job
-        assert not pool.stats().submitted
+        gc.collect()
+        assert not pool.stats().submitted, "nobody has asked for an item"
         assert await anext(stream) == "a"
         job = stream.job
         assert isinstance(job, Job)
         assert (job.attempt, job.state) in {(1, "running"), (1, "done")}
         assert [item async for item in stream] == ["b", "c"]
         assert await job == "done"
-
-
-async def test_it_is_for_one_iteration() -> None:
-    async with patience(), Pool(1) as pool:
-        stream = pool.stream(streams.numbers, 3)
-        assert [n async for n in stream] == [0, 1, 2]
         with pytest.raises(RuntimeError, match="can be iterated over only once"):
             aiter(stream)
         assert pool.stats().submitted == 1
 
 
 @SYNC_AND_ASYNC
-@pytest.mark.parametrize("buffer", [1, 2, 5, 16])
+@pytest.mark.parametrize("buffer", [1, 2, 16])
 async def test_no_more_is_made_than_may_wait(
     pool: Pool, kind: str, buffer: int, tmp_path: Path
 ) -> None:
@@ -133,72 +120,39 @@ async def test_no_more_is_made_than_may_wait(
 
 @SYNC_AND_ASYNC
 async def test_what_is_left_early_is_closed(kind: str) -> None:
+    closed_at, word = of_kind(kind, "closed_at"), "GeneratorExit"
     async with patience(), Gate() as gate, Pool(1) as pool:
         worker = await pool.submit(jobs.pid)
-        async for item in pool.stream(of_kind(kind, "closed_at"), gate.path):
+        async for item in pool.stream(closed_at, gate.path):
             if item == 40:
                 break
-        word = "GeneratorExit"
         (await gate.visitor(word)).release()
-        assert await pool.submit(jobs.pid) == worker
-    assert (pool.stats().cancelled, pool.stats().crashes) == (1, 0)
-
-
-@SYNC_AND_ASYNC
-async def test_closing_it_closes_the_generator(kind: str) -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        async with aclosing(
-            pool.stream(of_kind(kind, "closed_at"), gate.path)
-        ) as stream:
+        async with aclosing(pool.stream(closed_at, gate.path)) as stream:
             assert await anext(stream) == 0
-        (await gate.visitor("GeneratorExit")).release()
+        (await gate.visitor(word, nth=2)).release()
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
-        await assert_serves(pool)
-
-
-async def test_what_was_never_asked_for_an_item_costs_nothing() -> None:
-    async with patience(), Pool(1) as pool:
-        aiter(pool.stream(streams.numbers, 3))
-        stream = pool.stream(streams.numbers, 3)
-        await stream.aclose()
-        gc.collect()
-        assert pool.stats().submitted == 0
-        await assert_serves(pool)
-
-
-async def test_a_generator_that_computes_is_closed_too() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        worker = await pool.submit(jobs.pid)
-        async with aclosing(
-            pool.stream(streams.closed_while_running, gate.path)
-        ) as stream:
-            await anext(stream)
-            await gate.visitor("running")
-        await gate.visitor("closed")
         assert await pool.submit(jobs.pid) == worker
+    assert (pool.stats().cancelled, pool.stats().crashes) == (2, 0)
 
 
-async def test_an_async_generator_that_waits_is_cancelled() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        worker = await pool.submit(jobs.pid)
-        async with aclosing(
-            pool.stream(streams.closed_while_waiting, gate.path)
-        ) as stream:
-            await anext(stream)
-            await gate.visitor("running")
-        await gate.visitor("closed")
-        assert await pool.submit(jobs.pid) == worker
-
-
-async def test_who_waits_for_an_item_may_be_cancelled(pool: Pool, gate: Gate) -> None:
+@pytest.mark.parametrize("how", ["closed", "cancelled"])
+@pytest.mark.parametrize(
+    "function", [streams.closed_while_running, streams.closed_while_waiting]
+)
+async def test_a_generator_that_computes_or_waits_is_ended_too(
+    pool: Pool, gate: Gate, function: Any, how: str
+) -> None:
     worker = await pool.submit(jobs.pid)
-    stream = pool.stream(streams.closed_while_running, gate.path)
-    task = asyncio.create_task(collect(stream, []))
+    stream = pool.stream(function, gate.path)
+    assert await anext(stream) == 0
+    task = asyncio.create_task(collect(stream, [])) if how == "cancelled" else None
     await gate.visitor("running")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    if task:
+        task.cancel()
+        await asyncio.wait([task])
+    else:
+        await stream.aclose()
     await gate.visitor("closed")
     assert await pool.submit(jobs.pid) == worker
 
@@ -296,34 +250,22 @@ async def test_an_async_function_may_return_what_is_iterated_over(pool: Pool) ->
     assert [item async for item in stream] == [0, 1, 2]
 
 
-async def test_what_was_called_instead_of_passed_is_told() -> None:
-    async with patience(), Pool(1) as pool:
-        called: Any = streams.anumbers(3)
-        with pytest.raises(TypeError, match="pass the function, and its arguments"):
-            pool.stream(called)
-        waiting: Any = streams.double(3)
-        with pytest.raises(TypeError, match="behind it"):
-            pool.submit(waiting)
-        waiting.close()
-        hint = r"generator.*; stream\(\) yields what it yields"
+async def test_what_was_called_instead_of_passed_is_told(pool: Pool) -> None:
+    called: Any = streams.anumbers(3)
+    with pytest.raises(TypeError, match="pass the function, and its arguments"):
+        pool.stream(called)
+    waiting: Any = streams.double(3)
+    with pytest.raises(TypeError, match="behind it"):
+        pool.submit(waiting)
+    waiting.close()
+    hint = r"generator.*; stream\(\) yields what it yields"
+    for function in (streams.numbers, streams.anumbers):
         with pytest.raises(JobNotPicklableError, match=hint):
-            await pool.submit(streams.numbers, 3)
-        with pytest.raises(JobNotPicklableError, match=hint):
-            await pool.submit(streams.anumbers, 3)
+            await pool.submit(function, 3)
 
 
 def returning(value: Any) -> Any:
     return value
-
-
-async def test_a_crash_comes_behind_the_items_before_it() -> None:
-    async with patience(), Pool(1) as pool:
-        found: list[Any] = []
-        with pytest.raises(WorkerCrashedError) as caught:
-            await collect(pool.stream(streams.dying, 40), found)
-        assert found == list(range(40))
-        assert caught.value.crashes[0].exit_code == 3
-        await assert_serves(pool)
 
 
 async def test_there_is_another_attempt_if_nothing_was_taken(
@@ -339,30 +281,15 @@ async def test_there_is_another_attempt_if_nothing_was_taken(
             assert stream.job.attempt == 2
 
 
-@pytest.mark.parametrize("function", [streams.dying_once, streams.failing_once])
-async def test_items_of_a_lost_attempt_are_not_seen(
-    function: Any, tmp_path: Path
-) -> None:
-    async with patience(), Pool(1) as pool:
-        view = pool.options(max_attempts=2, retry_on=("crash", OSError))
-        # As an iteration that has not come to take anything.
-        job = stream_job(view, function, str(tmp_path / "token"), 3)
-        assert isinstance(job, StreamJob)
-        await job
-        found = []
-        while (frame := await job.take()) is not None:
-            found.append(load_value(frame.payload))
-        assert found == [(0, 2), (1, 2), (2, 2)]
-
-
-async def test_who_has_taken_something_gets_the_crash(tmp_path: Path) -> None:
+async def test_who_has_taken_something_gets_the_crash_behind_it(tmp_path: Path) -> None:
     token = str(tmp_path / "token")
     async with patience(), Pool(1) as pool:
         stream = pool.options(max_attempts=2).stream(streams.dying_once, token, 40)
         found: list[Any] = []
-        with pytest.raises(WorkerCrashedError):
+        with pytest.raises(WorkerCrashedError) as caught:
             await collect(stream, found)
         assert found == [(number, 1) for number in range(40)]
+        assert caught.value.attempt == 1
         await assert_serves(pool)
 
 
@@ -416,15 +343,6 @@ async def test_it_waits_for_a_worker_and_then_has_it_alone(
     await second
 
 
-async def test_a_full_queue_takes_none() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_queued=0) as pool:
-        running = pool.submit(jobs.wait_at, gate.path)
-        with pytest.raises(PoolFullError):
-            await anext(pool.stream(streams.numbers, 3))
-        (await gate.visitor()).release()
-        await running
-
-
 async def test_a_pool_that_closes_waits_for_who_takes_the_items() -> None:
     async with patience():
         pool = Pool(1)
@@ -454,47 +372,12 @@ async def test_one_that_is_closed_at_once_fails_it_behind_what_has_come() -> Non
         assert caught.value.delivery == "started"
 
 
-@pytest.mark.parametrize(
-    ("fault", "detail"),
-    [
-        ((streams.more_than_allowed, 17), "more than 16 items"),
-        ((streams.item_of, 12345), "an item of job 12345, which it does not have"),
-    ],
-)
-async def test_a_worker_that_sends_what_nobody_wants_is_not_trusted(
-    fault: tuple[Any, ...], detail: str
-) -> None:
-    function, *args = fault
+async def test_a_worker_that_sends_more_than_it_may_is_not_trusted() -> None:
     async with patience(), Pool(1) as pool:
-        with pytest.raises(WorkerCrashedError) as caught:
-            await collect(pool.stream(function, *args), [])
-        assert detail in caught.value.crashes[0].detail
-        assert caught.value.crashes[0].kind == "protocol"
+        with pytest.raises(WorkerCrashedError, match="more than 16 items") as caught:
+            await collect(pool.stream(streams.more_than_allowed, 17), [])
+        assert caught.value.kind == "protocol"
         await assert_serves(pool)
-
-
-async def test_an_item_of_a_job_that_is_no_stream_is_not_trusted() -> None:
-    async with patience(), Pool(1) as pool:
-        with pytest.raises(WorkerCrashedError) as caught:
-            await pool.submit(streams.item_of, 0)
-        assert "it sent an item of attempt 1 of <Job" in caught.value.crashes[0].detail
-
-
-async def test_nothing_of_an_item_is_kept() -> None:
-    async with patience(), Pool(1) as pool:
-        stream = pool.stream(streams.values, [large.Crowd([1]), large.Crowd([2]), 3])
-        item = await anext(stream)
-        gone = weakref.ref(item)
-        del item
-        gc.collect()
-        assert gone() is None
-        assert await anext(stream) == [2]
-        job = stream.job
-        assert [n async for n in stream] == [3]
-        stream_gone = weakref.ref(stream)
-        del stream, job
-        gc.collect()
-        assert stream_gone() is None
 
 
 async def test_a_map_takes_the_items_of_a_stream(pair: Pool) -> None:
@@ -502,12 +385,11 @@ async def test_a_map_takes_the_items_of_a_stream(pair: Pool) -> None:
     assert await pair.map(jobs.square, numbers) == [n * n for n in range(1000)]
 
 
-async def test_beats_come_beside_the_items() -> None:
-    async with patience(), Pool(1) as pool:
-        stream = pool.stream(beats_and_items, 5)
-        assert [n async for n in stream] == list(range(5))
-        assert stream.job is not None
-        assert [details async for details in stream.job.progress()][-1:] == [4]
+async def test_beats_come_beside_the_items(pool: Pool) -> None:
+    stream = pool.stream(beats_and_items, 5)
+    assert [n async for n in stream] == list(range(5))
+    assert stream.job is not None
+    assert [details async for details in stream.job.progress()][-1:] == [4]
 
 
 def beats_and_items(stop: int) -> Any:
@@ -516,11 +398,125 @@ def beats_and_items(stop: int) -> Any:
         yield number
 
 
-async def test_as_many_as_there_are_workers_run_at_once() -> None:
-    async with patience(), Pool(2) as pool:
-        await idle(pool)
-        first, second = (pool.stream(streams.numbers, 50) for _ in range(2))
-        found = [await anext(first), await anext(second)]
-        assert found == [0, 0]
-        await until(pool, lambda stats: stats.submitted == 2)
-        assert [n async for n in first] == [n async for n in second]
+# What is known of it before anything is done with its first item.
+
+
+async def test_it_has_begun_when_its_first_item_is_there(
+    pool: Pool, gate: Gate
+) -> None:
+    stream = pool.stream(streams.silent_at, gate.path, 1)
+    assert not stream.job
+    await stream.started()
+    assert stream.job is not None
+    assert stream.job.state == "running"
+    (await gate.visitor()).release()
+    await stream.started()  # as often as one likes
+    assert [item async for item in stream] == [0]
+    await stream.started()
+
+
+async def test_one_without_items_has_begun_when_it_has_ended(pool: Pool) -> None:
+    stream = pool.stream(streams.numbers, 0)
+    await stream.started()
+    assert stream.job is not None
+    assert stream.job.done()
+    assert [item async for item in stream] == []
+
+
+async def test_a_full_queue_is_told_and_may_be_asked_again() -> None:
+    async with patience(), Gate() as gate, Pool(1, max_queued=0) as pool:
+        running = pool.submit(jobs.wait_at, gate.path)
+        stream = pool.stream(streams.numbers, 3)
+        for _ in range(2):
+            with pytest.raises(PoolFullError):
+                await stream.started()
+        assert stream.job is None
+        (await gate.visitor()).release()
+        await running
+        await stream.started()
+        assert [item async for item in stream] == [0, 1, 2]
+
+
+async def test_a_queue_timeout_is_told(pool: Pool, gate: Gate) -> None:
+    running = pool.submit(jobs.wait_at, gate.path)
+    visitor = await gate.visitor()
+    stream = pool.options(queue_timeout=0.05).stream(streams.numbers, 3)
+    with pytest.raises(JobTimeoutError) as caught:
+        await stream.started()
+    assert caught.value.limit == "queue_timeout"
+    visitor.release()
+    await running
+
+
+async def test_what_fails_before_the_first_item_is_told() -> None:
+    failing: dict[str, tuple[type[Exception], tuple[Any, ...]]] = {
+        "crash": (WorkerCrashedError, (streams.dying, 0)),
+        "raises": (LookupError, (streams.values, [], LookupError("none"))),
+        "item": (JobNotPicklableError, (streams.unpicklable_after, 0)),
+        "argument": (JobNotPicklableError, (streams.values, [values.Unpicklable()])),
+        "no iterator": (TypeError, (jobs.square, 3)),
+    }
+    async with patience(), Pool(1) as pool:
+        for name, (kind, call) in failing.items():
+            stream: Stream[Any] = pool.stream(*call)
+            for _ in range(2):
+                with case(name), pytest.raises(kind):
+                    await stream.started()
+            await assert_serves(pool)
+        stream = pool.stream(streams.numbers, 3)
+    with pytest.raises(PoolClosedError):
+        await stream.started()
+
+
+async def test_what_fails_later_is_told_by_the_iteration(pool: Pool) -> None:
+    stream = pool.stream(streams.values, [1], LookupError("later"))
+    await stream.started()
+    assert await anext(stream) == 1
+    with pytest.raises(LookupError, match="later"):
+        await anext(stream)
+
+
+async def test_any_number_may_wait_for_it(pool: Pool, gate: Gate) -> None:
+    stream = pool.stream(streams.beginning_at, gate.path)
+    first = asyncio.create_task(stream.started())
+    visitor = await gate.visitor()
+    others = [asyncio.create_task(stream.started()) for _ in range(3)]
+    await asyncio.sleep(0)
+    others[0].cancel()
+    await asyncio.wait(others[:1])
+    visitor.release()
+    await asyncio.gather(first, *others[1:])
+    assert [item async for item in stream] == ["begun"]
+
+
+async def test_whoever_stops_waiting_for_it_gives_it_up(pool: Pool, gate: Gate) -> None:
+    stream = pool.stream(streams.beginning_at, gate.path)
+    waiting = asyncio.create_task(stream.started())
+    await gate.visitor()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert stream.job is not None
+    assert stream.job.cancelled()
+    await assert_serves(pool)
+
+
+@pytest.mark.parametrize("way", ["closed", "dropped"])
+async def test_one_that_nobody_iterates_over_ends(way: str) -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        stream = pool.stream(streams.closed_at, gate.path)
+        await stream.started()
+        if way == "closed":
+            await stream.aclose()
+        del stream
+        gc.collect()
+        (await gate.visitor("GeneratorExit")).release()
+        await until(pool, lambda stats: stats.cancelled == 1)
+        await assert_serves(pool)
+
+
+async def test_it_is_for_before_the_iteration(pool: Pool) -> None:
+    stream = pool.stream(streams.numbers, 3)
+    items = aiter(stream)
+    with pytest.raises(RuntimeError, match="for before the iteration"):
+        await stream.started()
+    assert [item async for item in items] == [0, 1, 2]

@@ -12,13 +12,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Pool,
-    PoolBrokenError,
-    RestartPolicy,
-    Sandbox,
-    WorkerCrashedError,
-)
+from asyncpool import Pool, PoolBrokenError, RestartPolicy, Sandbox, WorkerCrashedError
 from asyncpool.cluster import Cluster
 from asyncpool.events import Crash, Recovered
 from tests.helpers import jobs
@@ -256,26 +250,6 @@ async def test_a_module_whose_threads_a_fork_loses_is_imported_by_each_worker(
     assert "each worker imports ap_gremlin itself, since threads" in record.getMessage()
     assert vars(record)["modules"] == "ap_gremlin"
     assert vars(record)["threads"] == ("native" if "native" in left else "gremlin")
-
-
-@pytest.mark.asyncio
-async def test_a_module_that_ends_its_threads_before_a_fork_is_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ap_tidy.py").write_text(
-        TELLS + "import threading\n"
-        "def start():\n"
-        "    global stop, thread\n"
-        "    stop = threading.Event()\n"
-        "    thread = threading.Thread(target=stop.wait, name='tidy', daemon=True)\n"
-        "    thread.start()\n"
-        "start()\n"
-        "os.register_at_fork(before=lambda: (stop.set(), thread.join()), after_in_parent=start)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    async with patience(), Pool(1, preload=["ap_tidy"]) as pool:
-        imported = await pool.submit(eval, "__import__('ap_tidy').PID")
-        assert imported == await pool.submit(os.getppid)
 
 
 # Of libraries, what a worker finds, and whether all of them share it.

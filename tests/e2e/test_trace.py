@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -12,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from asyncpool import JobTimeoutError, Pool, WorkerCrashedError
-from tests.helpers import jobs
+from tests.helpers import jobs, several
 from tests.helpers.gate import Gate
 from tests.helpers.inside import trace_no_more
-from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
-from tests.helpers.scripts import finish, run_script, start_script
+from tests.helpers.scripts import finish, start_script
 from tests.helpers.traces import Traced, read_trace
 
 pytestmark = BOTH_LOOPS
@@ -44,9 +42,7 @@ async def test_each_job_is_a_slice_of_the_slot_that_ran_it(
         await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(1000)))
         pids |= {slot.slot: slot.pid for slot in pool.stats().slots}
     trace = whole(path)
-    assert sorted(slice_.args["job"] for slice_ in trace.slices) == [
-        *range(1, 2001),
-    ]
+    assert sorted(slice_.args["job"] for slice_ in trace.slices) == [*range(1, 2001)]
     for slice_ in trace.slices:
         slot, lane = slice_.track // 10_000 - 1, slice_.track % 10_000
         assert lane < concurrency
@@ -63,7 +59,7 @@ async def test_each_job_is_a_slice_of_the_slot_that_ran_it(
 async def test_jobs_of_one_worker_at_once_are_in_lanes(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     async with patience(), Gate() as gate, Pool(1, concurrency=3, trace=path) as pool:
-        three = [pool.submit(wait_later, gate.path, word) for word in "abc"]
+        three = [pool.submit(several.at, gate.path, word) for word in "abc"]
         visitors = [await gate.visitor(word) for word in "abc"]
         for visitor in visitors:
             visitor.release()
@@ -72,16 +68,9 @@ async def test_jobs_of_one_worker_at_once_are_in_lanes(tmp_path: Path) -> None:
     assert {slice_.track for slice_ in trace.slices} == {SLOT_0, SLOT_0 + 1, SLOT_0 + 2}
 
 
-async def wait_later(gate: str, word: str) -> bytes:
-    reader, writer = await asyncio.open_unix_connection(gate)
-    writer.write(f"{word} {os.getpid()}\n".encode())
-    try:
-        return await reader.read(10)
-    finally:
-        writer.close()
-
-
-async def test_how_jobs_end_that_do_not_return(tmp_path: Path) -> None:
+async def test_how_jobs_end_and_a_crash_is_an_instant_with_what_its_worker_wrote(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "trace.json"
     async with patience(), Gate() as gate, Pool(1, trace=path) as pool:
         with pytest.raises(ZeroDivisionError):
@@ -93,62 +82,64 @@ async def test_how_jobs_end_that_do_not_return(tmp_path: Path) -> None:
         queued = pool.submit(jobs.square, 2)
         queued.cancel()
         job.cancel()
-        await assert_serves(pool)
-    trace = whole(path)
-    outcomes = [trace.of_job(job)[0].args["outcome"] for job in (1, 2, 3)]
-    assert outcomes == ["raised", "timeout", "cancelled"]
-    assert trace.of_job(4) == []
-    assert [wait.args["then"] for wait in trace.waits[4]] == ["cancelled"]
-
-
-async def test_a_crash_is_an_instant_with_what_the_worker_wrote(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    async with patience(), Pool(1, trace=path) as pool:
-        (slot,) = pool.stats().slots
+        twice = pool.options(max_attempts=2)
+        job = twice.submit(jobs.wait_in_every_attempt, gate.path)
+        os.kill((await gate.visitor("attempt 1")).pid, signal.SIGKILL)
+        (await gate.visitor("attempt 2")).release()
+        await job
+        thrice = pool.options(max_attempts=3, retry_on=(LookupError,))
+        await thrice.submit(jobs.fail_before_attempt_3, 1)
+        pid = await pool.submit(jobs.pid)
         with pytest.raises(WorkerCrashedError):
             await pool.submit(jobs.call, complain_and_leave)
         await pool.submit(jobs.square, 2)
     trace = whole(path)
-    (crash,) = [instant for instant in trace.instants if instant["name"] == "crashed"]
-    assert (crash["tid"], crash["args"]["worker"]) == (SLOT_0, slot.pid)
-    assert crash["args"]["exit_code"] == 3
-    assert "the disk is on fire" in crash["args"]["stderr"]
-    first, second = trace.slices
-    assert first.track == second.track == crash["tid"], "the next worker is in its lane"
-    assert (first.args["outcome"], second.args["outcome"]) == ("crashed", "ok")
-    assert first.args["worker"] == slot.pid != second.args["worker"]
-    spawned = [i for i in trace.instants if i["name"] == "spawned"]
-    assert [i["args"]["generation"] for i in spawned] == [1, 2]
-
-
-def complain_and_leave() -> None:
-    print("the disk is on fire", file=sys.stderr, flush=True)  # noqa: T201
-    os._exit(3)
-
-
-async def test_arrows_lead_over_the_takeover_of_a_job(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    async with patience(), Gate() as gate, Pool(1, trace=path) as pool:
-        job = pool.options(max_attempts=2).submit(jobs.wait_in_every_attempt, gate.path)
-        os.kill((await gate.visitor("attempt 1")).pid, signal.SIGKILL)
-        (await gate.visitor("attempt 2")).release()
-        await job
-        await pool.options(max_attempts=3, retry_on=(LookupError,)).submit(
-            jobs.fail_before_attempt_3, 1
-        )
-    trace = whole(path)
-    outcomes = [slice_.args["outcome"] for slice_ in trace.of_job(1)]
-    assert outcomes == ["taken over", "ok"]
-    assert [s.args["outcome"] for s in trace.of_job(2)] == ["retry", "retry", "ok"]
-    assert [len(arrows) for arrows in trace.arrows.values()] == [3, 5]
-    for job_id in (1, 2):
+    shown = {
+        job: [attempt.args["outcome"] for attempt in trace.of_job(job)]
+        for job in range(1, 10)
+    }
+    assert shown == {
+        1: ["raised"],
+        2: ["timeout"],
+        3: ["cancelled"],
+        4: [],
+        5: ["taken over", "ok"],
+        6: ["retry", "retry", "ok"],
+        7: ["ok"],
+        8: ["crashed"],
+        9: ["ok"],
+    }
+    # Arrows lead from each wait to its attempt, and from there to the next wait.
+    assert [len(it) for it in trace.arrows.values()] == [1, 1, 1, 3, 5, 1, 1, 1]
+    for number in (5, 6):
         times = []
-        pairs = zip(trace.waits[job_id], trace.of_job(job_id), strict=True)
+        pairs = zip(trace.waits[number], trace.of_job(number), strict=True)
         for wait, attempt in pairs:
             assert wait.end is not None
             assert attempt.end is not None
             times += [wait.begin, wait.end, attempt.begin, attempt.end]
         assert times == sorted(times)
+    assert {slice_.track for slice_ in trace.slices} == {SLOT_0}
+    assert [wait.args["then"] for wait in trace.waits[4]] == ["cancelled"]
+    *_, crash = [instant for instant in trace.instants if instant["name"] == "crashed"]
+    assert (crash["tid"], crash["args"]["worker"]) == (SLOT_0, pid)
+    assert crash["args"]["exit_code"] == 3
+    assert "the disk is on fire" in crash["args"]["stderr"]
+    *_, first, second = trace.slices
+    assert first.args["worker"] == pid != second.args["worker"]
+    spawned = [i for i in trace.instants if i["name"] == "spawned"]
+    assert [i["args"]["generation"] for i in spawned] == [1, 2, 3]
+    assert trace.counters.keys() == {
+        "queued jobs",
+        "busy workers",
+        "memory of the workers",
+        "jobs not shown",
+    }
+
+
+def complain_and_leave() -> None:
+    print("the disk is on fire", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(3)
 
 
 async def test_of_too_many_jobs_a_part_is_shown_and_all_that_fail(
@@ -193,28 +184,6 @@ async def test_of_too_many_jobs_a_part_is_shown_and_all_that_fail(
     assert [wait.args["then"] for wait in trace.waits[60]] == ["timeout"]
     assert trace.waits.keys() == {1, 2, 3, *range(54, 59), 60}
     assert trace.counters["jobs not shown"][-1] == 51
-
-
-async def test_the_bound_can_be_set(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    async with patience(), Pool(2, trace=path, max_traced=1) as pool:
-        await asyncio.gather(*(pool.submit(jobs.square, 2) for _ in range(100)))
-    trace = whole(path)
-    assert trace.of_job(1)
-    assert len(trace.slices) < 100
-    assert len(trace.slices) + trace.counters["jobs not shown"][-1] == 100
-
-
-async def test_figures_are_counters(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    async with patience(), Pool(1, trace=path) as pool:
-        await pool.submit(jobs.square, 2)
-    assert whole(path).counters.keys() == {
-        "queued jobs",
-        "busy workers",
-        "memory of the workers",
-        "jobs not shown",
-    }
 
 
 SERVICE = """
@@ -278,18 +247,6 @@ async def test_a_trace_that_cannot_be_written_is_an_error_of_the_start(
     assert whole(tmp_path / "nowhere" / "trace.json").slices
 
 
-async def test_a_disk_that_is_full_ends_the_trace_and_not_the_pool() -> None:
-    kept = Kept()
-    with handled_by(kept, "asyncpool", logging.ERROR):
-        async with patience(), Pool(1, trace="/dev/full") as pool:
-            await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(2000)))
-            await kept.until(bool)
-            await assert_serves(pool)
-    (message,) = kept.messages
-    assert message.startswith("the trace of pool ")
-    assert message.endswith("No space left on device; the pool goes on without it")
-
-
 async def test_a_file_that_may_not_grow_has_whole_lines(tmp_path: Path) -> None:
     source = """
         import asyncio, resource
@@ -318,19 +275,3 @@ async def test_a_file_that_may_not_grow_has_whole_lines(tmp_path: Path) -> None:
     text = (tmp_path / "trace.json").read_text()
     assert text.endswith(",\n")
     assert 49_000 < len(text) <= 50_000
-
-
-async def test_a_pool_without_a_trace_reads_nothing_of_itself(tmp_path: Path) -> None:
-    source = """
-        import asyncio, sys, threading
-        from asyncpool import Pool
-
-        async def main():
-            async with Pool(1) as pool:
-                await pool.submit(abs, 1)
-                print("asyncpool._observe" in sys.modules, threading.active_count())
-
-        if __name__ == "__main__":
-            asyncio.run(main())
-    """
-    assert run_script(tmp_path, source) == "False 1\n"

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Pool,
-    PoolBrokenError,
-    ProcessPoolExecutor,
-    RestartPolicy,
-    Sandbox,
-)
-from asyncpool.events import Retiring
+from asyncpool import Pool, PoolBrokenError, ProcessPoolExecutor, RestartPolicy, Sandbox
 from tests.helpers import jobs, probed
-from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import until
@@ -40,16 +31,19 @@ async def of_all(pool: Pool) -> list[Any]:
 
 
 @BOTH_LOOPS
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"launcher": "forkserver"},
+        {"launcher": "spawn"},
+        pytest.param({"sandbox": Sandbox()}, marks=needs_sandbox),
+    ],
+)
 async def test_each_worker_has_its_own_variables_before_it_imports(
-    launcher: Any,
+    options: dict[str, Any],
 ) -> None:
-    async with (
-        patience(),
-        Pool(
-            2, launcher=launcher, preload=PRELOAD, worker_env=own, ready="all"
-        ) as pool,
-    ):
+    pool = Pool(2, preload=PRELOAD, worker_env=own, ready="all", **options)
+    async with patience(), pool:
         assert await of_all(pool) == [(0, "of 0", "of 0"), (1, "of 1", "of 1")]
     assert "PROBED" not in os.environ
 
@@ -92,46 +86,30 @@ async def test_what_an_interpreter_reads_at_its_start_is_for_fresh_ones_alone() 
 
 @pytest.mark.asyncio
 async def test_a_time_zone_counts_in_a_forked_worker() -> None:
-    def east(_: int) -> dict[str, str]:
-        return {"TZ": "EAST-3"}
-
-    async with (
-        patience(),
-        Pool(1, launcher="forkserver", worker_env=east) as pool,
-    ):
+    pool = Pool(1, launcher="forkserver", worker_env=lambda _: {"TZ": "EAST-3"})
+    async with patience(), pool:
         assert await pool.submit(probed.hour) == 3
 
 
-def nothing(slot: int) -> Mapping[str, str]:
+def fail(slot: int) -> Mapping[str, str]:
     raise LookupError(f"no device {slot}")
 
 
-def number(slot: int) -> Any:
-    return {"PROBED": slot}
+WRONG: dict[str, Callable[[int], Any]] = {
+    " raised LookupError: no device 0": fail,
+    ": the value of 'PROBED' must be a str, not 0": lambda slot: {"PROBED": slot},
+    " has 9006 characters, and 8192 is the most: name a file instead": (
+        lambda _: {"PROBED": "x" * 9000}
+    ),
+}
 
 
-def novel(slot: int) -> Mapping[str, str]:
-    return {"PROBED": "x" * 9000}
-
-
-@pytest.mark.parametrize(
-    ("env", "text"),
-    [
-        (nothing, "worker_env(0) raised LookupError: no device 0"),
-        (number, "worker_env(0): the value of 'PROBED' must be a str, not 0"),
-        (
-            novel,
-            "worker_env(0) has 9006 characters, and 8192 is the most: name a file instead",
-        ),
-    ],
-)
+@pytest.mark.parametrize("text", WRONG)
 @pytest.mark.asyncio
-async def test_a_worker_without_its_variables_does_not_start(
-    env: Any, text: str
-) -> None:
-    pool = Pool(1, worker_env=env, restart_policy=ONCE)
+async def test_a_worker_without_its_variables_does_not_start(text: str) -> None:
+    pool = Pool(1, worker_env=WRONG[text], restart_policy=ONCE)
     async with patience():
-        with pytest.raises(PoolBrokenError, match=re.escape(text)):
+        with pytest.raises(PoolBrokenError, match=re.escape(f"worker_env(0){text}")):
             await pool.start()
 
 
@@ -150,61 +128,9 @@ async def test_workers_that_follow_have_the_numbers_of_those_before() -> None:
             assert await of_all(pool) == [(0, "of 0", "of 0"), (1, "of 1", "of 1")]
 
 
-@pytest.mark.asyncio
-async def test_a_replacement_shares_the_number_until_the_old_worker_has_finished() -> (
-    None
-):
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        old = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        roll = asyncio.create_task(pool.roll())
-        async for event in pool.events():
-            if isinstance(event, Retiring):
-                break
-        assert await pool.submit(probed.seen) == (0, None, None)
-        assert not old.done()
-        visitor.release()
-        await roll
-        assert await pool.submit(probed.seen) == (0, None, None)
-
-
-@pytest.mark.asyncio
-async def test_without_surge_no_two_processes_ever_have_the_same_number() -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        Pool(1, max_surge=0, max_unavailable=1) as pool,
-    ):
-        before = await pool.submit(jobs.pid)
-        pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        roll = asyncio.create_task(pool.roll())
-        async for event in pool.events():
-            if isinstance(event, Retiring):
-                break
-        behind = pool.submit(jobs.pid)
-        assert [slot.pid for slot in pool.stats().slots] == [before]
-        visitor.release()
-        assert await behind != before
-        await roll
-        assert await pool.submit(probed.seen) == (0, None, None)
-
-
 def test_an_executor_passes_it_on() -> None:
     with ProcessPoolExecutor(1, worker_env=own) as executor:
         assert executor.submit(probed.seen).result() == (0, "of 0", "of 0")
-
-
-@needs_sandbox
-@pytest.mark.asyncio
-async def test_a_worker_in_a_sandbox_has_its_own_variables_too() -> None:
-    async with (
-        patience(),
-        Pool(
-            2, sandbox=Sandbox(), preload=PRELOAD, worker_env=own, ready="all"
-        ) as pool,
-    ):
-        assert await of_all(pool) == [(0, "of 0", "of 0"), (1, "of 1", "of 1")]
 
 
 def test_the_environment_of_all_workers_in_a_sandbox_is_the_sandboxs() -> None:

@@ -169,10 +169,6 @@ def beat_on_control() -> None:
     say_to_control(header(FrameKind.LAST_HEARTBEAT, 0))
 
 
-def pong() -> None:
-    say_to_control(header(FrameKind.PONG, 0))
-
-
 def ring_for_nothing(times: int) -> str:
     control().sendall(header(FrameKind.HEARTBEAT, 0) * times)
     return "rung"

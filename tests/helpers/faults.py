@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import asyncpool
 from asyncpool._core.wire.frames import HEADER_SIZE, VERSION, FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._core.wire.page import BEGUN
@@ -450,11 +449,6 @@ def answer_and_die(gate: str) -> str:
 
 
 _visits: list[socket.socket] = []
-
-
-def answer_for_another_attempt() -> None:
-    job = asyncpool.current_job()
-    say(header(FrameKind.VALUE, 0, job.id, job.attempt + 1))
 
 
 def raise_later(gate: str) -> None:

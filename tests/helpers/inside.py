@@ -36,20 +36,13 @@ if TYPE_CHECKING:
     from asyncpool._core.cluster.link_rules import MOST_MESSAGES
     from asyncpool._core.control.control_protocol import Request
     from asyncpool._core.dispatch.dispatcher import AffinityQueues
-    from asyncpool._core.dispatch.queue import OLDEST_EVERY
     from asyncpool._core.map.chunks import CHUNK_SIZE
-    from asyncpool._core.pickling.calls import (
-        load_value,
-        pack_job,
-        pack_value,
-    )
+    from asyncpool._core.pickling.calls import pack_job, pack_value
     from asyncpool._core.policies.attempts import (
         MAX_FREE_RETURNS,
-        AttemptPolicy,
         CrashKindText,
     )
     from asyncpool._core.policies.job_options import JobLimits, JobOptions
-    from asyncpool._core.policies.restart import BURST
     from asyncpool._core.remote.agent_jobs import CREDITS
     from asyncpool._core.slots.slots import Slot
     from asyncpool._core.supervision.closing import Finish
@@ -74,7 +67,6 @@ if TYPE_CHECKING:
         path_of,
         private_folder,
     )
-    from asyncpool._runtime.job.stream_job import StreamJob
     from asyncpool._runtime.launcher.launcher import Launcher
     from asyncpool._runtime.pool.supervisor import Pings, Supervisor
     from asyncpool._runtime.state.config import SupervisorConfig
@@ -91,7 +83,6 @@ if TYPE_CHECKING:
 
 # What tests import from here, though it stands elsewhere: __getattr__() finds it.
 __all__ = [
-    "BURST",
     "CHUNK_SIZE",
     "CREDITS",
     "LEAST",
@@ -99,7 +90,6 @@ __all__ = [
     "MAX_FREE_RETURNS",
     "MAX_MESSAGE",
     "MOST_MESSAGES",
-    "OLDEST_EVERY",
     "Call",
     "ControlClient",
     "CrashKindText",
@@ -108,10 +98,8 @@ __all__ = [
     "FrameKind",
     "Launcher",
     "Request",
-    "StreamJob",
     "Threads",
     "live_names",
-    "load_value",
     "pack_job",
     "pack_value",
     "path_of",
@@ -124,11 +112,9 @@ _PLACES = {
     "_core.base.job_traits": ["LEAST"],
     "_core.cluster.link_rules": ["MOST_MESSAGES"],
     "_core.control.control_protocol": ["Request"],
-    "_core.dispatch.queue": ["OLDEST_EVERY"],
     "_core.map.chunks": ["CHUNK_SIZE"],
-    "_core.pickling.calls": ["load_value", "pack_job", "pack_value"],
+    "_core.pickling.calls": ["pack_job", "pack_value"],
     "_core.policies.attempts": ["CrashKindText", "MAX_FREE_RETURNS"],
-    "_core.policies.restart": ["BURST"],
     "_core.remote.agent_jobs": ["CREDITS"],
     "_core.supervision.closing": ["Finish"],
     "_core.wire.frames": ["FrameKind"],
@@ -139,7 +125,6 @@ _PLACES = {
     "_runtime.cluster.link": ["MAX_MESSAGE"],
     "_runtime.control.client": ["ControlClient"],
     "_runtime.control.paths": ["live_names", "path_of", "private_folder"],
-    "_runtime.job.stream_job": ["StreamJob"],
     "_runtime.launcher.launcher": ["Launcher"],
     "_system.processes": ["private_memory"],
 }
@@ -316,16 +301,6 @@ def pickling(pool: Pool) -> bool:
     return bool(supervisor_of(pool).traffic._large._packer._begun)
 
 
-def functions_known(pool: Pool, slot: int = 0) -> list[int]:
-    """Return the numbers of the functions that a worker has been sent."""
-    return list(handle_of(pool, slot).outbox._memory)
-
-
-def watching(pool: Pool) -> bool:
-    """Return whether *pool* looks now and then for workers that have stalled."""
-    return supervisor_of(pool).traffic._stall_watch.active
-
-
 def check_for_stalls(pool: Pool) -> None:
     """Look for workers that have stalled, as the timer of that does."""
     supervisor_of(pool).traffic._stall_watch._check_for_stalls()
@@ -339,19 +314,6 @@ def jobs_channel_of(pool: Pool, slot: int = 0) -> Channel:
     channel = handle_of(pool, slot).jobs
     assert channel is not None
     return channel
-
-
-def spy_on_parts(pool: Pool) -> list[bytes]:
-    """Return what is going to hold each part of a frame that the first worker is sent."""
-    channel, sent = jobs_channel_of(pool), list[bytes]()
-    put = channel.put
-
-    def spied(*parts: bytes) -> None:
-        sent.extend(parts)
-        put(*parts)
-
-    channel.put = spied  # type: ignore[method-assign, assignment]
-    return sent
 
 
 def spy_on_sends(pool: Pool) -> list[int]:
@@ -421,11 +383,6 @@ async def hold_up_until_due(pool: Pool) -> None:
         select.select([], [], [], 0.01)
 
 
-def timing(pool: Pool) -> bool:
-    """Return whether the timer of the jobs' times is set."""
-    return supervisor_of(pool).traffic.timers._timer._alarm.is_set
-
-
 def heartbeats_awaited(pool: Pool) -> int:
     """Return of how many workers heartbeats are going to be read."""
     return len(supervisor_of(pool).traffic.heartbeats._alarms)
@@ -474,23 +431,6 @@ def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_dump, "_demand_at", lambda _, now: now + 0.1)
 
 
-def spy_on_words(monkeypatch: pytest.MonkeyPatch) -> list[FrameKind]:
-    """Return what is going to hold the kind of each control frame that any worker is sent."""
-    from asyncpool._runtime.worker.handle import WorkerHandle
-
-    said: list[FrameKind] = []
-    send = WorkerHandle.ask
-
-    def spied(
-        self: WorkerHandle, kind: FrameKind, payload: bytes = b"", *fields: int
-    ) -> None:
-        said.append(kind)
-        send(self, kind, payload, *fields)
-
-    monkeypatch.setattr(WorkerHandle, "ask", spied)
-    return said
-
-
 def block_until_pong(pool: Pool) -> None:
     """Block this thread, and so the loop, until the first worker has answered."""
     control = handle_of(pool).control
@@ -516,11 +456,6 @@ def limits_of(job: Job[Any]) -> JobLimits:
     return job._limits
 
 
-def attempt_policy_of(job: Job[Any]) -> AttemptPolicy:
-    """Return when a job is tried again."""
-    return job._attempt_policy
-
-
 def has_worker(job: Job[Any]) -> bool:
     """Return whether a worker has *job* now."""
     return job._slot is not None
@@ -534,11 +469,6 @@ def begin_of(job: Job[Any]) -> float:
 def return_no_more(job: Job[Any], returns: int) -> None:
     """Have *job* have come back so many times from workers that did not begin it."""
     job._times_returned = returns
-
-
-def stream_job(view: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """Submit a stream as its iteration does, and return the job."""
-    return view._submit(function, args, {}, replace(view._options, via="stream"))
 
 
 # The executor, and what else lives as long as the process.

@@ -78,13 +78,6 @@ def log_in_detail() -> None:
     )
 
 
-def log_error() -> None:
-    try:
-        jobs.divide(1, 0)
-    except ZeroDivisionError:
-        logging.getLogger(LOGGER).exception("it went wrong")
-
-
 def log_badly() -> str:
     logging.getLogger(LOGGER).warning("%d", "no number")
     return "done"

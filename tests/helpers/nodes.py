@@ -11,11 +11,7 @@ from asyncpool import Pool, __version__
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.agent.agent import Agent
 from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.remote.carrier import (
-    greeting,
-    pack_greeting,
-    unpack_greeting,
-)
+from asyncpool._runtime.remote.carrier import greeting, pack_greeting, unpack_greeting
 from asyncpool.ray._pool import NodeOrders
 from asyncpool.sharedpool._remote_pool import RemotePool
 from tests.helpers.carriers import Network

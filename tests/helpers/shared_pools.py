@@ -15,7 +15,7 @@ from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, SharedPool, connect
 from tests.helpers.patience import PATIENCE
 
-__all__ = ["client", "pool_and_client", "server", "shared"]
+__all__ = ["client", "pool_and_client", "served", "server", "shared"]
 
 SERVER = """
 import asyncio, sys
@@ -82,6 +82,17 @@ def server(
         process.stdout.close()
         _, left = psutil.wait_procs(family, PATIENCE)
         assert not left
+
+
+@contextlib.asynccontextmanager
+async def served(
+    tmp_path: Path, workers: int = 1, client_timeout: float = 10.0
+) -> AsyncGenerator[tuple[subprocess.Popen[str], SharedPool]]:
+    """Have another process share a pool; yield it, and a client of the pool."""
+    path = tmp_path / "pool.sock"
+    with server(path, workers, client_timeout) as process:
+        async with connect(f"unix:{path}") as client:
+            yield process, client
 
 
 CLIENT = """

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import IO, Any
 
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
 from opentelemetry.trace import SpanContext
@@ -135,6 +136,25 @@ def set_up_worker() -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(state.exporter))
     trace.set_tracer_provider(provider)
+
+
+def provider_into(out: IO[str], service: str) -> TracerProvider:
+    """Return what writes each span into *out* at once, as a line of JSON."""
+    resource = Resource.create({"service.name": service})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    exporter = ConsoleSpanExporter(out=out, formatter=_as_line)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return provider
+
+
+def _as_line(span: ReadableSpan) -> str:
+    return f"{span.to_json(indent=None)}\n"
+
+
+def export_from_worker(path: str) -> None:
+    """Have the spans of this worker in a file, as an initializer does."""
+    out = asyncpool.worker_state().out = open(path, "a")  # noqa: SIM115
+    trace.set_tracer_provider(provider_into(out, "worker"))
 
 
 def trace_here(_item: object = None) -> None:

@@ -124,13 +124,6 @@ def dying_once(token: str, stop: int) -> Iterator[tuple[int, int]]:
         os._exit(3)
 
 
-def dying_at_first(token: str, stop: int) -> Iterator[tuple[int, int]]:
-    """Die before the first item of the first attempt."""
-    if first(token):
-        os._exit(3)
-    yield from failing_once(token, stop)
-
-
 def beginning_at(gate: str) -> Iterator[str]:
     wait_at(gate)
     yield "begun"
@@ -176,15 +169,6 @@ def more_than_allowed(count: int) -> Iterator[int]:
     frame = header(FrameKind.ITEM, len(payload), job.id, job.attempt) + payload
     say(frame * count)
     yield from range(3)
-
-
-def item_of(job: int) -> None:
-    """Send an item of a job that is no stream, or of another one."""
-    me = asyncpool.current_job()
-    payload = dumps(0)
-    head = header(FrameKind.ITEM, len(payload), job or me.id, me.attempt)
-    say(head + payload)
-    time.sleep(60)
 
 
 # Coroutines.
