@@ -113,12 +113,6 @@ def log_many(count: int) -> int:
     return count
 
 
-def log_in_thread(name: str) -> None:
-    thread = threading.Thread(target=log_many, args=(1,), name=name)
-    thread.start()
-    thread.join()
-
-
 def log_in_thread_by_adapter() -> None:
     logger = asyncpool.current_job().logger
     thread = threading.Thread(target=logger.warning, args=("by adapter",))

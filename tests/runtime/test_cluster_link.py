@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from asyncpool._core.cluster.link_rules import MOST_MESSAGES
 from asyncpool._core.figures.request_figures import MOST_NUMBERS
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
@@ -81,52 +80,6 @@ def refuse_accepts(monkeypatch: pytest.MonkeyPatch, *tries: int, error: int) -> 
 
 
 # Connections.
-
-
-async def test_nothing_is_accepted_while_nobody_could_have_it() -> None:
-    async with Master() as master:
-        first = await master.guest()
-        worker = master.worker(ready=False)
-        await asyncio.sleep(0)
-        assert queued(master) == 1
-        assert not master.balancer._accepting, "nor is it looked at"
-        worker.ready()
-        number, fd = await worker.handle()
-        met(first, fd)
-        worker.say(FrameKind.TAKEN, number)
-        await worker.heard()
-        worker.link.shut()
-        await master.guest()
-        await asyncio.sleep(0)
-        assert queued(master) == 1
-        assert not master.balancer._accepting
-        assert await master.worker().take() == 1
-
-
-async def test_a_window_is_all_that_is_accepted_at_once() -> None:
-    async with Master() as master:
-        worker = master.worker()
-        guests = [await master.guest() for _ in range(6)]
-        await come_true(lambda: queued(master) == 5)
-        assert master.balancer.core.connections(0) == 1, "it is the first one"
-        for guest in guests:
-            number, fd = await worker.handle()
-            met(guest, fd)
-            worker.say(FrameKind.TAKEN, number)
-        assert queued(master) == 0
-
-
-async def test_a_connection_that_nobody_will_have_is_closed() -> None:
-    async with Master() as master:
-        worker = master.worker()
-        guest = await master.guest()
-        number, fd = await worker.handle()
-        worker.say(FrameKind.TAKEN, number)
-        await worker.heard()
-        master.balancer.stop()
-        worker.send(1, fd, tag=0)
-        os.close(fd)
-        assert await nothing_left([guest]) == b""
 
 
 @pytest.mark.logs("too-few-descriptors")
@@ -420,29 +373,6 @@ async def test_an_answer_before_the_handle_was_sent_is_no_answer() -> None:
         assert worker.channel.unsent_descriptors == 1
         worker.say(FrameKind.TAKEN, 1)
         assert "handle 1, which was not sent" in await worker.accused()
-
-
-async def test_who_sends_waits_for_room_in_turn() -> None:
-    async with Master() as master:
-        worker = master.worker(ready=False)
-        assert not await worker.link.send(b"x")
-        worker.ready()
-        sent = [
-            asyncio.create_task(worker.link.send(f"{n}".encode())) for n in range(70)
-        ]
-        for n in range(MOST_MESSAGES):
-            assert (await worker.frame())[0].payload == f"{n}".encode()
-        assert [task.done() for task in sent].count(False) == 6
-        worker.say(FrameKind.ROOM, 2)
-        for n in (64, 65):
-            assert (await worker.frame())[0].payload == f"{n}".encode()
-        sent[66].cancel()
-        worker.say(FrameKind.ROOM, 3)
-        assert (await worker.frame())[0].payload == b"67"
-        worker.say(FrameKind.ROOM, 2)
-        assert await worker.accused() == "it took 2 messages, after 3 of 67"
-        assert [await task for task in sent[:66] + sent[67:68]] == [True] * 67
-        assert [await task for task in sent[68:]] == [False] * 2
 
 
 async def test_who_does_not_read_its_answers_is_found_out(

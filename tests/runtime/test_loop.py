@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,14 +12,12 @@ from hypothesis import given, strategies as st
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.base.event_loop import check_home, shielded
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.state.pool_state import PERIOD, LoopLag
 from asyncpool.errors import ProtocolError
 from tests.helpers import virtual_time
 from tests.helpers.functions import known_function
 from tests.helpers.owner import Owner
-from tests.helpers.patience import patience
 
 Step = Callable[[Alarm], None]
 
@@ -157,53 +154,6 @@ def test_the_lag_is_how_late_the_loop_is_while_it_is_needed() -> None:
     assert histogram.total == pytest.approx(PERIOD / 2, abs=0.01)
 
 
-def test_whose_loop_it_is() -> None:
-    """Between two runs of its loop it may be used without one, but in no other, nor beside."""
-    text = r"^it belongs to another event loop: from another thread use asyncio\.run_"
-
-    async def there() -> None:
-        with pytest.raises(RuntimeError, match=text):
-            check_home(home.get_loop(), "it")
-
-    async def here() -> None:
-        check_home(home.get_loop(), "it")
-        thread = threading.Thread(target=beside)
-        thread.start()
-        thread.join()
-
-    def beside() -> None:
-        with pytest.raises(RuntimeError, match=text):
-            check_home(home.get_loop(), "it")
-        refused.append(True)
-
-    refused: list[bool] = []
-    with asyncio.Runner() as home, asyncio.Runner() as other:
-        check_home(home.get_loop(), "it")
-        check_home(None, "what was not started")
-        home.run(here())
-        other.run(there())
-    assert refused == [True]
-
-
-@pytest.mark.asyncio
-async def test_a_shielded_future() -> None:
-    loop = asyncio.get_running_loop()
-    done, failed, late = (loop.create_future() for _ in range(3))
-    tasks = [asyncio.create_task(shielded(it)) for it in (done, failed, late)]
-    await asyncio.sleep(0)
-    done.set_result(3)
-    assert [await tasks[0], await shielded(done)] == [3, 3]
-    failed.set_exception(LookupError("none"))
-    with pytest.raises(LookupError, match="none"):
-        await tasks[1]
-    tasks[2].cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await tasks[2]
-    assert not late.done()
-    late.set_exception(LookupError("none"))  # nobody's: the loop has nothing to report
-    await asyncio.sleep(0)
-
-
 # Streams.
 
 
@@ -268,26 +218,3 @@ def test_whatever_the_pace_order_and_bound_hold(
         assert found == [*range(buffer), None]
 
     asyncio.run(main())
-
-
-@pytest.mark.asyncio
-async def test_a_stream_is_silent_only_while_it_may_send() -> None:
-    job, _ = stream(2)
-    now = asyncio.get_running_loop().time()
-    assert job.heard_at(now + 9) < now
-    job.receive(item(0))
-    assert now <= job.heard_at(now + 9) < now + 5
-    job.receive(item(1))
-    assert job.heard_at(now + 9) == now + 9  # it waits for its caller
-    now = asyncio.get_running_loop().time()
-    await taken(job)
-    await taken(job)
-    assert now <= job.heard_at(now + 9) < now + 5
-    # Who waits hears of the next item, and of the end.
-    for happens, heard in ((lambda: job.receive(item(2)), 2), (job.cancel, None)):
-        waiting = asyncio.create_task(taken(job))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        happens()
-        async with patience():
-            assert await waiting == heard

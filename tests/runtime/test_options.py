@@ -16,7 +16,6 @@ import pytest
 
 from asyncpool import (
     Cluster,
-    JobNotPicklableError,
     Pool,
     ProcessPoolExecutor,
     WorkerLimits,
@@ -24,7 +23,7 @@ from asyncpool import (
 from asyncpool._core.pickling.variables import unpack_variables
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions, Options
-from asyncpool._core.wire.context import MAX_VARIABLES, JobContext
+from asyncpool._core.wire.context import JobContext
 from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.options.pool_options import (
     JOB_LIMITS,
@@ -207,35 +206,6 @@ NAMES = ["tests.helpers.tracing:request", "tests.helpers.tracing:tenant"]
 def carried(propagation: Propagation, context: bytes = b"") -> dict[str, Any]:
     packed = propagation.add_to(context)
     return dict(unpack_variables(JobContext.unpack(packed).variables))
-
-
-@pytest.mark.parametrize("given", [[tracing.request, tracing.tenant], NAMES])
-def test_what_is_set_is_carried(given: list[ContextVar[Any] | str]) -> None:
-    propagation, limits = Propagation(given), JobContext(timeout=3.0).pack()
-
-    def look() -> None:
-        assert propagation.add_to(b"") == b""
-        assert propagation.add_to(limits) == limits
-        tracing.tenant.set("somebody")
-        tracing.user.set("not asked for")
-        assert carried(propagation) == {NAMES[1]: "somebody"}
-        tracing.request.set(None)
-        assert carried(propagation) == {NAMES[0]: None, NAMES[1]: "somebody"}
-        # What is not mutable is packed once, and what is, is looked at anew each time.
-        assert propagation.add_to(limits) is propagation.add_to(limits)
-        assert JobContext.unpack(propagation.add_to(limits)).timeout == 3.0
-        tracing.request.set([])
-        assert carried(propagation)[NAMES[0]] == []
-        tracing.request.get().append(1)
-        assert carried(propagation)[NAMES[0]] == [1]
-        # What cannot be carried is named, and the pool goes on with what can.
-        tracing.request.set(bytes(MAX_VARIABLES))
-        with pytest.raises(JobNotPicklableError, match=f"and {MAX_VARIABLES} is the"):
-            propagation.add_to(b"")
-        tracing.request.set(1)
-        assert carried(propagation)[NAMES[0]] == 1
-
-    copy_context().run(look)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,6 @@ from asyncpool._core.wire.messages import (
     unpack_numbers,
 )
 from asyncpool._core.wire.page import (
-    LANE_OUTCOME_SIZE,
     STACKS_SIZE,
     STACKS_START,
 )
@@ -51,7 +50,6 @@ from tests.helpers.patience import PATIENCE
 
 __all__ = [
     "HEAVY",
-    "LANE_OUTCOME_SIZE",
     "MAX_DETAILS",
     "MAX_NUMBER",
     "STACKS_SIZE",
@@ -70,12 +68,9 @@ __all__ = [
     "encode",
     "function_frame",
     "header",
-    "interrupt_frame",
     "job_frame",
     "large_job",
-    "load_value",
     "pack_numbers",
-    "plain_call",
     "receive_fds",
     "revoke_frame",
     "send_segment",
@@ -136,10 +131,6 @@ def context_frame(**parts: Any) -> bytes:
 
 def revoke_frame(*sequences: int) -> bytes:
     return encode(FrameKind.REVOKE, pack_numbers(sequences))
-
-
-def interrupt_frame(*sequences: int) -> bytes:
-    return encode(FrameKind.INTERRUPT, pack_numbers(sequences))
 
 
 class Worker:

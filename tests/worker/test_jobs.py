@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
 from time import monotonic
-from typing import Any
 
 import pytest
 
@@ -33,8 +32,6 @@ from tests.worker.by_hand import (
     encode,
     function_frame,
     job_frame,
-    load_value,
-    plain_call,
     revoke_frame,
 )
 
@@ -48,15 +45,6 @@ def test_it_notes_a_job_before_it_touches_it(worker: Worker) -> None:
     assert worker.ended()[0] == 3
 
 
-@pytest.mark.parametrize("busy", [faults.linger, jobs.spin], ids=["sleeps", "computes"])
-def test_it_ends_with_its_pool_in_the_middle_of_a_job(
-    busy: Callable[[], object], worker: Worker
-) -> None:
-    worker.send(1, busy)
-    worker.control.close()
-    assert worker.ended() == (-signal.SIGKILL, "")
-
-
 def test_it_ends_if_the_pool_is_gone_before_it_began(
     hire: Callable[..., Worker],
 ) -> None:
@@ -65,16 +53,6 @@ def test_it_ends_if_the_pool_is_gone_before_it_began(
     worker.jobs.close()
     code, _ = worker.ended()
     assert code in {0, -signal.SIGKILL}
-
-
-def test_a_failing_initializer_is_told_instead_of_a_hello(
-    hire: Callable[..., Worker],
-) -> None:
-    worker = hire(jobs.finish_badly)
-    failure = worker.failure()
-    assert (failure.stage, failure.summary) == ("initializer", "LookupError: badly")
-    assert "finish_badly" in failure.text
-    assert worker.ended() == (1, ""), "the pool logs the traceback, in one record"
 
 
 def test_a_descriptor_that_was_lost_is_told_instead_of_a_hello(
@@ -103,14 +81,6 @@ def test_it_is_who_it_is_told_to_be(hire: Callable[..., Worker]) -> None:
     )
 
 
-def test_an_exception_in_a_thread_is_told(worker: Worker) -> None:
-    worker.send(1, jobs.raise_in_thread, "lost")
-    assert worker.result() == (1, "lost")
-    failure = worker.failure()
-    assert failure.stage == "thread"
-    assert failure.summary == "LookupError in thread 'helper': lost"
-
-
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_a_copy_of_it_says_nothing(
     hire: Callable[..., Worker], concurrency: int
@@ -128,19 +98,6 @@ def test_a_copy_of_it_says_nothing(
 
 
 # One job after the other.
-
-
-def test_each_outcome_has_the_attempt_of_its_job(worker: Worker) -> None:
-    payload = plain_call(jobs.attempt)
-    worker.write(
-        encode(FrameKind.JOB, payload, 3, 9),
-        encode(FrameKind.JOB, payload, 1, 65_535),
-        encode(FrameKind.JOB, payload, 2, 1),
-    )
-    heard = [worker.told(FrameKind.VALUE, worker.jobs) for _ in range(3)]
-    told = [(frame.job, frame.attempt, load_value(frame.payload)) for frame in heard]
-    assert told == [(3, 9, (3, 9)), (1, 65_535, (1, 65_535)), (2, 1, (2, 1))]
-    assert worker.last_words() == (None, 0, "")
 
 
 def test_an_outcome_does_not_wait_for_the_next_job(worker: Worker, door: Door) -> None:
@@ -318,43 +275,6 @@ def test_what_runs_or_is_done_cannot_be_revoked(worker: Worker, door: Door) -> N
 # Contexts.
 
 
-def test_a_context_holds_until_the_next_one(worker: Worker, door: Door) -> None:
-    worker.write(
-        job_frame(1, jobs.wait_at, door.path),
-        context_frame(deadline=7.0),
-        job_frame(2, jobs.limits),
-        job_frame(3, jobs.limits),
-        context_frame(deadline=8.0, details=pickle.dumps(["half"])),
-        job_frame(4, jobs.last_details),
-        job_frame(5, jobs.limits),
-        encode(FrameKind.CONTEXT, b""),
-        job_frame(6, jobs.limits),
-    )
-    door.visitor()
-    assert worker.revoke(2) == (2,), "it leaves its context to those behind"
-    door.release()
-    results = dict(worker.results(5))
-    ends = {job: found[0] for job, found in results.items()}
-    assert ends == {1: "g", 3: 7.0, 4: "half", 5: 8.0, 6: None}
-
-
-def test_a_timeout_begins_with_the_attempt(worker: Worker, door: Door) -> None:
-    worker.write(
-        context_frame(timeout=1000.0),
-        job_frame(1, jobs.wait_at, door.path),
-        job_frame(2, jobs.limits),
-    )
-    door.visitor()
-    before = monotonic()
-    door.release()
-    assert worker.result() == (1, "go")
-    _, (end, left) = worker.result()
-    assert before + 1000 <= end <= monotonic() + 1000
-    assert left <= 1000
-    worker.write(context_frame(timeout=1000.0, deadline=5.0), job_frame(3, jobs.limits))
-    assert worker.result()[1][0] == 5.0
-
-
 def test_a_context_may_be_larger_than_a_message(hire: Callable[..., Worker]) -> None:
     worker = hire(max_payload=1024)
     worker.hello()
@@ -384,25 +304,6 @@ def rings(worker: Worker) -> int:
         assert frame == Frame(FrameKind.HEARTBEAT, 0, 0, 0, b"")
         found += 1
     raise AssertionError("it is gone")
-
-
-def test_many_beats_are_few_rings_and_one_frame(worker: Worker) -> None:
-    worker.send(1, count, 0, 200_000)
-    worker.send(2, count, 0, 0)
-    assert worker.last_beat() == (1, 1, 199_999)
-    _, seconds = worker.result()
-    assert worker.result()[0] == 2, "who does not beat sends nothing"
-    assert 1 <= rings(worker) <= seconds / 0.02 + 1
-    beats = [pickle.loads(beat.details) for beat in worker.beats()]
-    assert beats == [199_998, 199_999]
-
-
-def test_no_beat_waits_for_a_pool_that_does_not_read(worker: Worker) -> None:
-    for job in range(1, 3001):
-        worker.send(job, count, job, job + 1)
-        assert worker.last_beat() == (job, 1, job)
-        worker.result()
-    assert 0 < rings(worker) < 3000, "those that the socket has no room for are lost"
 
 
 def beat_in_copy() -> int:
@@ -486,19 +387,7 @@ def test_a_thread_that_has_outlived_its_job_does_not_beat_for_the_next(
     assert worker.result() == (2, ["heartbeat() was called for job 1, which is over"])
 
 
-def test_an_initializer_is_no_job(hire: Callable[..., Worker]) -> None:
-    worker = hire(heartbeat)
-    text = "RuntimeError: heartbeat() was called when no job was running"
-    assert worker.failure().summary == text
-
-
 # Records of loggers.
-
-
-def test_a_record_goes_home_before_the_outcome(worker: Worker) -> None:
-    worker.send(2, logs.log_many, 3)
-    assert worker.result() == (2, 3)
-    assert [worker.record().message for _ in range(3)] == ["0", "1", "2"]
 
 
 def test_what_cannot_be_formatted_is_told_on_stderr(worker: Worker) -> None:
@@ -508,15 +397,6 @@ def test_what_cannot_be_formatted_is_told_on_stderr(worker: Worker) -> None:
     assert status == 0
     assert "--- Logging error ---" in err
     assert "Message: '%d'" in err
-
-
-def test_records_of_threads_belong_to_the_job_that_runs(worker: Worker) -> None:
-    worker.send(6, logs.log_in_thread, "helper")
-    found = worker.record()
-    assert (found.thread_name, found.job, found.attempt) == ("helper", 6, 1)
-    worker.send(7, logs.log_in_thread_by_adapter)
-    found = worker.record()
-    assert (found.name, found.job, found.attempt) == ("asyncpool.job", 7, 1)
 
 
 def test_a_thread_that_outlives_its_job_belongs_to_it_if_it_says_so(
@@ -547,22 +427,3 @@ def test_exceptions_in_the_middle_of_a_record_break_nothing(worker: Worker) -> N
         assert found.message == "again " + "and again" * 100
     assert (found.job, found.message) == (2, "of a job")
     assert worker.results(2) == [(1, 100), (2, None)]
-
-
-def test_the_pool_is_answered_while_a_job_logs_without_end(
-    worker: Worker, door: Door
-) -> None:
-    worker.send(1, logs.log_without_end, door.path)
-    worker.send(2, jobs.square, 2)
-    door.visitor()
-    worker.control.sendall(revoke_frame(2))
-    frame: Any = worker.heard(worker.control)
-    while frame is not None and frame.kind is FrameKind.RECORD:
-        frame = worker.heard(worker.control)
-    assert frame is not None
-    assert frame.kind is FrameKind.REVOKED
-
-
-def test_the_import_of_logging_leaves_no_trace(worker: Worker) -> None:
-    worker.send(1, logs.loader)
-    assert worker.result() == (1, (True, False, []))

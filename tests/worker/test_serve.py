@@ -100,54 +100,6 @@ def test_a_connection_counts_until_its_socket_is_gone(
     assert master.load == (2, 2)
 
 
-IN_TIME = "had not ended within the drain_timeout of 0.05 s"
-
-
-def told(master: Master) -> str:
-    """Wait for what the worker logs next."""
-    entry = master.record()
-    assert (entry.name, entry.level_name) == ("asyncpool", "WARNING")
-    return entry.message
-
-
-def test_who_does_not_come_to_an_end_is_cancelled(start: Start) -> None:
-    master = start(drain_timeout=0.05)
-    master.ready()
-    master.post(("stay", None))
-    assert master.message() == "staying"
-    master.drain()
-    assert told(master) == f"what this worker serves {IN_TIME}, and is cancelled"
-    assert master.heard() is None
-    out, _ = master.process.communicate()
-    assert (master.process.returncode, out) == (0, b"cleaned up\n")
-
-
-def test_an_exception_announces_the_end_and_others_get_what_waits(
-    master: Master,
-) -> None:
-    with master.connect() as client, master.connect() as waiting:
-        master.post(("echo", None))
-        assert master.message() == "echoing"
-        master.post(("fail", "out of luck"))
-        failure = master.failure()
-        assert (failure.stage, failure.summary) == ("serve", "ValueError: out of luck")
-        assert "raise ValueError(text)\nValueError: out of luck" in failure.text
-        frame = master.heard(FrameKind.REFUSED)
-        assert frame is not None
-        assert frame.job == 2
-        late = master.connect()
-        assert master.heard(FrameKind.REFUSED) is not None
-        assert say(client, b"still here") == b"still here"
-        master.drain()
-        assert say(client, b"and here") == b"and here"
-        assert waiting.recv(1) == late.recv(1) == b""
-        late.close()
-    status, err = master.ended()
-    assert status == 1
-    assert "ValueError: out of luck" in err
-    assert (master.taken, master.refused) == ([1], [2, 3])
-
-
 @pytest.mark.parametrize(
     ("frames", "trouble"),
     [
@@ -240,15 +192,6 @@ def test_who_sends_more_than_there_is_room_for_breaks_the_protocol(
     assert master.ended()[0] == 1
 
 
-def test_a_worker_that_waits_for_room_at_the_end_hears_of_it(master: Master) -> None:
-    master.post(("say_often", 64))  # and its answer
-    assert [master.message() for _ in range(64)] == list(range(64))
-    master.drain()
-    failure = master.failure()
-    assert failure.summary == "BrokenPipeError: the pool takes no more messages"
-    assert master.ended()[0] == 1
-
-
 def test_a_message_has_a_largest_size(start: Start) -> None:
     master = start(max_payload=1000)
     master.ready()
@@ -293,33 +236,6 @@ def test_what_is_neither_a_socket_nor_a_file_costs_no_descriptor(
         assert socket.send_fds(master.worker.jobs, [head], [folder]) == len(head)
         assert master.heard(FrameKind.REFUSED) is not None
     os.close(folder)
-    assert order(master, "descriptors") == before
-    master.drain()
-    assert master.ended() == (0, "")
-
-
-def test_a_worker_out_of_descriptors_says_so_and_loses_none(master: Master) -> None:
-    before = order(master, "descriptors")
-    assert order(master, "exhaust") == "exhausted"
-    clients = [master.connect() for _ in range(3)]
-    number = master.hand(socket.socket(), tag=1)
-    for _ in range(4):
-        assert master.heard(FrameKind.REFUSED) is not None
-    assert master.refused == [1, 2, 3, number]
-    entry = master.record()
-    assert (entry.level_name, entry.message) == (
-        "WARNING",
-        "no connection can be accepted now: Too many open files",
-    )
-    for client in clients:
-        assert client.recv(1) == b""  # no copy of it is left anywhere
-        client.close()
-    assert order(master, "recover") == "recovered"
-    with master.connect() as client:
-        assert order(master, "echo") == "echoing"
-        client.sendall(b"hello")
-        assert client.recv(100) == b"hello"
-    master.until_load(1, 1)
     assert order(master, "descriptors") == before
     master.drain()
     assert master.ended() == (0, "")
