@@ -336,6 +336,22 @@ async def test_a_socket_that_cannot_send_ends_the_channel() -> None:
         )
 
 
+async def test_half_closing_comes_after_what_is_still_to_be_sent() -> None:
+    large = bytes(3_000_000)
+    with Line() as line:
+        line.send(header(FrameKind.JOB, len(large), 1, 1) + large)
+        line.channel.half_close()
+        got = 0
+        async with patience():
+            while data := await line.read():
+                got += len(data)
+            assert got == len(large) + HEADER_SIZE
+            # The other direction is open still.
+            await line.write(encode(5, b"bye"))
+            await line.heard(1)
+        assert line.frames[0].payload == b"bye"
+
+
 # Descriptors.
 def a_pipe() -> tuple[int, int]:
     """Return a descriptor to be sent, and one that tells when no copy of it is left."""

@@ -304,6 +304,10 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
         lambda w, _: w.say(FrameKind.TAKEN, 1),
         "it answered for handle 1, which was not sent",
     ),
+    "ROOM for nothing": (
+        lambda w, _: w.say(FrameKind.ROOM, 1),
+        "it took 1 messages, after 0 of 0",
+    ),
     "LOAD of half a number": (
         lambda w, _: w.say(FrameKind.LOAD, payload=b"1234567"),
         "a list of numbers cannot be read",
