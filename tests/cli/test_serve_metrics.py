@@ -1,4 +1,4 @@
-"""``asyncpool serve --metrics``: a real scrape of a real server, and what it refuses."""
+"""``asyncpool serve --metrics``: a real scrape of a real server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import run_command, run_without
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scraping import Figures
 from tests.helpers.serving import Server, until, write_app
@@ -61,30 +60,3 @@ def test_a_plain_port_is_one_of_this_machine(folder: Path) -> None:
     with Server(folder, "app:app", *TWO, "--metrics", str(port)) as server:
         assert f"metrics: http://127.0.0.1:{port}/metrics" in server.up().log
         assert server.end(signal.SIGTERM) == 0
-
-
-def test_an_address_in_use_is_a_clear_refusal(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as there:
-        address = f"127.0.0.1:{there.getsockname()[1]}"
-        done = run_command(folder, "serve", "app:app", *TWO, "--metrics", address)
-    assert done.code == 1
-    where = f"tcp://{address}: Address already in use"
-    assert done.err == f"asyncpool: --metrics: cannot listen on {where}\n"
-
-
-def test_an_address_that_makes_no_sense_is_a_mistake(folder: Path) -> None:
-    done = run_command(folder, "serve", "app:app", *TWO, "--metrics", "here")
-    assert done.code == 2
-    assert done.err.startswith("asyncpool: --metrics: ")
-    assert "'here'" in done.err
-
-
-def test_without_the_extra_it_says_how_to_install_it(folder: Path) -> None:
-    done = run_without(
-        folder, "prometheus_client", "serve", "app:app", "--metrics", "9100"
-    )
-    assert done.code == 2
-    assert done.err == (
-        "asyncpool: --metrics needs prometheus_client, which is not installed: "
-        "pip install 'asyncpool-supervised[prometheus]'\n"
-    )

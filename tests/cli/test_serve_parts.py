@@ -522,21 +522,6 @@ def test_uvicorn_is_not_to_tell_of_each_worker() -> None:
     assert logging.getLogger().level == logging.WARNING
 
 
-def slot(**file_changes: Any) -> dict[str, Any]:
-    return {
-        "slot": 0,
-        "generation": 1,
-        "pid": 77,
-        "state": "idle",
-        "ready": True,
-        "connections": 1000,
-        "handed": 20_000,
-        "uptime": 3725.0,
-        "memory": 52_428_800,
-        **file_changes,
-    }
-
-
 def test_a_few_of_a_kind_are_shown_and_then_their_number() -> None:
     repeats = Repeats()
     shown = [repeats.admits("a", 1.0) for _ in range(8)]

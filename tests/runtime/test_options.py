@@ -18,7 +18,6 @@ from asyncpool import (
     Cluster,
     Pool,
     ProcessPoolExecutor,
-    WorkerLimits,
 )
 from asyncpool._core.pickling.variables import unpack_variables
 from asyncpool._core.policies.attempts import AttemptPolicy
@@ -150,38 +149,6 @@ def test_a_pool_that_is_refused_takes_no_number() -> None:
     assert Pool(1, name="").name == f"pool-{number + 2}"
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "text"),
-    [
-        (
-            {"spread": "all"},
-            ValueError,
-            "spread must be one of handoff, shared, not 'all'",
-        ),
-        (
-            {"reload_drain_timeout": 0},
-            ValueError,
-            "reload_drain_timeout must be > 0 seconds or None, not 0",
-        ),
-        (
-            {"worker_limits": WorkerLimits(drain_timeout=3.0)},
-            ValueError,
-            "worker_limits of a cluster take no drain_timeout: give it to the cluster itself",
-        ),
-        (
-            {"worker_limits": WorkerLimits(max_jobs=1, exact=True)},
-            ValueError,
-            "worker_limits of a cluster cannot be exact: a worker serves until there is another",
-        ),
-    ],
-)
-def test_a_cluster_refuses_what_it_cannot_have(
-    options: dict[str, Any], kind: type[Exception], text: str
-) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
-        Cluster(serve, **options)
-
-
 def test_what_depends_on_another_option() -> None:
     text = r"^max_surge and max_unavailable cannot both be 0$"
     with pytest.raises(ValueError, match=text):
@@ -206,51 +173,6 @@ NAMES = ["tests.helpers.tracing:request", "tests.helpers.tracing:tenant"]
 def carried(propagation: Propagation, context: bytes = b"") -> dict[str, Any]:
     packed = propagation.add_to(context)
     return dict(unpack_variables(JobContext.unpack(packed).variables))
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "message"),
-    [
-        ("a:b", TypeError, "propagate takes several: ('a:b',)"),
-        (
-            ["tracing"],
-            ValueError,
-            "propagate takes names such as 'package.module:name'",
-        ),
-        (
-            ["no_such_module:x"],
-            ValueError,
-            "propagate: 'no_such_module:x' cannot be imported: No module named",
-        ),
-        (
-            ["tests.helpers.tracing:nothing"],
-            ValueError,
-            "propagate: 'tests.helpers.tracing:nothing' cannot be imported: module",
-        ),
-        (
-            ["tests.helpers.tracing:NO_VARIABLE"],
-            TypeError,
-            "propagate: 'tests.helpers.tracing:NO_VARIABLE' is no context variable: 7",
-        ),
-        (7, TypeError, "propagate takes context variables and their names, such as "),
-        ([7], TypeError, "propagate takes context variables and their names, such as "),
-        (
-            [ContextVar("lost")],
-            ValueError,
-            "propagate: context variable 'lost' is no attribute of a module, so workers",
-        ),
-        (
-            ["__main__:x"],
-            ValueError,
-            "propagate: context variable 'x' lives in __main__, where workers cannot",
-        ),
-    ],
-)
-def test_what_workers_could_not_find(
-    given: Any, kind: type[Exception], message: str
-) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(message)}"):
-        Pool(1, propagate=given)
 
 
 def test_a_variable_is_looked_up_where_it_is_defined(
