@@ -343,37 +343,6 @@ def test_more_leases_than_a_cycle_has_beats_are_told_at_once(
     )
 
 
-def test_a_loop_that_stalled_sends_no_burst() -> None:
-    async def main() -> None:
-        outside = Outside()
-        async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
-            for name in "abcde":
-                keeper.add(name)
-            await reach(1.5)
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, VirtualLoop)
-            loop.stall(60)
-            await reach(64)
-        # Two milliseconds are made good, the lateness of a timer.
-        assert outside.log == ["a0", "b1", "c61.5", "d62.498", "e63.498"]
-
-    run(main())
-
-
-def test_a_lease_that_comes_again_waits_for_the_beat_of_its_namesake() -> None:
-    async def main() -> None:
-        outside = Outside(a=[5.0, 0.0])
-        async with LeaseKeeper(outside.extend) as keeper:
-            keeper.add("a")
-            await reach(1)
-            assert keeper.remove("a")
-            keeper.add("a")
-            await reach(10)
-        assert outside.log == ["a0", "a5"]
-
-    run(main())
-
-
 @pytest.mark.logs("keeper-ends-early")
 def test_its_end_interrupts_what_is_under_way(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:

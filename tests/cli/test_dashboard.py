@@ -27,7 +27,6 @@ from asyncpool._cli.dashboard.serving import (
 from asyncpool._cli.dashboard.web import FILES, Programs
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.control.paths import path_of, private_folder
-from asyncpool.errors import ProtocolError
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.told_lines import cluster_status, crashed, job, line, pool_status
@@ -523,20 +522,6 @@ async def test_a_folder_that_others_may_enter_is_told_of(
         f"others may enter {folder}/asyncpool: its permissions are 755, and must be 700: "
         f"chmod 700 {folder}/asyncpool"
     )
-
-
-async def test_asking_has_all_ends() -> None:
-    with FakeProgram("shop") as shop:
-        path = path_of("shop")
-        shop.answers["stacks"] = {"stacks": {"0": "File ..."}}
-        assert await ask(path, Request("stacks")) == {"stacks": {"0": "File ..."}}
-        shop.answers["kill"] = {"error": "no slot 9"}
-        with pytest.raises(ProtocolError, match=r"^no slot 9$"):
-            await ask(path, Request("kill", slot=9))
-        with pytest.raises(TimeoutError):
-            await ask(path, Request("watch"), within=0.05)
-    with pytest.raises(FileNotFoundError):
-        await ask(path, Request("stacks"))
 
 
 async def test_the_socket_of_another_user_is_refused(

@@ -218,24 +218,6 @@ def test_a_unix_socket_is_its_users_own(folder: Path) -> None:
             assert server.end(signal.SIGTERM) == 0
 
 
-def test_a_signal_that_means_nothing_is_answered(folder: Path) -> None:
-    with Server(folder, "teller:app", *ONE) as server:
-        server.up()
-        signals = {
-            signal.SIGALRM: "SIGALRM",
-            signal.SIGVTALRM: "SIGVTALRM",
-            signal.SIGRTMIN + 3: "SIGRTMIN+3",
-        }
-        for number in signals:
-            server.signal(number)
-        for name in signals.values():
-            server.says(
-                f"WARNING asyncpool: cluster teller: {name} means nothing here: "
-            )
-        assert told(server)["client"] == "127.0.0.1"
-        assert server.end(signal.SIGTERM) == 0
-
-
 def test_sigquit_ends_at_once(folder: Path) -> None:
     with Server(folder, "teller:app", *ONE) as server:
         pids = [slot["pid"] for slot in server.whole()["slots"]]

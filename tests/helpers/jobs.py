@@ -523,10 +523,6 @@ def spin() -> NoReturn:
         pass
 
 
-def fork_quietly() -> int:
-    return os.fork()
-
-
 # What maps call.
 
 

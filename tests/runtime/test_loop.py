@@ -18,6 +18,7 @@ from asyncpool.errors import ProtocolError
 from tests.helpers import virtual_time
 from tests.helpers.functions import known_function
 from tests.helpers.owner import Owner
+from tests.helpers.patience import patience
 
 Step = Callable[[Alarm], None]
 
@@ -218,3 +219,26 @@ def test_whatever_the_pace_order_and_bound_hold(
         assert found == [*range(buffer), None]
 
     asyncio.run(main())
+
+
+@pytest.mark.asyncio
+async def test_a_stream_is_silent_only_while_it_may_send() -> None:
+    job, _ = stream(2)
+    now = asyncio.get_running_loop().time()
+    assert job.heard_at(now + 9) < now
+    job.receive(item(0))
+    assert now <= job.heard_at(now + 9) < now + 5
+    job.receive(item(1))
+    assert job.heard_at(now + 9) == now + 9  # it waits for its caller
+    now = asyncio.get_running_loop().time()
+    await taken(job)
+    await taken(job)
+    assert now <= job.heard_at(now + 9) < now + 5
+    # Who waits hears of the next item, and of the end.
+    for happens, heard in ((lambda: job.receive(item(2)), 2), (job.cancel, None)):
+        waiting = asyncio.create_task(taken(job))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        happens()
+        async with patience():
+            assert await waiting == heard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import math
 import os
@@ -76,6 +77,24 @@ async def test_jobs_are_only_for_those_who_ask_for_them() -> None:
     hub.publish(SOME)
     assert heard == [SOME]
     assert [event async for event in hub.listen_to_jobs(10)] == []
+
+
+async def test_jobs_are_watched_as_long_as_somebody_listens() -> None:
+    hub = PoolHub()
+    watched = [hub.watched]
+    stream = hub.listen_to_jobs(10)
+    hub.publish_job(OF_A_JOB)
+    watched.append(hub.watched)
+    del stream
+    gc.collect()
+    hub.publish_job(OF_A_JOB)
+    watched.append(hub.watched)
+    hub.add_job_listener(repr)
+    watched.append(hub.watched)
+    assert hub.remove_listener(repr) == 1
+    hub.publish(SOME)
+    watched.append(hub.watched)
+    assert watched == [False, True, False, True, False]
 
 
 @pytest.mark.logs("listener-failed")

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, LOST
+from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, LOST, note
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._core.wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
 from asyncpool._runtime.channel import page
@@ -58,6 +58,15 @@ def desk(
     yield desk
     desk.page.close()
     desk.memory.close()
+
+
+def test_a_log_is_found_where_its_chunk_has_begun(desk: Desk) -> None:
+    desk.begin(2, 11)
+    LOG_HEAD.pack_into(desk.memory, desk.layout.log(2), 1, 0, 11, 1)
+    start, entry = desk.layout.log(2) + LOG_HEAD.size, note(42)
+    desk.memory[start : start + len(entry)] = entry
+    assert desk.page.log(11, 1) == [42]
+    assert desk.page.log(12, 1) is None
 
 
 def test_outcomes_are_found_whole_or_not_at_all(desk: Desk) -> None:

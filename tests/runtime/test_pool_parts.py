@@ -24,7 +24,7 @@ from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state import crash_report
 from asyncpool._runtime.state.crash_report import AfterExit, CrashReporter
 from asyncpool._runtime.state.draining import MapHold
-from asyncpool._runtime.state.job_errors import crash_error
+from asyncpool._runtime.state.job_errors import crash_error, delivery_of
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.errors import PoolClosedError
@@ -156,6 +156,15 @@ def report_of(dead: DeadWorker, kind: CrashKind | None, *, planned: bool) -> Cra
         now=2.0,
         after=AfterExit(NextStep.CLOSE),
     )
+
+
+@pytest.mark.parametrize(("taken", "told"), [(99, "never sent"), (100, "sent")])
+async def test_half_a_frame_is_of_no_use_to_a_worker(taken: int, told: str) -> None:
+    job = Parts().add()
+    job.attempt, job._frame_end = 1, 100
+    page = SimpleNamespace(begun=lambda *_: False)
+    worker: Any = SimpleNamespace(page=page, outbox=SimpleNamespace(taken=taken))
+    assert delivery_of(job, worker) == told
 
 
 async def test_an_earlier_attempt_may_have_had_effects_too() -> None:

@@ -182,10 +182,6 @@ class Shift:
         self._ends[name].set()
         await self._calls[name]
 
-    @property
-    def second(self) -> str:
-        return "".join(name for name, pause in self.pauses.items() if pause.second)
-
     def stop(self) -> None:
         for end in self._ends.values():
             end.set()
@@ -216,25 +212,6 @@ async def test_nobody_waits_for_what_is_long_but_three_are_enough(shift: Shift) 
         await shift.begun("a", "b", "c", "d")
         await shift.end("a")
         await shift.begun(*"abcde")
-
-
-async def test_whichever_has_begun_before_is_the_first(shift: Shift) -> None:
-    async with patience():
-        for name in "abcd":
-            shift.add(name)
-        await shift.begun("a", "b", "c")
-        assert shift.second == "bc"
-        await shift.end("b")
-        await shift.begun(*"abcd")
-        assert shift.second == "bcd"
-        await shift.end("a")
-        assert shift.second == "bd"
-        await shift.end("c")
-        assert shift.second == "b"
-        await shift.end("d")
-        shift.add("e")
-        await shift.begun(*"abcde")
-        assert shift.second == "b"
 
 
 # When there may be no more of them.

@@ -18,8 +18,7 @@ from tests.helpers.guards import marked_processes
 from tests.soak.era import BOUND, Era, Life
 from tests.soak.mappers import mapper
 from tests.soak.oracle import Record
-from tests.soak.plan import draw_key
-from tests.soak.plans import draw_plan, square
+from tests.soak.plans import draw_key, draw_plan, square
 from tests.soak.readers import reader
 from tests.soak.tellers import teller
 

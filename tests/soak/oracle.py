@@ -20,7 +20,7 @@ from asyncpool import (
     WorkerOutOfMemoryError,
 )
 from asyncpool._core.policies.attempts import MAX_FREE_RETURNS
-from tests.soak.plan import Plan
+from tests.soak.plans import Plan
 from tests.soak.work import OwnError
 
 __all__ = [

@@ -14,7 +14,7 @@ from asyncpool import (
     WorkerCrashedError,
 )
 from asyncpool.stats import PoolStats
-from tests.soak import flows
+from tests.soak import work
 from tests.soak.era import BOUND, Era, Life
 from tests.soak.work import OwnError
 
@@ -97,7 +97,7 @@ class _Telling:
         limits = {"timeout": 0.5, "cancel_grace": 0.2, "on_cancel": "interrupt"}
         view = self.era.view(limits if hangs else {})
         token = f"{self.era.book}-{self.number}" if self.how else ""
-        return await view.broadcast(flows.configure, self.number, token, self.how)
+        return await view.broadcast(work.configure, self.number, token, self.how)
 
     def _judge(
         self, task: asyncio.Task[dict[int, tuple[int, int]]]

@@ -144,13 +144,6 @@ class Obedient:
     async def say(self, value: Any) -> Any:
         return value
 
-    async def say_large(self, size: int) -> str:
-        try:
-            await self._worker.send(bytes(size))
-        except ValueError as error:
-            return f"{error}"
-        return "said"
-
     async def give_socket(self, _: None) -> str:
         try:
             with socket.socket() as sock:

@@ -6,21 +6,16 @@ import os
 import pickle
 import select
 import signal
-import socket
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
 from time import monotonic
 
-import pytest
-
 from asyncpool import JobNotPicklableError, heartbeat
 from tests.helpers import faults, jobs, logs, sharing, values
 from tests.worker.by_hand import (
-    HEAVY,
     MAX_DETAILS,
-    MAX_NUMBER,
     Door,
     Frame,
     FrameKind,
@@ -28,7 +23,6 @@ from tests.worker.by_hand import (
     Identity,
     Worker,
     context_frame,
-    dumps,
     encode,
     function_frame,
     job_frame,
@@ -79,22 +73,6 @@ def test_it_is_who_it_is_told_to_be(hire: Callable[..., Worker]) -> None:
         1,
         ("images-worker-2", (3,), 1, "main", b"key", "spawn", ["a", "b"]),
     )
-
-
-@pytest.mark.parametrize("concurrency", [1, 3])
-def test_a_copy_of_it_says_nothing(
-    hire: Callable[..., Worker], concurrency: int
-) -> None:
-    worker = hire(concurrency=concurrency)
-    worker.hello()
-    worker.send(1, jobs.fork_quietly)
-    assert worker.result()[0] == 1
-    worker.send(2, jobs.square, 2)
-    assert worker.result() == (2, 4)
-    worker.jobs.shutdown(socket.SHUT_WR)
-    assert worker.ended()[0] == 0
-    # The copy has let go of the channels too, so that their end is seen.
-    assert worker.heard(worker.jobs) is None
 
 
 # One job after the other.
@@ -155,53 +133,6 @@ def test_an_error_above_the_limit_is_named(hire: Callable[..., Worker]) -> None:
     job, error = worker.error()
     assert (job, type(error)) == (1, JobNotPicklableError)
     assert "the job raised ValueError, which has " in str(error)
-
-
-def set_clock(*readings: int) -> None:
-    """Have the worker that this runs in read these from its clock."""
-    from asyncpool._worker.job import execute
-
-    vars(execute).update(perf_counter_ns=iter(readings).__next__)
-
-
-def test_outcomes_carry_their_durations(worker: Worker) -> None:
-    # The first reading ends the job that sets the clock, whose beginning is unknown.
-    readings = [1 << 80, 5_000, 4_571_999, 10_000, 10_000, 20_000, 1_020_999]
-    worker.write(
-        job_frame(1, set_clock, *readings),
-        job_frame(2, jobs.square, 5),
-        job_frame(3, jobs.square, 6),
-        job_frame(4, jobs.divide, 1, 0),
-    )
-    heard: list[Frame | None] = [worker.heard(worker.jobs) for _ in range(4)]
-    told = [
-        (frame.job, frame.kind, frame.number) for frame in heard if frame is not None
-    ]
-    assert told == [
-        (1, FrameKind.VALUE, MAX_NUMBER),
-        (2, FrameKind.VALUE, 4566),
-        (3, FrameKind.VALUE, 0),
-        (4, FrameKind.ERROR, 1000),
-    ]
-
-
-def length_of(size: int) -> int:
-    """Return how many bytes have *size* when pickled."""
-    about = size - 50
-    return size - (len(dumps(bytes(about))) - about)
-
-
-def test_an_outcome_is_in_its_frame_unless_it_is_heavy(worker: Worker) -> None:
-    light, heavy = length_of(HEAVY), length_of(HEAVY + 1)
-    worker.write(*(job_frame(n, bytes, size) for n, size in ((1, light), (2, heavy))))
-    frame = worker.told(FrameKind.VALUE, worker.jobs)
-    assert (frame.payload, len(frame.payload)) == (dumps(bytes(light)), HEAVY)
-    assert worker.heard(worker.jobs) == (FrameKind.WANT, HEAVY + 1, 0, 0, b"")
-    worker.control.sendall(encode(FrameKind.GRANT, b""))  # there is no segment for it
-    stream = dumps(bytes(heavy))
-    assert worker.heard(worker.jobs) == (FrameKind.AREA, 0, 0, 0, stream)
-    frame = worker.told(FrameKind.VALUE, worker.jobs)
-    assert (frame.job, frame.attempt, frame.payload) == (2, 1, b"")
 
 
 # Revoking.

@@ -15,7 +15,6 @@ from tests.worker.by_hand import (
     STACKS_START,
     Door,
     FrameKind,
-    encode,
     header,
 )
 from tests.worker.master import Master
@@ -188,19 +187,6 @@ def test_who_sends_more_than_there_is_room_for_breaks_the_protocol(
     text = (
         "ProtocolError: the pool sent a message beyond the 64 for which there is room"
     )
-    assert master.failure().summary == text
-    assert master.ended()[0] == 1
-
-
-def test_a_message_has_a_largest_size(start: Start) -> None:
-    master = start(max_payload=1000)
-    master.ready()
-    size = 2000
-    text = "a message of 2018 bytes is longer than the 1000 that may be sent"
-    assert order(master, "say_large", size) == text
-    assert order(master, "say", "x") == "x"
-    master.write(encode(FrameKind.MESSAGE, bytes(1001)))
-    text = "ProtocolError: a payload of 1001 bytes exceeds the limit of 1000"
     assert master.failure().summary == text
     assert master.ended()[0] == 1
 
