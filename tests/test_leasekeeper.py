@@ -9,14 +9,13 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from asyncpool import LeaseKeeper, LeaseLostError, ThrottledError
+from asyncpool import LeaseKeeper, LeaseLostError
 from asyncpool.events import (
     LeaseLapsed,
     LeaseLost,
     LeaseMissed,
     LeaseRelieved,
     LeaseSaturated,
-    LeaseThrottled,
 )
 from tests.helpers.virtual_time import VirtualLoop, run
 
@@ -230,23 +229,6 @@ def test_a_loop_that_stalled_for_too_long_gives_its_leases_up_before_any_beat() 
             with pytest.raises(asyncio.CancelledError, match="'a' has lapsed"):
                 await lost
         assert outside.log == ["a0"]
-
-    run(main())
-
-
-def test_a_throttled_beat_slows_all_of_them_down() -> None:
-    async def main() -> None:
-        slow = ThrottledError()
-        outside = Outside(a=[slow, ThrottledError(retry_after=7.0), 0.0])
-        async with LeaseKeeper(outside.extend) as keeper:
-            events = keeper.events()
-            keeper.add("a")
-            keeper.add("b")
-            await reach(15)
-            assert await anext(events) == LeaseThrottled("a", 2.0)
-            assert await anext(events) == LeaseThrottled("a", 7.0)
-            assert (keeper.stats().throttled, keeper.stats().renewed) == (2, 2)
-        assert outside.log == ["a0", "a2", "a9", "b10"]
 
     run(main())
 

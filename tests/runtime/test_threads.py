@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
 import pytest
-import pytest_asyncio
 
 from asyncpool._core.pickling.calls import load_value, pack_value
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
@@ -156,62 +155,37 @@ def _abandon() -> None:
     raise AbandonedError
 
 
-class Shift:
-    """Calls that are made until they are told to end, each with a pause of its own."""
+async def test_nobody_waits_for_what_is_long_but_three_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "_LONG", 1e-9)  # they are long at once
+    found, begun = new(), list[int]()
+    ends = [threading.Event() for _ in range(5)]
 
-    def __init__(self, found: Threads) -> None:
-        self.pauses: dict[str, Pause] = {}
-        self._found = found
-        self._ends: dict[str, threading.Event] = {}
-        self._calls: dict[str, asyncio.Future[None]] = {}
+    def work(number: int) -> None:
+        begun.append(number)
+        ends[number].wait(PATIENCE)
 
-    def add(self, name: str) -> None:
-        self._ends[name] = threading.Event()
-        self._calls[name] = self._found.pickle(self._work, name, unwanted=lambda: False)
-
-    def _work(self, name: str, pause: Pause) -> None:
-        self.pauses[name] = pause
-        self._ends[name].wait(PATIENCE)
-
-    async def begun(self, *names: str) -> None:
-        """Wait until these have begun, and no others."""
-        while set(self.pauses) != set(names):  # noqa: ASYNC110 - they have no loop
+    async def until(count: int) -> None:
+        while len(begun) < count:  # noqa: ASYNC110 - they have no loop
             await asyncio.sleep(0)
 
-    async def end(self, name: str) -> None:
-        self._ends[name].set()
-        await self._calls[name]
-
-    def stop(self) -> None:
-        for end in self._ends.values():
-            end.set()
-
-
-@pytest_asyncio.fixture
-async def shift(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shift]:
-    """Return calls that are long at once."""
-    monkeypatch.setattr(threads, "_LONG", 1e-9)
-    found = new()
-    shift = Shift(found)
-    yield shift
-    shift.stop()
     async with patience():
+        calls = [pickle(found, work, number) for number in range(5)]
+        try:
+            await until(3)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert sorted(begun) == [0, 1, 2]
+            for number, count in ((1, 4), (0, 5)):
+                ends[number].set()
+                await calls[number]
+                await until(count)
+        finally:
+            for end in ends:
+                end.set()
         await found.close()
     assert names() == []
-
-
-async def test_nobody_waits_for_what_is_long_but_three_are_enough(shift: Shift) -> None:
-    async with patience():
-        for name in "abcde":
-            shift.add(name)
-        await shift.begun("a", "b", "c")
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert set(shift.pauses) == set("abc")
-        await shift.end("b")
-        await shift.begun("a", "b", "c", "d")
-        await shift.end("a")
-        await shift.begun(*"abcde")
 
 
 # When there may be no more of them.

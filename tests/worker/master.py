@@ -62,7 +62,6 @@ class Master:
         self.taken: list[int] = []
         self.refused: list[int] = []
         self.lost = 0
-        self.room = 0
         self.load = (0, 0)
         self.cut = 0
 
@@ -107,8 +106,6 @@ class Master:
                 self.taken.append(frame.job)
             elif frame.kind is FrameKind.REFUSED:
                 self.refused.append(frame.job)
-            elif frame.kind is FrameKind.ROOM:
-                self.room = frame.job
             elif frame.kind is FrameKind.LOAD:
                 opened, closed, self.cut = unpack_numbers(frame.payload)
                 self.load, self.lost = (opened, closed), frame.job
@@ -132,11 +129,6 @@ class Master:
         """Wait until it has opened and closed so many connections."""
         while self.load != (opened, closed):
             assert self.heard(FrameKind.LOAD) is not None, self.load
-
-    def until_room(self, room: int) -> None:
-        """Wait until its user has taken so many messages."""
-        while self.room < room:
-            assert self.heard(FrameKind.ROOM) is not None, self.room
 
     def give_place(self) -> None:
         """Let it give connections back."""

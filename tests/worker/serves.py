@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -124,9 +123,6 @@ class Obedient:
     async def exit(self, status: int) -> None:
         sys.exit(status)
 
-    async def descriptors(self, _: None) -> int:
-        return len(os.listdir("/proc/self/fd"))
-
     async def block(self, gate: str) -> str:
         """Hold up the loop until somebody lets it go on."""
         return jobs.wait_at(gate, "blocked")
@@ -143,11 +139,3 @@ class Obedient:
 
     async def say(self, value: Any) -> Any:
         return value
-
-    async def give_socket(self, _: None) -> str:
-        try:
-            with socket.socket() as sock:
-                await self._worker.send_socket(sock)
-        except OSError as error:
-            return f"{type(error).__name__}: {error}"
-        return "arrived"

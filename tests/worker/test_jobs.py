@@ -26,7 +26,6 @@ from tests.worker.by_hand import (
     encode,
     function_frame,
     job_frame,
-    revoke_frame,
 )
 
 # How it begins and ends.
@@ -185,22 +184,6 @@ def test_a_job_is_revoked_before_the_worker_has_read_it(
     door.release()
     assert worker.results(3) == [(1, "go"), (2, None), (5, None)]
     assert door.words() == ["2", "5"]
-
-
-def test_what_runs_or_is_done_cannot_be_revoked(worker: Worker, door: Door) -> None:
-    worker.write(
-        job_frame(1, jobs.square, 5),
-        job_frame(2, jobs.compute, door.path, "second"),
-        job_frame(3, jobs.square, 6),
-        job_frame(4, jobs.square, 7),
-    )
-    assert door.visitor() == "second"
-    # However the requests are cut, each has an answer.
-    requests = revoke_frame(1) + revoke_frame(2) + revoke_frame(1, 2, 3)
-    worker.control.sendall(requests[:-5])
-    assert [worker.revoked() for _ in range(2)] == [(), ()]
-    worker.control.sendall(requests[-5:])
-    assert worker.revoked() == (3,)
 
 
 # Contexts.

@@ -156,26 +156,6 @@ def order(master: Master, name: str, argument: object = None) -> object:
     return master.message()
 
 
-def test_messages_are_acknowledged_when_they_are_taken(master: Master) -> None:
-    assert order(master, "say", {"a": 1}) == {"a": 1}
-    assert order(master, "say", "b") == "b"
-    master.until_room(2)
-    # It takes one by one.
-    with master.connect():
-        master.post(("take", 2))
-        assert master.heard(FrameKind.TAKEN) is not None
-        for _ in range(64):
-            master.post(("say", "late"))
-        with master.connect():
-            assert master.message() == "taken"
-            master.write(header(FrameKind.ROOM, 0, 3))
-            for _ in range(64):
-                assert master.message() == "late"
-    master.drain()
-    assert master.ended()[0] == 0
-    assert master.room == 67
-
-
 def test_who_sends_more_than_there_is_room_for_breaks_the_protocol(
     master: Master,
 ) -> None:
@@ -189,39 +169,3 @@ def test_who_sends_more_than_there_is_room_for_breaks_the_protocol(
     )
     assert master.failure().summary == text
     assert master.ended()[0] == 1
-
-
-def test_a_socket_travels_from_the_worker(master: Master) -> None:
-    before = order(master, "descriptors")
-    master.post(("give_socket", None))
-    with master.given() as sock:
-        assert sock.family == socket.AF_INET
-    master.write(header(FrameKind.TAKEN, 0, 1))
-    assert master.message() == "arrived"
-    master.post(("give_socket", None))
-    master.given().close()
-    master.write(header(FrameKind.REFUSED, 0, 2))
-    assert master.message() == "OSError: the pool could not take the socket"
-    # An answer to nothing changes nothing.
-    master.write(header(FrameKind.TAKEN, 0, 2) + header(FrameKind.TAKEN, 0, 99))
-    assert order(master, "descriptors") == before
-    master.post(("give_socket", None))
-    master.given().close()
-    master.drain()
-    assert master.message() == "OSError: the pool could not take the socket"
-    assert master.ended() == (0, "")
-
-
-def test_what_is_neither_a_socket_nor_a_file_costs_no_descriptor(
-    master: Master,
-) -> None:
-    before = order(master, "descriptors")
-    folder = os.open("/", os.O_RDONLY)
-    for number in range(1, 21):
-        head = header(FrameKind.HANDLE, 0, number, 0, 1)
-        assert socket.send_fds(master.worker.jobs, [head], [folder]) == len(head)
-        assert master.heard(FrameKind.REFUSED) is not None
-    os.close(folder)
-    assert order(master, "descriptors") == before
-    master.drain()
-    assert master.ended() == (0, "")
