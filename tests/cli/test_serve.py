@@ -280,17 +280,21 @@ def test_the_limit_that_has_applied_is_named(folder: Path) -> None:
     assert told in server.log
 
 
-@pytest.mark.parametrize("command", [False, True])
-def test_a_second_signal_ends_at_once(command: bool, folder: Path) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("how", ["signal", "command", "SIGQUIT"])
+def test_a_second_signal_or_sigquit_ends_at_once(how: str, folder: Path) -> None:
     with Server(folder, "app:app", *ONE, "--drain-timeout", "3600") as server:
         client = in_the_middle(server)
-        server.signal(signal.SIGTERM)
-        until(lambda: server.status()["state"] == "closing", "it drains")
-        if command:
+        if how != "SIGQUIT":
+            server.signal(signal.SIGTERM)
+            until(lambda: server.status()["state"] == "closing", "it drains")
+        if how == "signal":
+            assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
+        elif how == "command":
             assert server.command("stop", "--now").code == 0
             assert server.end() == 0
         else:
-            assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
+            assert server.end(signal.SIGQUIT) == 0
+            server.says("cluster app: asked to end by SIGQUIT: it ends at once")
         with pytest.raises((http.client.HTTPException, OSError)):
             client.getresponse()
         client.close()

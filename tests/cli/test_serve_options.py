@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.patience import PATIENCE
-from tests.helpers.serving import Server, until, write_app
+from tests.helpers.serving import Server, write_app
 
 ONE = ("--bind", "127.0.0.1:0", "--workers", "1")
 
@@ -216,16 +216,3 @@ def test_a_unix_socket_is_its_users_own(folder: Path) -> None:
             path = folder / bind.removeprefix("unix:").partition("?")[0]
             assert stat.S_IMODE(os.stat(path).st_mode) == mode
             assert server.end(signal.SIGTERM) == 0
-
-
-def test_sigquit_ends_at_once(folder: Path) -> None:
-    with Server(folder, "teller:app", *ONE) as server:
-        pids = [slot["pid"] for slot in server.whole()["slots"]]
-        with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client:
-            client.sendall(GET)  # half a request, which a drain would wait for
-            until(
-                lambda: server.status()["slots"][0]["connections"] == 1, "it is there"
-            )
-            assert server.end(signal.SIGQUIT) == 0
-            server.says("cluster teller: asked to end by SIGQUIT: it ends at once")
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

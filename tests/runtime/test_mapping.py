@@ -288,38 +288,6 @@ def test_each_item_has_its_own_outcome(
     assert not pool.open
 
 
-@given(
-    st.data(),
-    st.integers(0, 30),
-    st.integers(0, 30),
-    st.none() | st.integers(1, 8),
-    st.booleans(),
-)
-def test_whoever_leaves_early_leaves_nothing_under_way(
-    data: st.DataObject,
-    count: int,
-    taken: int,
-    chunk: int | None,
-    slowly: bool,  # noqa: FBT001
-) -> None:
-    pool, inputs = FakePool(), Inputs([(n, "ok") for n in range(count)])
-
-    async def take() -> list[int]:
-        results = map_of(
-            pool, inputs.slowly() if slowly else inputs, chunksize=chunk, buffersize=20
-        )
-        found: list[int] = []
-        async for result in results:
-            if len(found) == taken:
-                break
-            found.append(result)
-        await results.aclose()
-        return found
-
-    assert drive(pool, data, take) == list(range(min(count, taken)))
-    assert all(job.cancelled() for job, _ in pool.open)
-
-
 @in_one_turn
 def test_a_result_that_is_too_large_together_is_nobodys_second_run() -> None:
     async def main() -> None:

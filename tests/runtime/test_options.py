@@ -23,7 +23,6 @@ from asyncpool._core.pickling.variables import unpack_variables
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions, Options
 from asyncpool._core.wire.context import JobContext
-from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.options.pool_options import (
     JOB_LIMITS,
     POOL_CHECKS,
@@ -127,15 +126,6 @@ def test_docstrings_and_the_reference_have_the_options_in_groups() -> None:
     assert Options.__annotations__.keys() <= fields
     part = REFERENCE.partition("## The pool\n")[2].partition("What a pool does:")[0]
     assert tables_of(part) == groups_of(inspect.getdoc(Pool))
-
-
-def test_options_that_are_not_given_stay() -> None:
-    first = changed(JobOptions(), {"priority": 7, "key": "k", "max_attempts": 4})
-    second = changed(first, {"timeout": 2.0, "prefetch": 5})
-    assert (second.priority, second.key) == (7, first.key)
-    assert (second.attempts, second.limits.timeout) == (first.attempts, 2.0)
-    assert changed(second, {}) == second
-    assert changed(second, {"key": None}).key is None
 
 
 def test_a_pool_that_is_refused_takes_no_number() -> None:

@@ -139,10 +139,6 @@ class Desk:
         self.ended.set()
         raise EndError
 
-    def take(self) -> None:
-        assert self.claims.claim()
-        self.running = {self.claims.taken}
-
     def close(self) -> None:
         """Have the thread end."""
         self.running.clear()
@@ -154,13 +150,6 @@ class Desk:
 @pytest.fixture
 def desk() -> Desk:
     return Desk()
-
-
-def test_what_is_said_last_counts(desk: Desk) -> None:
-    desk.running.add(1)
-    desk.fences.put(1, time.monotonic() + FAR)
-    desk.fences.put(1, time.monotonic() + 0.1)
-    assert desk.ended.wait(PATIENCE)
 
 
 def test_a_job_that_comes_too_late_does_not_begin(desk: Desk) -> None:
