@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.helpers.patience import PATIENCE
-from tests.helpers.serving import Server, write_app
+from tests.helpers.scraping import Figures
+from tests.helpers.serving import Server, until, write_app
 
 ONE = ("--bind", "127.0.0.1:0", "--workers", "1")
 
@@ -216,3 +218,38 @@ def test_a_unix_socket_is_its_users_own(folder: Path) -> None:
             path = folder / bind.removeprefix("unix:").partition("?")[0]
             assert stat.S_IMODE(os.stat(path).st_mode) == mode
             assert server.end(signal.SIGTERM) == 0
+
+
+# Metrics.
+
+
+def scrape(port: int) -> Figures:
+    where = f"http://127.0.0.1:{port}/metrics"
+    with urllib.request.urlopen(where, timeout=PATIENCE) as response:
+        return Figures(response.read().decode())
+
+
+def test_a_scrape_has_what_the_server_does(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Server(folder, "teller:app", *ONE[:-1], "2", "--metrics", str(port)) as server:
+        server.whole()
+        assert f"metrics: http://127.0.0.1:{port}/metrics" in server.log
+        for _ in range(5):
+            server.get()
+
+        def answered() -> bool:
+            found = scrape(port)
+            return found.get("cluster_requests_total", status="2xx") == 5
+
+        until(answered, "all requests are counted")
+        found = scrape(port)
+        assert found.get("cluster_workers", state="ready", cluster="teller") == 2
+        assert found.get("cluster_state", state="running") == 1
+        assert found.get("cluster_request_seconds_count", status="2xx") == 5
+        assert found.get("cluster_worker_start_seconds_count") == 2
+        assert "process_cpu_seconds_total" in found.names
+        assert server.command("reload").code == 0
+        assert scrape(port).get("cluster_worker_exits_total", cause="roll") == 2
+        assert scrape(port).get("cluster_requests_total", status="2xx") == 5
+        assert server.end(signal.SIGTERM) == 0

@@ -17,7 +17,6 @@ import pytest
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.output.log_records import (
-    _AHEAD,
     _TURN,
     LogNotes,
     WorkerLogs,
@@ -257,25 +256,6 @@ async def test_the_loop_has_its_turn_between_records_that_take_long() -> None:
     assert seen[0] <= 1
     assert all(later - before <= 1 for before, later in pairwise(seen))
     assert seen[-1] == 5
-
-
-async def test_who_is_too_far_ahead_is_read_no_more_until_the_rest_is_done() -> None:
-    kept, logs = Kept(), worker_logs()
-    fast, quiet = Worker(logs), Worker(logs)
-    with handled_by(kept):
-        for number in range(_AHEAD - 1):
-            fast.say(str(number))
-        assert fast.calls == []
-        fast.say("more")
-        fast.say("in the same read")
-        quiet.say("quiet")
-        assert fast.calls == ["pause"]
-        async with patience():
-            await kept.until(lambda messages: "in the same read" in messages)
-        assert fast.calls == ["pause", "resume"]
-        await finish(logs)
-    assert quiet.calls == []
-    assert kept.messages[-1] == "quiet"
 
 
 @pytest.mark.logs("records-dropped")

@@ -12,8 +12,11 @@ from contextvars import copy_context
 from functools import partial
 from time import monotonic
 
+import pytest
+
 from asyncpool import JobNotPicklableError, heartbeat
-from tests.helpers import faults, jobs, logs, sharing, values
+from tests.helpers import faults, jobs, large, logs, sharing, values
+from tests.helpers.large import Block, pattern
 from tests.worker.by_hand import (
     MAX_DETAILS,
     Door,
@@ -26,6 +29,9 @@ from tests.worker.by_hand import (
     encode,
     function_frame,
     job_frame,
+    large_job,
+    pack_numbers,
+    send_segment,
 )
 
 # How it begins and ends.
@@ -334,10 +340,55 @@ def test_signal_handlers_log_in_the_middle_of_a_record(worker: Worker) -> None:
     assert messages.count("from a handler") >= 200
 
 
-def test_exceptions_in_the_middle_of_a_record_break_nothing(worker: Worker) -> None:
-    worker.send(1, logs.log_from_raising_signals, 100)
-    worker.send(2, logs.log_as_job)
-    while (found := worker.record()).job == 1:
-        assert found.message == "again " + "and again" * 100
-    assert (found.job, found.message) == (2, "of a job")
-    assert worker.results(2) == [(1, 100), (2, None)]
+# Shared memory beside jobs.
+
+
+def block(number: int) -> Block:
+    return Block(pattern(70_000, number))
+
+
+def lent(segment: int, *sizes: int) -> bytes:
+    return encode(FrameKind.LENT, pack_numbers(sizes), tag=segment)
+
+
+def returned(segment: int) -> Frame:
+    return Frame(FrameKind.SEGMENT_RETURNED, 0, 0, segment, b"")
+
+
+@pytest.fixture(params=[1, 3], ids=["alone", "beside others"])
+def busy(hire: Callable[..., Worker], request: pytest.FixtureRequest) -> Worker:
+    """A worker that runs one job at a time, or several."""
+    found = hire(concurrency=request.param)
+    found.hello()
+    return found
+
+
+def test_what_was_sent_for_a_revoked_job_is_not_for_the_next_one(
+    busy: Worker, door: Door
+) -> None:
+    worker = busy
+    worker.send(1, jobs.wait_at, door.path)
+    door.visitor()
+    assert worker.revoke(2) == (2,)
+    door.release()
+    assert worker.result() == (1, "go")
+    for number in (2, 3):
+        areas, job = large_job(number, large.checksum, block(number))
+        worker.write(*(encode(FrameKind.AREA, area) for area in areas), job)
+    assert worker.result() == (3, large.checksum(block(3)))
+
+
+def test_what_was_lent_for_a_revoked_job_is_returned(busy: Worker, door: Door) -> None:
+    worker = busy
+    worker.send(1, jobs.wait_at, door.path)
+    door.visitor()
+    assert worker.revoke(2) == (2,)
+    for number in (2, 3):
+        [area], job = large_job(number, large.checksum, block(number))
+        send_segment(worker, number + 10, area)
+        worker.write(lent(number + 10, len(area)), job)
+    door.release()
+    assert worker.result() == (1, "go")
+    told = [worker.heard(worker.jobs) for _ in range(2)]
+    assert sorted(map(str, told)) == sorted(map(str, (returned(12), returned(13))))
+    assert worker.result() == (3, large.checksum(block(3)))
