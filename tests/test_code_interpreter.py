@@ -45,11 +45,9 @@ BOMBS = {
         "while True:\n    threading.Thread(target=threading.Event().wait).start()"
     ),
     "10 GB": "held = []\nfor _ in range(10_000): held.append(b'x' * 1_000_000)",
-    "10 GB at once": "bytearray(10 << 30)",
     "recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
     "a null pointer": "import ctypes\nctypes.string_at(0)",
     "an exit": "import os\nos._exit(0)",
-    "an exit of Python": "raise SystemExit",
     "a broken answer": (
         "import sys\n"
         "cells = sys.modules['code_interpreter.cells']\n"

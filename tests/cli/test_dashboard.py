@@ -117,47 +117,20 @@ async def test_every_answer_says_what_a_browser_may_do_with_it() -> None:
         assert "server" not in response.headers
 
 
+# The port may be another one: ssh can forward it.
+OWN_HOSTS = ["localhost:1", "LOCALHOST", "127.0.0.1:9", "[::1]:8750", "10.0.0.7:80"]
+# They may be those of a page whose owner has them point here (DNS rebinding).
+EVIL_HOSTS = ["evil.example", "evil.example:8750", "127.0.0.1.evil.example", "[::1"]
+EVIL_HOSTS += ["a@b", "evil.example@localhost", "localhost/evil.example"]
+EVIL_HOSTS += ["localhost?evil.example"]
+EVIL_ORIGINS = ["http://evil.example", "null", "http://127.0.0.1", "http://localhost:1"]
+
 # Headers, with the address of the page in place of THIS, and what is answered.
 ASKED = [
-    # The port may be another one: ssh can forward it.
-    *(
-        ({"Host": host}, 200)
-        for host in (
-            "localhost:1",
-            "LOCALHOST",
-            "127.0.0.1:9",
-            "[::1]:8750",
-            "10.0.0.7:80",
-        )
-    ),
-    # It may be that of a page whose owner has it point here (DNS rebinding).
-    *(
-        ({"Host": host}, 421)
-        for host in (
-            *(
-                "evil.example",
-                "evil.example:8750",
-                "127.0.0.1.evil.example",
-                "[::1",
-                "a@b",
-            ),
-            *(
-                "evil.example@localhost",
-                "localhost/evil.example",
-                "localhost?evil.example",
-            ),
-        )
-    ),
+    *(({"Host": host}, 200) for host in OWN_HOSTS),
+    *(({"Host": host}, 421) for host in EVIL_HOSTS),
     ({"Origin": "http://THIS", "Sec-Fetch-Site": "same-origin"}, 200),
-    *(
-        ({"Origin": origin}, 403)
-        for origin in (
-            "http://evil.example",
-            "null",
-            "http://127.0.0.1",
-            "http://localhost:1",
-        )
-    ),
+    *(({"Origin": origin}, 403) for origin in EVIL_ORIGINS),
     # Another site may link to the page, and not load it.
     ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 200),
     ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),

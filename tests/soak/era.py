@@ -28,8 +28,14 @@ from asyncpool import (
 )
 from tests.helpers.patience import PATIENCE
 from tests.soak.climates import Climate
-from tests.soak.ledger import Ledger
-from tests.soak.oracle import FailureError, Record, check_attempts, judge, read_book
+from tests.soak.oracle import (
+    FailureError,
+    Ledger,
+    Record,
+    check_attempts,
+    judge,
+    read_book,
+)
 from tests.soak.plans import Plan
 from tests.soak.tally import Tally
 from tests.soak.work import OwnError

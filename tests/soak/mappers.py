@@ -19,7 +19,7 @@ from asyncpool import (
 )
 from tests.soak import work
 from tests.soak.era import BOUND, Era, Life
-from tests.soak.ledger import Item
+from tests.soak.oracle import Item
 from tests.soak.plans import draw_options
 from tests.soak.work import OwnError
 
