@@ -1,4 +1,4 @@
-"""The benchmark itself, where it is quick: that it runs, ends, and draws what it has found."""
+"""The benchmark itself, where it is quick: that it runs, ends, and says what it has found."""
 
 from __future__ import annotations
 
@@ -67,9 +67,6 @@ def test_a_quick_run_writes_what_it_has_found(tmp_path: Path) -> None:
     assert list(found["summary"]["latency"]) == rows
     assert "(1.00x)" in table, "what others are compared with"
     assert published_files() == published, "it is no whole run"
-
-
-# Plots.
 
 
 def thousands(number: float, digits: int = 2) -> str:

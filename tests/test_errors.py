@@ -96,7 +96,7 @@ def late(
 
 KILLED = "worker 4242 in slot 2 was killed by SIGSEGV"
 OWN = f"{KILLED} during attempt 1 of job 17"
-NODE = {"node": "models@4711"}
+NODE: dict[str, Any] = {"node": "models@4711"}
 
 # Each error, with the one message that it must have.
 EXAMPLES: dict[AsyncPoolError, str] = {

@@ -1,4 +1,4 @@
-"""The contract of shared memory: nobody can take it away, and its end is noticed."""
+"""Shared memory: what fits is written, and its end is noticed."""
 
 from __future__ import annotations
 

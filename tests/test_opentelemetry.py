@@ -69,32 +69,22 @@ def test_each_figure_is_exported(figures: Figures) -> None:
         "asyncpool.client.lost": 2,
         "asyncpool.client.refused": 3,
     }
-    ended = {
-        (dict(about)["asyncpool.job.via"], dict(about)["asyncpool.job.outcome"]): (
-            point.value
-        )
-        for about, point in points["asyncpool.job.ended"].items()
-    }
+
+    def by(name: str, *keys: str) -> dict[tuple[str, ...], float]:
+        return {
+            tuple(dict(about)[key] for key in keys): point.value
+            for about, point in points[name].items()
+        }
+
+    ended = by("asyncpool.job.ended", "asyncpool.job.via", "asyncpool.job.outcome")
     assert ended == {("submit", "ok"): 10, ("submit", "raised"): 2, ("map", "ok"): 3}
-    states = {
-        dict(about)["asyncpool.worker.state"]: point.value
-        for about, point in points["asyncpool.worker.count"].items()
-    }
-    assert states == {
-        "vacant": 0,
-        "starting": 0,
-        "idle": 0,
-        "busy": 1,
-        "stopping": 0,
-        "parked": 1,
-    }
-    crashes = {
-        dict(about)["error.type"]: point.value
-        for about, point in points["asyncpool.worker.crashes"].items()
-    }
-    assert {kind: count for kind, count in crashes.items() if count} == {
-        "hung": 1,
-        "out of memory": 6,
+    states = by("asyncpool.worker.count", "asyncpool.worker.state")
+    assert states.keys() >= {("vacant",), ("starting",), ("idle",), ("stopping",)}
+    assert {it: n for it, n in states.items() if n} == {("busy",): 1, ("parked",): 1}
+    crashes = by("asyncpool.worker.crashes", "error.type")
+    assert {it: n for it, n in crashes.items() if n} == {
+        ("hung",): 1,
+        ("out of memory",): 6,
     }
 
 

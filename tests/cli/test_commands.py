@@ -147,7 +147,7 @@ def test_a_call_for_machines(folder: Path, asked: list[str], kind: str) -> None:
 def test_a_call_that_is_interrupted_is_told_to_machines(
     folder: Path, name: str
 ) -> None:
-    number = signal.Signals[name]
+    number, said = signal.Signals[name], list[str]()
     for more in ((), ("--json",)):
         process = start_command(folder, "call", "work:wait", "1", *more)
         wait_until(folder / "begun", 1)
@@ -155,9 +155,9 @@ def test_a_call_that_is_interrupted_is_told_to_machines(
         os.kill(process.pid, number)
         done = finish_command(process)
         assert (done.code, done.err) == (128 + number, "")
-        if not more:
-            assert done.out == "", "people know"
-    told = json.loads(done.out)
+        said.append(done.out)
+    assert said[0] == "", "people know"
+    told = json.loads(said[1])
     assert sorted(told) == ["error", "seconds"]
     error = {"kind": "interrupted", "type": name, "message": f"ended by {name}"}
     assert told["error"] == error

@@ -338,9 +338,8 @@ def test_a_pool_as_a_terminal_shows_it() -> None:
         for number in (9, 8)
     )
     busy = slot(0, running="shop.resize", pid=77, jobs=1234, uptime=62.0)
-    figures = {"busy": 1, "queued": 17, "oldest_queued": 0.25, "crashes": 4}
+    figures: dict[str, Any] = {"busy": 1, "queued": 17, "oldest_queued": 0.25}
     figures |= {"completed": 1000, "failed": 2, "cancelled": 1, "timeouts": 3}
-    minute = LastMinute()
     crash = crashed(
         0.0,
         slot=1,
@@ -348,17 +347,17 @@ def test_a_pool_as_a_terminal_shows_it() -> None:
         signal="SIGKILL",
         stderr_tail=["so", "last words"],
     )
-    for at, ok, used in ((1.0, 950, 30.0), (2.0, 990, 30.5)):
-        status = pool_status(
-            functions=[function("shop.resize", ok, raised=10)],
-            slots=[
-                dataclasses.replace(busy, cpu=used, running=running),
-                slot(1, pid=None),
-            ],
-            **figures,
-        )
-        minute.add(line(at, status, events=[crash], jobs=[job(9, 0.0, run=0.002)]))
-    lines = shown_of(minute, status)
+
+    def status(ok: int, cpu: float) -> dict[str, Any]:
+        first = dataclasses.replace(busy, cpu=cpu, running=running)
+        done = [function("shop.resize", ok, raised=10)]
+        slots = [first, slot(1, pid=None)]
+        return pool_status(functions=done, slots=slots, crashes=4, **figures)
+
+    minute = LastMinute()
+    for at, last in ((1.0, status(950, 30.0)), (2.0, status(990, 30.5))):
+        minute.add(line(at, last, events=[crash], jobs=[job(9, 0.0, run=0.002)]))
+    lines = shown_of(minute, status(990, 30.5))
     assert lines[:2] == [
         "shop  pid 400  running  pool  --name shop",
         (

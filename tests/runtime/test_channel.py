@@ -1,4 +1,4 @@
-"""Both directions of a channel: partial reads and writes, hostile bytes, descriptors."""
+"""Both directions of a channel: floods, pauses, full sockets, descriptors, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits in an event loop: alarms, shielded futures, the lag, streams; and whose loop it is."""
+"""What waits in an event loop: alarms, the lag, and streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who hears what of a pool: listeners, readers, companions; and its trace, on a disk that fails."""
+"""Who hears what of a pool; and its trace, on a disk that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: signatures, tables, records and documents agree, and what is given gets into shape."""
+"""Options: signatures, tables, records and documents agree; and what is made of some."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import pytest
 
 from asyncpool import (
     Cluster,
+    JobNotPicklableError,
     Pool,
     ProcessPoolExecutor,
 )
 from asyncpool._core.pickling.variables import unpack_variables
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions, Options
-from asyncpool._core.wire.context import JobContext
+from asyncpool._core.wire.context import MAX_VARIABLES, JobContext
 from asyncpool._runtime.options.pool_options import (
     JOB_LIMITS,
     POOL_CHECKS,
@@ -163,6 +164,21 @@ NAMES = ["tests.helpers.tracing:request", "tests.helpers.tracing:tenant"]
 def carried(propagation: Propagation, context: bytes = b"") -> dict[str, Any]:
     packed = propagation.add_to(context)
     return dict(unpack_variables(JobContext.unpack(packed).variables))
+
+
+def test_what_cannot_be_carried_is_named_and_the_pool_goes_on() -> None:
+    propagation = Propagation([tracing.request])
+
+    def look() -> None:
+        tracing.request.set(bytes(MAX_VARIABLES))
+        with pytest.raises(JobNotPicklableError, match=f"and {MAX_VARIABLES} is the"):
+            propagation.add_to(b"")
+        tracing.request.set([1])
+        assert carried(propagation) == {NAMES[0]: [1]}
+        tracing.request.get().append(2)
+        assert carried(propagation) == {NAMES[0]: [1, 2]}
+
+    copy_context().run(look)
 
 
 def test_a_variable_is_looked_up_where_it_is_defined(

@@ -1,4 +1,4 @@
-"""What threads do for a pool: copies and pickles, in their order, beside each other, until its end."""
+"""What threads do for a pool: copies and pickles, beside each other, until its end."""
 
 from __future__ import annotations
 

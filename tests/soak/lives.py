@@ -1,4 +1,4 @@
-"""What is done to a pool: by its clients, its owner, and the world."""
+"""What is done to a pool: by its clients, its owner, who broadcasts, and the world."""
 
 from __future__ import annotations
 

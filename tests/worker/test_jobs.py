@@ -160,23 +160,6 @@ def test_revoked_jobs_never_begin_and_the_others_do(worker: Worker, door: Door) 
     assert worker.last_words() == (None, 0, "")
 
 
-def test_functions_between_revoked_jobs_have_no_place_and_are_remembered(
-    worker: Worker, door: Door
-) -> None:
-    worker.write(
-        job_frame(1, jobs.wait_at, door.path, "first"),
-        job_frame(2, jobs.pass_by, door.path, "second"),
-        function_frame(5, jobs.square),
-        job_frame(3, jobs.square, 3, number=5),
-    )
-    assert door.visitor() == "first"
-    assert worker.revoke(2, 3) == (2, 3)
-    worker.write(job_frame(4, jobs.square, 4, number=5))
-    door.release()
-    assert worker.results(2) == [(1, "go"), (4, 16)]
-    assert door.words() == []
-
-
 def test_a_job_is_revoked_before_the_worker_has_read_it(
     worker: Worker, door: Door
 ) -> None:
@@ -224,6 +207,17 @@ def rings(worker: Worker) -> int:
         assert frame == Frame(FrameKind.HEARTBEAT, 0, 0, 0, b"")
         found += 1
     raise AssertionError("it is gone")
+
+
+def test_many_beats_are_few_rings_and_one_frame(worker: Worker) -> None:
+    worker.send(1, count, 0, 200_000)
+    worker.send(2, count, 0, 0)
+    assert worker.last_beat() == (1, 1, 199_999)
+    _, seconds = worker.result()
+    assert worker.result()[0] == 2, "who does not beat sends nothing"
+    assert 1 <= rings(worker) <= seconds / 0.02 + 1
+    beats = [pickle.loads(beat.details) for beat in worker.beats()]
+    assert beats == [199_998, 199_999]
 
 
 def beat_in_copy() -> int:

@@ -1,4 +1,4 @@
-"""What is taken for an application, what is counted of its requests, and what of uvicorn is used."""
+"""What is taken for an application, how its requests count, and what of uvicorn is used."""
 
 from __future__ import annotations
 
