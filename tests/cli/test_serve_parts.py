@@ -314,10 +314,16 @@ def test_lines_of_workers_are_printed_as_they_are() -> None:
         worker("hello 100%")
         logging.getLogger("some.app").info("%d requests", 3)
         logging.getLogger("some.app").debug("no news")
+        fields = {"name": "shop", "levelno": 30, "levelname": "WARNING", "process": 7}
+        record = logging.makeLogRecord({**fields, "msg": "sold 3\nout", "pid": 7})
+        logging.getLogger("shop").handle(record)
 
-    assert printed(tell) == (
-        "worker 7 in slot 0: hello 100%\nINFO some.app: 3 requests\n"
-    )
+    assert printed(tell).splitlines() == [
+        "worker 7 in slot 0: hello 100%",
+        "INFO some.app: 3 requests",
+        "WARNING shop [7]: sold 3",
+        "    out",
+    ]
 
 
 def crash(**file_changes: Any) -> Crash:
@@ -345,15 +351,6 @@ def crash(**file_changes: Any) -> Crash:
         then=crash.next_step_text,
     )
     return crash
-
-
-def test_what_a_worker_logs_names_it() -> None:
-    def tell(_: CommandLog) -> None:
-        fields = {"name": "shop", "levelno": 30, "levelname": "WARNING", "process": 7}
-        record = logging.makeLogRecord({**fields, "msg": "sold 3\nout", "pid": 7})
-        logging.getLogger("shop").handle(record)
-
-    assert printed(tell) == "WARNING shop [7]: sold 3\n    out\n"
 
 
 @pytest.mark.logs("repeated", "log-unread")

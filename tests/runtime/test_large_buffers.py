@@ -119,9 +119,6 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-# Segments.
-
-
 async def test_there_are_no_more_than_the_bound_allows(stock: Stock) -> None:
     before = open_fds()
     stock.hands.busy = asyncio.Event()

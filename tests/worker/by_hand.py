@@ -18,10 +18,9 @@ from typing import Any
 
 from asyncpool._core.pickling.calls import dumps, load_value, pack_job
 from asyncpool._core.pickling.errors import load_error
-from asyncpool._core.pickling.out_of_band import HEAVY, OutOfBandPickle
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.wire.context import JobContext
 from asyncpool._core.wire.frames import (
-    MAX_NUMBER,
     Frame,
     FrameDecoder,
     FrameKind,
@@ -49,9 +48,7 @@ from tests.helpers.parcels import plain
 from tests.helpers.patience import PATIENCE
 
 __all__ = [
-    "HEAVY",
     "MAX_DETAILS",
-    "MAX_NUMBER",
     "STACKS_SIZE",
     "STACKS_START",
     "Door",
@@ -72,7 +69,6 @@ __all__ = [
     "large_job",
     "pack_numbers",
     "receive_fds",
-    "revoke_frame",
     "send_segment",
     "unpack_numbers",
 ]

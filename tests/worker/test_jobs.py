@@ -220,6 +220,14 @@ def test_many_beats_are_few_rings_and_one_frame(worker: Worker) -> None:
     assert beats == [199_998, 199_999]
 
 
+def test_no_beat_waits_for_a_pool_that_does_not_read(worker: Worker) -> None:
+    for job in range(1, 3001):
+        worker.send(job, count, job, job + 1)
+        assert worker.last_beat() == (job, 1, job)
+        worker.result()
+    assert 0 < rings(worker) < 3000, "those that the socket has no room for are lost"
+
+
 def beat_in_copy() -> int:
     heartbeat("the worker")
     pid = os.fork()
