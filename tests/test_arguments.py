@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,384 +15,447 @@ import asyncpool.ray
 from asyncpool import (
     Cluster,
     JobNotPicklableError,
+    LeaseKeeper,
     Pool,
     ProcessPoolExecutor,
+    WorkerLimits,
     to_process,
 )
 from asyncpool.cluster import Worker, asgi, protocol, streams
 
+Wrong = dict[str, Any]
 LOCK = threading.Lock()
-NO_PICKLE = "cannot pickle '_thread.lock' object"
+NAN = float("nan")
+NAME = (
+    "a name, which is 1 to 64 of A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them "
+    "neither '.' nor '-', not"
+)
+CONTROL = f"ValueError: control takes True, a path with a slash in it, or {NAME}"
+TRACING = "tests.helpers.tracing"
 
 
 async def serve(*_: Worker) -> None: ...
 
 
+@contextmanager
+def refused(text: str) -> Iterator[None]:
+    """Check that there is this error; a text that ends in … may go on."""
+    with pytest.raises((TypeError, ValueError, JobNotPicklableError)) as caught:
+        yield
+    found = f"{caught.type.__name__}: {caught.value}"
+    begin = text.removesuffix("…")
+    assert found == text or (begin != text and found.startswith(begin)), found
+
+
 @pytest.mark.parametrize(
-    ("options", "kind", "text"),
+    ("options", "text"),
     [
-        ({"workers": 0}, ValueError, "workers must be at least 1, not 0"),
+        ({"workers": 0}, "ValueError: workers must be at least 1, not 0"),
         (
             {"workers": 10**9},
-            ValueError,
-            "workers must be at most 4096, not 1000000000",
+            "ValueError: workers must be at most 4096, not 1000000000",
         ),
-        ({"workers": 2.0}, TypeError, "workers must be an int, not 2.0"),
-        ({"workers": "2"}, TypeError, "workers must be an int, not '2'"),
-        (
-            {"restart_policy": 3},
-            TypeError,
-            "restart_policy must be a RestartPolicy, not 3",
-        ),
+        ({"workers": 2.0}, "TypeError: workers must be an int, not 2.0"),
+        ({"workers": "2"}, "TypeError: workers must be an int, not '2'"),
         (
             {"restart_policy": {}},
-            TypeError,
-            "restart_policy must be a RestartPolicy, not {}",
+            "TypeError: restart_policy must be a RestartPolicy, not {}",
         ),
-        ({"max_queued": -1}, ValueError, "max_queued must be at least 0, not -1"),
-        ({"trace": 3}, TypeError, "trace must be a path or None, not 3"),
-        ({"trace": ""}, ValueError, "trace is empty: name a file"),
+        ({"max_queued": -1}, "ValueError: max_queued must be at least 0, not -1"),
+        ({"trace": 3}, "TypeError: trace must be a path or None, not 3"),
+        ({"trace": ""}, "ValueError: trace is empty: name a file"),
         (
             {"control": 3},
-            TypeError,
-            "control must be a bool, a name, a path or None, not 3",
+            "TypeError: control must be a bool, a name, a path or None, not 3",
         ),
-        (
-            {"control": "my shop"},
-            ValueError,
-            (
-                "control takes True, a path with a slash in it, or a name, which is 1 to 64 of "
-                "A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither '.' nor '-', "
-                "not 'my shop'"
-            ),
-        ),
-        (
-            {"control": ""},
-            ValueError,
-            (
-                "control takes True, a path with a slash in it, or a name, which is 1 to 64 of "
-                "A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither '.' nor '-', "
-                "not ''"
-            ),
-        ),
+        ({"control": "my shop"}, f"{CONTROL} 'my shop'"),
+        ({"control": ""}, f"{CONTROL} ''"),
         (
             {"control": True, "name": "shop/images"},
-            ValueError,
             (
-                "with control=True commands find the pool by its name, which is 1 to 64 of "
-                "A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither '.' nor '-', "
-                "not 'shop/images': give it such a name, or give one to control"
+                "ValueError: with control=True commands find the pool by its name, "
+                f"{NAME.removeprefix('a name, ')} 'shop/images': give it such a name, or give "
+                "one to control"
             ),
         ),
         (
             {"name": "shop\udc80"},
-            ValueError,
             (
-                "name must be text that can be written as UTF-8, not 'shop\\udc80': it is in "
-                "logs and metrics"
+                "ValueError: name must be text that can be written as UTF-8, not 'shop\\udc80': "
+                "it is in logs and metrics"
             ),
         ),
+        ({"name": 3}, "TypeError: name must be a str or None, not 3"),
         (
             {"max_message_size": 10},
-            ValueError,
-            "max_message_size must be at least 1024, not 10",
+            "ValueError: max_message_size must be at least 1024, not 10",
         ),
+        ({"start_timeout": 0}, "ValueError: start_timeout must be > 0 seconds, not 0"),
         (
-            {"start_timeout": 0},
-            ValueError,
-            "start_timeout must be > 0 seconds, not 0",
-        ),
-        (
-            {"start_timeout": float("nan")},
-            ValueError,
-            "start_timeout must be > 0 seconds, not nan",
-        ),
-        (
-            {"close_timeout": 0.0},
-            ValueError,
-            "close_timeout must be > 0 seconds or None, not 0.0",
-        ),
-        (
-            {"ping_timeout": 0.0},
-            ValueError,
-            "ping_timeout must be > 0 seconds or None, not 0.0",
-        ),
-        (
-            {"ping_timeout": float("nan")},
-            ValueError,
-            "ping_timeout must be > 0 seconds or None, not nan",
-        ),
-        (
-            {"heartbeat_timeout": 0},
-            ValueError,
-            "heartbeat_timeout must be > 0 seconds, not 0",
-        ),
-        (
-            {"launcher": "fork"},
-            ValueError,
-            "launcher must be one of forkserver, spawn, not 'fork'",
-        ),
-        (
-            {"worker_loop": "trio"},
-            ValueError,
-            "worker_loop must be one of asyncio, uvloop, not 'trio'",
-        ),
-        (
-            {"worker_output": "null"},
-            ValueError,
-            "worker_output must be one of log, inherit, not 'null'",
-        ),
-        ({"timeout": -1}, ValueError, "timeout must be > 0 seconds, not -1"),
-        ({"on_crash": 3}, TypeError, "on_crash must be callable, not 3"),
-        ({"initializer": "f"}, TypeError, "initializer must be callable, not 'f'"),
-        ({"initargs": 3}, TypeError, "initargs takes a tuple of arguments, not 3"),
-        ({"initargs": "ab"}, TypeError, "initargs takes several: ('ab',)"),
-        ({"preload": "numpy"}, TypeError, "preload takes several: ('numpy',)"),
-        ({"preload": 3}, TypeError, "preload takes names of modules, not 3"),
-        ({"preload": b"a"}, TypeError, "preload takes names of modules, not b'a'"),
-        ({"preload": ["re", 3]}, TypeError, "preload takes names of modules, not 3"),
-        ({"name": 3}, TypeError, "name must be a str or None, not 3"),
-        (
-            {"idle_timeout": "x"},
-            TypeError,
-            "idle_timeout must be a number of seconds, not 'x'",
+            {"start_timeout": NAN},
+            "ValueError: start_timeout must be > 0 seconds, not nan",
         ),
         (
             {"start_timeout": None},
-            TypeError,
-            "start_timeout must be a number of seconds, not None",
+            "TypeError: start_timeout must be a number of seconds, not None",
+        ),
+        (
+            {"close_timeout": 0.0},
+            "ValueError: close_timeout must be > 0 seconds or None, not 0.0",
         ),
         (
             {"close_timeout": "x"},
-            TypeError,
-            "close_timeout must be a number of seconds or None, not 'x'",
+            "TypeError: close_timeout must be a number of seconds or None, not 'x'",
+        ),
+        (
+            {"ping_timeout": NAN},
+            "ValueError: ping_timeout must be > 0 seconds or None, not nan",
         ),
         (
             {"ping_timeout": [3]},
-            TypeError,
-            "ping_timeout must be a number of seconds or None, not [3]",
+            "TypeError: ping_timeout must be a number of seconds or None, not [3]",
         ),
         (
+            {"heartbeat_timeout": 0},
+            "ValueError: heartbeat_timeout must be > 0 seconds, not 0",
+        ),
+        (
+            {"idle_timeout": "x"},
+            "TypeError: idle_timeout must be a number of seconds, not 'x'",
+        ),
+        ({"timeout": -1}, "ValueError: timeout must be > 0 seconds, not -1"),
+        (
+            {"launcher": "fork"},
+            "ValueError: launcher must be one of forkserver, spawn, not 'fork'",
+        ),
+        (
+            {"worker_loop": "trio"},
+            "ValueError: worker_loop must be one of asyncio, uvloop, not 'trio'",
+        ),
+        (
+            {"worker_output": "null"},
+            "ValueError: worker_output must be one of log, inherit, not 'null'",
+        ),
+        ({"ready": "some"}, "ValueError: ready must be one of any, all, not 'some'"),
+        (
+            {"max_surge": 0},
+            "ValueError: max_surge and max_unavailable cannot both be 0",
+        ),
+        ({"on_crash": 3}, "TypeError: on_crash must be callable, not 3"),
+        ({"initializer": "f"}, "TypeError: initializer must be callable, not 'f'"),
+        ({"initargs": 3}, "TypeError: initargs takes a tuple of arguments, not 3"),
+        ({"initargs": "ab"}, "TypeError: initargs takes several: ('ab',)"),
+        (
             {"initializer": print, "initargs": (LOCK,)},
-            JobNotPicklableError,
-            f"initargs[0] cannot be pickled: TypeError: {NO_PICKLE}",
+            (
+                "JobNotPicklableError: initargs[0] cannot be pickled: TypeError: cannot pickle "
+                "'_thread.lock' object"
+            ),
+        ),
+        ({"preload": "numpy"}, "TypeError: preload takes several: ('numpy',)"),
+        ({"preload": 3}, "TypeError: preload takes names of modules, not 3"),
+        ({"preload": b"a"}, "TypeError: preload takes names of modules, not b'a'"),
+        ({"preload": ["re", 3]}, "TypeError: preload takes names of modules, not 3"),
+        ({"propagate": "a:b"}, "TypeError: propagate takes several: ('a:b',)"),
+        (
+            {"propagate": ["tracing"]},
+            "ValueError: propagate takes names such as 'package.module:name'…",
+        ),
+        (
+            {"propagate": ["no_such_module:x"]},
+            "ValueError: propagate: 'no_such_module:x' cannot be imported: No module named…",
+        ),
+        (
+            {"propagate": [f"{TRACING}:nothing"]},
+            f"ValueError: propagate: '{TRACING}:nothing' cannot be imported: module…",
+        ),
+        (
+            {"propagate": [f"{TRACING}:NO_VARIABLE"]},
+            f"TypeError: propagate: '{TRACING}:NO_VARIABLE' is no context variable: 7…",
+        ),
+        *(
+            (
+                {"propagate": wrong},
+                "TypeError: propagate takes context variables and their names, such as …",
+            )
+            for wrong in (7, [7])
+        ),
+        (
+            {"propagate": [ContextVar("lost")]},
+            (
+                "ValueError: propagate: context variable 'lost' is no attribute of a module, so "
+                "workers…"
+            ),
+        ),
+        (
+            {"propagate": ["__main__:x"]},
+            (
+                "ValueError: propagate: context variable 'x' lives in __main__, where workers "
+                "cannot…"
+            ),
         ),
     ],
 )
-def test_a_wrong_argument_is_refused_at_once(
-    options: dict[str, Any], kind: type[Exception], text: str
-) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+def test_a_wrong_argument_is_refused_at_once(options: Wrong, text: str) -> None:
+    with refused(text):
         Pool(**options)
 
 
-@pytest.mark.asyncio
-async def test_a_wrong_end_is_refused() -> None:
-    pool, cluster = Pool(1), Cluster(serve)
-    close: Any = pool.close
-    text = "timeout must be a number of seconds or None, not "
-    for wrong in ("x", b"x"):
-        with pytest.raises(TypeError, match=f"^{text}{wrong!r}$"):
-            await close(timeout=wrong)
-    with pytest.raises(TypeError, match=f"^{text}'x'$"):
-        await cluster.close("x")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^finish must be one of .*, not \[3\]$"):
-        await close(finish=[3])
-
-
-ADDRESSES = "bind takes an address, or several, such as '127.0.0.1:8000'"
+ADDRESSES = (
+    "TypeError: bind takes an address, or several, such as '127.0.0.1:8000', not"
+)
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"bind": 8000}, f"{ADDRESSES}, not 8000"),
-        ({"bind": None}, f"{ADDRESSES}, not None"),
-        ({"bind": [":0", 8000]}, f"{ADDRESSES}, not 8000"),
-        ({"bind": b":0"}, f"{ADDRESSES}, not b':0'"),
+        ({"bind": 8000}, f"{ADDRESSES} 8000"),
+        ({"bind": None}, f"{ADDRESSES} None"),
+        ({"bind": [":0", 8000]}, f"{ADDRESSES} 8000"),
+        ({"bind": b":0"}, f"{ADDRESSES} b':0'"),
         (
             {"drain_timeout": "x"},
-            "drain_timeout must be a number of seconds, not 'x'",
+            "TypeError: drain_timeout must be a number of seconds, not 'x'",
         ),
-        ({"restart_policy": 3}, "restart_policy must be a RestartPolicy, not 3"),
-        ({"worker_limits": 3}, "worker_limits must be a WorkerLimits, not 3"),
-        ({"preload": [3]}, "preload takes names of modules, not 3"),
-        ({"name": b"web"}, "name must be a str or None, not b'web'"),
+        (
+            {"reload_drain_timeout": 0},
+            "ValueError: reload_drain_timeout must be > 0 seconds or None, not 0",
+        ),
+        (
+            {"restart_policy": 3},
+            "TypeError: restart_policy must be a RestartPolicy, not 3",
+        ),
+        (
+            {"worker_limits": 3},
+            "TypeError: worker_limits must be a WorkerLimits, not 3",
+        ),
+        (
+            {"worker_limits": WorkerLimits(drain_timeout=3.0)},
+            (
+                "ValueError: worker_limits of a cluster take no drain_timeout: give it to the "
+                "cluster itself"
+            ),
+        ),
+        (
+            {"worker_limits": WorkerLimits(max_jobs=1, exact=True)},
+            (
+                "ValueError: worker_limits of a cluster cannot be exact: a worker serves until "
+                "there is another"
+            ),
+        ),
+        (
+            {"spread": "all"},
+            "ValueError: spread must be one of handoff, shared, not 'all'",
+        ),
+        ({"ready": "some"}, "ValueError: ready must be one of any, all, not 'some'"),
+        ({"preload": [3]}, "TypeError: preload takes names of modules, not 3"),
+        ({"name": b"web"}, "TypeError: name must be a str or None, not b'web'"),
     ],
 )
-def test_a_cluster_refuses_a_wrong_argument_at_once(
-    options: dict[str, Any], text: str
-) -> None:
-    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+def test_a_cluster_refuses_a_wrong_argument_at_once(options: Wrong, text: str) -> None:
+    with refused(text):
         Cluster(serve, **options)
 
 
-def test_what_a_start_waits_for_is_one_of_two() -> None:
-    text = r"^ready must be one of any, all, not 'some'$"
-    with pytest.raises(ValueError, match=text):
-        Pool(ready="some")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=text):
-        Cluster(serve, ready="some")  # type: ignore[arg-type]
-
-
-@pytest.mark.asyncio
-async def test_a_cluster_is_run_and_sent_what_there_is() -> None:
-    cluster = Cluster(serve)
-    with pytest.raises(TypeError, match=r"^control must be a str or None, not 3$"):
-        await cluster.run(control=3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^sock must be a socket, not 3$"):
-        await cluster.send_socket(0, 3)  # type: ignore[arg-type]
-    text = r"^file must be a file or a descriptor, not 'x'$"
-    with pytest.raises(TypeError, match=text):
-        await cluster.send_file(0, "x")  # type: ignore[arg-type]
-
-
 MAKES = "a function that makes the context"
+MAP: Callable[..., object] = partial(ProcessPoolExecutor(1).map, abs, [])
+NO_TIME = "TypeError: timeout must be a number of seconds or None, not 'x'"
 
 
 @pytest.mark.parametrize(
-    ("make", "kind", "text"),
+    ("make", "options", "text"),
     [
-        (lambda: asgi(3), TypeError, "app must be an application, or its name, not 3"),
-        (lambda: asgi("a"), ValueError, "app must be 'package.module:name', not 'a'"),
+        (asgi, {"app": 3}, "TypeError: app must be an application, or its name, not 3"),
+        (asgi, {"app": "a"}, "ValueError: app must be 'package.module:name', not 'a'"),
         (
-            lambda: streams(3),  # type: ignore[arg-type]
-            TypeError,
-            "handler must be a function, or its name, not 3",
+            streams,
+            {"handler": 3},
+            "TypeError: handler must be a function, or its name, not 3",
         ),
         (
-            lambda: streams(serve, ssl=3),  # type: ignore[arg-type]
-            TypeError,
-            f"ssl must be {MAKES}, or its name, not 3",
+            streams,
+            {"handler": serve, "ssl": 3},
+            f"TypeError: ssl must be {MAKES}, or its name, not 3",
         ),
         (
-            lambda: protocol(3),  # type: ignore[arg-type]
-            TypeError,
-            "factory must be a function, or its name, not 3",
+            protocol,
+            {"factory": 3},
+            "TypeError: factory must be a function, or its name, not 3",
         ),
         (
-            lambda: protocol("a:", ssl="a:b"),
-            ValueError,
-            "factory must be 'package.module:name', not 'a:'",
+            protocol,
+            {"factory": "a:", "ssl": "a:b"},
+            "ValueError: factory must be 'package.module:name', not 'a:'",
         ),
         (
-            lambda: protocol("a:b", ssl="a"),
-            ValueError,
-            "ssl must be 'package.module:name', not 'a'",
+            protocol,
+            {"factory": "a:b", "ssl": "a"},
+            "ValueError: ssl must be 'package.module:name', not 'a'",
         ),
+        (
+            ProcessPoolExecutor,
+            {"max_workers": "2"},
+            "TypeError: max_workers must be an int or None, not '2'",
+        ),
+        (
+            ProcessPoolExecutor,
+            {"initargs": 3},
+            "TypeError: initargs takes a tuple of arguments, not 3",
+        ),
+        (MAP, {"timeout": "x"}, NO_TIME),
+        (MAP, {"chunksize": 2.5}, "TypeError: chunksize must be an int, not 2.5"),
+        (MAP, {"chunksize": None}, "TypeError: chunksize must be an int, not None"),
     ],
 )
-def test_a_target_is_made_of_what_can_be_called(
-    make: Callable[[], object], kind: type[Exception], text: str
+def test_servers_and_executors_refuse_it_too(
+    make: Callable[..., object], options: Wrong, text: str
 ) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
-        make()
+    with refused(text):
+        make(**options)
+
+
+TTL_TOO_SHORT = (
+    "ValueError: an interval of 120 s and 3 retries, of 15 s each, can take 247.5 s until a "
+    "lease is extended, and it is given up after 243 s, nine tenths of ttl=270: choose a "
+    "shorter interval, a shorter timeout, or fewer retries"
+)
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"max_workers": "2"}, "max_workers must be an int or None, not '2'"),
-        ({"initargs": 3}, "initargs takes a tuple of arguments, not 3"),
+        ({"renew": 3}, "TypeError: renew must be callable, not 3"),
+        ({"max_rate": 0}, "ValueError: max_rate must be > 0 and finite, not 0"),
+        ({"max_rate": NAN}, "ValueError: max_rate must be > 0 and finite, not nan"),
+        ({"max_rate": "x"}, "TypeError: max_rate must be a number, not 'x'"),
+        ({"max_rate": None}, "TypeError: max_rate must be a number, not None"),
+        (
+            {"interval": float("inf")},
+            "ValueError: interval must be > 0 and finite, not inf",
+        ),
+        (
+            {"interval": "x"},
+            "TypeError: interval must be a number of seconds, not 'x'",
+        ),
+        ({"timeout": -1}, "ValueError: timeout must be > 0 and finite, not -1"),
+        ({"timeout": "x"}, NO_TIME),
+        ({"max_retries": -1}, "ValueError: max_retries must be at least 0, not -1"),
+        ({"max_retries": 1.5}, "TypeError: max_retries must be an int, not 1.5"),
+        ({"ttl": 0}, "ValueError: ttl must be > 0 and finite, not 0"),
+        ({"ttl": "x"}, "TypeError: ttl must be a number of seconds or None, not 'x'"),
+        ({"ttl": 270}, TTL_TOO_SHORT),
+        (
+            {"max_rate": 0.1, "interval": 5.0},
+            (
+                "ValueError: max_rate=0.1 renewals/s for interval=5 s make 0.5 renewals: one at "
+                "least is needed"
+            ),
+        ),
     ],
 )
-def test_an_executor_refuses_a_wrong_argument_at_once(
-    options: dict[str, Any], text: str
-) -> None:
-    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-        ProcessPoolExecutor(**options)
+def test_a_lease_keeper_does_too(options: Wrong, text: str) -> None:
+    with refused(text):
+        LeaseKeeper(**{"renew": print, **options})
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"timeout": "x"}, "timeout must be a number of seconds or None, not 'x'"),
-        ({"chunksize": 2.5}, "chunksize must be an int, not 2.5"),
-        ({"chunksize": None}, "chunksize must be an int, not None"),
-    ],
-)
-def test_a_map_of_an_executor_does_too(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-        ProcessPoolExecutor(1).map(abs, [], **options)
-
-
-@pytest.mark.asyncio
-async def test_a_call_in_a_process_does_too() -> None:
-    run: Any = to_process.run_sync
-    with pytest.raises(
-        TypeError, match=r"^run_sync\(\) takes a callable first, not 3$"
-    ):
-        await run(3)
-    text = r"^limiter must be an anyio\.CapacityLimiter, not 3$"
-    with pytest.raises(TypeError, match=text):
-        await run(abs, -1, limiter=3)
-
-
-def test_an_initializer_that_carries_too_much_is_refused() -> None:
-    text = r"have 6\d{7} bytes when pickled, and 67108864 is the most"
-    with pytest.raises(ValueError, match=text):
-        Pool(initializer=print, initargs=(bytes(1 << 26),))
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "text"),
-    [
-        ({"max_attempts": 0}, ValueError, "max_attempts must be between 1 and"),
-        ({"retry_on": "crash"}, TypeError, r"retry_on takes several: \('crash',\)"),
-        ({"retry_on": OSError}, TypeError, "retry_on takes several: "),
-        (
-            {"retry_on": 3},
-            TypeError,
-            "^retry_on takes kinds of crashes and types of exceptions, not 3$",
+        ({"max_attempts": 0}, "ValueError: max_attempts must be between 1 and…"),
+        ({"max_attempts": None}, "TypeError: max_attempts must be an int, not None"),
+        ({"retry_on": "crash"}, "TypeError: retry_on takes several: ('crash',)…"),
+        ({"retry_on": OSError}, "TypeError: retry_on takes several: …"),
+        *(
+            (
+                {"retry_on": wrong},
+                "TypeError: retry_on takes kinds of crashes and types of exceptions, not 3",
+            )
+            for wrong in (3, [3])
         ),
-        (
-            {"retry_on": [3]},
-            TypeError,
-            "^retry_on takes kinds of crashes and types of exceptions, not 3$",
-        ),
-        ({"retry_on": ("bad",)}, ValueError, "bad"),
-        ({"max_attempts": None}, TypeError, "max_attempts must be an int, not None"),
-        ({"priority": 0.5}, TypeError, "priority must be an int, not 0.5"),
+        ({"retry_on": ("bad",)}, "ValueError: …"),
+        ({"priority": 0.5}, "TypeError: priority must be an int, not 0.5"),
         *(
             (
                 {"priority": number},
-                ValueError,
-                r"priority must be an int of 64 bits: from -2\*\*63 to 2\*\*63 - 1",
+                "ValueError: priority must be an int of 64 bits: from -2**63 to 2**63 - 1…",
             )
             for number in (1 << 63, -(1 << 63) - 1)
         ),
         *(
             (
                 {name: 10**400},
-                ValueError,
-                f"{name} must be a number of seconds or None, and this int is too large for one",
+                (
+                    f"ValueError: {name} must be a number of seconds or None, and this int is "
+                    "too large for one…"
+                ),
             )
             for name in ("timeout", "queue_timeout", "heartbeat_timeout", "deadline")
         ),
-        ({"timeout": 0}, ValueError, "timeout must be > 0 seconds, not 0"),
+        ({"timeout": 0}, "ValueError: timeout must be > 0 seconds, not 0"),
         (
             {"timeout": "1"},
-            TypeError,
-            "timeout must be a number of seconds or None, not '1'",
+            "TypeError: timeout must be a number of seconds or None, not '1'",
         ),
         (
             {"cancel_grace": None},
-            TypeError,
-            "cancel_grace must be a number of seconds, not None",
+            "TypeError: cancel_grace must be a number of seconds, not None",
         ),
-        ({"on_cancel": "stop"}, ValueError, "on_cancel must be one of interrupt, kill"),
+        (
+            {"on_cancel": "stop"},
+            "ValueError: on_cancel must be one of interrupt, kill…",
+        ),
         (
             {"time_out": 1},
-            TypeError,
-            "there is no option 'time_out'; there are: max_attempts, retry_on, timeout, ",
+            (
+                "TypeError: there is no option 'time_out'; there are: max_attempts, retry_on, "
+                "timeout, …"
+            ),
         ),
     ],
 )
-def test_a_wrong_option_is_refused_before_any_job(
-    options: dict[str, Any], kind: type[Exception], text: str
-) -> None:
-    with pytest.raises(kind, match=text):
+def test_a_wrong_option_is_refused_before_any_job(options: Wrong, text: str) -> None:
+    with refused(text):
         Pool(1).options(**options)
+
+
+@pytest.mark.asyncio
+async def test_what_a_pool_or_cluster_is_told_later_is_checked_too() -> None:
+    pool, cluster, run = Pool(1), Cluster(serve), to_process.run_sync
+    no_file = "file must be a file or a descriptor, not 'x'"
+    calls: list[tuple[Any, tuple[Any, ...], Wrong, str]] = [
+        (pool.close, (), {"timeout": "x"}, NO_TIME),
+        (cluster.close, ("x",), {}, NO_TIME),
+        (pool.close, (), {"finish": [3]}, r"ValueError: finish must be one of …"),
+        (
+            cluster.run,
+            (),
+            {"control": 3},
+            "TypeError: control must be a str or None, not 3",
+        ),
+        (
+            cluster.send_socket,
+            (0, 3),
+            {},
+            "TypeError: sock must be a socket, not 3",
+        ),
+        (cluster.send_file, (0, "x"), {}, f"TypeError: {no_file}"),
+        (run, (3,), {}, "TypeError: run_sync() takes a callable first, not 3"),
+        (
+            run,
+            (abs, -1),
+            {"limiter": 3},
+            "TypeError: limiter must be an anyio.CapacityLimiter, not 3",
+        ),
+    ]
+    for call, args, options, text in calls:
+        with refused(text):
+            await call(*args, **options)
+
+
+def test_an_initializer_that_carries_too_much_is_refused() -> None:
+    text = r"have 6\d{7} bytes when pickled, and 67108864 is the most"
+    with pytest.raises(ValueError, match=text):
+        Pool(initializer=print, initargs=(bytes(1 << 26),))
 
 
 def test_a_pool_over_ray_writes_no_trace() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark itself, where it is quick: that it runs, ends, and draws what it has found."""
+"""The benchmark itself, where it is quick: that it runs, ends, and says what it has found."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from benchmarks.over_ray import ROWS as OVER_RAY
-from benchmarks.peers import label
 from benchmarks.report import IMAGES, LATEST
 from benchmarks.runner import ROOT
 from tests.helpers.patience import PATIENCE
@@ -70,16 +69,6 @@ def test_a_quick_run_writes_what_it_has_found(tmp_path: Path) -> None:
     assert published_files() == published, "it is no whole run"
 
 
-# Plots.
-
-TITLES = {
-    "Throughput by jobs in flight": ("throughput", "curve"),
-    "Bandwidth by size of the array": ("bandwidth", "curve"),
-    "Latency of one no-op call": ("latency", "samples"),
-    "SIGKILL until the pool is full again": ("recovery", "samples"),
-}
-
-
 def thousands(number: float, digits: int = 2) -> str:
     """Write a number as the README does: 97 000."""
     whole = round(number, digits - len(str(int(number))))
@@ -120,45 +109,6 @@ def test_the_readme_says_what_the_published_run_has_measured() -> None:
         "in 10 s | {:.0f} | {:.0f} | {:.0f} | - | {:.0f} |".format(*idle),
     ):
         assert claim in readme
-
-
-# Draws it, and prints what is in each panel.  In a process of its own, since what draws
-# keeps its fonts open.
-DRAW = """
-import json, sys
-from pathlib import Path
-from benchmarks import plots
-from matplotlib import pyplot
-
-pictures = []
-pyplot.close = pictures.append
-found = plots.draw(Path(sys.argv[1]), Path(sys.argv[2]))
-assert [path.name for path in found] == ["benchmarks.png", "curves.png"]
-assert all(path.exists() for path in found)
-panels = {
-    axes.get_title(loc="left"): [
-        line.get_label() for line in axes.get_lines() if len(line.get_xdata()) > 2
-    ]
-    for axes in pictures[1].axes
-}
-print(json.dumps(panels))
-"""
-
-
-@pytest.mark.skipif(find_spec("matplotlib") is None, reason="it draws")
-def test_each_plot_has_the_peers_beside_us(tmp_path: Path) -> None:
-    panels = json.loads(run("-c", DRAW, str(LATEST), str(tmp_path)))
-    cells = json.loads(LATEST.read_text())["cells"]
-    assert list(panels) == list(TITLES)
-    for title, (question, what) in TITLES.items():
-        rows = {
-            cell["row"]: None
-            for cell in cells
-            if cell["question"] == question and cell[what]
-        }
-        assert sorted(panels[title]) == sorted(map(label, rows)), title
-        assert label(OURS) in panels[title]
-        assert len(panels[title]) > 3, "peers"
 
 
 def test_the_simulated_cluster_ends_its_jobs_and_draws_how(tmp_path: Path) -> None:

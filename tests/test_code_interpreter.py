@@ -19,19 +19,13 @@ from tests.helpers.web import INTERPRETER, Service, run_service
 
 pytestmark = [pytest.mark.asyncio, needs_sandbox]
 
-# Each prints ESCAPED if it has got out.
+# Each prints ESCAPED if it has got out; of sandboxes as such there is more in test_escapes.py.
 ESCAPES = {
     "a file of the system": "open('/etc/passwd').read(); print('ESCAPED')",
-    "the code of the service": (
-        "import asyncpool, pathlib\n"
-        "here = pathlib.Path(asyncpool.__file__).parents[1] / 'pyproject.toml'\n"
-        "here.read_text(); print('ESCAPED')"
-    ),
     "the files of another session": (
         "import os\nfor name in os.listdir('..'): print('ESCAPED', name)"
     ),
     "a link": "import os\nos.symlink('/etc/passwd', 'p'); open('p').read(); print('ESCAPED')",
-    "a file outside of the folder": "open('/tmp/escaped', 'w'); print('ESCAPED')",
     "the environment of the service": (
         "import os\n"
         "text = open(f'/proc/{os.getppid()}/environ').read(); print('ESCAPED')"
@@ -40,24 +34,7 @@ ESCAPES = {
     "a connection": (
         "import socket\nsocket.create_connection(('127.0.0.1', PORT)); print('ESCAPED')"
     ),
-    "a listening socket": (
-        "import socket\nsocket.socket().bind(('127.0.0.1', 0)); print('ESCAPED')"
-    ),
-    "a Unix socket": (
-        "import socket\nsocket.socket(socket.AF_UNIX).bind('\\0escaped'); print('ESCAPED')"
-    ),
     "a program": "import subprocess\nsubprocess.run(['true']); print('ESCAPED')",
-    "a fork": "import os\nos.fork(); print('ESCAPED')",
-    "a signal to the launcher": "import os\nos.kill(os.getppid(), 9); print('ESCAPED')",
-    "ptrace": (
-        "import ctypes, os\n"
-        "libc = ctypes.CDLL(None, use_errno=True)\n"
-        "assert libc.ptrace(16, os.getppid(), 0, 0) == 0; print('ESCAPED')"
-    ),
-    "a bytecode that was planted": (
-        "import asyncpool, os\n"
-        "open(os.path.dirname(asyncpool.__file__) + '/x.py', 'w'); print('ESCAPED')"
-    ),
 }
 
 # Each may cost its own session, and no other one.
@@ -68,11 +45,9 @@ BOMBS = {
         "while True:\n    threading.Thread(target=threading.Event().wait).start()"
     ),
     "10 GB": "held = []\nfor _ in range(10_000): held.append(b'x' * 1_000_000)",
-    "10 GB at once": "bytearray(10 << 30)",
     "recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
     "a null pointer": "import ctypes\nctypes.string_at(0)",
     "an exit": "import os\nos._exit(0)",
-    "an exit of Python": "raise SystemExit",
     "a broken answer": (
         "import sys\n"
         "cells = sys.modules['code_interpreter.cells']\n"

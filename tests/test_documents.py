@@ -152,18 +152,6 @@ def test_the_services_of_the_guide_answer_as_it_says(
     assert Reader(tmp_path).run("python", "-c", ASK, module) == ANSWERS
 
 
-@pytest.mark.parametrize(
-    ("language", "text"),
-    [("python", "print(1)\n# Output:\n# 2\n"), ("python", "1 / 0"), ("sh", "false")],
-)
-def test_a_block_that_does_not_do_what_it_says_is_found(
-    language: str, text: str, tmp_path: Path
-) -> None:
-    reader = Reader(tmp_path)
-    with pytest.raises(AssertionError):
-        reader.read([(language, text)])
-
-
 def anchors(document: Path) -> set[str]:
     """Return what may follow a ``#`` in links to a document, as forges make it of headings."""
     text = re.sub(

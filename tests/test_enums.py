@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import logging
@@ -20,8 +19,6 @@ from asyncpool.enums import (
     SlotState,
     TimeLimit,
 )
-from asyncpool.errors import JobTimeoutError, WorkerCrashedError
-from asyncpool.events import Crash
 
 EXPECTED: dict[type[enum.StrEnum], list[str]] = {
     CrashKind: ["crash", "failed start", "out of memory", "hung", "protocol"],
@@ -54,38 +51,3 @@ def test_a_member_is_its_string(member: enum.StrEnum) -> None:
     assert logging.LogRecord("", 0, "", 0, "%s", (member,), None).getMessage() == text
     assert {text: 1}[member] == 1
     assert pickle.loads(pickle.dumps(member)) is member
-
-
-def test_what_is_made_of_them_shows_strings_and_can_be_pickled() -> None:
-    crash = Crash(
-        slot=0,
-        generation=1,
-        pid=4242,
-        exit_code=3,
-        signal=None,
-        kind=CrashKind.HUNG,
-        uptime=1.0,
-        job_id=17,
-        attempt=1,
-        detail="",
-        stderr_tail=(),
-        next_step=NextStep.PARK,
-        next_start=2.0,
-        park_reason="3 starts failed in a row",
-    )
-    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery=Delivery.SENT)
-    late = JobTimeoutError(job_id=17, attempt=1, limit=TimeLimit.TIMEOUT, seconds=2.0)
-    assert str(error) == (
-        "worker 4242 in slot 0 exited with status 3 (hung) during attempt 1 of job 17; "
-        "the job had been sent but not started"
-    )
-    assert crash.next_step_text == "3 starts failed in a row, next try in 2 s"
-    for it in (error, late, crash):
-        twin = pickle.loads(pickle.dumps(it))
-        assert str(twin) == str(it)
-    twin = pickle.loads(pickle.dumps(error))
-    assert twin.crashes == (crash,)
-    assert twin.kind is CrashKind.HUNG
-    assert twin.delivery is Delivery.SENT
-    shown = json.loads(json.dumps(dataclasses.asdict(crash)))
-    assert (shown["kind"], shown["next_step"]) == ("hung", "park")

@@ -53,26 +53,50 @@ CRASH = Crash(
     job_id=17,
     attempt=1,
     detail="",
-    stderr_tail=("one", "two"),
+    stderr_tail=(),
     next_step=NextStep.RESTART,
     next_start=0.0,
 )
-NO_PROCESS = dataclasses.replace(
-    CRASH,
+
+
+def crash(**changes: Any) -> Crash:
+    return dataclasses.replace(CRASH, **changes)
+
+
+WORDY = crash(stderr_tail=("one", "two"))
+NO_PROCESS = crash(
     pid=None,
     signal=None,
     kind=CrashKind.FAILED_START,
     job_id=None,
     attempt=0,
     detail="too many open files",
-    stderr_tail=(),
 )
-OUT_OF_MEMORY = dataclasses.replace(
-    CRASH, signal="SIGKILL", kind=CrashKind.OUT_OF_MEMORY, stderr_tail=()
-)
-HUNG = dataclasses.replace(OUT_OF_MEMORY, kind=CrashKind.HUNG, detail="silent for 5 s")
+OUT_OF_MEMORY = crash(signal="SIGKILL", kind=CrashKind.OUT_OF_MEMORY)
+HUNG = crash(signal="SIGKILL", kind=CrashKind.HUNG, detail="silent for 5 s")
 
-TWO = "\n    one\n    two"
+
+def lost(
+    kind: type[WorkerCrashedError],
+    *crashes: Crash,
+    delivery: Delivery = Delivery.STARTED,
+    **more: Any,
+) -> WorkerCrashedError:
+    """Return the error of a job whose workers have died."""
+    return kind(job_id=17, crashes=crashes, delivery=delivery, **more)
+
+
+def late(
+    limit: TimeLimit, seconds: float, *, attempt: int = 1, **more: Any
+) -> JobTimeoutError:
+    return JobTimeoutError(
+        job_id=17, attempt=attempt, limit=limit, seconds=seconds, **more
+    )
+
+
+KILLED = "worker 4242 in slot 2 was killed by SIGSEGV"
+OWN = f"{KILLED} during attempt 1 of job 17"
+NODE: dict[str, Any] = {"node": "models@4711"}
 
 # Each error, with the one message that it must have.
 EXAMPLES: dict[AsyncPoolError, str] = {
@@ -89,12 +113,15 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         "64 jobs are waiting and max_queued is 64: "
         "shed load, or try again when some have finished"
     ),
+    PoolFullError(waiting=1, max_queued=1): (
+        "1 job is waiting and max_queued is 1: "
+        "shed load, or try again when some have finished"
+    ),
     PoolBrokenError(reason="no hope", crashes=(), retry_after=None): (
         "the pool is broken: no hope"
     ),
-    PoolBrokenError(reason="no hope", crashes=(NO_PROCESS, CRASH), retry_after=30.0): (
-        "the pool is broken: no hope; last: worker 4242 in slot 2 was killed by "
-        f"SIGSEGV during attempt 1 of job 17{TWO}"
+    PoolBrokenError(reason="no hope", crashes=(NO_PROCESS, WORDY), retry_after=30.0): (
+        f"the pool is broken: no hope; last: {OWN}\n    one\n    two"
     ),
     ProtocolError("bad frame"): "bad frame",
     NoWorkerError(3): "there is no worker in slot 3",
@@ -109,95 +136,28 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         f"{HUNG}; the session that had it to itself is over: "
         "begin another one, and rebuild its state there"
     ),
-    ResizeError(dataclasses.replace(CRASH, job_id=None)): (
-        "there are not as many workers yet: worker 4242 in slot 2 was killed by SIGSEGV"
-        f"{TWO}"
-    ),
+    ResizeError(crash(job_id=None)): f"there are not as many workers yet: {KILLED}",
     LeaseLostError(): "the lease is gone",
     LeaseLostError("message 7 has another owner"): "message 7 has another owner",
     ThrottledError(): "the outside system asks for fewer renewals",
     ThrottledError("429", retry_after=2.5): "429",
-    JobTimeoutError(job_id=17, attempt=2, limit=TimeLimit.TIMEOUT, seconds=2.5): (
+    late(TimeLimit.TIMEOUT, 2.5, attempt=2): (
         "job 17 ran longer than its timeout of 2.5 s, in attempt 2"
     ),
-    JobTimeoutError(
-        job_id=17,
-        attempt=1,
-        limit=TimeLimit.TIMEOUT,
-        seconds=2.5,
-        stack="a\n  b\n  c\n  d\n  e",
-    ): (
+    late(TimeLimit.TIMEOUT, 2.5, stack="a\n  b\n  c\n  d\n  e"): (
         "job 17 ran longer than its timeout of 2.5 s, in attempt 1"
         "\n    a\n      b\n      c\n      d"
     ),
-    JobTimeoutError(
-        job_id=17, attempt=0, limit=TimeLimit.QUEUE_TIMEOUT, seconds=60.0
-    ): ("job 17 waited longer than its queue_timeout of 60 s, in the queue"),
-    JobTimeoutError(
-        job_id=17, attempt=1, limit=TimeLimit.TIMEOUT, seconds=1.0, function="app.work"
-    ): "job 17 (app.work) ran longer than its timeout of 1 s, in attempt 1",
-    WorkerCrashedError(
-        job_id=17,
-        crashes=(
-            dataclasses.replace(
-                CRASH, function="app.work", concurrent_jobs=(18,), stderr_tail=()
-            ),
-        ),
-        delivery=Delivery.STARTED,
-        function="app.work",
-    ): (
-        "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17 "
-        "(app.work), beside which it ran job 18; the job had started"
+    late(TimeLimit.QUEUE_TIMEOUT, 60.0, attempt=0): (
+        "job 17 waited longer than its queue_timeout of 60 s, in the queue"
     ),
-    WorkerCrashedError(
-        job_id=17,
-        crashes=(dataclasses.replace(CRASH, other_jobs=1, stderr_tail=()),),
-        delivery=Delivery.STARTED,
-    ): (
-        "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17, "
-        "beside which it ran 1 other job; the job had started"
+    late(TimeLimit.TIMEOUT, 1.0, function="app.work"): (
+        "job 17 (app.work) ran longer than its timeout of 1 s, in attempt 1"
     ),
-    WorkerCrashedError(
-        job_id=17,
-        crashes=(
-            dataclasses.replace(
-                CRASH, concurrent_jobs=(18, 19), other_jobs=2, stderr_tail=()
-            ),
-        ),
-        delivery=Delivery.STARTED,
-    ): (
-        "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17, "
-        "beside which it ran jobs 18 and 19, and 2 other jobs; the job had started"
-    ),
-    WorkerCrashedError(
-        job_id=17,
-        crashes=(
-            dataclasses.replace(
-                CRASH, job_id=None, attempt=0, other_jobs=2, stderr_tail=()
-            ),
-        ),
-        delivery=Delivery.SENT,
-    ): (
-        "worker 4242 in slot 2 was killed by SIGSEGV while it ran 2 other jobs; "
-        "job 17 had been sent but not started"
-    ),
-    WorkerStartError(
-        job_id=17,
-        crashes=(NO_PROCESS,),
-        delivery=Delivery.NEVER_SENT,
-        function="app.work",
-    ): (
-        "a worker in slot 2 could not be started: too many open files; "
-        "job 17 (app.work) had not been sent"
-    ),
-    PoolFullError(waiting=1, max_queued=1): (
-        "1 job is waiting and max_queued is 1: "
-        "shed load, or try again when some have finished"
-    ),
-    JobTimeoutError(job_id=17, attempt=0, limit=TimeLimit.DEADLINE, seconds=1234.5): (
+    late(TimeLimit.DEADLINE, 1234.5, attempt=0): (
         "job 17 missed its deadline, in the queue"
     ),
-    JobTimeoutError(job_id=17, attempt=3, limit=TimeLimit.DEADLINE, seconds=1234.5): (
+    late(TimeLimit.DEADLINE, 1234.5, attempt=3): (
         "job 17 missed its deadline, in attempt 3"
     ),
     JobNotPicklableError(
@@ -223,42 +183,45 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     HookError("around", stage="exit", exception=SystemExit(3), job_id=17): (
         "the hook around failed after job 17 had returned: SystemExit(3)"
     ),
-    WorkerCrashedError(job_id=17, crashes=(CRASH,), delivery=Delivery.STARTED): (
-        "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17; "
-        f"the job had started{TWO}"
+    lost(WorkerCrashedError, WORDY): f"{OWN}; the job had started\n    one\n    two",
+    lost(
+        WorkerCrashedError,
+        crash(function="app.work", concurrent_jobs=(18,)),
+        function="app.work",
+    ): f"{OWN} (app.work), beside which it ran job 18; the job had started",
+    lost(WorkerCrashedError, crash(other_jobs=1)): (
+        f"{OWN}, beside which it ran 1 other job; the job had started"
     ),
-    WorkerStartError(job_id=17, crashes=(NO_PROCESS,), delivery=Delivery.NEVER_SENT): (
+    lost(WorkerCrashedError, crash(concurrent_jobs=(18, 19), other_jobs=2)): (
+        f"{OWN}, beside which it ran jobs 18 and 19, and 2 other jobs; the job had started"
+    ),
+    lost(
+        WorkerCrashedError,
+        crash(job_id=None, attempt=0, other_jobs=2),
+        delivery=Delivery.SENT,
+    ): f"{KILLED} while it ran 2 other jobs; job 17 had been sent but not started",
+    lost(
+        WorkerStartError,
+        NO_PROCESS,
+        delivery=Delivery.NEVER_SENT,
+        function="app.work",
+    ): (
         "a worker in slot 2 could not be started: too many open files; "
-        "job 17 had not been sent"
+        "job 17 (app.work) had not been sent"
     ),
-    WorkerHungError(job_id=17, crashes=(CRASH, HUNG), delivery=Delivery.SENT): (
+    lost(WorkerHungError, CRASH, HUNG, delivery=Delivery.SENT): (
         "worker 4242 in slot 2 was killed by SIGKILL (hung): silent for 5 s during "
         "attempt 1 of job 17; the job had been sent but not started"
     ),
-    WorkerOutOfMemoryError(
-        job_id=17, crashes=(OUT_OF_MEMORY,), delivery=Delivery.STARTED
-    ): (
+    lost(WorkerOutOfMemoryError, OUT_OF_MEMORY): (
         "worker 4242 in slot 2 was killed by SIGKILL (out of memory) during attempt "
         "1 of job 17; the job had started"
     ),
-    NodeLostError(
-        job_id=17,
-        crashes=(OUT_OF_MEMORY,),
-        delivery=Delivery.STARTED,
-        node="models@4711",
-        silence=0.5,
-    ): (
+    lost(NodeLostError, OUT_OF_MEMORY, silence=0.5, **NODE): (
         "agent models@4711 is gone, or has given this client up; it was heard last 0.5 s before; "
         "job 17 had started"
     ),
-    NodeLostError(
-        job_id=17,
-        crashes=(OUT_OF_MEMORY,),
-        delivery=Delivery.STARTED,
-        node="models@4711",
-        silence=0.0,
-        own_silence=61.25,
-    ): (
+    lost(NodeLostError, OUT_OF_MEMORY, silence=0.0, own_silence=61.25, **NODE): (
         "agent models@4711 is gone, or has given this client up, which was silent for 61.2 s: its "
         "event loop was blocked, or its process was stopped; job 17 had started"
     ),
@@ -346,7 +309,7 @@ def test_only_what_a_stranger_would_catch_is_a_built_in_error_too() -> None:
 
 
 def test_a_crash_error_tells_about_its_last_crash() -> None:
-    error = WorkerHungError(job_id=17, crashes=(CRASH, HUNG), delivery=Delivery.STARTED)
+    error = lost(WorkerHungError, CRASH, HUNG)
     for name in ("kind", "slot", "generation", "pid", "exit_code", "signal"):
         assert getattr(error, name) == getattr(HUNG, name)
     assert (error.attempt, error.stderr_tail) == (HUNG.attempt, HUNG.stderr_tail)
@@ -366,99 +329,77 @@ def test_a_crash_error_tells_about_its_last_crash() -> None:
     ],
 )
 def test_how_a_worker_ended(changes: dict[str, Any], how: str) -> None:
-    crash = dataclasses.replace(CRASH, **changes)
-    assert crash.how == how
-    assert how in str(crash)
+    assert crash(**changes).how == how
+    assert how in str(crash(**changes))
+
+
+ANOTHERS = crash(job_id=18, attempt=3)
 
 
 @pytest.mark.parametrize(
     ("crashes", "attempt"),
     [
         ((CRASH,), 1),
-        ((dataclasses.replace(CRASH, job_id=18, attempt=3),), 0),
-        ((CRASH, dataclasses.replace(CRASH, job_id=18, attempt=3)), 1),
-        ((dataclasses.replace(CRASH, job_id=None, attempt=0),), 0),
+        ((ANOTHERS,), 0),
+        ((CRASH, ANOTHERS), 1),
+        ((crash(job_id=None, attempt=0),), 0),
     ],
     ids=["its own", "another job's", "first its own", "nobody's"],
 )
 def test_the_attempt_of_a_crash_error_is_its_jobs(
     crashes: tuple[Crash, ...], attempt: int
 ) -> None:
-    error = WorkerCrashedError(job_id=17, crashes=crashes, delivery=Delivery.SENT)
-    assert error.attempt == attempt
+    assert lost(WorkerCrashedError, *crashes).attempt == attempt
 
 
-def test_a_long_stderr_is_quoted_from_its_end() -> None:
-    tail = tuple(f"line {number}" for number in range(9))
-    crash = dataclasses.replace(CRASH, stderr_tail=tail)
-    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery=Delivery.STARTED)
-    assert str(error).splitlines()[1:] == [f"    {line}" for line in tail[-5:]]
-    assert error.stderr_tail == tail
-
-
-def test_of_a_fatal_error_the_innermost_calls_are_quoted() -> None:
-    tail = (
-        "some output",
-        "Fatal Python error: Segmentation fault",
-        "",
-        "Current thread 0x0 (most recent call first):",
-        '  File "a.py", line 1 in crash',
-        '  File "a.py", line 2 in job',
-        '  File "a.py", line 3 in execute',
-        '  File "a.py", line 4 in serve',
-    )
-    crash = dataclasses.replace(CRASH, stderr_tail=tail)
-    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery=Delivery.STARTED)
-    assert str(error).splitlines()[1:] == [
-        f"    {line}" for line in (tail[1], *tail[3:7])
-    ]
-
-
+FATAL = "Fatal Python error: Segmentation fault"
+ABORTED = "Fatal Python error: Aborted"
+HERE = "Current thread 0x0 [python] (most recent call first):"
 C_STACK = "Current thread's C stack trace (most recent call first):"
+CALLS = tuple(
+    f'  File "a.py", line {n} in {name}'
+    for n, name in enumerate(("crash", "job", "execute", "serve"), 1)
+)
+GUILTY = tuple(
+    f'  Binary file "/lib/python3/_guilty.so", at {name}+0x1 [0x8]'
+    for name in ("inner", "outer")
+)
+PYTHON = '  Binary file "/bin/python" [0xa]'
 
 
-def test_of_a_fatal_error_in_a_library_its_frames_are_quoted_too() -> None:
-    tail = (
-        "Fatal Python error: Segmentation fault",
-        "",
-        "Thread 0x1 [Thread-1] (most recent call first):",
-        '  File "other.py", line 1 in wait',
-        "",
-        "Current thread 0x0 [python] (most recent call first):",
-        '  File "a.py", line 1 in crash',
-        "",
-        C_STACK,
-        '  Binary file "/bin/python", at _Py_DumpStack+0x4a [0x4]',
-        '  Binary file "/bin/python" [0x5]',
-        '  Binary file "/lib/libc.so.6", at +0x406b0 [0x6]',
-        '  Binary file "/lib/libc.so.6", at +0x16a499 [0x7]',
-        '  Binary file "/lib/python3/_guilty.so", at inner+0x1 [0x8]',
-        '  Binary file "/lib/python3/_guilty.so", at outer+0x1 [0x9]',
-        '  Binary file "/bin/python" [0xa]',
-        '  Binary file "/bin/python", at PyEval_EvalCode+0x9d [0xb]',
-        '  Binary file "/lib/libc.so.6", at __libc_start_main+0x87 [0xc]',
-        '  Binary file "/bin/python", at _start+0x21 [0xd]',
-    )
-    crash = dataclasses.replace(CRASH, stderr_tail=tail)
-    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery=Delivery.STARTED)
-    assert str(error).splitlines()[1:] == [
-        f"    {line}" for line in (tail[0], *tail[5:7], *tail[13:16])
-    ]
-
-
-def test_a_stack_of_c_without_one_of_python_is_no_stack_of_python() -> None:
-    tail = ("Fatal Python error: Aborted", C_STACK, "  <cannot get C stack>")
-    crash = dataclasses.replace(CRASH, stderr_tail=tail)
-    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery=Delivery.STARTED)
-    assert str(error).splitlines()[1:] == ["    Fatal Python error: Aborted"]
-
-
-def test_a_fatal_error_without_a_stack_is_quoted_all_the_same() -> None:
-    crash = dataclasses.replace(
-        CRASH, stderr_tail=("Fatal Python error: Aborted", "x", "y")
-    )
-    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery=Delivery.STARTED)
-    assert str(error).splitlines()[1:] == ["    Fatal Python error: Aborted"]
+@pytest.mark.parametrize(
+    ("tail", "shown"),
+    [
+        ([f"line {n}" for n in range(9)], [f"line {n}" for n in range(4, 9)]),
+        # Of a fatal error the innermost calls are quoted.
+        (["some output", FATAL, "", HERE, *CALLS], [FATAL, HERE, *CALLS[:3]]),
+        # Of one in a library its frames are quoted too.
+        (
+            [
+                *(FATAL, "", "Thread 0x1 [Thread-1] (most recent call first):"),
+                *('  File "other.py", line 1 in wait', "", HERE, CALLS[0], "", C_STACK),
+                '  Binary file "/bin/python", at _Py_DumpStack+0x4a [0x4]',
+                '  Binary file "/bin/python" [0x5]',
+                '  Binary file "/lib/libc.so.6", at +0x406b0 [0x6]',
+                '  Binary file "/lib/libc.so.6", at +0x16a499 [0x7]',
+                *GUILTY,
+                PYTHON,
+                '  Binary file "/bin/python", at PyEval_EvalCode+0x9d [0xb]',
+                '  Binary file "/lib/libc.so.6", at __libc_start_main+0x87 [0xc]',
+                '  Binary file "/bin/python", at _start+0x21 [0xd]',
+            ],
+            [FATAL, HERE, CALLS[0], *GUILTY, PYTHON],
+        ),
+        # A stack of C without one of Python is no stack of Python.
+        ([ABORTED, C_STACK, "  <cannot get C stack>"], [ABORTED]),
+        ([ABORTED, "x", "y"], [ABORTED]),
+    ],
+    ids=["its end", "calls", "frames of a library", "no stack of Python", "no stack"],
+)
+def test_of_a_long_stderr_a_part_is_quoted(tail: list[str], shown: list[str]) -> None:
+    error = lost(WorkerCrashedError, crash(stderr_tail=tuple(tail)))
+    assert str(error).splitlines()[1:] == [f"    {line}" for line in shown]
+    assert error.stderr_tail == tuple(tail)
 
 
 @pytest.mark.parametrize(
@@ -472,10 +413,9 @@ def test_a_fatal_error_without_a_stack_is_quoted_all_the_same() -> None:
 def test_the_traceback_of_a_start_is_quoted_once(
     kind: CrashKind, tail: tuple[str, ...], shown: str
 ) -> None:
-    crash = dataclasses.replace(
-        CRASH, kind=kind, stderr_tail=tail, stack="Traceback\n  File\nKeyError: 1\n"
-    )
-    error = PoolBrokenError(reason="why", crashes=(crash,), retry_after=None)
+    stack = "Traceback\n  File\nKeyError: 1\n"
+    last = crash(kind=kind, stderr_tail=tail, stack=stack)
+    error = PoolBrokenError(reason="why", crashes=(last,), retry_after=None)
     assert str(error).splitlines()[-1] == shown
     assert str(error).count("KeyError: 1") == ("KeyError" in f"{tail}{shown}")
 

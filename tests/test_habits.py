@@ -130,42 +130,29 @@ def test_no_test_mocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "bad"),
+    ("rule", "line", "bad"),
     [
-        ("time.sleep(0.1)", True),
-        ("await asyncio.sleep(delay)", True),
-        ("await asyncio.sleep(0)", False),
-        ("sleep()", True),
-        ("pool.submit(time.sleep, 60)", False),
+        (sleeps, "time.sleep(0.1)", True),
+        (sleeps, "await asyncio.sleep(delay)", True),
+        (sleeps, "await asyncio.sleep(0)", False),
+        (sleeps, "sleep()", True),
+        (sleeps, "pool.submit(time.sleep, 60)", False),
+        (timed, "assert time.monotonic() - began < 1.5", True),
+        (timed, "assert 0 < loop.time() - began", True),
+        (timed, "assert limit > end - perf_counter()", True),
+        (timed, "assert time.monotonic() < give_up_at", False),
+        (timed, "took = time.monotonic() - began", False),
+        (mocks, "import mock", True),
+        (mocks, "from unittest import mock", True),
+        (mocks, "from unittest.mock import patch", True),
     ],
 )
-def test_a_sleep_is_found(line: str, bad: bool, tmp_path: Path) -> None:  # noqa: FBT001
+def test_an_offence_is_found(
+    rule: Callable[[Path], list[int]],
+    line: str,
+    bad: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "test_it.py"
     path.write_text(f"async def test() -> None:\n    {line}\n")
-    assert bool(sleeps(path)) is bad
-
-
-@pytest.mark.parametrize(
-    ("line", "bad"),
-    [
-        ("assert time.monotonic() - began < 1.5", True),
-        ("assert 0 < loop.time() - began", True),
-        ("assert limit > end - perf_counter()", True),
-        ("assert time.monotonic() < give_up_at", False),
-        ("took = time.monotonic() - began", False),
-    ],
-)
-def test_an_assertion_of_time_is_found(line: str, bad: bool, tmp_path: Path) -> None:  # noqa: FBT001
-    path = tmp_path / "test_it.py"
-    path.write_text(f"def test() -> None:\n    {line}\n")
-    assert bool(timed(path)) is bad
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["import mock", "from unittest import mock", "from unittest.mock import patch"],
-)
-def test_a_mock_is_found(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "test_it.py"
-    path.write_text(f"import ast\n{line}\n")
-    assert mocks(path) == [2]
+    assert rule(path) == [2] * bad

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Sequence
-from typing import Any
 
 import anyio
 import pytest
 
-from asyncpool import LeaseKeeper, LeaseLostError, ThrottledError
+from asyncpool import LeaseKeeper, LeaseLostError
 from asyncpool.events import (
     LeaseLapsed,
     LeaseLost,
     LeaseMissed,
     LeaseRelieved,
     LeaseSaturated,
-    LeaseThrottled,
 )
 from tests.helpers.virtual_time import VirtualLoop, run
 
@@ -236,23 +233,6 @@ def test_a_loop_that_stalled_for_too_long_gives_its_leases_up_before_any_beat() 
     run(main())
 
 
-def test_a_throttled_beat_slows_all_of_them_down() -> None:
-    async def main() -> None:
-        slow = ThrottledError()
-        outside = Outside(a=[slow, ThrottledError(retry_after=7.0), 0.0])
-        async with LeaseKeeper(outside.extend) as keeper:
-            events = keeper.events()
-            keeper.add("a")
-            keeper.add("b")
-            await reach(15)
-            assert await anext(events) == LeaseThrottled("a", 2.0)
-            assert await anext(events) == LeaseThrottled("a", 7.0)
-            assert (keeper.stats().throttled, keeper.stats().renewed) == (2, 2)
-        assert outside.log == ["a0", "a2", "a9", "b10"]
-
-    run(main())
-
-
 @pytest.mark.logs("lease-missed")
 def test_an_unknown_error_is_retried_and_then_told(
     caplog: pytest.LogCaptureFixture,
@@ -345,37 +325,6 @@ def test_more_leases_than_a_cycle_has_beats_are_told_at_once(
     )
 
 
-def test_a_loop_that_stalled_sends_no_burst() -> None:
-    async def main() -> None:
-        outside = Outside()
-        async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
-            for name in "abcde":
-                keeper.add(name)
-            await reach(1.5)
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, VirtualLoop)
-            loop.stall(60)
-            await reach(64)
-        # Two milliseconds are made good, the lateness of a timer.
-        assert outside.log == ["a0", "b1", "c61.5", "d62.498", "e63.498"]
-
-    run(main())
-
-
-def test_a_lease_that_comes_again_waits_for_the_beat_of_its_namesake() -> None:
-    async def main() -> None:
-        outside = Outside(a=[5.0, 0.0])
-        async with LeaseKeeper(outside.extend) as keeper:
-            keeper.add("a")
-            await reach(1)
-            assert keeper.remove("a")
-            keeper.add("a")
-            await reach(10)
-        assert outside.log == ["a0", "a5"]
-
-    run(main())
-
-
 @pytest.mark.logs("keeper-ends-early")
 def test_its_end_interrupts_what_is_under_way(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
@@ -432,60 +381,6 @@ def test_whoever_cancels_its_end_still_waits_for_it(by: str) -> None:
         assert (ended, now()) == (["a"], 7)
 
     run(main())
-
-
-TTL_TOO_SHORT = (
-    "an interval of 120 s and 3 retries, of 15 s each, can take 247.5 s until a lease is "
-    "extended, and it is given up after 243 s, nine tenths of ttl=270: choose a shorter "
-    "interval, a shorter timeout, or fewer retries"
-)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind", "text"),
-    [
-        ({"renew": 3}, TypeError, "renew must be callable, not 3"),
-        ({"max_rate": 0}, ValueError, "max_rate must be > 0 and finite, not 0"),
-        (
-            {"max_rate": float("nan")},
-            ValueError,
-            "max_rate must be > 0 and finite, not nan",
-        ),
-        (
-            {"interval": float("inf")},
-            ValueError,
-            "interval must be > 0 and finite, not inf",
-        ),
-        ({"timeout": -1}, ValueError, "timeout must be > 0 and finite, not -1"),
-        ({"max_rate": "x"}, TypeError, "max_rate must be a number, not 'x'"),
-        ({"max_rate": None}, TypeError, "max_rate must be a number, not None"),
-        ({"interval": "x"}, TypeError, "interval must be a number of seconds, not 'x'"),
-        (
-            {"timeout": "x"},
-            TypeError,
-            "timeout must be a number of seconds or None, not 'x'",
-        ),
-        ({"max_retries": -1}, ValueError, "max_retries must be at least 0, not -1"),
-        ({"max_retries": 1.5}, TypeError, "max_retries must be an int, not 1.5"),
-        ({"ttl": 0}, ValueError, "ttl must be > 0 and finite, not 0"),
-        ({"ttl": "x"}, TypeError, "ttl must be a number of seconds or None, not 'x'"),
-        (
-            {"ttl": 270},
-            ValueError,
-            TTL_TOO_SHORT,
-        ),
-        (
-            {"max_rate": 0.1, "interval": 5.0},
-            ValueError,
-            "max_rate=0.1 renewals/s for interval=5 s make 0.5 renewals: one at least is needed",
-        ),
-    ],
-)
-def test_a_wrong_argument_is_refused_at_once(
-    arguments: dict[str, Any], kind: type[Exception], text: str
-) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
-        LeaseKeeper(**{"renew": print, **arguments})
 
 
 def test_a_keeper_is_used_where_it_runs_and_only_once() -> None:

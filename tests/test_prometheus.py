@@ -1,22 +1,98 @@
-"""What the collector makes of the figures of a pool, and which pools it has."""
+"""What the collector makes of the figures of pools and clusters."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import subprocess
-import sys
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition, parser
 
-from asyncpool import PoolStats
-from asyncpool.enums import RunState
+from asyncpool import Cluster, PoolStats
+from asyncpool.cluster import ClusterStats, RequestStats, WorkerStats
+from asyncpool.enums import CrashKind, RunState
 from asyncpool.prometheus import register, unregister
+from asyncpool.stats import Histogram
+from tests.helpers import serves
 from tests.helpers.programs import find_program
 from tests.helpers.scraping import Figures
-from tests.helpers.told_pool import NODE, SLOT, STATS, told
+from tests.helpers.told_pool import NODE, STATS, told
+
+
+class ToldCluster(Cluster):
+    """A cluster whose figures are given."""
+
+    told: ClusterStats
+
+    def stats(self) -> ClusterStats:
+        return self.told
+
+
+FAST = Histogram(bounds=(64e-6, 128e-6), counts=(30, 10), total=0.004)
+SLOW = Histogram(bounds=(2.097152,), counts=(2,), total=3.0)
+
+CLUSTER_STATS = ClusterStats(
+    state=RunState.RUNNING,
+    workers=2,
+    spread="handoff",
+    addresses=("tcp://127.0.0.1:8000",),
+    handed=100,
+    lost=1,
+    cut=4,
+    requests=RequestStats(
+        responses={"2xx": FAST, "5xx": SLOW},
+        open=3,
+        cut=5,
+        refused=6,
+        websockets=9,
+        open_websockets=7,
+    ),
+    crashes=2,
+    crash_kinds={CrashKind.HUNG: 2},
+    exits={"crash": 2, "roll": 4},
+    restarts=6,
+    spawned=8,
+    started=Histogram(bounds=(0.262144,), counts=(8,), total=1.5),
+    exited_cpu=10.0,
+    loop_lag=Histogram(bounds=(0.002048,), counts=(2,), total=0.003),
+    worker_loop_lag=Histogram(bounds=(0.002048,), counts=(4,), total=0.005),
+    dropped_events=8,
+    slots=(
+        WorkerStats(
+            slot=1,
+            generation=3,
+            pid=4711,
+            state="ready",
+            ready=True,
+            connections=11,
+            handed=40,
+            uptime=9.0,
+            cpu=1.5,
+            memory=1 << 20,
+        ),
+        WorkerStats(
+            slot=2,
+            generation=1,
+            pid=None,
+            state="parked",
+            ready=False,
+            connections=0,
+            handed=0,
+            uptime=0.0,
+            memory=0,
+        ),
+    ),
+)
+
+
+def told_cluster(
+    stats: ClusterStats = CLUSTER_STATS, name: str = "shop"
+) -> ToldCluster:
+    """Return a cluster with these figures."""
+    cluster = ToldCluster(serves.talk, name=name)
+    cluster.told = stats
+    return cluster
 
 
 @pytest.fixture
@@ -146,53 +222,16 @@ def test_the_conventions_of_prometheus_are_kept(registry: CollectorRegistry) -> 
 
 
 def test_promtool_has_no_complaint(registry: CollectorRegistry) -> None:
-    promtool = find_program("promtool")
-    first, second = told(), told(name="mail")
-    register(first, registry)
-    register(second, registry)
+    there = told(), told(name="mail"), told_cluster()
+    for each in there:
+        register(each, registry)
     checked = subprocess.run(
-        [promtool, "check", "metrics"],
+        [find_program("promtool"), "check", "metrics"],
         input=generate_latest(registry),
         capture_output=True,
         check=False,
     )
     assert (checked.returncode, checked.stderr, checked.stdout) == (0, b"", b"")
-
-
-def test_cpu_time_never_goes_back(registry: CollectorRegistry) -> None:
-    """Between the end of a worker and its report, nobody has its CPU time."""
-    pool = told()
-    register(pool, registry)
-    found = []
-    for exited, slots in ((10.0, (SLOT,)), (10.0, ()), (11.6, ()), (11.6, (SLOT,))):
-        pool.told = dataclasses.replace(STATS, exited_cpu=exited, slots=slots)
-        found.append(scrape(registry).get("worker_cpu_seconds_total"))
-    assert found == [11.5, 11.5, 11.6, 13.1]
-
-
-def test_several_pools_are_told_apart(registry: CollectorRegistry) -> None:
-    first, second = told(), told(dataclasses.replace(STATS, queued=2), name="mail")
-    register(first, registry)
-    register(second, registry)
-    found = scrape(registry)
-    assert found.get("jobs_queued", pool="images") == 17
-    assert found.get("jobs_queued", pool="mail") == 2
-    assert found.text.count("# TYPE asyncpool_jobs_queued ") == 1
-
-
-def test_registering_twice_is_an_error(registry: CollectorRegistry) -> None:
-    pool = told()
-    register(pool, registry)
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - see below
-        register(pool, registry)
-    assert str(caught.value) == "pool images is already registered in this registry"
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - see below
-        register(told(), registry)
-    assert str(caught.value) == (
-        "another pool called images is registered in this registry: "
-        "give one of them another name, or unregister() the other one first"
-    )
-    assert scrape(registry).get("jobs_queued") == 17
 
 
 def test_only_pools_and_clusters_are_registered(registry: CollectorRegistry) -> None:
@@ -204,55 +243,93 @@ def test_only_pools_and_clusters_are_registered(registry: CollectorRegistry) -> 
     assert str(caught.value) == "register() needs a CollectorRegistry, not str"
 
 
-def test_a_closed_pool_leaves_its_name_to_a_new_one(
+# Clusters.
+
+
+def test_each_figure_of_a_cluster_is_exported(registry: CollectorRegistry) -> None:
+    cluster = told_cluster()
+    register(cluster, registry)
+    found = scrape(registry)
+    plain = {
+        "requests_open": 3,
+        "requests_cut_total": 5,
+        "requests_refused_total": 6,
+        "websockets_total": 9,
+        "websockets_open": 7,
+        "connections_total": 100,
+        "connections_open": 11,
+        "connections_cut_total": 4,
+        "connections_lost_total": 1,
+        "workers_wanted": 2,
+        "worker_starts_total": 8,
+        "worker_restarts_total": 6,
+        "worker_start_seconds_count": 8,
+        "worker_start_seconds_sum": 1.5,
+        "worker_cpu_seconds_total": 11.5,
+        "worker_loop_lag_seconds_count": 4,
+        "loop_lag_seconds_count": 2,
+        "events_dropped_total": 8,
+    }
+    exported = {name: found.get(f"cluster_{name}", cluster="shop") for name in plain}
+    assert exported == plain
+    by_label = {
+        ("state", "state", "running"): 1,
+        ("state", "state", "broken"): 0,
+        ("requests_total", "status", "2xx"): 40,
+        ("requests_total", "status", "3xx"): 0,
+        ("requests_total", "status", "5xx"): 2,
+        ("request_seconds_count", "status", "5xx"): 2,
+        ("request_seconds_sum", "status", "5xx"): 3.0,
+        ("workers", "state", "ready"): 1,
+        ("workers", "state", "parked"): 1,
+        ("workers", "state", "stopping"): 0,
+        ("worker_exits_total", "cause", "crash"): 2,
+        ("worker_exits_total", "cause", "roll"): 4,
+        ("worker_exits_total", "cause", "max_memory"): 0,
+        ("worker_crashes_total", "kind", "hung"): 2,
+        ("worker_crashes_total", "kind", "crash"): 0,
+        ("worker_memory_bytes", "slot", "1"): 1 << 20,
+    }
+    assert {
+        (name, label, value): found.get(f"cluster_{name}", **{label: value})
+        for name, label, value in by_label
+    } == by_label
+    assert found.get("cluster_request_seconds_bucket", status="2xx", le="6.4e-05") == 30
+    assert found.get("cluster_request_seconds_bucket", status="2xx", le="+Inf") == 40
+
+
+def test_a_status_that_http_does_not_know_is_exported_if_there_is_one(
     registry: CollectorRegistry,
 ) -> None:
-    closed = told(PoolStats(state=RunState.CLOSED, workers=1, submitted=7))
-    register(closed, registry)
-    assert scrape(registry).get("jobs_submitted_total", pool="images") == 7
-    pool = told()
+    odd = Histogram(bounds=(1.048576,), counts=(3,), total=2.0)
+    requests = RequestStats(responses={"other": odd})
+    cluster = told_cluster(dataclasses.replace(CLUSTER_STATS, requests=requests))
+    register(cluster, registry)
+    found = scrape(registry)
+    assert found.labels("status") == {"2xx", "3xx", "4xx", "5xx", "other"}
+    assert found.get("cluster_requests_total", status="other") == 3
+
+
+def test_a_pool_and_a_cluster_may_have_one_name(registry: CollectorRegistry) -> None:
+    cluster, pool = told_cluster(name="shop"), told(name="shop")
+    register(cluster, registry)
     register(pool, registry)
-    assert scrape(registry).get("jobs_submitted_total", pool="images") == 40
+    found = scrape(registry)
+    assert found.get("workers_wanted", pool="shop") == 3
+    assert found.get("cluster_workers_wanted", cluster="shop") == 2
+    unregister(cluster, registry)
+    assert scrape(registry).labels("cluster") == set()
+    assert scrape(registry).labels("pool") == {"shop"}
 
 
-def test_unregister(registry: CollectorRegistry) -> None:
-    pool = told()
-    not_there = "pool images is not registered in this registry"
-    with pytest.raises(ValueError, match=f"^{not_there}$"):
-        unregister(pool, registry)
-    register(pool, registry)
-    with pytest.raises(ValueError, match=f"^{not_there}$"):
-        unregister(told(), registry)
-    unregister(pool, registry)
-    assert scrape(registry).labels("pool") == set()
-    with pytest.raises(ValueError, match=f"^{not_there}$"):
-        unregister(pool, registry)
-    register(pool, registry)
-    assert scrape(registry).labels("pool") == {"images"}
-
-
-def test_a_pool_that_is_gone_drops_out(registry: CollectorRegistry) -> None:
-    pool = told()
-    register(pool, registry)
-    del pool
-    gc.collect()
-    assert scrape(registry).labels("pool") == set()
-    again = told()
-    register(again, registry)
-    assert scrape(registry).labels("pool") == {"images"}
-
-
-def test_without_the_extra_the_import_says_how_to_install_it() -> None:
-    code = (
-        "import sys; sys.modules['prometheus_client'] = None\n"
-        "import asyncpool.pool\n"
-        "try:\n    import asyncpool.prometheus\n"
-        "except ModuleNotFoundError as error:\n    print(error.name, error)\n"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert told.stdout == (
-        "prometheus_client asyncpool.prometheus needs prometheus_client, which is not "
-        "installed: pip install 'asyncpool-supervised[prometheus]'\n"
-    )
+def test_two_clusters_need_two_names(registry: CollectorRegistry) -> None:
+    one, other = told_cluster(), told_cluster()
+    register(one, registry)
+    with pytest.raises(ValueError, match="another cluster called shop is registered"):
+        register(other, registry)
+    one.told = dataclasses.replace(CLUSTER_STATS, state=RunState.CLOSED)
+    register(other, registry)
+    with pytest.raises(
+        ValueError, match=r"^cluster shop is not registered in this registry$"
+    ):
+        unregister(one, registry)

@@ -230,26 +230,6 @@ def test_a_consumer_that_is_stopped_runs_nothing_that_came_meanwhile(
     assert run.consumer == other
 
 
-def test_a_consumer_that_has_lost_an_entry_stops_its_job(site: Site) -> None:
-    entry = site.add(text="text", rounds=3000)
-    owner = site.start(lease=2.0)
-    poll(lambda: site.runs()[entry])
-    # As if it had been silent for so long that another one took it for dead.
-    site.client.xclaim("jobs", "workers", "thief", 0, [entry])
-    poll(lambda: f"lost {entry}" in site.said(owner))
-    assert [
-        each["consumer"]
-        for each in site.client.xpending_range("jobs", "workers", "-", "+", 9)
-    ] == ["thief"]
-    # Its worker was killed, and the next one does other entries.
-    marks = len(site.runs()[entry][0].marks)
-    other = site.add(text="text", rounds=1)
-    poll(lambda: f"done {other}" in site.said(owner))
-    assert len(site.runs()[entry][0].marks) <= marks + 2
-    site.stop()
-    assert site.pending() == 1
-
-
 def test_a_lease_that_workers_may_outlive_is_refused() -> None:
     done = subprocess.run(
         [

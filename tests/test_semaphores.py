@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from multiprocessing.synchronize import SEM_VALUE_MAX  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from asyncpool._system import semaphores as _semaphores
 from asyncpool._system.descriptors import HANDED, Handed
 from asyncpool._system.semaphores import Mappings, descriptor_of, semaphore_at
 from tests.helpers.executors import FORKS
-from tests.helpers.guards import open_fds
 from tests.helpers.patience import PATIENCE
 
 pytestmark = FORKS
@@ -39,18 +36,6 @@ def other() -> Iterator[Callable[[Any], Any]]:
     HANDED.clear()
 
 
-def test_both_are_the_same_semaphore(other: Callable[[Any], Any]) -> None:
-    lock = CONTEXT.Lock()
-    double = other(lock)
-    assert type(double) is type(lock)
-    assert lock.acquire()
-    assert not double.acquire(block=False)
-    double.release()
-    assert double.acquire()
-    assert not lock.acquire(block=False)
-    assert not other(double).acquire(block=False)
-
-
 def test_it_keeps_what_it_is(other: Callable[[Any], Any]) -> None:
     taken = CONTEXT.Lock()
     taken.acquire()
@@ -62,13 +47,6 @@ def test_it_keeps_what_it_is(other: Callable[[Any], Any]) -> None:
         assert not double.acquire(block=False)
     assert double.acquire()
     assert double.acquire()
-
-
-@pytest.mark.parametrize("value", [0, 1, 63, 5000, SEM_VALUE_MAX])
-def test_it_keeps_its_value(value: int, other: Callable[[Any], Any]) -> None:
-    semaphore = CONTEXT.Semaphore(value)
-    assert other(semaphore).get_value() == value
-    assert semaphore.get_value() == value
 
 
 @pytest.mark.parametrize("waiting", [1, 5])
@@ -148,17 +126,6 @@ def test_a_process_that_is_forked_later_shares_it() -> None:
     assert not lock.acquire(block=False)
 
 
-def test_the_descriptor_is_the_locks() -> None:
-    before = open_fds()
-    lock = CONTEXT.Lock()
-    fd = descriptor_of(lock, Mappings())
-    assert descriptor_of(lock, Mappings()) == fd
-    assert len(open_fds()) == len(before) + 1
-    del lock
-    gc.collect()
-    assert open_fds() == before
-
-
 @pytest.mark.parametrize("place", ["/elsewhere/", None])
 def test_what_is_unknown_is_left_alone_and_refused(
     place: str | None, monkeypatch: pytest.MonkeyPatch
@@ -175,12 +142,3 @@ def test_what_is_unknown_is_left_alone_and_refused(
         "object that has it with multiprocessing.get_context('forkserver')"
     )
     assert lock.acquire(block=False)
-
-
-def test_a_descriptor_that_was_lost_is_an_error() -> None:
-    HANDED.append(None)
-    try:
-        with pytest.raises(OSError, match="for the initializer cannot be received"):
-            Handed(0).detach()
-    finally:
-        HANDED.clear()

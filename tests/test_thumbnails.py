@@ -186,29 +186,6 @@ class TestOverHttp:
             assert [(await answer).status_code for answer in accepted] == 3 * [200]
             assert (await service.thumbnail(GOOD)).status_code == 200
 
-    async def test_a_shutdown_answers_what_is_under_way_and_leaves_nothing(
-        self, tmp_path: Path, loop: str
-    ) -> None:
-        async with (
-            run_service(tmp_path, loop=loop, workers=1) as service,
-            asyncio.TaskGroup() as group,
-        ):
-            pid = await stop_worker(service)
-            running = group.create_task(service.thumbnail(GOOD))
-            await service.until(lambda health: health["busy"] == 1)
-            waiting = group.create_task(service.thumbnail(GOOD))
-            await service.until(lambda health: health["queued"] == 1)
-            below = psutil.Process(service.process.pid).children(recursive=True)
-            assert pid in {process.pid for process in below}
-            service.process.terminate()
-            await service.said("Waiting for connections to close")
-            os.kill(pid, signal.SIGCONT)
-            for answer in (await running, await waiting):
-                assert answer.status_code == 200
-                assert opened(answer.content).size == (256, 192)
-            await service.stop()
-            assert not [process for process in below if process.is_running()]
-
 
 class TestHealth:
     pytestmark = pytest.mark.asyncio

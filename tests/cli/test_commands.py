@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import (
-    Done,
     command_environment,
     finish_command,
     in_terminal,
@@ -148,23 +147,20 @@ def test_a_call_for_machines(folder: Path, asked: list[str], kind: str) -> None:
 def test_a_call_that_is_interrupted_is_told_to_machines(
     folder: Path, name: str
 ) -> None:
-    number = signal.Signals[name]
-    process = start_command(folder, "call", "work:wait", "1", "--json")
-    wait_until(folder / "begun", 1)
-    os.kill(process.pid, number)
-    done = finish_command(process)
-    assert (done.code, done.err) == (128 + number, "")
-    told = json.loads(done.out)
+    number, said = signal.Signals[name], list[str]()
+    for more in ((), ("--json",)):
+        process = start_command(folder, "call", "work:wait", "1", *more)
+        wait_until(folder / "begun", 1)
+        (folder / "begun").unlink()
+        os.kill(process.pid, number)
+        done = finish_command(process)
+        assert (done.code, done.err) == (128 + number, "")
+        said.append(done.out)
+    assert said[0] == "", "people know"
+    told = json.loads(said[1])
     assert sorted(told) == ["error", "seconds"]
     error = {"kind": "interrupted", "type": name, "message": f"ended by {name}"}
     assert told["error"] == error
-
-
-def test_an_interrupted_call_says_nothing_to_people(folder: Path) -> None:
-    process = start_command(folder, "call", "work:wait", "1")
-    wait_until(folder / "begun", 1)
-    os.kill(process.pid, signal.SIGINT)
-    assert finish_command(process) == Done(128 + signal.SIGINT, "", "")
 
 
 def test_a_mistake_in_a_call(folder: Path) -> None:
@@ -227,15 +223,11 @@ def test_a_negative_number_needs_two_dashes_before_it(folder: Path) -> None:
 
 def test_the_doctor_tells_what_pools_have_here(folder: Path) -> None:
     done = run_command(folder, "doctor")
-    assert done.code == 0, done.out
+    assert (done.code, done.err) == (0, ""), done.out
     for what in ("pidfd", "shared memory", "uvloop", "start methods", "memory limit"):
         assert what in done.out
     assert "✗" not in done.out
     assert "\x1b" not in done.out
-    assert done.err == ""
-
-
-def test_the_doctor_for_machines(folder: Path) -> None:
     found = json.loads(run_command(folder, "doctor", "--json").out)
     assert found["ok"] is True
     assert found.keys() == {"ok", "platform"}
@@ -375,19 +367,14 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
     assert (done.code, done.err) == (2, problem)
 
 
-def test_without_its_extra_it_says_what_to_install(folder: Path) -> None:
-    done = run_without(folder, "click")
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_its_extra_it_says_what_to_install(package: str, folder: Path) -> None:
+    done = run_without(folder, package, "call", "math:factorial", "3")
     assert done.code == 2
     assert done.err == (
-        "asyncpool: the command line needs click, which is not installed: "
+        f"asyncpool: the command line needs {package}, which is not installed: "
         "pip install 'asyncpool-supervised[cli]'\n"
     )
-
-
-def test_a_command_says_too_what_to_install(folder: Path) -> None:
-    done = run_without(folder, "rich", "call", "math:factorial", "3")
-    assert done.code == 2
-    assert "needs rich, which is not installed" in done.err
 
 
 def test_progress_is_drawn_at_a_terminal(folder: Path) -> None:

@@ -27,7 +27,6 @@ from asyncpool._cli.dashboard.serving import (
 from asyncpool._cli.dashboard.web import FILES, Programs
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.control.paths import path_of, private_folder
-from asyncpool.errors import ProtocolError
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.told_lines import cluster_status, crashed, job, line, pool_status
@@ -118,47 +117,20 @@ async def test_every_answer_says_what_a_browser_may_do_with_it() -> None:
         assert "server" not in response.headers
 
 
+# The port may be another one: ssh can forward it.
+OWN_HOSTS = ["localhost:1", "LOCALHOST", "127.0.0.1:9", "[::1]:8750", "10.0.0.7:80"]
+# They may be those of a page whose owner has them point here (DNS rebinding).
+EVIL_HOSTS = ["evil.example", "evil.example:8750", "127.0.0.1.evil.example", "[::1"]
+EVIL_HOSTS += ["a@b", "evil.example@localhost", "localhost/evil.example"]
+EVIL_HOSTS += ["localhost?evil.example"]
+EVIL_ORIGINS = ["http://evil.example", "null", "http://127.0.0.1", "http://localhost:1"]
+
 # Headers, with the address of the page in place of THIS, and what is answered.
 ASKED = [
-    # The port may be another one: ssh can forward it.
-    *(
-        ({"Host": host}, 200)
-        for host in (
-            "localhost:1",
-            "LOCALHOST",
-            "127.0.0.1:9",
-            "[::1]:8750",
-            "10.0.0.7:80",
-        )
-    ),
-    # It may be that of a page whose owner has it point here (DNS rebinding).
-    *(
-        ({"Host": host}, 421)
-        for host in (
-            *(
-                "evil.example",
-                "evil.example:8750",
-                "127.0.0.1.evil.example",
-                "[::1",
-                "a@b",
-            ),
-            *(
-                "evil.example@localhost",
-                "localhost/evil.example",
-                "localhost?evil.example",
-            ),
-        )
-    ),
+    *(({"Host": host}, 200) for host in OWN_HOSTS),
+    *(({"Host": host}, 421) for host in EVIL_HOSTS),
     ({"Origin": "http://THIS", "Sec-Fetch-Site": "same-origin"}, 200),
-    *(
-        ({"Origin": origin}, 403)
-        for origin in (
-            "http://evil.example",
-            "null",
-            "http://127.0.0.1",
-            "http://localhost:1",
-        )
-    ),
+    *(({"Origin": origin}, 403) for origin in EVIL_ORIGINS),
     # Another site may link to the page, and not load it.
     ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 200),
     ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
@@ -523,20 +495,6 @@ async def test_a_folder_that_others_may_enter_is_told_of(
         f"others may enter {folder}/asyncpool: its permissions are 755, and must be 700: "
         f"chmod 700 {folder}/asyncpool"
     )
-
-
-async def test_asking_has_all_ends() -> None:
-    with FakeProgram("shop") as shop:
-        path = path_of("shop")
-        shop.answers["stacks"] = {"stacks": {"0": "File ..."}}
-        assert await ask(path, Request("stacks")) == {"stacks": {"0": "File ..."}}
-        shop.answers["kill"] = {"error": "no slot 9"}
-        with pytest.raises(ProtocolError, match=r"^no slot 9$"):
-            await ask(path, Request("kill", slot=9))
-        with pytest.raises(TimeoutError):
-            await ask(path, Request("watch"), within=0.05)
-    with pytest.raises(FileNotFoundError):
-        await ask(path, Request("stacks"))
 
 
 async def test_the_socket_of_another_user_is_refused(

@@ -46,18 +46,6 @@ def started(
         process.communicate()
 
 
-def test_it_prints_the_address_of_the_page(tmp_path: Path) -> None:
-    with started(tmp_path, "--bind", "127.0.0.1:0") as (_, port, path):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-        with contextlib.closing(connection):
-            connection.request("GET", path)
-            response = connection.getresponse()
-            assert (response.status, b"<title>asyncpool" in response.read()) == (
-                200,
-                True,
-            )
-
-
 def test_a_second_one_takes_another_port_and_says_so(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # somebody has it anyway
@@ -74,13 +62,17 @@ def test_a_second_one_takes_another_port_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
 )
-def test_a_signal_ends_it_also_while_pages_are_open(
+def test_it_prints_its_address_and_ends_by_a_signal_also_while_pages_are_open(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     with (
         started(tmp_path, "--bind", "127.0.0.1:0") as (process, port, path),
         socket.create_connection(("127.0.0.1", port), PATIENCE) as page,
     ):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            assert b"<title>asyncpool" in connection.getresponse().read()
         page.sendall(f"GET {path}events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert page.recv(4096).startswith(b"HTTP/1.1 200 OK")
         process.send_signal(number)

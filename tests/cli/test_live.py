@@ -87,19 +87,68 @@ def busy_slot() -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_pool_is_shown(tmp_path: Path) -> None:
+def test_a_pool_is_shown_and_not_changed_by_that(tmp_path: Path) -> None:
     with program(tmp_path) as process:
-        done = run_command(tmp_path, "status")
-        assert (done.code, done.err) == (0, "")
-        lines = done.out.splitlines()
-        (line,) = run_command(tmp_path, "status", "shop", "--json").out.splitlines()
-        assert json.loads(line)["pid"] == process.pid
-        assert lines[0] == f"shop  pid {process.pid}  running  pool"
-        assert lines[1].startswith("2 of 2 workers ready   ")
-        assert lines[2].split() == [
-            *("slot", "pid", "state", "jobs", "up", "CPU", "memory", "for", "function"),
-        ]
-        assert any("__main__.wait (job 1)" in line for line in lines[3:])
+        before = status()
+        assert before["pid"] == process.pid
+        _check_table(run_command(tmp_path, "status"), process.pid)
+        _check_stacks(tmp_path, busy_slot())
+        _check_profiles(tmp_path)
+        for words in (["kill", "--slot", "0"], ["recycle"], ["resize", "3"]):
+            assert run_command(tmp_path, *words) == Done(
+                2,
+                "",
+                "asyncpool: nothing was done to shop: there is no terminal to confirm it at; "
+                "add --yes\n",
+            )
+        for word in ("reload", "stop"):
+            assert run_command(tmp_path, word, "shop") == Done(
+                1, "", f"asyncpool: a pool cannot {word}: its program decides that\n"
+            )
+        after = status()
+    assert [it["pid"] for it in before["slots"]] == [it["pid"] for it in after["slots"]]
+    assert after["workers"] == 2
+
+
+def _check_table(done: Done, pid: int) -> None:
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0] == f"shop  pid {pid}  running  pool"
+    assert lines[1].startswith("2 of 2 workers ready   ")
+    assert lines[2].split() == [
+        *("slot", "pid", "state", "jobs", "up", "CPU", "memory", "for", "function"),
+    ]
+    assert any("__main__.wait (job 1)" in line for line in lines[3:])
+
+
+def _check_stacks(folder: Path, slot: dict[str, Any]) -> None:
+    one = run_command(folder, "stacks", "shop", "--job", "1")
+    assert (one.code, one.err) == (0, "")
+    heading, first, where, *_ = one.out.splitlines()
+    assert heading.startswith(
+        f"slot {slot['slot']}, process {slot['pid']}, __main__.wait (job 1) for "
+    )
+    assert first == "Job 1, attempt 1 (most recent call first):"
+    assert where.endswith(" in wait")
+    both = run_command(folder, "stacks", "--json")
+    assert set(json.loads(both.out)["stacks"]) == {"0", "1"}
+    over = run_command(folder, "stacks", "--job", "999999999")
+    assert (over.code, over.err) == (
+        1,
+        "asyncpool: job 999999999 is over, or never was\n",
+    )
+    assert run_command(folder, "stacks", "--job", "1", "--slot", "0").code == 2
+
+
+def _check_profiles(folder: Path) -> None:
+    asked = ("profile", "-d", "0.5")
+    page = run_command(folder, *asked, "--function", "wait", "-o", "f.html")
+    text = run_command(folder, *asked, "shop", "-o", "f.txt")
+    assert (page.code, text.code) == (0, 0), (page.err, text.err)
+    assert "__main__.wait" in page.out
+    assert " samples in " in page.err
+    assert "<html" in (folder / "f.html").read_text()
+    assert "__main__.wait;" in (folder / "f.txt").read_text()
 
 
 def test_a_pool_is_watched_at_a_terminal(tmp_path: Path) -> None:
@@ -158,86 +207,19 @@ def test_nobody_is_asked_all_the_time(tmp_path: Path) -> None:
     )
 
 
-def test_stacks_are_shown(tmp_path: Path) -> None:
-    with program(tmp_path):
-        slot = busy_slot()
-        one = run_command(tmp_path, "stacks", "shop", "--job", "1")
-        both = run_command(tmp_path, "stacks", "--json")
-        over = run_command(tmp_path, "stacks", "--job", "999999999")
-        wrong = run_command(tmp_path, "stacks", "--job", "1", "--slot", "0")
-    assert (one.code, one.err) == (0, "")
-    heading, first, where, *_ = one.out.splitlines()
-    number, pid = slot["slot"], slot["pid"]
-    assert heading.startswith(
-        f"slot {number}, process {pid}, __main__.wait (job 1) for "
-    )
-    assert first == "Job 1, attempt 1 (most recent call first):"
-    assert where.endswith(" in wait")
-    assert set(json.loads(both.out)["stacks"]) == {"0", "1"}
-    assert (over.code, over.err) == (
-        1,
-        "asyncpool: job 999999999 is over, or never was\n",
-    )
-    assert wrong.code == 2
-
-
-def test_a_pool_is_profiled(tmp_path: Path) -> None:
-    with program(tmp_path):
-        page = run_command(
-            tmp_path, "profile", "-d", "0.5", "--function", "wait", "-o", "f.html"
-        )
-        text = run_command(tmp_path, "profile", "shop", "-d", "0.5", "-o", "f.txt")
-    assert (page.code, text.code) == (0, 0), (page.err, text.err)
-    assert "__main__.wait" in page.out
-    assert " samples in " in page.err
-    assert "<html" in (tmp_path / "f.html").read_text()
-    assert "__main__.wait;" in (tmp_path / "f.txt").read_text()
-
-
-def test_nothing_is_changed_without_a_terminal(tmp_path: Path) -> None:
-    with program(tmp_path):
-        before = status()
-        for words in (["kill", "--slot", "0"], ["recycle"], ["resize", "3"]):
-            assert run_command(tmp_path, *words) == Done(
-                2,
-                "",
-                "asyncpool: nothing was done to shop: there is no terminal to confirm it at; "
-                "add --yes\n",
-            )
-        after = status()
-    assert [it["pid"] for it in before["slots"]] == [it["pid"] for it in after["slots"]]
-    assert after["workers"] == 2
-
-
-def test_a_worker_is_killed(tmp_path: Path) -> None:
-    with program(tmp_path):
-        slot = busy_slot()
-        index = str(slot["slot"])
-        done = run_command(tmp_path, "kill", "shop", "--slot", index, "--yes")
-        assert done == Done(0, "", f"the worker in slot {index} was killed\n")
-        until(lambda: status()["restarts"] == 1, "there is another one")
-        missing = run_command(tmp_path, "kill", "shop", "--slot", "9", "--yes")
-        assert missing.code == 1
-        assert missing.err.startswith("asyncpool: there is no worker in slot 9; slots")
-
-
-@pytest.mark.parametrize(
-    ("typed", "code", "workers"), [("shop", 0, 3), ("yes", 1, 2), ("", 1, 2)]
-)
-def test_who_is_at_a_terminal_types_the_name(
-    typed: str, code: int, workers: int, tmp_path: Path
-) -> None:
+def test_who_is_at_a_terminal_types_the_name(tmp_path: Path) -> None:
     with program(tmp_path) as process:
-        keys = {"Type the name to go on": f"{typed}\n".encode()}
-        done = in_terminal(tmp_path, "resize", "shop", "3", keys=keys)
-        assert status()["workers"] == workers
-    assert done.code == code, done.err
-    assert f"shop, process {process.pid}: 3 workers instead of 2" in done.err
-    last = done.err.splitlines()[-1]
-    if code:
-        assert last == f"asyncpool: nothing was done: {typed!r} is not 'shop'"
-    else:
-        assert last == "3 workers now, 2 before"
+        for typed, workers in (("yes", 2), ("", 2), ("shop", 3)):
+            keys = {"Type the name to go on": f"{typed}\n".encode()}
+            done = in_terminal(tmp_path, "resize", "shop", "3", keys=keys)
+            assert status()["workers"] == workers
+            told = f"shop, process {process.pid}: 3 workers instead of 2"
+            assert told in done.err
+            refused = (1, f"asyncpool: nothing was done: {typed!r} is not 'shop'")
+            found = (done.code, done.err.splitlines()[-1])
+            assert found == (
+                refused if workers == 2 else (0, "3 workers now, 2 before")
+            )
 
 
 @pytest.mark.parametrize("words", [["shop"], ["shop", "0"], ["3", "shop"], ["4097"]])
@@ -250,25 +232,21 @@ def test_how_many_workers_comes_last(words: list[str], tmp_path: Path) -> None:
     )
 
 
-def test_all_workers_are_replaced(tmp_path: Path) -> None:
-    """But for the job that waits for ever, whose worker is killed first."""
+def test_workers_are_killed_and_replaced(tmp_path: Path) -> None:
+    """First the one whose job waits for ever."""
     with program(tmp_path):
         index = str(busy_slot()["slot"])
-        assert run_command(tmp_path, "kill", "--slot", index, "--yes").code == 0
+        done = run_command(tmp_path, "kill", "shop", "--slot", index, "--yes")
+        assert done == Done(0, "", f"the worker in slot {index} was killed\n")
         until(lambda: status()["restarts"] == 1, "there is another one")
+        missing = run_command(tmp_path, "kill", "shop", "--slot", "9", "--yes")
+        assert missing.code == 1
+        assert missing.err.startswith("asyncpool: there is no worker in slot 9; slots")
         done = run_command(tmp_path, "recycle", "--yes")
         assert done == Done(0, "", "2 workers are new\n")
         slot = next(slot["slot"] for slot in status()["slots"] if slot["pid"])
         done = run_command(tmp_path, "recycle", "--slot", str(slot), "--yes")
         assert (done.code, done.out) == (0, "")
-
-
-def test_what_only_servers_have(tmp_path: Path) -> None:
-    with program(tmp_path):
-        for word in ("reload", "stop"):
-            assert run_command(tmp_path, word, "shop") == Done(
-                1, "", f"asyncpool: a pool cannot {word}: its program decides that\n"
-            )
 
 
 def test_one_way_to_say_which_is_enough(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.helpers.command import (
     write_module,
 )
 from tests.helpers.patience import PATIENCE
+from tests.helpers.traces import read_trace
 
 WORK = """
     import os, signal, sys, time
@@ -244,38 +245,33 @@ def test_a_summary_for_machines(folder: Path) -> None:
     assert summary["failures"] == "failed.jsonl"
 
 
-def test_nothing_runs_twice_with_a_journal(folder: Path) -> None:
-    numbers(folder, 100)
-    asked = ("map", "work:once_bad", "in.jsonl", "-o", "out", "--journal", "run.db")
-    first = run_command(folder, *asked)
-    assert first.code == 1
-    begun = (folder / "begun").read_text().split()
-    assert len(begun) == 50
-    results, failures = (folder / "out").read_text(), lines(folder / "failed.jsonl")
-    again = run_command(folder, *asked)
-    assert again.code == 1
-    assert "100 items already, 50 of them failed" in again.err
-    assert (folder / "begun").read_text().split() == begun
-    assert (folder / "out").read_text() == results
-    assert lines(folder / "failed.jsonl") == failures
-
-
 @pytest.mark.parametrize("order", [[], ["--unordered"]], ids=["ordered", "unordered"])
-def test_failed_items_are_tried_again_on_demand(folder: Path, order: list[str]) -> None:
+def test_nothing_runs_twice_with_a_journal_but_what_failed_on_demand(
+    folder: Path, order: list[str]
+) -> None:
     numbers(folder, 100)
     asked = ["map", "work:once_bad", "in.jsonl", "-o", "out", "--journal", "run.db"]
     asked += order
     assert run_command(folder, *asked).code == 1
+    begun = (folder / "begun").read_text()
+    assert len(begun.split()) == 50
+    results, failures = (folder / "out").read_text(), lines(folder / "failed.jsonl")
+    again = run_command(folder, *asked)
+    assert again.code == 1
+    assert "100 items already, 50 of them failed" in again.err
+    assert (folder / "begun").read_text() == begun
+    assert (folder / "out").read_text() == results
+    assert lines(folder / "failed.jsonl") == failures
     (folder / "good").touch()
     (folder / "begun").unlink()
     done = run_command(folder, *asked, "--retry-failed")
     assert done.code == 0, done.err
-    begun = sorted(int(n) for n in (folder / "begun").read_text().split())
-    assert begun == list(range(1, 100, 2))
-    results = lines(folder / "out")
+    retried = sorted(int(n) for n in (folder / "begun").read_text().split())
+    assert retried == list(range(1, 100, 2))
+    found = lines(folder / "out")
     if order:
-        results.sort(key=lambda line: int(line["index"]))
-    assert results == [{"index": n, "input": n, "result": n} for n in range(100)]
+        found.sort(key=lambda line: int(line["index"]))
+    assert found == [{"index": n, "input": n, "result": n} for n in range(100)]
     assert not (folder / "failed.jsonl").exists()
 
 
@@ -599,7 +595,6 @@ def test_a_damaged_journal_is_told(folder: Path, more: list[str]) -> None:
         (["wrok:double", "in.jsonl"], "there is no module 'wrok' here"),
         (["work:WORK", "in.jsonl"], "work has no WORK"),
         (["work:os", "in.jsonl"], "work:os is not a function, but of type module"),
-        (["broken:f", "in.jsonl"], "broken cannot be imported:"),
         (["work:double", "in.jsonl", "-o", "in.jsonl"], "--output and INPUT are the"),
         (["work:double", "in.jsonl", "-o", "no/out"], "no for --output."),
         (["work:double", "in.jsonl", "-o", "."], "--output is a folder, not a file: ."),
@@ -614,6 +609,19 @@ def test_a_damaged_journal_is_told(folder: Path, more: list[str]) -> None:
             "is no size, such as 512M",
         ),
         (["work:double", "in.jsonl", "--retry-failed"], "needs the --journal"),
+        (["work:double", "in.jsonl", "--trace", "no/t.json"], "There is no folder"),
+        (
+            ["work:double", "in.jsonl", "--trace", "in.jsonl"],
+            "--trace and INPUT are the",
+        ),
+        (
+            ["work:double", "in.jsonl", "-o", "out", "--trace", "out"],
+            "--trace and --output are the same file",
+        ),
+        (
+            ["work:double", "in.jsonl", "--trace", "work.py"],
+            "work.py is no trace, and this run would write over it: name another one by",
+        ),
         (["work:double", "in.jsonl", "--journal", "work.py"], "is not a journal"),
         (["work:double", "in.jsonl", "--journal", "o.db"], "of another program"),
     ],
@@ -622,32 +630,35 @@ def test_mistakes_are_told_without_a_traceback(
     folder: Path, asked: list[str], complaint: str
 ) -> None:
     numbers(folder, 3)
-    write_module(folder, "raise RuntimeError('broken')", "broken")
     other = sqlite3.connect(folder / "o.db")
     other.execute("CREATE TABLE t (x)")
     other.close()
-    process = start_command(folder, "map", *asked)
+    done = run_command(folder, "map", *asked)
+    assert (done.code, done.out) == (2, "")
+    assert complaint in done.err
+    assert (folder / "in.jsonl").read_text() == "0\n1\n2\n"
+
+
+def test_a_module_that_cannot_be_imported_has_a_traceback_of_its_own(
+    folder: Path,
+) -> None:
+    numbers(folder, 3)
+    write_module(folder, "raise RuntimeError('broken')", "broken")
+    process = start_command(folder, "map", "broken:f", "in.jsonl")
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (2, "")
-    assert complaint in err
-    # The user's own, of the module that cannot be imported, is all there may be.
-    assert ("Traceback" in err) == (asked[0] == "broken:f")
-    assert (folder / "in.jsonl").read_text() == "0\n1\n2\n"
+    assert "broken cannot be imported:" in err
+    assert "Traceback" in err
 
 
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
-        (["work:double"], "Give either INPUT or --glob PATTERN."),
         (
             ["work:double", "no.jsonl"],
             "cannot read no.jsonl: No such file or directory",
         ),
         (["work:doble", "in.jsonl"], "work has no doble: did you mean double?"),
-        (
-            ["work:double", "in.jsonl", "--workers", "0"],
-            "Invalid value for '--workers' / '-w': 0 is not in the range 1<=x<=4096.",
-        ),
         (
             ["work:double", "in.jsonl", "--outptu", "x"],
             "No such option '--outptu'. Did you mean '--output'?",
@@ -811,3 +822,14 @@ def test_a_second_signal_ends_what_is_running(folder: Path, times: int) -> None:
     assert "with --journal FILE the next run could go on here" in done.err
     assert (folder / "finished").exists() == (times == 1)
     assert len(lines(folder / "out")) == (1 if times == 1 else 0)
+
+
+def test_a_run_leaves_a_trace(folder: Path) -> None:
+    numbers(folder, 100)
+    asked = ("map", "work:double", "in.jsonl", "-o", "out", "--trace", "trace.json")
+    for _ in range(2):  # an older trace is replaced
+        done = run_command(folder, *asked, "-w", "2")
+        assert done.code == 0, done.err
+    trace = read_trace(folder / "trace.json")
+    assert trace.whole
+    assert "asyncpool._cli.targets.call_item" in {it.name for it in trace.slices}

@@ -268,6 +268,21 @@ async def test_no_position_is_committed_before_the_files_are_on_the_disk(
     assert [size for size, _ in journal.claims[-2:]] == sizes
 
 
+def test_what_earlier_runs_have_done_moves_no_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of it no batch tells how far unordered files are."""
+    monkeypatch.chdir(tmp_path)
+    outputs = Outputs("out", "failed", START, ordered=False)
+    outputs.open()
+    outputs.write([Done(0, 0, ok=True, line="earlier")], None)
+    assert outputs.sync() is START
+    outputs.write([Done(1, 0, ok=True, line="new")], 5)
+    position = outputs.sync()
+    assert (position.batch, position.output_bytes) == (5, len("earlier\nnew\n"))
+    outputs.close()
+
+
 # How many items of ``asyncpool map`` are read, under way, and held back.
 
 

@@ -280,38 +280,57 @@ def test_the_limit_that_has_applied_is_named(folder: Path) -> None:
     assert told in server.log
 
 
-@pytest.mark.parametrize("command", [False, True])
-def test_a_second_signal_ends_at_once(command: bool, folder: Path) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("how", ["signal", "command", "SIGQUIT"])
+def test_a_second_signal_or_sigquit_ends_at_once(how: str, folder: Path) -> None:
     with Server(folder, "app:app", *ONE, "--drain-timeout", "3600") as server:
         client = in_the_middle(server)
-        server.signal(signal.SIGTERM)
-        until(lambda: server.status()["state"] == "closing", "it drains")
-        if command:
+        if how != "SIGQUIT":
+            server.signal(signal.SIGTERM)
+            until(lambda: server.status()["state"] == "closing", "it drains")
+        if how == "signal":
+            assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
+        elif how == "command":
             assert server.command("stop", "--now").code == 0
             assert server.end() == 0
         else:
-            assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
+            assert server.end(signal.SIGQUIT) == 0
+            server.says("cluster app: asked to end by SIGQUIT: it ends at once")
         with pytest.raises((http.client.HTTPException, OSError)):
             client.getresponse()
         client.close()
 
 
-def test_a_hangup_loads_the_code_anew(folder: Path) -> None:
+def test_signals_reload_resize_and_show_where_workers_are(folder: Path) -> None:
     with Server(folder, "app:app", *TWO) as server:
         server.whole()
         assert server.get().startswith("one ")
+        server.signal(signal.SIGRTMIN + 3)
+        server.says("WARNING asyncpool: cluster app: SIGRTMIN+3 means nothing here: ")
+        server.signal(signal.SIGUSR1)
+        server.says("stacks of worker 0:").says("stacks of worker 1:")
+        server.says("in run_forever", times=2)
         write_app(folder, TWICE)
         server.signal(signal.SIGHUP)
         server.says("reloaded: 2 workers are new")
         assert server.get().startswith("two ")
+        server.signal(signal.SIGTTIN)
+        server.says("is resized: 3 workers")
+        server.signal(signal.SIGTTOU)
+        server.says("is resized: 2 workers")
+        assert server.status()["workers"] == 2
         write_app(folder, BROKEN)
         server.signal(signal.SIGHUP)
         server.says("the reload has ended after 0 workers, the others are as before: ")
         assert "RuntimeError: not today" in server.log
-        assert server.get().startswith("two ")
         done = server.command("reload")
         assert done.code == 1
         assert done.err.startswith("asyncpool: the reload has ended after 0 workers, ")
+        assert "RuntimeError: not today" in done.err
+        done = server.command("resize", "3")
+        assert done.code == 1
+        assert done.err.startswith(
+            "asyncpool: there are not as many workers yet: worker "
+        )
         assert "RuntimeError: not today" in done.err
         assert server.get().startswith("two ")
         assert server.end(signal.SIGTERM) == 0
@@ -329,40 +348,6 @@ def test_workers_are_replaced_after_so_many_connections(folder: Path) -> None:
         (pid,) = until(others, "it is replaced")
         mine = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, pid) == mine + 1
-        assert server.end(signal.SIGTERM) == 0
-
-
-def test_a_resize_that_does_not_succeed_says_why(folder: Path) -> None:
-    with Server(folder, "app:app", *ONE) as server:
-        server.whole()
-        write_app(folder, BROKEN)
-        done = server.command("resize", "2")
-        assert done.code == 1
-        assert done.err.startswith(
-            "asyncpool: there are not as many workers yet: worker "
-        )
-        assert "RuntimeError: not today" in done.err
-        assert server.end(signal.SIGTERM) == 0
-
-
-def test_signals_resize(folder: Path) -> None:
-    with Server(folder, "app:app", *ONE) as server:
-        server.up().signal(signal.SIGTTIN)
-        server.says("is resized: 2 workers")
-        server.signal(signal.SIGTTIN)
-        server.says("is resized: 3 workers")
-        server.signal(signal.SIGTTOU)
-        server.says("is resized: 2 workers", times=2)
-        assert server.status()["workers"] == 2
-        assert server.end(signal.SIGTERM) == 0
-
-
-def test_a_signal_shows_where_workers_are(folder: Path) -> None:
-    with Server(folder, "app:app", *TWO) as server:
-        server.whole()
-        server.signal(signal.SIGUSR1)
-        server.says("stacks of worker 0:").says("stacks of worker 1:")
-        server.says("in run_forever", times=2)
         assert server.end(signal.SIGTERM) == 0
 
 
@@ -519,6 +504,7 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
         (["app"], "'app' is not MODULE:NAME, such as app:app"),
         (["app:app", "--bind", "8000"], "'8000' has no port; write 127.0.0.1:8000"),
         (["app:app", "--bind", "systemd:"], "'systemd:': systemd has passed no sock"),
+        (["app:app", "--metrics", "here"], "--metrics: 'here' has no port; write"),
         (["app:app", "--name", "a/b"], "--name: 'a/b' is no name, which is 1 to 64"),
         (["app:app", "--option", "x"], "--option: 'x' is not NAME=VALUE"),
         (
@@ -577,11 +563,19 @@ def test_mistakes(args: list[str], error: str, folder: Path) -> None:
     assert done.err.startswith(f"asyncpool: {error}")
 
 
-@pytest.mark.parametrize("package", ["uvicorn", "watchfiles"])
-def test_what_is_not_installed(package: str, folder: Path) -> None:
-    done = run_without(folder, package, "serve", "app:app", "--reload-on-change")
-    what = {"uvicorn": "--interface asgi", "watchfiles": "--reload-on-change"}[package]
-    extra = {"uvicorn": "cluster", "watchfiles": "reload"}[package]
+@pytest.mark.parametrize(
+    ("package", "what", "extra"),
+    [
+        ("uvicorn", "--interface asgi", "cluster"),
+        ("watchfiles", "--reload-on-change", "reload"),
+        ("prometheus_client", "--metrics", "prometheus"),
+    ],
+)
+def test_what_is_not_installed(
+    package: str, what: str, extra: str, folder: Path
+) -> None:
+    asked = ("serve", "app:app", "--reload-on-change", "--metrics", "9100")
+    done = run_without(folder, package, *asked)
     assert done.code == 2
     assert done.err == (
         f"asyncpool: {what} needs {package}, which is not installed: "
@@ -589,16 +583,15 @@ def test_what_is_not_installed(package: str, folder: Path) -> None:
     )
 
 
-def test_an_address_that_is_in_use(folder: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+@pytest.mark.parametrize("option", ["--bind", "--metrics"])
+def test_an_address_that_is_in_use(option: str, folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        done = run_command(folder, "serve", "app:app", "--bind", address)
+        done = run_command(folder, "serve", "app:app", option, address)
     assert (done.code, done.out) == (1, "")
-    assert done.err == (
-        f"asyncpool: cannot listen on tcp://{address}: Address already in use\n"
-    )
+    about = "--metrics: " if option == "--metrics" else ""
+    where = f"tcp://{address}: Address already in use"
+    assert done.err == f"asyncpool: {about}cannot listen on {where}\n"
 
 
 def test_a_control_socket_that_cannot_be(folder: Path) -> None:
@@ -620,23 +613,19 @@ def inherited() -> Iterator[socket.socket]:
         yield sock
 
 
-def test_a_descriptor_is_inherited(folder: Path, inherited: socket.socket) -> None:
-    fd = inherited.fileno()
-    with Server(
-        folder, "app:app", "--bind", f"fd://{fd}", "--workers", "1", fds=[fd]
-    ) as server:
-        assert server.port == inherited.getsockname()[1]
-        assert server.get().startswith("one ")
-        assert server.end(signal.SIGTERM) == 0
-
-
-def test_systemd_passes_sockets(folder: Path, inherited: socket.socket) -> None:
+@pytest.mark.parametrize("passed", [False, True], ids=["by number", "by systemd"])
+def test_a_socket_is_inherited(
+    folder: Path,
+    inherited: socket.socket,
+    passed: bool,  # noqa: FBT001
+) -> None:
     fd = inherited.fileno()
     script = f'exec 3<&{fd}; export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@"'
     with Server(
         folder,
-        *("app:app", "--bind", "systemd:", "--workers", "1"),
-        before=["bash", "-c", script, "-"],
+        *("app:app", "--bind", "systemd:" if passed else f"fd://{fd}"),
+        *("--workers", "1"),
+        before=["bash", "-c", script, "-"] if passed else (),
         fds=[fd],
     ) as server:
         assert server.port == inherited.getsockname()[1]
@@ -672,8 +661,12 @@ def test_systemd_is_told(folder: Path) -> None:
 # Development.
 
 
-def test_a_change_reloads(folder: Path) -> None:
+def test_a_change_repairs_what_could_not_start_and_reloads(folder: Path) -> None:
+    write_app(folder, BROKEN)
     with Server(folder, "app:app", *ONE, "--reload-on-change") as server:
+        server.says("app:app cannot be served: RuntimeError: not today")
+        server.says("waiting for a change of the code")
+        write_app(folder)
         assert server.get().startswith("one ")
         write_app(folder, BROKEN)
         server.says("app.py changed: reloading")
@@ -682,16 +675,6 @@ def test_a_change_reloads(folder: Path) -> None:
         write_app(folder, TWICE)
         server.says("reloaded: 1 worker is new")
         assert server.get().startswith("two ")
-        assert server.end(signal.SIGINT) == 0
-
-
-def test_a_change_repairs_what_could_not_start(folder: Path) -> None:
-    write_app(folder, BROKEN)
-    with Server(folder, "app:app", *ONE, "--reload-on-change") as server:
-        server.says("app:app cannot be served: RuntimeError: not today")
-        server.says("waiting for a change of the code")
-        write_app(folder)
-        assert server.get().startswith("one ")
         assert server.end(signal.SIGINT) == 0
 
 
@@ -767,18 +750,6 @@ def can_unshare() -> bool:
         return False
 
 
-@pytest.mark.skipif(not can_unshare(), reason="may not make namespaces of processes")
-def test_it_is_the_first_process_of_a_container(folder: Path) -> None:
-    with Server(folder, "app:app", *ONE, before=NAMESPACE) as server:
-        assert server.get().startswith("one ")
-        # unshare's child is the first there, and its child is the server.
-        (first,) = [int(pid) for pid in until(lambda: kids(server.process.pid), "")]
-        os.kill(first, signal.SIGHUP)
-        server.says("reloaded: 1 worker is new")
-        os.kill(first, signal.SIGTERM)
-        assert server.end() == 0
-
-
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 SHELLS = """
     import subprocess
@@ -810,7 +781,10 @@ def test_programs_in_the_background_leave_no_zombies(
     with Server(folder, "app:app", *ONE, before=before) as server:
         assert len(server.get().split()) == 40
         until(lambda: not sleepers_below(server.process.pid), "no zombies")
+        # unshare's child is the first there, and its child is the server.
         first = int(kids(server.process.pid)[0]) if before else server.process.pid
+        os.kill(first, signal.SIGHUP)
+        server.says("reloaded: 1 worker is new")
         os.kill(first, signal.SIGTERM)
         assert server.end() == 0
 

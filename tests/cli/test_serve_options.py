@@ -1,20 +1,30 @@
-"""Options of ``asyncpool serve`` that change what clients see, over real sockets."""
+"""``asyncpool serve``: what options and the place where it starts change for clients."""
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.patience import PATIENCE
+from asyncpool import connect
+from tests.helpers.command import command_environment
+from tests.helpers.gate import short_folder
+from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.scraping import Figures
 from tests.helpers.serving import Server, until, write_app
 
 ONE = ("--bind", "127.0.0.1:0", "--workers", "1")
@@ -218,32 +228,103 @@ def test_a_unix_socket_is_its_users_own(folder: Path) -> None:
             assert server.end(signal.SIGTERM) == 0
 
 
-def test_a_signal_that_means_nothing_is_answered(folder: Path) -> None:
-    with Server(folder, "teller:app", *ONE) as server:
-        server.up()
-        signals = {
-            signal.SIGALRM: "SIGALRM",
-            signal.SIGVTALRM: "SIGVTALRM",
-            signal.SIGRTMIN + 3: "SIGRTMIN+3",
-        }
-        for number in signals:
-            server.signal(number)
-        for name in signals.values():
-            server.says(
-                f"WARNING asyncpool: cluster teller: {name} means nothing here: "
-            )
-        assert told(server)["client"] == "127.0.0.1"
+# Metrics.
+
+
+def scrape(port: int) -> Figures:
+    where = f"http://127.0.0.1:{port}/metrics"
+    with urllib.request.urlopen(where, timeout=PATIENCE) as response:
+        return Figures(response.read().decode())
+
+
+def test_a_scrape_has_what_the_server_does(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Server(folder, "teller:app", *ONE[:-1], "2", "--metrics", str(port)) as server:
+        server.whole()
+        assert f"metrics: http://127.0.0.1:{port}/metrics" in server.log
+        for _ in range(5):
+            server.get()
+
+        def answered() -> bool:
+            found = scrape(port)
+            return found.get("cluster_requests_total", status="2xx") == 5
+
+        until(answered, "all requests are counted")
+        found = scrape(port)
+        assert found.get("cluster_workers", state="ready", cluster="teller") == 2
+        assert found.get("cluster_state", state="running") == 1
+        assert found.get("cluster_request_seconds_count", status="2xx") == 5
+        assert found.get("cluster_worker_start_seconds_count") == 2
+        assert "process_cpu_seconds_total" in found.names
+        assert server.command("reload").code == 0
+        assert scrape(port).get("cluster_worker_exits_total", cause="roll") == 2
+        assert scrape(port).get("cluster_requests_total", status="2xx") == 5
         assert server.end(signal.SIGTERM) == 0
 
 
-def test_sigquit_ends_at_once(folder: Path) -> None:
-    with Server(folder, "teller:app", *ONE) as server:
-        pids = [slot["pid"] for slot in server.whole()["slots"]]
-        with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client:
-            client.sendall(GET)  # half a request, which a drain would wait for
-            until(
-                lambda: server.status()["slots"][0]["connections"] == 1, "it is there"
-            )
-            assert server.end(signal.SIGQUIT) == 0
-            server.says("cluster teller: asked to end by SIGQUIT: it ends at once")
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+# Where it starts: behind a symbolic link, and without a stderr.
+
+WHERE = """
+    import os, pathlib
+
+    RELEASE = pathlib.Path("release").read_text()
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200})
+            body = f"{RELEASE} {pathlib.Path(os.getcwd()).name}".encode()
+            await send({"type": "http.response.body", "body": body})
+"""
+NO_STDERR = ["sh", "-c", 'exec "$@" 2>&-', "sh"]
+
+
+def test_a_reload_serves_the_release_that_the_link_leads_to_now(tmp_path: Path) -> None:
+    link = tmp_path / "current"
+    for release in ("one", "two"):
+        (tmp_path / release).mkdir()
+        (tmp_path / release / "release").write_text(release)
+        write_app(tmp_path / release, WHERE)
+    link.symlink_to("one")
+    with Server(link, "app:app", *ONE, env={"PWD": str(link)}) as server:
+        port = server.port
+        assert server.get() == "one one"
+        (tmp_path / "log").symlink_to("two")
+        (tmp_path / "log").rename(link)
+        os.rename(tmp_path / "one" / "log", tmp_path / "two" / "log")
+        shutil.rmtree(tmp_path / "one")
+        server.signal(signal.SIGHUP)
+        server.says("reloaded: 1 worker is new")
+        assert server.get() == "two two"
+        assert server.port == port
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_server_works_without_stderr(tmp_path: Path) -> None:
+    (tmp_path / "release").write_text("one")
+    write_app(tmp_path, WHERE)
+    with Server(tmp_path, "app:app", *ONE, before=NO_STDERR) as server:
+        until(lambda: server.command("status").code == 0, "it serves")
+        [address] = server.status()["addresses"]
+        port = int(address.rpartition(":")[2])
+        client = http.client.HTTPConnection("127.0.0.1", port, PATIENCE)
+        client.request("GET", "/")
+        assert client.getresponse().read().startswith(b"one ")
+        client.close()
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_an_agent_works_without_stderr() -> None:
+    async def use(address: str) -> int:
+        async with patience(), connect(address) as pool:
+            return await pool.submit(pow, 2, 5)
+
+    with short_folder() as folder:
+        address = f"unix:{folder}/pool.sock"
+        command = [sys.executable, "-m", "asyncpool", "agent", "--bind", address]
+        env = {**command_environment(), "XDG_RUNTIME_DIR": str(folder)}
+        with subprocess.Popen([*NO_STDERR, *command], cwd=folder, env=env) as agent:
+            until((folder / "pool.sock").exists, "it shares its pool")
+            assert asyncio.run(use(address)) == 32
+            agent.terminate()
+            assert agent.wait(PATIENCE) == 0

@@ -32,12 +32,13 @@ from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.base.machine import is_stopped
 from asyncpool._runtime.control.client import ControlClient
 from asyncpool.errors import ProtocolError
-from asyncpool.stats import SlotStats
+from asyncpool.stats import RunningJob, SlotStats
 from tests.helpers.patience import PATIENCE
 from tests.helpers.serving import until
 from tests.helpers.told_lines import (
     BEGIN,
     cluster_status,
+    crashed,
     function,
     job,
     line,
@@ -319,83 +320,53 @@ def test_sparklines(values: list[float | None], width: int, shown: str) -> None:
     assert sparkline(values, width) == shown
 
 
-CRASH = {
-    "slot": 1,
-    "kind": "out of memory",
-    "signal": "SIGKILL",
-    "exit_code": None,
-    "function": "shop.resize",
-    "stderr_tail": ["so\x1b[31mme", "last words"],
-    "detail": "",
-}
-SLOT = {
-    "generation": 1,
-    "slot": 0,
-    "pid": 77,
-    "state": "busy",
-    "jobs": 1234,
-    "uptime": 62.0,
-    "cpu": 31.0,
-    "memory": 52_428_800,
-    "running": [
-        {"job_id": 9, "function": "shop.resize", "attempt": 2, "seconds": 1.25},
-        {"job_id": 8, "function": "shop.other", "attempt": 1, "seconds": 0.5},
-    ],
-}
-STATUS = {
-    "kind": "pool",
-    "name": "shop",
-    "which": "--control /run/x",
-    "pid": 76,
-    "state": "running",
-    "workers": 2,
-    "idle": 0,
-    "busy": 1,
-    "queued": 17,
-    "oldest_queued": 0.25,
-    "completed": 1000,
-    "functions": [{"jobs": {"ok": 990, "raised": 7}}, {"jobs": {"raised": 3}}],
-    "failed": 2,
-    "cancelled": 1,
-    "timeouts": 3,
-    "crashes": 4,
-    "slots": [SLOT, {**SLOT, "slot": 1, "pid": None, "running": [], "uptime": 0}],
-}
-
-
-def shown_of(minute: LastMinute, **more: int) -> list[str]:
+def shown_of(minute: LastMinute, status: dict[str, Any]) -> list[str]:
     console = Console(width=130, file=io.StringIO(), color_system=None)
     with console.capture() as shown:
-        console.print(live_view({**STATUS, **more}, minute))
+        console.print(live_view(status, minute))
     return [line.rstrip() for line in shown.get().splitlines()]
 
 
 def test_nodes_and_clients_that_are_lost_are_shown() -> None:
-    shown = shown_of(LastMinute(), lost_nodes=1, refused_clients=2)
+    shown = shown_of(LastMinute(), pool_status(lost_nodes=1, refused_clients=2))
     assert shown[2] == "lost nodes: 1   refused clients: 2"
 
 
 def test_a_pool_as_a_terminal_shows_it() -> None:
+    running = tuple(
+        RunningJob(job_id=number, function="shop.resize", attempt=2, seconds=1.25)
+        for number in (9, 8)
+    )
+    busy = slot(0, running="shop.resize", pid=77, jobs=1234, uptime=62.0)
+    figures: dict[str, Any] = {"busy": 1, "queued": 17, "oldest_queued": 0.25}
+    figures |= {"completed": 1000, "failed": 2, "cancelled": 1, "timeouts": 3}
+    crash = crashed(
+        0.0,
+        slot=1,
+        kind="out of memory",
+        signal="SIGKILL",
+        stderr_tail=["so", "last words"],
+    )
+
+    def status(ok: int, cpu: float) -> dict[str, Any]:
+        first = dataclasses.replace(busy, cpu=cpu, running=running)
+        done = [function("shop.resize", ok, raised=10)]
+        slots = [first, slot(1, pid=None)]
+        return pool_status(functions=done, slots=slots, crashes=4, **figures)
+
     minute = LastMinute()
-    row = [9, "shop.resize", 0, 0, 0.0, 0.001, 0.002, "ok", 1]
-    event = {"type": "Crashed", "at": 0.0, "crash": CRASH}
-    for at, used in ((1.0, 30.0), (2.0, 30.5)):
-        functions = [{"function": "shop.resize", "jobs": {"ok": 40 * at}}]
-        slots = [{**SLOT, "cpu": used}]
-        status = {**STATUS, "slots": slots, "functions": functions}
-        minute.add({"at": at, "status": status, "events": [event], "jobs": [row]})
-    lines = shown_of(minute)
+    for at, last in ((1.0, status(950, 30.0)), (2.0, status(990, 30.5))):
+        minute.add(line(at, last, events=[crash], jobs=[job(9, 0.0, run=0.002)]))
+    lines = shown_of(minute, status(990, 30.5))
     assert lines[:2] == [
-        "shop  pid 76  running  pool  --control /run/x",
+        "shop  pid 400  running  pool  --name shop",
         (
             "1 of 2 workers ready   17 queued, the oldest for 0.25 s   1,003 jobs ended: "
-            "10 raised, 2 failed, 3 late   4 crashes   100 MB"
+            "10 raised, 2 failed, 3 late   4 crashes   23 MB"
         ),
     ]
-    assert lines[3].split()[:7] == [
-        *("0", "77", "busy", "1,234", "1:02", "50%", "50"),
-    ]
+    assert lines[3].split()[:7] == ["0", "77", "busy", "1,234", "1:02", "50%", "11"]
     assert lines[3].endswith("shop.resize (job 9, attempt 2) and 1 more")
     assert lines[5].split() == ["jobs/s", "█", "40"]
-    assert lines[6].split() == ["p50", "█", "3", "ms"]
+    assert lines[6].split() == ["p50", "█", "12", "ms"]
     assert "slot 1  out of memory, SIGKILL in shop.resize: last words" in lines[8]

@@ -35,6 +35,7 @@ __all__ = [
     "run_code",
     "run_command",
     "run_without",
+    "start_code",
     "start_command",
     "wait_until",
     "write_module",
@@ -148,13 +149,18 @@ def run_without(folder: Path, package: str, *args: str) -> Done:
 
 def run_code(folder: Path, code: str, *args: str) -> Done:
     """Run *code*, which begins ``asyncpool`` in its own way, in *folder* to its end."""
-    return finish_command(_start(folder, "-c", code, *args))
+    return finish_command(start_code(folder, code, *args))
+
+
+def start_code(folder: Path, code: str, *args: str) -> subprocess.Popen[str]:
+    """Start *code*, as :func:`run_code` does."""
+    return _start(folder, "-c", code, *args)
 
 
 def wait_until(path: Path, lines: int) -> None:
     """Wait until a file has so many lines."""
     give_up_at = time.monotonic() + PATIENCE
-    while not path.exists() or path.read_bytes().count(b"\n") < lines:
+    while lines and not (path.exists() and path.read_bytes().count(b"\n") >= lines):
         assert time.monotonic() < give_up_at, f"{path} never had {lines} lines"
         time.sleep(0.005)
 

@@ -351,6 +351,10 @@ LIES: dict[str, tuple[Callable[[Place], None], str]] = {
         lambda it: it.say(FrameKind.LENT, pack_numbers((2**64 - 1, 2**64 - 1)), tag=1),
         "exceeds the limit of",
     ),
+    "parts of nothing": (
+        lambda it: it.say(FrameKind.LENT, pack_numbers([0] * 100_000), tag=1),
+        "it sent an outcome in more parts than an outcome can have",
+    ),
     "half a size": (
         lambda it: it.say(FrameKind.LENT, b"\0" * 9, tag=1),
         "a list of numbers cannot be read",

@@ -523,14 +523,6 @@ def spin() -> NoReturn:
         pass
 
 
-def finish_badly() -> NoReturn:
-    raise LookupError("badly")
-
-
-def fork_quietly() -> int:
-    return os.fork()
-
-
 # What maps call.
 
 

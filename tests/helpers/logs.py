@@ -106,12 +106,6 @@ def log_many(count: int) -> int:
     return count
 
 
-def log_in_thread(name: str) -> None:
-    thread = threading.Thread(target=log_many, args=(1,), name=name)
-    thread.start()
-    thread.join()
-
-
 def log_in_thread_by_adapter() -> None:
     logger = asyncpool.current_job().logger
     thread = threading.Thread(target=logger.warning, args=("by adapter",))
@@ -180,26 +174,6 @@ def log_from_signals(count: int) -> int:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     logger.warning("the end")
     return number + found + 1
-
-
-def log_from_raising_signals(count: int) -> int:
-    """Log without a pause, and be interrupted by exceptions in the middle of that."""
-    logger, found = logging.getLogger(LOGGER), 0
-
-    def on_signal(*_: object) -> NoReturn:
-        # What is an Exception, handlers of logging keep to themselves.
-        raise asyncpool.JobCancelled
-
-    signal.signal(signal.SIGALRM, on_signal)
-    while found < count:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 2e-4)
-            while True:
-                logger.warning("again %s", "and again" * 100)
-        except asyncpool.JobCancelled:
-            found += 1
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    return found
 
 
 def levels(*names: str) -> list[int]:

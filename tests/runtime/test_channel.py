@@ -1,14 +1,12 @@
-"""Both directions of a channel: partial reads and writes, hostile bytes, descriptors."""
+"""Both directions of a channel: floods, pauses, full sockets, descriptors, and its end."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import mmap
 import os
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -16,9 +14,7 @@ import pytest
 
 from asyncpool._core.wire.frames import (
     HEADER_SIZE,
-    VERSION,
     Frame,
-    FrameDecoder,
     FrameKind,
     header,
 )
@@ -128,71 +124,7 @@ def encode(job: int, payload: bytes, kind: FrameKind = FrameKind.VALUE) -> bytes
     return header(kind, len(payload), job, 1) + payload
 
 
-def cut(data: bytes, size: int) -> Iterator[bytes]:
-    for start in range(0, len(data), size):
-        yield data[start : start + size]
-
-
 # What it reads.
-
-
-@pytest.mark.parametrize("size", [1, 7, HEADER_SIZE, 100_000])
-async def test_frames_arrive_whole_wherever_they_are_cut(size: int) -> None:
-    sent = [(n, bytes([n]) * (n * 9)) for n in range(20)]
-    data = b"".join(encode(job, payload) for job, payload in sent)
-    with Line() as line:
-        async with patience():
-            for piece in cut(data, size):
-                await line.write(piece)
-            await line.heard(len(sent))
-        assert [(frame.job, frame.payload) for frame in line.frames] == sent
-        assert line.ends == []
-        # What comes in one read is told at once.
-        assert len(line.batches) == 1 or size < len(data)
-
-
-@pytest.mark.parametrize("size", [4, 2_000_000])
-async def test_an_end_is_reported_once_and_half_a_frame_is_no_offence(
-    size: int,
-) -> None:
-    with Line() as line:
-        data = encode(1, b"last") + encode(2, bytes(size))[:-1]
-        async with patience(), asyncio.TaskGroup() as tasks:
-            tasks.create_task(line.write(data))
-            await line.heard(1)
-        line.peer.close()
-        async with patience():
-            await line.heard(1, ends=1)
-        line.channel.drain()
-        line.channel.pause()
-        line.channel.resume()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert line.ends == [None]
-        assert [frame.payload for frame in line.frames] == [b"last"]
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"\xff" * 100, "version 255"),
-        (bytes([VERSION, 0xEE]) + bytes(HEADER_SIZE - 2), "unknown kind"),
-        (header(FrameKind.VALUE, LIMIT + 1, 1, 1), "exceeds the limit"),
-    ],
-    ids=["version", "kind", "size"],
-)
-async def test_an_offence_ends_the_channel_behind_what_came_before(
-    data: bytes, text: str
-) -> None:
-    with Line() as line:
-        async with patience():
-            await line.write(encode(1, b"good") + data + encode(2, b"never"))
-            await line.heard(1, ends=1)
-            await line.write(encode(3, b"nor this"))
-            line.channel.drain()
-        [error] = line.ends
-        assert text in str(error)
-        assert [frame.payload for frame in line.frames] == [b"good"]
 
 
 async def test_a_long_payload_is_read_where_it_stays_and_the_rest_as_ever() -> None:
@@ -350,25 +282,6 @@ async def test_who_goes_on_or_is_paused_has_not() -> None:
 # What it sends.
 
 
-async def test_what_is_put_in_one_turn_goes_out_with_one_system_call() -> None:
-    size = 5 * (HEADER_SIZE + 5)
-    with Line() as line:
-        for turn in range(1, 4):
-            for job in range(5):
-                line.channel.put(header(FrameKind.JOB, 5, job, turn), b"hello")
-                line.channel.flush_soon()
-            assert line.ours.calls == turn - 1
-            assert line.channel.unsent == size
-            await asyncio.sleep(0)
-            assert line.ours.calls == turn
-            assert line.channel.unsent == 0
-            frames = FrameDecoder(max_payload=LIMIT).feed(line.peer.recv(1000))
-            assert [(f.job, f.attempt, f.payload) for f in frames] == [
-                (job, turn, b"hello") for job in range(5)
-            ]
-        assert line.ours.taken == [size] * 3
-
-
 async def test_a_flush_behind_a_full_socket_waits_its_turn() -> None:
     with Line() as line:
         line.send(bytes(3_000_000))
@@ -390,21 +303,6 @@ async def test_a_flush_behind_a_full_socket_waits_its_turn() -> None:
         assert line.peer.recv(100) == b"next"
 
 
-@pytest.mark.parametrize("pieces", [1, 1024, 1025, 5000])
-async def test_any_number_of_small_frames_takes_one_system_call(pieces: int) -> None:
-    data = b"".join(n.to_bytes(4) for n in range(pieces))
-    with Line() as line:
-        for piece in cut(data, 4):
-            line.channel.put(piece[:2], piece[2:])
-        line.channel.flush()
-        assert line.ours.taken == [4 * pieces]
-        async with patience():
-            assert await line.read_exactly(len(data)) == data
-        assert line.channel.unsent == 0
-        assert line.ours.calls == 1
-        assert line.ends == []
-
-
 async def test_what_was_never_sent_is_known_after_the_peer_left() -> None:
     with Line() as line:
         line.send(b"x" * 3_000_000)
@@ -421,20 +319,6 @@ async def test_what_was_never_sent_is_known_after_the_peer_left() -> None:
         assert line.channel.unsent == left + 8
         line.channel.close()
         assert line.channel.unsent == left + 8
-
-
-async def test_nothing_is_sent_after_the_close() -> None:
-    with Line() as line:
-        line.channel.put(b"abc")
-        line.channel.flush_soon()
-        line.channel.close()
-        await asyncio.sleep(0)
-        line.channel.put(b"de")
-        line.channel.flush_soon()
-        await asyncio.sleep(0)
-        assert line.ours.calls == 0
-        assert line.channel.unsent == 5
-        assert line.peer.recv(100) == b""
 
 
 async def test_a_socket_that_cannot_send_ends_the_channel() -> None:
@@ -482,41 +366,6 @@ def is_gone(reader: int) -> bool:
         return os.read(reader, 100) == b""
     except BlockingIOError:
         return False
-
-
-async def read_with_fds(line: Line, size: int) -> list[tuple[bytes, list[int]]]:
-    """Read *size* bytes; return what each read has brought, with its descriptors."""
-    reads: list[tuple[bytes, list[int]]] = []
-    async with patience():
-        while sum(len(data) for data, _ in reads) < size:
-            await asyncio.sleep(0)
-            with contextlib.suppress(BlockingIOError):
-                data, fds, _, _ = socket.recv_fds(line.peer, 1 << 20, 3)
-                reads.append((data, fds))
-    return reads
-
-
-async def test_a_descriptor_comes_with_its_frame_and_is_not_kept() -> None:
-    writer, reader = a_pipe()
-    before, with_it, behind = (encode(n, b"", FrameKind.SEGMENT) for n in (1, 2, 3))
-    with Line() as line:
-        line.channel.put(before)
-        line.channel.put_descriptor(with_it, writer)
-        line.channel.put(behind)
-        assert line.channel.unsent == 3 * HEADER_SIZE
-        line.channel.flush()
-        reads = await read_with_fds(line, 3 * HEADER_SIZE)
-        assert b"".join(data for data, _ in reads) == before + with_it + behind
-        # A read that brings it ends with its frame.
-        [last] = [n for n, (_, fds) in enumerate(reads) if fds]
-        assert b"".join(data for data, _ in reads[: last + 1]) == before + with_it
-        [found] = reads[last][1]
-        os.write(found, b"hello")
-        assert os.read(reader, 100) == b"hello"
-        assert not is_gone(reader)
-        os.close(found)
-        assert is_gone(reader)
-    os.close(reader)
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["peer left", "channel closed"])

@@ -99,17 +99,6 @@ async def start(launcher: Launcher, ends: Ends) -> Process:
     return process
 
 
-@EACH
-async def test_a_launch_that_nobody_waits_for_leaves_no_worker(*, fork: bool) -> None:
-    with Ends() as own:
-        async with launched(fork=fork) as found:
-            launch = asyncio.create_task(found.launch(own.theirs))
-            await asyncio.sleep(0)
-            launch.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await launch
-
-
 BABBLER = """
 import signal, socket, sys
 socket.socket(fileno=int(sys.argv[-1])).sendall(b"?" * 64)
@@ -194,33 +183,6 @@ async def test_what_comes_into_use_before_the_first_start_is_imported_once(
         await found.close()
     assert len(importers) == 1
     assert int(importers[0]) not in [process.pid for process in both]
-
-
-async def test_a_pool_that_is_closed_tries_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tries = 0
-
-    def refuse_again(*_: object) -> NoReturn:
-        nonlocal tries
-        tries += 1
-        refuse()
-
-    async with launched(fork=True) as found:
-        with Ends() as own:
-            process = await start(found, own)
-            monkeypatch.setattr(launcher, "_SHORT_LIFE", 0.0)
-            monkeypatch.setattr(launcher, "_AGAIN", 0.0)
-            monkeypatch.setattr(found, "_find", refuse_again)
-            found._on_use()
-            while tries < 3:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0)
-            process.close()
-        await found.close()
-        count = tries
-        for _ in range(5):
-            await asyncio.sleep(0)
-    assert tries == count
 
 
 # Signals.

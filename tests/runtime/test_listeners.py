@@ -30,7 +30,6 @@ from tests.helpers.gate import short_folder
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.patience import PATIENCE, patience
 
-V6 = "[::1]:0"
 PATH = "unix:x.sock"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
@@ -287,77 +286,6 @@ def test_each_item_has_its_own_outcome(
         most = plan["attempts"] if what == "die" else 1
         assert 1 <= pool.ran[outcome.index] <= most
     assert not pool.open
-
-
-@given(
-    st.data(),
-    st.integers(0, 30),
-    st.integers(0, 30),
-    st.none() | st.integers(1, 8),
-    st.booleans(),
-)
-def test_whoever_leaves_early_leaves_nothing_under_way(
-    data: st.DataObject,
-    count: int,
-    taken: int,
-    chunk: int | None,
-    slowly: bool,  # noqa: FBT001
-) -> None:
-    pool, inputs = FakePool(), Inputs([(n, "ok") for n in range(count)])
-
-    async def take() -> list[int]:
-        results = map_of(
-            pool, inputs.slowly() if slowly else inputs, chunksize=chunk, buffersize=20
-        )
-        found: list[int] = []
-        async for result in results:
-            if len(found) == taken:
-                break
-            found.append(result)
-        await results.aclose()
-        return found
-
-    assert drive(pool, data, take) == list(range(min(count, taken)))
-    assert all(job.cancelled() for job, _ in pool.open)
-
-
-class Kept(str):
-    """What happens to an item, and how many items there are."""
-
-    __slots__ = ()
-    alive = 0
-
-    def __init__(self, _: str) -> None:
-        Kept.alive += 1
-
-    def __del__(self) -> None:
-        Kept.alive -= 1
-
-
-def test_many_short_items_become_few_jobs_and_memory_is_bounded() -> None:
-    async def main() -> None:
-        pool = FakePool()
-        inputs = ((number, Kept("ok")) for number in itertools.count())
-        results = map_of(pool, inputs, chunksize=None, buffersize=None)
-        before = Kept.alive
-        jobs = 0
-        pending = asyncio.ensure_future(anext(results))
-        for _ in range(100_000):
-            while not pending.done():
-                await asyncio.sleep(0)
-                if pool.open:
-                    jobs += 1
-                    pool.finish(0, 10**6)
-            # Of those that take 1 µs, 32 ms of work for each worker are under way.
-            assert Kept.alive - before <= 2 * 32_000
-            pending = asyncio.ensure_future(anext(results))
-        pending.cancel()
-        await asyncio.wait([pending])
-        await results.aclose()
-        assert jobs < 1000
-        assert pool.together > 100
-
-    run(main())
 
 
 @in_one_turn

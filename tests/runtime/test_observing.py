@@ -1,4 +1,4 @@
-"""Who hears what of a pool: listeners, readers, companions; and its trace, on a disk that fails."""
+"""Who hears what of a pool; and its trace, on a disk that fails."""
 
 from __future__ import annotations
 
@@ -117,48 +117,6 @@ async def test_a_listener_may_fail_or_remove_itself(
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert "failed at Recovered(slot=0)" in record.getMessage()
-
-
-class Reading:
-    """Hears what a pool tells, or lives beside it; and may fail at its end."""
-
-    def __init__(self, heard: list[object], *, fails: bool = False) -> None:
-        self.heard = heard
-        self._fails = fails
-
-    def hear(self, event: Event | JobEvent) -> None:
-        self.heard.append(event)
-
-    def end(self) -> None:
-        self.heard.append("end")
-        if self._fails:
-            raise OSError("no")
-
-    async def close(self) -> None:
-        self.end()
-
-
-async def test_readers_and_companions_hear_of_the_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    hub, ends = PoolHub(), list[object]()
-    bad, good, left = Reading([], fails=True), Reading([]), Reading([])
-    for reader in (bad, good, left):
-        hub.add_reader(reader)
-    hub.remove_reader(left)
-    for fails in (False, True, False):
-        hub.add_companion(Reading(ends, fails=fails))
-    assert not hub.watched
-    hub.publish(SOME)
-    hub.publish_job(OF_A_JOB)
-    for _ in range(2):
-        hub.end()
-        await hub.close_companions()
-    assert bad.heard == good.heard == [SOME, "end"]
-    assert left.heard == ["end"]
-    assert ends == ["end"] * 3
-    assert len(caplog.messages) == 2
-    assert all(it.endswith("failed at the end of the pool") for it in caplog.messages)
 
 
 async def test_who_listens_to_ends_hears_of_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""Options: signatures, tables, records and documents agree, and what is given gets into shape."""
+"""Options: signatures, tables, records and documents agree; and what is made of some."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from asyncpool import (
     JobNotPicklableError,
     Pool,
     ProcessPoolExecutor,
-    WorkerLimits,
 )
 from asyncpool._core.pickling.variables import unpack_variables
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions, Options
 from asyncpool._core.wire.context import MAX_VARIABLES, JobContext
-from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.options.pool_options import (
     JOB_LIMITS,
     POOL_CHECKS,
@@ -131,15 +129,6 @@ def test_docstrings_and_the_reference_have_the_options_in_groups() -> None:
     assert tables_of(part) == groups_of(inspect.getdoc(Pool))
 
 
-def test_options_that_are_not_given_stay() -> None:
-    first = changed(JobOptions(), {"priority": 7, "key": "k", "max_attempts": 4})
-    second = changed(first, {"timeout": 2.0, "prefetch": 5})
-    assert (second.priority, second.key) == (7, first.key)
-    assert (second.attempts, second.limits.timeout) == (first.attempts, 2.0)
-    assert changed(second, {}) == second
-    assert changed(second, {"key": None}).key is None
-
-
 def test_a_pool_that_is_refused_takes_no_number() -> None:
     number = int(Pool(1).name.removeprefix("pool-"))
     wrongs: list[dict[str, Any]] = [{"max_surge": -1}, {"initializer": 3}, {"name": 3}]
@@ -149,38 +138,6 @@ def test_a_pool_that_is_refused_takes_no_number() -> None:
     assert Pool(1).name == f"pool-{number + 1}"
     assert Pool(1, name="shop").name == "shop"
     assert Pool(1, name="").name == f"pool-{number + 2}"
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "text"),
-    [
-        (
-            {"spread": "all"},
-            ValueError,
-            "spread must be one of handoff, shared, not 'all'",
-        ),
-        (
-            {"reload_drain_timeout": 0},
-            ValueError,
-            "reload_drain_timeout must be > 0 seconds or None, not 0",
-        ),
-        (
-            {"worker_limits": WorkerLimits(drain_timeout=3.0)},
-            ValueError,
-            "worker_limits of a cluster take no drain_timeout: give it to the cluster itself",
-        ),
-        (
-            {"worker_limits": WorkerLimits(max_jobs=1, exact=True)},
-            ValueError,
-            "worker_limits of a cluster cannot be exact: a worker serves until there is another",
-        ),
-    ],
-)
-def test_a_cluster_refuses_what_it_cannot_have(
-    options: dict[str, Any], kind: type[Exception], text: str
-) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
-        Cluster(serve, **options)
 
 
 def test_what_depends_on_another_option() -> None:
@@ -209,78 +166,19 @@ def carried(propagation: Propagation, context: bytes = b"") -> dict[str, Any]:
     return dict(unpack_variables(JobContext.unpack(packed).variables))
 
 
-@pytest.mark.parametrize("given", [[tracing.request, tracing.tenant], NAMES])
-def test_what_is_set_is_carried(given: list[ContextVar[Any] | str]) -> None:
-    propagation, limits = Propagation(given), JobContext(timeout=3.0).pack()
+def test_what_cannot_be_carried_is_named_and_the_pool_goes_on() -> None:
+    propagation = Propagation([tracing.request])
 
     def look() -> None:
-        assert propagation.add_to(b"") == b""
-        assert propagation.add_to(limits) == limits
-        tracing.tenant.set("somebody")
-        tracing.user.set("not asked for")
-        assert carried(propagation) == {NAMES[1]: "somebody"}
-        tracing.request.set(None)
-        assert carried(propagation) == {NAMES[0]: None, NAMES[1]: "somebody"}
-        # What is not mutable is packed once, and what is, is looked at anew each time.
-        assert propagation.add_to(limits) is propagation.add_to(limits)
-        assert JobContext.unpack(propagation.add_to(limits)).timeout == 3.0
-        tracing.request.set([])
-        assert carried(propagation)[NAMES[0]] == []
-        tracing.request.get().append(1)
-        assert carried(propagation)[NAMES[0]] == [1]
-        # What cannot be carried is named, and the pool goes on with what can.
         tracing.request.set(bytes(MAX_VARIABLES))
         with pytest.raises(JobNotPicklableError, match=f"and {MAX_VARIABLES} is the"):
             propagation.add_to(b"")
-        tracing.request.set(1)
-        assert carried(propagation)[NAMES[0]] == 1
+        tracing.request.set([1])
+        assert carried(propagation) == {NAMES[0]: [1]}
+        tracing.request.get().append(2)
+        assert carried(propagation) == {NAMES[0]: [1, 2]}
 
     copy_context().run(look)
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "message"),
-    [
-        ("a:b", TypeError, "propagate takes several: ('a:b',)"),
-        (
-            ["tracing"],
-            ValueError,
-            "propagate takes names such as 'package.module:name'",
-        ),
-        (
-            ["no_such_module:x"],
-            ValueError,
-            "propagate: 'no_such_module:x' cannot be imported: No module named",
-        ),
-        (
-            ["tests.helpers.tracing:nothing"],
-            ValueError,
-            "propagate: 'tests.helpers.tracing:nothing' cannot be imported: module",
-        ),
-        (
-            ["tests.helpers.tracing:NO_VARIABLE"],
-            TypeError,
-            "propagate: 'tests.helpers.tracing:NO_VARIABLE' is no context variable: 7",
-        ),
-        (7, TypeError, "propagate takes context variables and their names, such as "),
-        ([7], TypeError, "propagate takes context variables and their names, such as "),
-        (
-            [ContextVar("lost")],
-            ValueError,
-            "propagate: context variable 'lost' is no attribute of a module, so workers",
-        ),
-        (
-            ["__main__:x"],
-            ValueError,
-            "propagate: context variable 'x' lives in __main__, where workers cannot",
-        ),
-    ],
-)
-def test_what_workers_could_not_find(
-    given: Any, kind: type[Exception], message: str
-) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(message)}"):
-        Pool(1, propagate=given)
 
 
 def test_a_variable_is_looked_up_where_it_is_defined(

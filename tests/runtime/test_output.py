@@ -17,11 +17,9 @@ import pytest
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.output.log_records import (
-    _AHEAD,
     _TURN,
     LogNotes,
     WorkerLogs,
-    explicit_levels,
 )
 from asyncpool._runtime.output.output import Output
 from tests.helpers.inside import log_entry
@@ -66,20 +64,6 @@ async def logged(log: pytest.LogCaptureFixture, count: int) -> list[str]:
     return lines()
 
 
-@pytest.mark.parametrize("size", [1, 3, 100])
-async def test_lines_are_whole_wherever_they_are_cut(
-    size: int, log: pytest.LogCaptureFixture
-) -> None:
-    data = "eins\n\nzwei drei\r\nvier €\n".encode() + b"a\xffb\x00c\xe2\x82\n"
-    with pipe() as (_, writing):
-        for start in range(0, len(data), size):
-            os.write(writing, data[start : start + size])
-            await asyncio.sleep(0)
-        shown = ["eins", "", "zwei drei", "vier €", "a\ufffdb\\x00c\ufffd"]
-        assert await logged(log, 5) == shown
-    assert {record.levelno for record in log.records} == {logging.INFO}
-
-
 @pytest.mark.parametrize("how", ["the pool closes it", "the worker does"])
 async def test_lines_cannot_control_whoever_reads_the_log_nor_the_error(
     how: str, log: pytest.LogCaptureFixture
@@ -120,17 +104,6 @@ async def test_the_tail_is_bounded() -> None:
         assert len(output.tail) == 40
         assert output.tail[-1].startswith("99 yyy")
         assert {len(line) for line in output.tail} == {500}
-
-
-async def test_a_flood_takes_no_more_than_its_turn(
-    log: pytest.LogCaptureFixture,
-) -> None:
-    with pipe() as (_, writing):
-        os.write(writing, b"z\n" * 30_000)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(log.records) <= 2 * 4096
-        assert len(await logged(log, 30_000)) == 30_000
 
 
 async def test_what_is_left_out_of_a_flood_at_its_end_is_counted(
@@ -285,25 +258,6 @@ async def test_the_loop_has_its_turn_between_records_that_take_long() -> None:
     assert seen[-1] == 5
 
 
-async def test_who_is_too_far_ahead_is_read_no_more_until_the_rest_is_done() -> None:
-    kept, logs = Kept(), worker_logs()
-    fast, quiet = Worker(logs), Worker(logs)
-    with handled_by(kept):
-        for number in range(_AHEAD - 1):
-            fast.say(str(number))
-        assert fast.calls == []
-        fast.say("more")
-        fast.say("in the same read")
-        quiet.say("quiet")
-        assert fast.calls == ["pause"]
-        async with patience():
-            await kept.until(lambda messages: "in the same read" in messages)
-        assert fast.calls == ["pause", "resume"]
-        await finish(logs)
-    assert quiet.calls == []
-    assert kept.messages[-1] == "quiet"
-
-
 @pytest.mark.logs("records-dropped")
 async def test_what_is_left_is_dropped_at_the_end_and_that_is_told(
     caplog: pytest.LogCaptureFixture,
@@ -368,13 +322,3 @@ async def test_a_worker_does_not_speak_for_the_service(name: str) -> None:
     assert [(it.name, it.msg, vars(it)["pid"]) for it in kept.records] == [
         ("asyncpool.job", "a worker died", ENTRY.process)
     ]
-
-
-async def test_the_levels_that_are_set() -> None:
-    logging.getLogger("tests.levels.none").setLevel(logging.NOTSET)
-    with handled_by(Kept(), "tests.levels.some", logging.ERROR):
-        levels, disabled = explicit_levels()
-    assert ("tests.levels.some", logging.ERROR) in levels
-    assert ("", logging.getLogger().level) in levels
-    assert "tests.levels.none" not in dict(levels)
-    assert disabled == 0

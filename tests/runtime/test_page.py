@@ -13,7 +13,6 @@ import pytest
 
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, LOST, note
 from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._core.wire.heartbeat_records import Beat, offset_of
 from asyncpool._core.wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
 from asyncpool._runtime.channel import page
 from asyncpool._runtime.channel.page import WorkerPage
@@ -61,28 +60,6 @@ def desk(
     desk.memory.close()
 
 
-def test_whoever_has_begun_in_any_lane_has_begun(desk: Desk) -> None:
-    for lane in range(WIDTH):
-        desk.begin(lane, 10 + lane, 2)
-    for lane in range(WIDTH):
-        assert desk.page.begun(10 + lane, 2)
-        assert not desk.page.begun(10 + lane, 1)
-    # What lies across two rows is nobody's.
-    assert not desk.page.begun(2, 11)
-
-
-def test_each_lane_has_its_beats(desk: Desk) -> None:
-    beats = []
-    for lane in (0, 2):
-        for number in (1, 2):
-            beat = Beat(number, 10 + lane, 1, 1.5, b"details")
-            start = desk.layout.beats(lane) + offset_of(number)
-            data = beat.pack()
-            desk.memory[start : start + len(data)] = data
-            beats.append(beat)
-    assert desk.page.beats() == beats
-
-
 def test_a_log_is_found_where_its_chunk_has_begun(desk: Desk) -> None:
     desk.begin(2, 11)
     LOG_HEAD.pack_into(desk.memory, desk.layout.log(2), 1, 0, 11, 1)
@@ -90,16 +67,6 @@ def test_a_log_is_found_where_its_chunk_has_begun(desk: Desk) -> None:
     desk.memory[start : start + len(entry)] = entry
     assert desk.page.log(11, 1) == [42]
     assert desk.page.log(12, 1) is None
-
-
-def test_a_stack_is_that_of_its_attempt(desk: Desk) -> None:
-    desk.begin(1, 11, 2)
-    start = desk.layout.stack(1)
-    desk.memory[start : start + 20] = BEGUN.pack(11, 2) + b"text"
-    assert desk.page.stack(11, 2) == "text"
-    desk.begin(1, 11, 3)
-    assert desk.page.stack(11, 3) == ""
-    assert desk.page.stack(11, 2) == "", "it has begun nowhere"
 
 
 def test_outcomes_are_found_whole_or_not_at_all(desk: Desk) -> None:

@@ -17,10 +17,10 @@ from asyncpool import (
     PoolClosedError,
     WorkerCrashedError,
 )
-from tests.soak import flows
+from tests.soak import work
 from tests.soak.era import BOUND, Era, Life
-from tests.soak.ledger import Item
-from tests.soak.plan import draw_options
+from tests.soak.oracle import Item
+from tests.soak.plans import draw_options
 from tests.soak.work import OwnError
 
 __all__ = ["mapper"]
@@ -44,7 +44,7 @@ def mapper(rng: Random) -> Life:
 def _draw_run(rng: Random, era: Era) -> _Run:
     count, most = rng.choice((0, 1, 20, 200, 1000)), rng.choice((1, 1, 1, 3))
     good = rng.random() < 0.3  # all of it
-    function = rng.choice(flows.DOINGS)
+    function = rng.choice(work.DOINGS)
     items, tasks = [], []
     for _ in range(count):
         until, how, seconds = 0, "", 0.0
@@ -56,7 +56,7 @@ def _draw_run(rng: Random, era: Era) -> _Run:
         end = "value" if until <= most else _ENDS[how]
         key = era.ledger.next_key()
         items.append(Item(key, frozenset((end,)), most, era.told))
-        tasks.append(flows.Task(str(era.book), key, until, how, seconds))
+        tasks.append(work.Task(str(era.book), key, until, how, seconds))
     options = draw_options(rng)
     options.update(max_attempts=most, retry_on=[OwnError, "crash", "hung"])
     sizes = {
@@ -101,7 +101,7 @@ class _Run:
     era: Era
     function: Any
     items: list[Item]
-    tasks: list[flows.Task]
+    tasks: list[work.Task]
     options: dict[str, Any]
     sizes: dict[str, int | None]
     ordered: bool
@@ -143,7 +143,7 @@ class _Run:
         cancelled = 0 if self.complete else most
         era.ledger.note_jobs(least=least, most=most, cancelled=cancelled)
 
-    def _draw(self) -> Iterator[flows.Task]:
+    def _draw(self) -> Iterator[work.Task]:
         for item, task in zip(self.items, self.tasks, strict=True):
             item.drawn = True
             yield task

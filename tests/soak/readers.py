@@ -10,10 +10,10 @@ from typing import Any
 
 from asyncpool import AsyncPoolError, Stream
 from tests.helpers.large import Block
-from tests.soak import flows
+from tests.soak import work
 from tests.soak.era import Era, Life
 from tests.soak.oracle import Record
-from tests.soak.plan import Plan, draw_options, is_, make_plan
+from tests.soak.plans import Plan, draw_options, is_, make_plan
 from tests.soak.work import OwnError
 
 __all__ = ["reader"]
@@ -38,7 +38,7 @@ def draw_stream(rng: Random) -> Plan:
     count, size = rng.choice(
         ((0, 0), (1, 0), (20, 0), (300, 0), (3, 100_000), (20, 100_000), (5, 2_000_000))
     )
-    course = flows.Course(count, size, until, then)
+    course = work.Course(count, size, until, then)
     ends = _BAD.get(then, "crash")
     if 0 < until <= most:
         ends = "value|crash"  # there is another attempt if no item was taken by then
@@ -47,12 +47,12 @@ def draw_stream(rng: Random) -> Plan:
         options |= {"timeout": rng.choice((0.3, 1.0)), "cancel_grace": 0.2}
     if rng.random() < 0.5:
         options["prefetch"] = rng.choice((1, 2, 64))
-    function = rng.choice((flows.items, flows.a_items))
+    function = rng.choice((work.items, work.a_items))
     return make_plan(
         f"stream, {then}",
         function,
         course,
-        good=is_() if function is flows.items else is_(None),
+        good=is_() if function is work.items else is_(None),
         ends=ends,
         max_attempts=most,
         on_cancel=rng.choice(("interrupt", "interrupt", "kill")),
@@ -79,7 +79,7 @@ def reader(rng: Random) -> Life:
 def _draw_reading(rng: Random, era: Era) -> _Reading:
     plan = draw_stream(rng)
     how = rng.choice(("all", "all", "all", "close", "break", "cancel"))
-    course: flows.Course = plan.args[0]
+    course: work.Course = plan.args[0]
     enough = rng.randint(1, course.length + 1)
     patience = rng.choice((0.0, 0.001, 0.05))
     slow = rng.choice((0.0, 0.0, 0.0, 0.001))
@@ -210,7 +210,7 @@ class _Reading:
             key, self.attempt = item
             good = key == self.key
         elif size:
-            expected = flows.block(self.key, number, size)
+            expected = work.block(self.key, number, size)
             good = isinstance(item, Block) and item == expected
         else:
             good = item == (self.key, self.attempt, number)

@@ -18,10 +18,9 @@ from typing import Any
 
 from asyncpool._core.pickling.calls import dumps, load_value, pack_job
 from asyncpool._core.pickling.errors import load_error
-from asyncpool._core.pickling.out_of_band import HEAVY, OutOfBandPickle
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.wire.context import JobContext
 from asyncpool._core.wire.frames import (
-    MAX_NUMBER,
     Frame,
     FrameDecoder,
     FrameKind,
@@ -37,7 +36,6 @@ from asyncpool._core.wire.messages import (
     unpack_numbers,
 )
 from asyncpool._core.wire.page import (
-    LANE_OUTCOME_SIZE,
     STACKS_SIZE,
     STACKS_START,
 )
@@ -50,10 +48,7 @@ from tests.helpers.parcels import plain
 from tests.helpers.patience import PATIENCE
 
 __all__ = [
-    "HEAVY",
-    "LANE_OUTCOME_SIZE",
     "MAX_DETAILS",
-    "MAX_NUMBER",
     "STACKS_SIZE",
     "STACKS_START",
     "Door",
@@ -70,14 +65,10 @@ __all__ = [
     "encode",
     "function_frame",
     "header",
-    "interrupt_frame",
     "job_frame",
     "large_job",
-    "load_value",
     "pack_numbers",
-    "plain_call",
     "receive_fds",
-    "revoke_frame",
     "send_segment",
     "unpack_numbers",
 ]
@@ -136,10 +127,6 @@ def context_frame(**parts: Any) -> bytes:
 
 def revoke_frame(*sequences: int) -> bytes:
     return encode(FrameKind.REVOKE, pack_numbers(sequences))
-
-
-def interrupt_frame(*sequences: int) -> bytes:
-    return encode(FrameKind.INTERRUPT, pack_numbers(sequences))
 
 
 class Worker:

@@ -15,7 +15,6 @@ from tests.worker.by_hand import (
     Frame,
     FrameDecoder,
     FrameKind,
-    LogEntry,
     Worker,
     encode,
     header,
@@ -62,9 +61,7 @@ class Master:
         self.taken: list[int] = []
         self.refused: list[int] = []
         self.lost = 0
-        self.room = 0
         self.load = (0, 0)
-        self.cut = 0
 
     def ready(self) -> None:
         """Wait until the worker is."""
@@ -73,11 +70,11 @@ class Master:
     def write(self, *frames: bytes) -> None:
         self.worker.jobs.sendall(b"".join(frames))
 
-    def hand(self, sock: socket.socket, tag: int = 0) -> int:
+    def hand(self, sock: socket.socket) -> int:
         """Hand over a socket, which is closed here; return its number."""
         self._numbers += 1
         with sock:
-            self.send(header(FrameKind.HANDLE, 0, self._numbers, 0, tag), sock)
+            self.send(header(FrameKind.HANDLE, 0, self._numbers), sock)
         return self._numbers
 
     def send(self, frame: bytes, *sockets: socket.socket) -> None:
@@ -92,11 +89,6 @@ class Master:
         self.hand(server)
         return client
 
-    def listen(self, *listeners: socket.socket) -> None:
-        """Give it sockets to listen on."""
-        for index, sock in enumerate(listeners):
-            self.send(header(FrameKind.LISTEN, 0, index, 0, len(listeners)), sock)
-
     def post(self, value: object) -> None:
         self.write(encode(FrameKind.MESSAGE, pickle.dumps(value)))
 
@@ -107,10 +99,8 @@ class Master:
                 self.taken.append(frame.job)
             elif frame.kind is FrameKind.REFUSED:
                 self.refused.append(frame.job)
-            elif frame.kind is FrameKind.ROOM:
-                self.room = frame.job
             elif frame.kind is FrameKind.LOAD:
-                opened, closed, self.cut = unpack_numbers(frame.payload)
+                opened, closed, _ = unpack_numbers(frame.payload)
                 self.load, self.lost = (opened, closed), frame.job
             if frame.kind in kinds:
                 return frame
@@ -133,11 +123,6 @@ class Master:
         while self.load != (opened, closed):
             assert self.heard(FrameKind.LOAD) is not None, self.load
 
-    def until_room(self, room: int) -> None:
-        """Wait until its user has taken so many messages."""
-        while self.room < room:
-            assert self.heard(FrameKind.ROOM) is not None, self.room
-
     def give_place(self) -> None:
         """Let it give connections back."""
         self.write(header(FrameKind.RETURN, 0))
@@ -148,10 +133,6 @@ class Master:
     def failure(self) -> Failure:
         """Wait until it announces its end."""
         return self.worker.failure()
-
-    def record(self) -> LogEntry:
-        """Wait for what it logs next."""
-        return self.worker.record()
 
     def ended(self) -> tuple[int, str]:
         """Wait for its end; return its status and its stderr."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import resource
-import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,21 +18,6 @@ if TYPE_CHECKING:
     from asyncpool.cluster import Connection, Worker
 
 not_a_function = 3
-
-
-async def echo(worker: Worker) -> None:
-    """Answer each connection with what it says, until it ends."""
-    worker.ready()
-    tasks = set()
-    async for connection in worker.connections():
-        tasks.add(asyncio.create_task(echo_one(connection)))
-
-
-async def echo_one(connection: Connection) -> None:
-    loop = asyncio.get_running_loop()
-    async with connection:
-        while data := await loop.sock_recv(connection.socket, 1000):
-            await loop.sock_sendall(connection.socket, data)
 
 
 async def fail_early(worker: Worker) -> None:
@@ -87,11 +70,6 @@ class Obedient:
             self._kept.append(await anext(self._connections))
         return "taken"
 
-    async def echo(self, _: None) -> str:
-        connection = await anext(self._connections)
-        self._tasks.add(asyncio.create_task(echo_one(connection)))
-        return "echoing"
-
     async def close(self, _: None) -> None:
         connection = self._kept.pop()
         connection.close()
@@ -142,34 +120,8 @@ class Obedient:
         self._worker.opened()
         self._worker.closed()
 
-    async def fail(self, text: str) -> None:
-        raise ValueError(text)
-
     async def exit(self, status: int) -> None:
         sys.exit(status)
-
-    async def retire(self, reason: str) -> bool:
-        self._worker.retire(reason)
-        self._worker.retire(reason)
-        return self._worker.is_draining
-
-    async def retire_elsewhere(self, reason: str) -> None:
-        await asyncio.to_thread(self._worker.retire, reason)
-
-    async def descriptors(self, _: None) -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    async def exhaust(self, _: None) -> str:
-        """Let this process open nothing more."""
-        lowest = os.dup(0)
-        os.close(lowest)
-        self._before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, self._before[1]))
-        return "exhausted"
-
-    async def recover(self, _: None) -> str:
-        resource.setrlimit(resource.RLIMIT_NOFILE, self._before)
-        return "recovered"
 
     async def block(self, gate: str) -> str:
         """Hold up the loop until somebody lets it go on."""
@@ -187,38 +139,3 @@ class Obedient:
 
     async def say(self, value: Any) -> Any:
         return value
-
-    async def say_often(self, count: int) -> str:
-        for number in range(count):
-            await self._worker.send(number)
-        return "said"
-
-    async def say_large(self, size: int) -> str:
-        try:
-            await self._worker.send(bytes(size))
-        except ValueError as error:
-            return f"{error}"
-        return "said"
-
-    async def give_socket(self, _: None) -> str:
-        try:
-            with socket.socket() as sock:
-                await self._worker.send_socket(sock)
-        except OSError as error:
-            return f"{type(error).__name__}: {error}"
-        return "arrived"
-
-    async def stay(self, _: None) -> None:
-        """Stay until the time is over."""
-        await self._worker.send("staying")
-        serve._CLEAN_UP = PATIENCE
-        try:
-            await asyncio.Event().wait()
-        finally:
-            print("cleaned up", flush=True)  # noqa: T201
-
-    async def go_on(self, _: None) -> str:
-        """Go on with what messages and connections there are, until both end."""
-        await self._worker.wait_draining()
-        self._kept += [connection async for connection in self._connections]
-        return f"{len(self._kept)} kept"

@@ -133,29 +133,6 @@ def test_options_of_the_cluster_are_refused() -> None:
     pickle.dumps(asgi("app:app", root_path="/x"))
 
 
-def test_a_connection_at_rest_moves_with_what_is_on_its_way(serve: Start) -> None:
-    master = serve()
-    with master.connect() as used, master.connect() as fresh:
-        respond(used)
-        respond(used)
-        master.until_load(1, 0)
-        master.heard(FrameKind.TAKEN)
-        master.give_place()
-        master.drain()
-        found = {}
-        for _ in range(2):
-            sock = master.given()
-            sock.sendall(b"%d" % sock.fileno())
-            found[sock.fileno()] = sock
-        for client, request in ((used, GET), (fresh, POST)):
-            other = found[int(client.recv(100))]
-            client.sendall(request)
-            assert other.recv(1000) == request
-            other.close()
-    assert master.ended() == (0, "")
-    assert master.load == (2, 2)
-
-
 @pytest.mark.logs("not-handed-on")
 @pytest.mark.parametrize("left", [0, 1])
 def test_what_cannot_move_for_want_of_descriptors_is_counted(

@@ -13,7 +13,6 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.map.chunks import (
     ChunkResult,
-    Failure,
     ask_to_stop,
     copy_log,
     read_log,
@@ -75,25 +74,6 @@ def test_whatever_comes_is_noted_and_returned_as_it_is(
     result = run(page, echo, items)
     assert kinds(result.load()) == kinds(items)
     assert kinds(noted(page)) == kinds(items)
-
-
-def refuse_threes(number: int) -> int:
-    if number % 3 == 0:
-        raise ValueError(number)
-    return number
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_failure_among_numbers_is_one_and_the_others_are_numbers(
-    page: mmap.mmap, first: int
-) -> None:
-    items = list(range(first, first + 5))
-    for found in (run(page, refuse_threes, items).load(), noted(page)):
-        assert found is not None
-        assert [type(one) is Failure for one in found] == [n % 3 == 0 for n in items]
-        assert [one for one in found if type(one) is int] == [n for n in items if n % 3]
-        [failure, *_] = [one for one in found if type(one) is Failure]
-        assert repr(failure.error) == f"ValueError({3 * first})"
 
 
 _page_of: ContextVar[mmap.mmap] = ContextVar("page_of")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import importlib
-import os
 import signal
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,50 +53,6 @@ def test_each_place_goes_to_exactly_one_side(steps: list[list[int] | None]) -> N
         )
         # What is over is not kept.
         assert claims._revoked == {sequence for sequence in revoked if sequence > taken}
-
-
-class Duels:
-    """For each place in its turn, one thread takes it and another one revokes it."""
-
-    COUNT = 2000
-
-    def __init__(self) -> None:
-        self.begun: list[bool] = []
-        self.revoked: list[bool] = []
-        self._claims = JobClaims()
-        self._start = threading.Barrier(2, timeout=PATIENCE)
-
-    def take(self) -> None:
-        for _ in range(self.COUNT):
-            # Whoever comes last is the first to go on, and the next time it is not.
-            self._start.wait()
-            self.begun.append(self._claims.claim())
-
-    def revoke(self) -> None:
-        for sequence in range(1, self.COUNT + 1):
-            self._start.wait()
-            self.revoked.append(
-                self._claims.revoke(self._slowly(sequence)) == [sequence]
-            )
-
-    def _slowly(self, sequence: int) -> Iterator[int]:
-        yield sequence
-        time.sleep(0)  # let the other thread try in the middle of the answer
-
-
-def test_two_threads_never_both_win_a_place() -> None:
-    duels = Duels()
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(2) as threads:
-            for side in [threads.submit(duels.take), threads.submit(duels.revoke)]:
-                side.result()
-    finally:
-        sys.setswitchinterval(interval)
-    assert duels.begun == [not revoked for revoked in duels.revoked]
-    assert len(duels.begun) == duels.COUNT
-    assert set(duels.begun) == {True, False}
 
 
 # An exception from outside: in the job that is meant, or nowhere.
@@ -158,47 +111,6 @@ def test_what_has_not_begun_does_not(interrupts: Interrupts) -> None:
         interrupts.begin(4)
 
 
-class AskAtImport:
-    """What imports pass by; at that of one module, the job is asked to end."""
-
-    def __init__(self, name: str, interrupts: Interrupts) -> None:
-        self._name = name
-        self._interrupts = interrupts
-
-    def find_spec(self, name: str, *_: object) -> None:
-        if name == self._name:
-            ask(self._interrupts, 1)
-
-
-def test_an_import_is_not_but_what_is_behind_it(
-    interrupts: Interrupts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "whole"
-    package.mkdir()
-    (package / "__init__.py").write_text("from . import first, last\n")
-    (package / "first.py").touch()
-    (package / "last.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    watched = [AskAtImport("whole.last", interrupts), *sys.meta_path]
-    monkeypatch.setattr(sys, "meta_path", watched)
-    interrupts.begin(1)
-    module = importlib.import_module("whole")
-    assert {"first", "last"} <= vars(module).keys()
-    assert interrupts.pending()
-    with pytest.raises(JobCancelled):
-        interrupts.ask_again()
-    assert not interrupts.pending()
-    interrupts.ask_again()  # which is too late
-
-
-def test_a_signal_has_them_written_in_c(interrupts: Interrupts, stacks: int) -> None:
-    assert interrupts.running is None
-    os.kill(os.getpid(), STACKS)
-    while not (text := os.pread(stacks, 65_536, START).strip(b"\0")):
-        pass
-    assert b"in test_a_signal_has_them_written_in_c" in text
-
-
 # A job that runs when its lease lapses costs its process.
 
 
@@ -227,10 +139,6 @@ class Desk:
         self.ended.set()
         raise EndError
 
-    def take(self) -> None:
-        assert self.claims.claim()
-        self.running = {self.claims.taken}
-
     def close(self) -> None:
         """Have the thread end."""
         self.running.clear()
@@ -242,13 +150,6 @@ class Desk:
 @pytest.fixture
 def desk() -> Desk:
     return Desk()
-
-
-def test_what_is_said_last_counts(desk: Desk) -> None:
-    desk.running.add(1)
-    desk.fences.put(1, time.monotonic() + FAR)
-    desk.fences.put(1, time.monotonic() + 0.1)
-    assert desk.ended.wait(PATIENCE)
 
 
 def test_a_job_that_comes_too_late_does_not_begin(desk: Desk) -> None:
@@ -344,18 +245,6 @@ class Manager:
 
 def hook_of(manager: Manager) -> Hook:
     return Hook("shop:around", lambda _: manager)
-
-
-def test_a_request_to_end_passes_while_it_enters() -> None:
-    with pytest.raises(JobCancelled):
-        hook_of(Manager(enter=JobCancelled())).enter()
-
-
-@pytest.mark.parametrize("error", [None, KeyError("job")])
-def test_a_request_to_end_passes_while_it_exits(error: BaseException | None) -> None:
-    entered = hook_of(Manager(exit=JobCancelled())).enter()
-    with pytest.raises(JobCancelled):
-        entered.leave(error)
 
 
 def test_an_item_that_ends_before_its_next_step_leaves_it() -> None:

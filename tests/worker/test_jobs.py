@@ -6,22 +6,19 @@ import os
 import pickle
 import select
 import signal
-import socket
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
 from time import monotonic
-from typing import Any
 
 import pytest
 
 from asyncpool import JobNotPicklableError, heartbeat
-from tests.helpers import faults, jobs, logs, sharing, values
+from tests.helpers import faults, jobs, large, logs, sharing, values
+from tests.helpers.large import Block, pattern
 from tests.worker.by_hand import (
-    HEAVY,
     MAX_DETAILS,
-    MAX_NUMBER,
     Door,
     Frame,
     FrameKind,
@@ -29,13 +26,12 @@ from tests.worker.by_hand import (
     Identity,
     Worker,
     context_frame,
-    dumps,
     encode,
     function_frame,
     job_frame,
-    load_value,
-    plain_call,
-    revoke_frame,
+    large_job,
+    pack_numbers,
+    send_segment,
 )
 
 # How it begins and ends.
@@ -48,15 +44,6 @@ def test_it_notes_a_job_before_it_touches_it(worker: Worker) -> None:
     assert worker.ended()[0] == 3
 
 
-@pytest.mark.parametrize("busy", [faults.linger, jobs.spin], ids=["sleeps", "computes"])
-def test_it_ends_with_its_pool_in_the_middle_of_a_job(
-    busy: Callable[[], object], worker: Worker
-) -> None:
-    worker.send(1, busy)
-    worker.control.close()
-    assert worker.ended() == (-signal.SIGKILL, "")
-
-
 def test_it_ends_if_the_pool_is_gone_before_it_began(
     hire: Callable[..., Worker],
 ) -> None:
@@ -65,16 +52,6 @@ def test_it_ends_if_the_pool_is_gone_before_it_began(
     worker.jobs.close()
     code, _ = worker.ended()
     assert code in {0, -signal.SIGKILL}
-
-
-def test_a_failing_initializer_is_told_instead_of_a_hello(
-    hire: Callable[..., Worker],
-) -> None:
-    worker = hire(jobs.finish_badly)
-    failure = worker.failure()
-    assert (failure.stage, failure.summary) == ("initializer", "LookupError: badly")
-    assert "finish_badly" in failure.text
-    assert worker.ended() == (1, ""), "the pool logs the traceback, in one record"
 
 
 def test_a_descriptor_that_was_lost_is_told_instead_of_a_hello(
@@ -103,44 +80,7 @@ def test_it_is_who_it_is_told_to_be(hire: Callable[..., Worker]) -> None:
     )
 
 
-def test_an_exception_in_a_thread_is_told(worker: Worker) -> None:
-    worker.send(1, jobs.raise_in_thread, "lost")
-    assert worker.result() == (1, "lost")
-    failure = worker.failure()
-    assert failure.stage == "thread"
-    assert failure.summary == "LookupError in thread 'helper': lost"
-
-
-@pytest.mark.parametrize("concurrency", [1, 3])
-def test_a_copy_of_it_says_nothing(
-    hire: Callable[..., Worker], concurrency: int
-) -> None:
-    worker = hire(concurrency=concurrency)
-    worker.hello()
-    worker.send(1, jobs.fork_quietly)
-    assert worker.result()[0] == 1
-    worker.send(2, jobs.square, 2)
-    assert worker.result() == (2, 4)
-    worker.jobs.shutdown(socket.SHUT_WR)
-    assert worker.ended()[0] == 0
-    # The copy has let go of the channels too, so that their end is seen.
-    assert worker.heard(worker.jobs) is None
-
-
 # One job after the other.
-
-
-def test_each_outcome_has_the_attempt_of_its_job(worker: Worker) -> None:
-    payload = plain_call(jobs.attempt)
-    worker.write(
-        encode(FrameKind.JOB, payload, 3, 9),
-        encode(FrameKind.JOB, payload, 1, 65_535),
-        encode(FrameKind.JOB, payload, 2, 1),
-    )
-    heard = [worker.told(FrameKind.VALUE, worker.jobs) for _ in range(3)]
-    told = [(frame.job, frame.attempt, load_value(frame.payload)) for frame in heard]
-    assert told == [(3, 9, (3, 9)), (1, 65_535, (1, 65_535)), (2, 1, (2, 1))]
-    assert worker.last_words() == (None, 0, "")
 
 
 def test_an_outcome_does_not_wait_for_the_next_job(worker: Worker, door: Door) -> None:
@@ -200,53 +140,6 @@ def test_an_error_above_the_limit_is_named(hire: Callable[..., Worker]) -> None:
     assert "the job raised ValueError, which has " in str(error)
 
 
-def set_clock(*readings: int) -> None:
-    """Have the worker that this runs in read these from its clock."""
-    from asyncpool._worker.job import execute
-
-    vars(execute).update(perf_counter_ns=iter(readings).__next__)
-
-
-def test_outcomes_carry_their_durations(worker: Worker) -> None:
-    # The first reading ends the job that sets the clock, whose beginning is unknown.
-    readings = [1 << 80, 5_000, 4_571_999, 10_000, 10_000, 20_000, 1_020_999]
-    worker.write(
-        job_frame(1, set_clock, *readings),
-        job_frame(2, jobs.square, 5),
-        job_frame(3, jobs.square, 6),
-        job_frame(4, jobs.divide, 1, 0),
-    )
-    heard: list[Frame | None] = [worker.heard(worker.jobs) for _ in range(4)]
-    told = [
-        (frame.job, frame.kind, frame.number) for frame in heard if frame is not None
-    ]
-    assert told == [
-        (1, FrameKind.VALUE, MAX_NUMBER),
-        (2, FrameKind.VALUE, 4566),
-        (3, FrameKind.VALUE, 0),
-        (4, FrameKind.ERROR, 1000),
-    ]
-
-
-def length_of(size: int) -> int:
-    """Return how many bytes have *size* when pickled."""
-    about = size - 50
-    return size - (len(dumps(bytes(about))) - about)
-
-
-def test_an_outcome_is_in_its_frame_unless_it_is_heavy(worker: Worker) -> None:
-    light, heavy = length_of(HEAVY), length_of(HEAVY + 1)
-    worker.write(*(job_frame(n, bytes, size) for n, size in ((1, light), (2, heavy))))
-    frame = worker.told(FrameKind.VALUE, worker.jobs)
-    assert (frame.payload, len(frame.payload)) == (dumps(bytes(light)), HEAVY)
-    assert worker.heard(worker.jobs) == (FrameKind.WANT, HEAVY + 1, 0, 0, b"")
-    worker.control.sendall(encode(FrameKind.GRANT, b""))  # there is no segment for it
-    stream = dumps(bytes(heavy))
-    assert worker.heard(worker.jobs) == (FrameKind.AREA, 0, 0, 0, stream)
-    frame = worker.told(FrameKind.VALUE, worker.jobs)
-    assert (frame.job, frame.attempt, frame.payload) == (2, 1, b"")
-
-
 # Revoking.
 
 
@@ -267,23 +160,6 @@ def test_revoked_jobs_never_begin_and_the_others_do(worker: Worker, door: Door) 
     assert worker.last_words() == (None, 0, "")
 
 
-def test_functions_between_revoked_jobs_have_no_place_and_are_remembered(
-    worker: Worker, door: Door
-) -> None:
-    worker.write(
-        job_frame(1, jobs.wait_at, door.path, "first"),
-        job_frame(2, jobs.pass_by, door.path, "second"),
-        function_frame(5, jobs.square),
-        job_frame(3, jobs.square, 3, number=5),
-    )
-    assert door.visitor() == "first"
-    assert worker.revoke(2, 3) == (2, 3)
-    worker.write(job_frame(4, jobs.square, 4, number=5))
-    door.release()
-    assert worker.results(2) == [(1, "go"), (4, 16)]
-    assert door.words() == []
-
-
 def test_a_job_is_revoked_before_the_worker_has_read_it(
     worker: Worker, door: Door
 ) -> None:
@@ -299,60 +175,7 @@ def test_a_job_is_revoked_before_the_worker_has_read_it(
     assert door.words() == ["2", "5"]
 
 
-def test_what_runs_or_is_done_cannot_be_revoked(worker: Worker, door: Door) -> None:
-    worker.write(
-        job_frame(1, jobs.square, 5),
-        job_frame(2, jobs.compute, door.path, "second"),
-        job_frame(3, jobs.square, 6),
-        job_frame(4, jobs.square, 7),
-    )
-    assert door.visitor() == "second"
-    # However the requests are cut, each has an answer.
-    requests = revoke_frame(1) + revoke_frame(2) + revoke_frame(1, 2, 3)
-    worker.control.sendall(requests[:-5])
-    assert [worker.revoked() for _ in range(2)] == [(), ()]
-    worker.control.sendall(requests[-5:])
-    assert worker.revoked() == (3,)
-
-
 # Contexts.
-
-
-def test_a_context_holds_until_the_next_one(worker: Worker, door: Door) -> None:
-    worker.write(
-        job_frame(1, jobs.wait_at, door.path),
-        context_frame(deadline=7.0),
-        job_frame(2, jobs.limits),
-        job_frame(3, jobs.limits),
-        context_frame(deadline=8.0, details=pickle.dumps(["half"])),
-        job_frame(4, jobs.last_details),
-        job_frame(5, jobs.limits),
-        encode(FrameKind.CONTEXT, b""),
-        job_frame(6, jobs.limits),
-    )
-    door.visitor()
-    assert worker.revoke(2) == (2,), "it leaves its context to those behind"
-    door.release()
-    results = dict(worker.results(5))
-    ends = {job: found[0] for job, found in results.items()}
-    assert ends == {1: "g", 3: 7.0, 4: "half", 5: 8.0, 6: None}
-
-
-def test_a_timeout_begins_with_the_attempt(worker: Worker, door: Door) -> None:
-    worker.write(
-        context_frame(timeout=1000.0),
-        job_frame(1, jobs.wait_at, door.path),
-        job_frame(2, jobs.limits),
-    )
-    door.visitor()
-    before = monotonic()
-    door.release()
-    assert worker.result() == (1, "go")
-    _, (end, left) = worker.result()
-    assert before + 1000 <= end <= monotonic() + 1000
-    assert left <= 1000
-    worker.write(context_frame(timeout=1000.0, deadline=5.0), job_frame(3, jobs.limits))
-    assert worker.result()[1][0] == 5.0
 
 
 def test_a_context_may_be_larger_than_a_message(hire: Callable[..., Worker]) -> None:
@@ -486,19 +309,7 @@ def test_a_thread_that_has_outlived_its_job_does_not_beat_for_the_next(
     assert worker.result() == (2, ["heartbeat() was called for job 1, which is over"])
 
 
-def test_an_initializer_is_no_job(hire: Callable[..., Worker]) -> None:
-    worker = hire(heartbeat)
-    text = "RuntimeError: heartbeat() was called when no job was running"
-    assert worker.failure().summary == text
-
-
 # Records of loggers.
-
-
-def test_a_record_goes_home_before_the_outcome(worker: Worker) -> None:
-    worker.send(2, logs.log_many, 3)
-    assert worker.result() == (2, 3)
-    assert [worker.record().message for _ in range(3)] == ["0", "1", "2"]
 
 
 def test_what_cannot_be_formatted_is_told_on_stderr(worker: Worker) -> None:
@@ -508,15 +319,6 @@ def test_what_cannot_be_formatted_is_told_on_stderr(worker: Worker) -> None:
     assert status == 0
     assert "--- Logging error ---" in err
     assert "Message: '%d'" in err
-
-
-def test_records_of_threads_belong_to_the_job_that_runs(worker: Worker) -> None:
-    worker.send(6, logs.log_in_thread, "helper")
-    found = worker.record()
-    assert (found.thread_name, found.job, found.attempt) == ("helper", 6, 1)
-    worker.send(7, logs.log_in_thread_by_adapter)
-    found = worker.record()
-    assert (found.name, found.job, found.attempt) == ("asyncpool.job", 7, 1)
 
 
 def test_a_thread_that_outlives_its_job_belongs_to_it_if_it_says_so(
@@ -540,29 +342,55 @@ def test_signal_handlers_log_in_the_middle_of_a_record(worker: Worker) -> None:
     assert messages.count("from a handler") >= 200
 
 
-def test_exceptions_in_the_middle_of_a_record_break_nothing(worker: Worker) -> None:
-    worker.send(1, logs.log_from_raising_signals, 100)
-    worker.send(2, logs.log_as_job)
-    while (found := worker.record()).job == 1:
-        assert found.message == "again " + "and again" * 100
-    assert (found.job, found.message) == (2, "of a job")
-    assert worker.results(2) == [(1, 100), (2, None)]
+# Shared memory beside jobs.
 
 
-def test_the_pool_is_answered_while_a_job_logs_without_end(
-    worker: Worker, door: Door
+def block(number: int) -> Block:
+    return Block(pattern(70_000, number))
+
+
+def lent(segment: int, *sizes: int) -> bytes:
+    return encode(FrameKind.LENT, pack_numbers(sizes), tag=segment)
+
+
+def returned(segment: int) -> Frame:
+    return Frame(FrameKind.SEGMENT_RETURNED, 0, 0, segment, b"")
+
+
+@pytest.fixture(params=[1, 3], ids=["alone", "beside others"])
+def busy(hire: Callable[..., Worker], request: pytest.FixtureRequest) -> Worker:
+    """A worker that runs one job at a time, or several."""
+    found = hire(concurrency=request.param)
+    found.hello()
+    return found
+
+
+def test_what_was_sent_for_a_revoked_job_is_not_for_the_next_one(
+    busy: Worker, door: Door
 ) -> None:
-    worker.send(1, logs.log_without_end, door.path)
-    worker.send(2, jobs.square, 2)
+    worker = busy
+    worker.send(1, jobs.wait_at, door.path)
     door.visitor()
-    worker.control.sendall(revoke_frame(2))
-    frame: Any = worker.heard(worker.control)
-    while frame is not None and frame.kind is FrameKind.RECORD:
-        frame = worker.heard(worker.control)
-    assert frame is not None
-    assert frame.kind is FrameKind.REVOKED
+    assert worker.revoke(2) == (2,)
+    door.release()
+    assert worker.result() == (1, "go")
+    for number in (2, 3):
+        areas, job = large_job(number, large.checksum, block(number))
+        worker.write(*(encode(FrameKind.AREA, area) for area in areas), job)
+    assert worker.result() == (3, large.checksum(block(3)))
 
 
-def test_the_import_of_logging_leaves_no_trace(worker: Worker) -> None:
-    worker.send(1, logs.loader)
-    assert worker.result() == (1, (True, False, []))
+def test_what_was_lent_for_a_revoked_job_is_returned(busy: Worker, door: Door) -> None:
+    worker = busy
+    worker.send(1, jobs.wait_at, door.path)
+    door.visitor()
+    assert worker.revoke(2) == (2,)
+    for number in (2, 3):
+        [area], job = large_job(number, large.checksum, block(number))
+        send_segment(worker, number + 10, area)
+        worker.write(lent(number + 10, len(area)), job)
+    door.release()
+    assert worker.result() == (1, "go")
+    told = [worker.heard(worker.jobs) for _ in range(2)]
+    assert sorted(map(str, told)) == sorted(map(str, (returned(12), returned(13))))
+    assert worker.result() == (3, large.checksum(block(3)))

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -177,40 +177,6 @@ def test_a_flood_leaves_turns_to_others() -> None:
         assert 0 < seen < 40
         await peer.until(lambda: len(peer.frames) == 40)
         assert peer.descriptors == list(range(40))
-
-    run(test)
-
-
-def test_what_the_pool_does_not_read_waits_and_so_does_the_pool() -> None:
-    payload = bytes(60_000)
-
-    async def test(peer: Peer) -> None:
-        link, count = peer.line, 0
-        while link.unsent <= 262_144:
-            link.put(header(FrameKind.MESSAGE, len(payload), count) + payload)
-            link.put(header(FrameKind.HANDLE, 0, count), marked(count))
-            count += 1
-        waiting = asyncio.ensure_future(link.until_sent())
-        flushing = asyncio.ensure_future(link.flushed())
-        # One read, after which it is seen that nothing more can be answered.
-        peer.sock.sendall(header(FrameKind.MESSAGE, 0, 1))
-        await peer.until(lambda: len(peer.frames) == 1)
-        peer.sock.sendall(header(FrameKind.MESSAGE, 0, 2))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert len(peer.frames) == 1
-        assert not waiting.done()
-        assert not flushing.done()
-        async with patience():
-            found = await asyncio.to_thread(peer.read, 2 * count)
-            await waiting
-            await flushing
-        assert link.unsent == 0
-        assert [frame.job for frame, _ in found] == [
-            number for number in range(count) for _ in "ab"
-        ]
-        assert [mark for _, mark in found if mark is not None] == list(range(count))
-        await peer.until(lambda: len(peer.frames) == 2)
 
     run(test)
 
@@ -398,58 +364,29 @@ def test_it_is_told_now_and_then(
 AT_END, REPLACED = 5.0, 60.0
 
 
-def over_after(story: Coroutine[Any, Any, DrainTime]) -> float:
-    """Return how long a worker waits that has begun to drain when *story* is over."""
+@pytest.mark.parametrize(
+    ("calls", "seconds"),
+    [
+        ({}, AT_END),
+        ({"others_serve": 0.0}, REPLACED),
+        # That others serve may be known later.
+        ({"others_serve": 2.0}, REPLACED),
+        # The end of the cluster leaves what the end has, and nobody has longer for it.
+        ({"others_serve": 1.0, "cluster_ends": 20.0}, 20.0 + AT_END),
+        ({"others_serve": 1.0, "cluster_ends": 58.0}, REPLACED),
+        ({"cluster_ends": 2.0}, AT_END),
+    ],
+)
+def test_how_long_a_worker_may_drain(calls: dict[str, float], seconds: float) -> None:
+    """These are called so many seconds after the beginning."""
 
     async def main() -> float:
-        time = await story
-        loop = asyncio.get_running_loop()
+        loop, time = asyncio.get_running_loop(), DrainTime(AT_END, REPLACED)
+        time.begin()
+        for name, after in calls.items():
+            loop.call_later(after, getattr(time, name))
         began = loop.time()
         await time.bound(asyncio.Event().wait())
         return loop.time() - began
 
-    return virtual_time.run(main())
-
-
-@pytest.mark.parametrize(
-    ("others_serve", "seconds"), [(False, AT_END), (True, REPLACED)]
-)
-def test_who_is_replaced_has_a_time_of_its_own(
-    others_serve: bool,  # noqa: FBT001 - a parameter of the test
-    seconds: float,
-) -> None:
-    async def story() -> DrainTime:
-        time = DrainTime(AT_END, REPLACED)
-        time.begin()
-        if others_serve:
-            time.others_serve()
-        assert time.limit == seconds
-        return time
-
-    assert over_after(story()) == seconds
-
-
-def over_after_calls(**calls: float) -> float:
-    """Return how long it takes if these are called so many seconds after the beginning."""
-
-    async def story() -> DrainTime:
-        time = DrainTime(AT_END, REPLACED)
-        time.begin()
-        for name, seconds in calls.items():
-            asyncio.get_running_loop().call_later(seconds, getattr(time, name))
-        return time
-
-    return over_after(story())
-
-
-def test_that_others_serve_may_be_known_later() -> None:
-    assert over_after_calls(others_serve=2.0) == REPLACED
-
-
-def test_the_end_of_the_cluster_leaves_what_the_end_has() -> None:
-    assert over_after_calls(others_serve=1.0, cluster_ends=20.0) == 20.0 + AT_END
-
-
-def test_nobody_has_longer_since_the_cluster_ends() -> None:
-    assert over_after_calls(others_serve=1.0, cluster_ends=58.0) == REPLACED
-    assert over_after_calls(cluster_ends=2.0) == AT_END
+    assert virtual_time.run(main()) == seconds

@@ -15,7 +15,6 @@ from tests.worker.by_hand import (
     STACKS_START,
     Door,
     FrameKind,
-    encode,
     header,
 )
 from tests.worker.master import Master
@@ -100,54 +99,6 @@ def test_a_connection_counts_until_its_socket_is_gone(
     assert master.load == (2, 2)
 
 
-IN_TIME = "had not ended within the drain_timeout of 0.05 s"
-
-
-def told(master: Master) -> str:
-    """Wait for what the worker logs next."""
-    entry = master.record()
-    assert (entry.name, entry.level_name) == ("asyncpool", "WARNING")
-    return entry.message
-
-
-def test_who_does_not_come_to_an_end_is_cancelled(start: Start) -> None:
-    master = start(drain_timeout=0.05)
-    master.ready()
-    master.post(("stay", None))
-    assert master.message() == "staying"
-    master.drain()
-    assert told(master) == f"what this worker serves {IN_TIME}, and is cancelled"
-    assert master.heard() is None
-    out, _ = master.process.communicate()
-    assert (master.process.returncode, out) == (0, b"cleaned up\n")
-
-
-def test_an_exception_announces_the_end_and_others_get_what_waits(
-    master: Master,
-) -> None:
-    with master.connect() as client, master.connect() as waiting:
-        master.post(("echo", None))
-        assert master.message() == "echoing"
-        master.post(("fail", "out of luck"))
-        failure = master.failure()
-        assert (failure.stage, failure.summary) == ("serve", "ValueError: out of luck")
-        assert "raise ValueError(text)\nValueError: out of luck" in failure.text
-        frame = master.heard(FrameKind.REFUSED)
-        assert frame is not None
-        assert frame.job == 2
-        late = master.connect()
-        assert master.heard(FrameKind.REFUSED) is not None
-        assert say(client, b"still here") == b"still here"
-        master.drain()
-        assert say(client, b"and here") == b"and here"
-        assert waiting.recv(1) == late.recv(1) == b""
-        late.close()
-    status, err = master.ended()
-    assert status == 1
-    assert "ValueError: out of luck" in err
-    assert (master.taken, master.refused) == ([1], [2, 3])
-
-
 @pytest.mark.parametrize(
     ("frames", "trouble"),
     [
@@ -205,26 +156,6 @@ def order(master: Master, name: str, argument: object = None) -> object:
     return master.message()
 
 
-def test_messages_are_acknowledged_when_they_are_taken(master: Master) -> None:
-    assert order(master, "say", {"a": 1}) == {"a": 1}
-    assert order(master, "say", "b") == "b"
-    master.until_room(2)
-    # It takes one by one.
-    with master.connect():
-        master.post(("take", 2))
-        assert master.heard(FrameKind.TAKEN) is not None
-        for _ in range(64):
-            master.post(("say", "late"))
-        with master.connect():
-            assert master.message() == "taken"
-            master.write(header(FrameKind.ROOM, 0, 3))
-            for _ in range(64):
-                assert master.message() == "late"
-    master.drain()
-    assert master.ended()[0] == 0
-    assert master.room == 67
-
-
 def test_who_sends_more_than_there_is_room_for_breaks_the_protocol(
     master: Master,
 ) -> None:
@@ -238,88 +169,3 @@ def test_who_sends_more_than_there_is_room_for_breaks_the_protocol(
     )
     assert master.failure().summary == text
     assert master.ended()[0] == 1
-
-
-def test_a_worker_that_waits_for_room_at_the_end_hears_of_it(master: Master) -> None:
-    master.post(("say_often", 64))  # and its answer
-    assert [master.message() for _ in range(64)] == list(range(64))
-    master.drain()
-    failure = master.failure()
-    assert failure.summary == "BrokenPipeError: the pool takes no more messages"
-    assert master.ended()[0] == 1
-
-
-def test_a_message_has_a_largest_size(start: Start) -> None:
-    master = start(max_payload=1000)
-    master.ready()
-    size = 2000
-    text = "a message of 2018 bytes is longer than the 1000 that may be sent"
-    assert order(master, "say_large", size) == text
-    assert order(master, "say", "x") == "x"
-    master.write(encode(FrameKind.MESSAGE, bytes(1001)))
-    text = "ProtocolError: a payload of 1001 bytes exceeds the limit of 1000"
-    assert master.failure().summary == text
-    assert master.ended()[0] == 1
-
-
-def test_a_socket_travels_from_the_worker(master: Master) -> None:
-    before = order(master, "descriptors")
-    master.post(("give_socket", None))
-    with master.given() as sock:
-        assert sock.family == socket.AF_INET
-    master.write(header(FrameKind.TAKEN, 0, 1))
-    assert master.message() == "arrived"
-    master.post(("give_socket", None))
-    master.given().close()
-    master.write(header(FrameKind.REFUSED, 0, 2))
-    assert master.message() == "OSError: the pool could not take the socket"
-    # An answer to nothing changes nothing.
-    master.write(header(FrameKind.TAKEN, 0, 2) + header(FrameKind.TAKEN, 0, 99))
-    assert order(master, "descriptors") == before
-    master.post(("give_socket", None))
-    master.given().close()
-    master.drain()
-    assert master.message() == "OSError: the pool could not take the socket"
-    assert master.ended() == (0, "")
-
-
-def test_what_is_neither_a_socket_nor_a_file_costs_no_descriptor(
-    master: Master,
-) -> None:
-    before = order(master, "descriptors")
-    folder = os.open("/", os.O_RDONLY)
-    for number in range(1, 21):
-        head = header(FrameKind.HANDLE, 0, number, 0, 1)
-        assert socket.send_fds(master.worker.jobs, [head], [folder]) == len(head)
-        assert master.heard(FrameKind.REFUSED) is not None
-    os.close(folder)
-    assert order(master, "descriptors") == before
-    master.drain()
-    assert master.ended() == (0, "")
-
-
-def test_a_worker_out_of_descriptors_says_so_and_loses_none(master: Master) -> None:
-    before = order(master, "descriptors")
-    assert order(master, "exhaust") == "exhausted"
-    clients = [master.connect() for _ in range(3)]
-    number = master.hand(socket.socket(), tag=1)
-    for _ in range(4):
-        assert master.heard(FrameKind.REFUSED) is not None
-    assert master.refused == [1, 2, 3, number]
-    entry = master.record()
-    assert (entry.level_name, entry.message) == (
-        "WARNING",
-        "no connection can be accepted now: Too many open files",
-    )
-    for client in clients:
-        assert client.recv(1) == b""  # no copy of it is left anywhere
-        client.close()
-    assert order(master, "recover") == "recovered"
-    with master.connect() as client:
-        assert order(master, "echo") == "echoing"
-        client.sendall(b"hello")
-        assert client.recv(100) == b"hello"
-    master.until_load(1, 1)
-    assert order(master, "descriptors") == before
-    master.drain()
-    assert master.ended() == (0, "")
