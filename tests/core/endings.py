@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from tests.core.imaginary.process import Process
+from tests.core.imaginary.books import Process
 from tests.core.imaginary.shell import ImaginaryShell
 from tests.core.pool_core import (
     KILL_GRACE,

@@ -476,12 +476,6 @@ TestDispatcher = DispatchMachine.TestCase
 # One by one.
 
 
-def test_the_worker_that_stopped_last_is_the_next_to_work() -> None:
-    dispatcher, _ = idle_pool(3)
-    slots = [dispatcher.submit(job, JobTraits()) for job in (1, 2, 3, 4)]
-    assert slots == [2, 1, 0, None]
-
-
 def test_of_the_shortest_jobs_a_worker_holds_as_many_as_the_limit() -> None:
     dispatcher, flights = idle_pool(2)
     traits = JobTraits()
@@ -490,137 +484,6 @@ def test_of_the_shortest_jobs_a_worker_holds_as_many_as_the_limit() -> None:
     assert slots[-1] is None
     assert None not in slots[:-1]
     assert [len(in_flight.jobs) for in_flight in flights] == [DEEPEST, DEEPEST]
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "together"),
-    [
-        (10.0, 990.0, True),
-        (10.0, 990.0625, False),
-        (999.9375, 10.0, False),
-        (1000.0, 7.8125, False),
-        (UNKNOWN, 10.0, False),
-        (10.0, UNKNOWN, False),
-        (UNKNOWN, UNKNOWN, False),
-    ],
-)
-def test_two_jobs_are_together_up_to_the_budget(
-    first: float, second: float, *, together: bool
-) -> None:
-    dispatcher, flights = idle_pool(1)
-    assert dispatcher.submit(1, known(first)) == 0
-    assert dispatcher.submit(2, known(second)) == (0 if together else None)
-    # And the same for jobs that have waited.
-    dispatcher = Dispatcher()
-    for job, cost in ((1, first), (2, second)):
-        dispatcher.submit(job, known(cost))
-    assert dispatcher.refill(0, InFlight()) == ([1, 2] if together else [1])
-    assert len(flights[0].jobs) == 1 + together
-
-
-def test_a_worker_is_refilled_up_to_its_budget() -> None:
-    dispatcher, [in_flight] = idle_pool(1)
-    jobs = range(11)
-    traits = known(100)
-    assert [dispatcher.submit(job, traits) for job in jobs] == [0] * 10 + [None]
-    for job in range(11, 30):
-        assert dispatcher.submit(job, traits) is None
-    for job in range(5):
-        in_flight.complete(job)
-    assert dispatcher.refill(0, in_flight) == [10, 11, 12, 13, 14]
-    assert dispatcher.refill(0, in_flight) == []
-
-
-def test_what_was_announced_is_forgotten_with_the_rest() -> None:
-    dispatcher = Dispatcher()
-    for job in (1, 3, 5):
-        dispatcher.prepare(job)
-    for job in (2, 4):
-        dispatcher.submit(job, JobTraits())
-    assert dispatcher.remove(3) is True
-    assert dispatcher.remove(3) is False
-    assert dispatcher.take_all() == [2, 4, 1, 5]
-    assert (dispatcher.waiting, dispatcher.take_all()) == (0, [])
-    assert [dispatcher.remove(job) for job in (1, 2, 5)] == [False] * 3
-
-
-@pytest.mark.parametrize("cost", [7.8125, 1000.0, UNKNOWN])
-def test_who_is_to_be_alone_has_an_idle_worker_and_nobody_behind(cost: float) -> None:
-    dispatcher, [in_flight] = idle_pool(1)
-    assert dispatcher.submit(1, known(cost)) == 0
-    assert dispatcher.submit(2, STREAM_TRAITS) is None, "nobody travels ahead of it"
-    in_flight.complete(1)
-    assert dispatcher.refill(0, in_flight) == [2]
-    assert dispatcher.submit(3, known(cost)) is None, "nor behind it"
-    assert dispatcher.refill(0, in_flight) == []
-    assert dispatcher.requeue({4: known(cost)}) == []
-    assert list(in_flight.jobs) == [2]
-    in_flight.withdraw(2)
-    assert dispatcher.refill(0, in_flight)[0] == 4
-
-
-def test_a_worker_with_a_free_lane_that_left_is_given_nothing() -> None:
-    dispatcher, in_flight = Dispatcher(), InFlight(2)
-    assert dispatcher.refill(0, in_flight) == []
-    assert dispatcher.submit(1, known(10)) == 0
-    dispatcher.exclude(0)
-    assert dispatcher.free == 0
-    assert dispatcher.submit(2, known(10)) is None
-
-
-def test_a_worker_with_two_lanes_takes_two_long_jobs_and_no_third() -> None:
-    dispatcher, in_flight = Dispatcher(), InFlight(2)
-    assert dispatcher.refill(0, in_flight) == []
-    assert dispatcher.free == 2
-    assert dispatcher.submit(1, JobTraits()) == 0
-    assert dispatcher.free == 1
-    assert dispatcher.submit(2, JobTraits()) == 0
-    assert dispatcher.free == 0
-    assert dispatcher.submit(3, JobTraits()) is None
-    for job in (1, 2):
-        in_flight.complete(job)
-    assert dispatcher.refill(0, in_flight) == [3]
-    assert dispatcher.free == 1
-    in_flight.complete(3)
-    assert dispatcher.refill(0, in_flight) == []
-    assert (dispatcher.idle, dispatcher.free) == (1, 2)
-
-
-@pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_worker_that_has_had_its_jobs_is_given_nothing(concurrency: int) -> None:
-    dispatcher, in_flight = Dispatcher(), InFlight(concurrency)
-    in_flight.most = 1
-    assert dispatcher.refill(0, in_flight) == []
-    assert dispatcher.submit(1, known(10)) == 0
-    assert dispatcher.submit(2, known(10)) is None
-    in_flight.complete(1)
-    assert dispatcher.refill(0, in_flight) == []
-    assert (dispatcher.idle, dispatcher.free) == (0, 0)
-    assert dispatcher.submit(3, known(10)) is None
-
-
-def test_the_worker_that_is_next_is_the_first_of_the_idle_ones() -> None:
-    dispatcher, _ = idle_pool(3)
-    assert dispatcher.idle_slots() == [2, 1, 0]
-    assert dispatcher.submit(1, JobTraits()) == 2
-    assert dispatcher.idle_slots() == [1, 0]
-
-
-def test_urgent_jobs_go_on_beside_a_long_one_until_that_has_waited_its_time() -> None:
-    dispatcher, [in_flight] = idle_pool(1)
-    short = known(10)
-    assert dispatcher.submit(0, short) == 0
-    assert dispatcher.submit(1, JobTraits()) is None
-    for job in range(2, OLDEST_EVERY + 1):
-        assert dispatcher.submit(job, short, -1) == 0
-    assert len(in_flight.jobs) == OLDEST_EVERY
-    assert dispatcher.submit(99, short, -1) is None
-    for job in list(in_flight.jobs):
-        assert dispatcher.refill(0, in_flight) == [], "it must be alone"
-        in_flight.complete(job)
-    assert dispatcher.refill(0, in_flight) == [1]
-    in_flight.complete(1)
-    assert dispatcher.refill(0, in_flight) == [99]
 
 
 @pytest.mark.parametrize("old_has_a_key", [True, False])
@@ -648,52 +511,6 @@ def test_neither_starves_while_more_urgent_ones_come_to_the_other_line(
 
 
 # Jobs with a key.
-
-
-@pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_worker_with_room_takes_nobody_past_a_job_of_its_own(
-    concurrency: int,
-) -> None:
-    dispatcher, in_flight = Dispatcher(), InFlight(concurrency)
-    dispatcher.assign_buckets({0: 0})
-    assert dispatcher.refill(0, in_flight) == []
-    assert dispatcher.submit(0, known(10)) == 0
-    keyed = KeyedTraits(JobTraits(), 7)
-    back: dict[int, JobTraits] = dict.fromkeys(range(1, concurrency + 1), keyed)
-    # All but one of those that came back begin in a free lane.
-    assert len(dispatcher.requeue(back)) == concurrency - 1
-    assert dispatcher.submit(9, known(10)) is None
-    in_flight.complete(0)
-    assert dispatcher.refill(0, in_flight) == [concurrency]
-
-
-def test_what_is_learned_of_a_function_counts_for_jobs_with_a_key_that_wait() -> None:
-    dispatcher, in_flight = one_worker_with_a_place()
-    traits = JobTraits()
-    for job in (1, 2, 3):
-        assert dispatcher.submit_keyed(job, KeyedTraits(traits, job), 0) is None
-    traits.note(10)
-    in_flight.complete(0)
-    assert dispatcher.refill(0, in_flight) == [1, 2, 3]
-    assert dispatcher.submit_keyed(4, KeyedTraits(traits, 4), 0) == 0
-
-
-def test_a_job_with_a_key_leaves_room_for_those_without_one() -> None:
-    dispatcher, [in_flight] = idle_pool(1)
-    dispatcher.assign_buckets({0: 0})
-    assert dispatcher.submit_keyed(1, KeyedTraits(known(10), 7), 0) == 0
-    assert dispatcher.submit(2, known(10)) == 0
-    assert list(in_flight.jobs) == [1, 2]
-
-
-def test_a_job_with_a_key_that_goes_ahead_has_passed_those_that_wait() -> None:
-    dispatcher, in_flight = Dispatcher(oldest_every=3), InFlight()
-    dispatcher.refill(0, in_flight)
-    dispatcher.assign_buckets({0: 0})
-    assert dispatcher.submit(1, known(10)) == 0
-    assert dispatcher.submit(2, JobTraits()) is None
-    key = KeyedTraits(known(10), 7)
-    assert [dispatcher.submit_keyed(job, key, -1) for job in (3, 4, 5)] == [0, 0, None]
 
 
 def test_a_job_with_a_key_is_passed_no_more_often_if_its_key_moves_at_each_turn() -> (
@@ -724,19 +541,6 @@ def test_who_waits_for_its_own_worker_is_not_served_by_another() -> None:
     assert dispatcher.unserved == 6, "a new worker might be theirs"
 
 
-def test_whether_a_worker_is_there_for_a_job_that_comes() -> None:
-    dispatcher, _ = idle_pool(2)
-    dispatcher.assign_buckets({0: 0})
-    assert dispatcher.can_begin_now(None)
-    assert dispatcher.can_begin_now(7)
-    dispatcher.prepare(1)
-    assert dispatcher.preparing == 1
-    assert dispatcher.can_begin_now(None)
-    dispatcher.submit_keyed(2, KeyedTraits(JobTraits(), 7), 0)
-    assert not dispatcher.can_begin_now(None), "the other one is for job 1"
-    assert not dispatcher.can_begin_now(7)
-
-
 SEATS = {0: 10, 1: 11, 2: 12}
 
 
@@ -758,12 +562,6 @@ def waiting(lines: AffinityQueues) -> dict[int, int | None]:
     }
 
 
-def test_a_place_that_changes_with_another_one_moves_the_keys_of_both() -> None:
-    lines = lines_of(*range(30))
-    lines.assign({0: 10, 7: 11, 2: 12})
-    assert waiting(lines) == {key: choose(key, {0, 2, 7}) for key in range(30)}
-
-
 def test_nothing_is_kept_of_jobs_that_have_left() -> None:
     lines = lines_of(*range(9), *range(9))
     for job in range(9):
@@ -773,18 +571,3 @@ def test_nothing_is_kept_of_jobs_that_have_left() -> None:
     lines.add(1, KeyedTraits(JobTraits(), 1), 0)
     assert lines.remove(1)
     assert (lines.open, lines._keys, lines._groups) == ({}, {}, {})
-
-
-def test_who_joins_a_line_keeps_its_age() -> None:
-    lines = lines_of(*range(30))
-    returned: dict[int, JobTraits] = {
-        job: KeyedTraits(JobTraits(), job % 7) for job in (43, 41, 47, 42)
-    }
-    lines.requeue(returned)
-    lines.assign({0: 10})
-    [line] = lines.open.values()
-    begun = []
-    while line:
-        begun.append(line.head()[0])
-        line.pop(begun[-1])
-    assert begun == [41, 42, 43, 47, *sorted(range(30), key=lambda job: (job % 3, job))]

@@ -16,12 +16,9 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core.base.job_traits import (
-    BUDGET,
     LEAST,
-    LOADING_TRAITS,
     UNKNOWN,
     JobTraits,
-    KeyedTraits,
 )
 from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool.errors import ProtocolError
@@ -238,18 +235,6 @@ class FlightMachine(RuleBasedStateMachine):
 TestFlight = FlightMachine.TestCase
 
 
-def test_a_job_keeps_what_was_known_when_it_was_sent() -> None:
-    in_flight, traits = InFlight(), JobTraits()
-    in_flight.add(7, traits)
-    assert in_flight.jobs == {7: (1, UNKNOWN, traits)}
-    traits.note(500)
-    in_flight.add(8, traits)
-    assert in_flight.jobs == {7: (1, UNKNOWN, traits), 8: (2, 500.0, traits)}
-    assert in_flight.backlog == UNKNOWN + 500
-    in_flight.complete(7)
-    assert in_flight.backlog == 500.0
-
-
 def test_nothing_of_rounding_is_left_of_a_job_that_was_not_sent() -> None:
     in_flight = InFlight()
     in_flight.add(1, known(1e9))
@@ -258,79 +243,6 @@ def test_nothing_of_rounding_is_left_of_a_job_that_was_not_sent() -> None:
     assert in_flight.backlog != 8.1
     in_flight.withdraw(2)
     assert in_flight.backlog == 0.0
-
-
-def test_only_a_job_in_hand_is_withdrawn() -> None:
-    in_flight = flight_of(7)
-    with pytest.raises(KeyError):
-        in_flight.withdraw(8)
-    in_flight.add(9, known(10))
-    assert in_flight.jobs[9][0] == 2, "nothing was changed"
-
-
-def test_nothing_of_rounding_is_left_when_when_all_is_done() -> None:
-    in_flight = InFlight()
-    for job, cost in enumerate((1e9, 8.1, 1e6 / 3)):
-        in_flight.add(job, known(cost))
-    for job in range(3):
-        in_flight.complete(job)
-    assert in_flight.backlog == 0.0
-
-
-def test_a_job_that_may_have_been_given_back_can_be_overtaken() -> None:
-    in_flight = flight_of(7, 8, 9, 10)
-    in_flight.begin_revoke([8])
-    in_flight.begin_revoke([9])
-    in_flight.complete(7)
-    # The worker's two answers are on another channel, and may be slower.
-    in_flight.complete(10)
-    assert list(in_flight.jobs) == [8, 9]
-    assert list(in_flight.end_revoke([2])[0]) == [8]
-    assert list(in_flight.end_revoke([3])[0]) == [9]
-    assert in_flight.backlog == 0.0
-
-
-def test_an_answer_tells_apart_what_comes_back_what_goes_on_and_what_is_done() -> None:
-    in_flight = flight_of(6, 7, 8, 9, 10)
-    traits = {job: entry[2] for job, entry in in_flight.jobs.items()}
-    assert in_flight.begin_revoke([10, 7, 8, 9]) == (5, 2, 3, 4)
-    in_flight.complete(6)
-    in_flight.complete(7)
-    back, kept = in_flight.end_revoke([5, 4])
-    assert list(back.items()) == [(9, traits[9]), (10, traits[10])]
-    assert all(back[job] is traits[job] for job in back)
-    assert kept == [8]
-    assert not in_flight.revoking
-    assert (list(in_flight.jobs), in_flight.backlog) == ([8], 10.0)
-
-
-def test_who_may_give_a_job_back_gets_no_younger_one() -> None:
-    in_flight = flight_of(7, 8, 9)
-    in_flight.begin_revoke([8, 9])
-    in_flight.complete(7)
-    assert not in_flight.wants_more
-    in_flight.complete(8)
-    assert not in_flight.wants_more
-    in_flight.end_revoke([3])
-    assert in_flight.wants_more
-
-
-def test_what_nobody_wants_keeps_its_worker_from_nothing() -> None:
-    in_flight = flight_of(7, 8)
-    in_flight.begin_revoke([8], wanted=False)
-    assert in_flight.wants_more
-    in_flight.begin_revoke([7])
-    in_flight.end_revoke([2])
-    assert not in_flight.wants_more, "that of the others is still to come"
-
-
-def test_whose_answer_cannot_give_anything_back_gets_more() -> None:
-    in_flight = flight_of(7, 8)
-    in_flight.begin_revoke([8])
-    in_flight.complete(7)
-    in_flight.complete(8)
-    assert in_flight.wants_more
-    assert in_flight.revoking
 
 
 @pytest.mark.parametrize(
@@ -358,59 +270,3 @@ def test_what_cannot_be_given_back(won: Sequence[int], place: int) -> None:
         == f"it gave back the job with sequence number {place}, which it cannot"
     )
     assert list(in_flight.jobs) == [7, 9], "none of them is taken back"
-
-
-def test_a_stall_is_the_first_ones_and_ends_with_it() -> None:
-    in_flight = flight_of(7, 8, 9)
-    in_flight.block(in_flight.running)
-    assert [cost for _, cost, _ in in_flight.jobs.values()] == [UNKNOWN, 10.0, 10.0]
-    assert in_flight.backlog == UNKNOWN + 20
-    in_flight.block(in_flight.running)
-    assert in_flight.backlog == UNKNOWN + 20, "once is enough"
-    traits = in_flight.jobs[7][2]
-    assert traits.cost == 10.0, "it is known when it ends how long it took"
-    in_flight.complete(7)
-    assert in_flight.backlog == 20.0
-    assert in_flight.begin_revoke([8]) == (2,)
-
-
-def wide(width: int, *costs: float) -> InFlight:
-    in_flight = InFlight(width)
-    for job, cost in enumerate(costs, 1):
-        in_flight.add(job, known(cost))
-    return in_flight
-
-
-def test_whoever_has_a_lane_begins_whatever_the_others_cost() -> None:
-    in_flight = wide(3, UNKNOWN, UNKNOWN)
-    assert (in_flight.free_lanes, in_flight.wants_more) == (1, True)
-    assert in_flight.takes(known(UNKNOWN))
-    in_flight.add(3, known(UNKNOWN))
-    assert (in_flight.free_lanes, in_flight.wants_more) == (0, False)
-    assert not in_flight.takes(known(LEAST))
-
-
-def test_where_all_lanes_are_taken_short_jobs_wait_for_one_within_the_budget() -> None:
-    in_flight = wide(4, *[BUDGET] * 4)
-    assert in_flight.backlog == BUDGET
-    assert not in_flight.takes(known(LEAST))
-    in_flight = wide(4, *[BUDGET / 2] * 4)
-    assert in_flight.takes(known(2 * BUDGET)), "a quarter of that is one lane's"
-    assert not in_flight.takes(known(2 * BUDGET + 8))
-
-
-def test_a_job_costs_what_a_lane_takes_for_it_but_never_nothing() -> None:
-    in_flight = wide(8, LEAST, 80 * LEAST)
-    assert [entry[1] for entry in in_flight.jobs.values()] == [LEAST, 10 * LEAST]
-
-
-def test_nothing_is_sent_behind_what_is_loading() -> None:
-    in_flight = wide(3, 10.0)
-    in_flight.add(2, LOADING_TRAITS)
-    assert (in_flight.closed, in_flight.free_lanes, in_flight.last) == (True, 0, 2)
-    assert not in_flight.takes(known(LEAST))
-    in_flight.withdraw(2)
-    assert (in_flight.closed, in_flight.free_lanes) == (False, 2)
-    in_flight.add(3, KeyedTraits(LOADING_TRAITS, 7))
-    assert in_flight.closed
-    assert in_flight.begin_revoke([3]) == (2,), "the place of the one that was not sent"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncpool._core.base.job_traits import JobTraits
-from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue, QueuedJob
+from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue
 from tests.core.list_queue import PRIORITIES, ListQueue
 
 PROFILE = JobTraits()
@@ -137,25 +135,6 @@ def leave(queue: JobQueue, count: int | None = None) -> list[int]:
     return jobs
 
 
-@pytest.mark.parametrize("patience", [2, 3, OLDEST_EVERY])
-@pytest.mark.parametrize(("old", "new"), [(0, -1), (5, 0), (5, 4), (-1, -2)])
-@pytest.mark.parametrize("older", [0, 1, 4])
-def test_a_job_waits_for_others_as_long_as_it_must_and_no_longer(
-    patience: int, old: int, new: int, older: int
-) -> None:
-    queue = queue_of(*((job, old) for job in range(older + 1)), patience=patience)
-    numbers = itertools.count(older + 1)
-    left: list[int] = []
-    while older not in left:
-        queue.add(next(numbers), PROFILE, new)
-        left += leave(queue, 1)
-    # Just as often as promised: once in so many times.
-    turns = [turn for turn, job in enumerate(left, 1) if job <= older]
-    assert turns == [patience * (m + 1) for m in range(older + 1)]
-    urgent = [job for job in left if job > older]
-    assert urgent == list(range(older + 1, len(left)))
-
-
 @given(
     patience=st.integers(2, 6),
     story=st.lists(st.one_of(st.integers(-3, 3), st.none()), max_size=200),
@@ -175,95 +154,8 @@ def test_nothing_starves(patience: int, story: list[int | None]) -> None:
         assert all(left < turn for turn in at_the_latest.values())
 
 
-def test_somebody_elses_patience_does_not_count() -> None:
-    queue = queue_of((1, 0), (2, 0), patience=3)
-    for job in (3, 4):
-        queue.note_turn(job)
-    assert queue.remove(1)
-    assert queue.would_be_first(-1), "the next one has not waited for anybody"
-    queue.note_turn(5)
-    assert queue.would_be_first(-1)
-    queue.note_turn(6)
-    assert not queue.would_be_first(-1)
-
-
-def test_an_older_one_that_comes_late_and_goes_does_not_reset_the_count() -> None:
-    queue = queue_of((2, 0), patience=3)
-    queue.note_turn(3)
-    queue.add(1, PROFILE, -1)
-    assert leave(queue, 1) == [1]
-    queue.note_turn(4)
-    assert not queue.would_be_first(-1)
-
-
 def test_the_promise_of_the_docs() -> None:
     assert OLDEST_EVERY == 64
-
-
-@pytest.mark.parametrize(
-    ("jobs", "passed", "returned", "precedence"),
-    [
-        ([(5, 0), (4, 0)], 0, [], (2, 0, 5)),
-        ([(5, 0), (6, 3)], 0, [], (2, 0, 5)),
-        ([(5, 0), (6, -3), (7, -3)], 0, [], (2, -3, 6)),
-        ([(6, 3), (5, 3), (7, 9)], 0, [], (2, 3, 6)),
-        ([(5, 0), (6, -3)], 1, [], (2, -3, 6)),
-        ([(5, 0), (6, -3)], 2, [], (1, 0, 5)),
-        ([(5, 0), (6, -3)], 2, [9, 8], (0, 0, 9)),
-        ([], 0, [9], (0, 0, 9)),
-    ],
-)
-def test_the_rank_of_a_queue_is_that_of_its_head(
-    jobs: list[tuple[int, int]],
-    passed: int,
-    returned: list[int],
-    precedence: tuple[int, int, int],
-) -> None:
-    queue = queue_of(*jobs, patience=3)
-    for job in range(100, 100 + passed):
-        queue.note_turn(job)
-    queue.requeue(dict.fromkeys(returned, PROFILE))
-    assert queue.precedence() == precedence
-    assert queue.head()[0] == precedence[-1]
-
-
-def test_jobs_of_another_queue_pass_those_that_are_older_than_they_are() -> None:
-    queue = queue_of((5, 0), patience=3)
-    for job in (1, 2, 6):
-        queue.note_turn_elsewhere(job)
-    assert queue.would_be_first(-1), "only 6 has passed it"
-    queue.note_turn_elsewhere(7)
-    assert not queue.would_be_first(-1)
-
-
-def test_a_queue_tells_how_often_its_oldest_was_passed_and_another_goes_on_there() -> (
-    None
-):
-    here, there = JobQueue(4), JobQueue(4)
-    for job in (0, 1, 2, 3):
-        here.add(job, JobTraits(), 1)
-    for job in (5, 6):
-        here.note_turn(job)
-    assert [entry.times_passed for entry in here.entries()] == [2, 0, 0, 0]
-    there.add(0, JobTraits(), 1)
-    there.restore(here.entry(0))
-    assert there.would_be_first(0)
-    there.note_turn(7)
-    assert not there.would_be_first(0), "three have passed it"
-
-
-def test_every_job_is_told_with_its_profile_and_its_priority() -> None:
-    queue = JobQueue()
-    traits = [JobTraits() for _ in range(4)]
-    for job, priority in enumerate((3, 0, -3)):
-        queue.add(job, traits[job], priority)
-    queue.requeue({3: traits[3]})
-    entries = [
-        QueuedJob(job, traits[job], priority, 0)
-        for job, priority in ((3, None), (1, 0), (0, 3), (2, -3))
-    ]
-    assert [*queue.entries()] == entries
-    assert [queue.entry(entry.job) for entry in entries] == entries
 
 
 @pytest.mark.parametrize("spread", [1, 5, 10**9])

@@ -291,15 +291,6 @@ def test_after_how_many_failed_starts_the_next_ones_will_fail_too(
     assert not pool.ledger.starts_fail
 
 
-def test_starts_that_overlap_count_once() -> None:
-    ledger = RestartLedger(RestartPolicy(initial_delay=1.0), workers=8)
-    verdicts = [ledger.start_failed(10.0, 10.5 + n / 10, jitter=0.0) for n in range(8)]
-    assert verdicts == [RetryStart(1.0, "the start failed", breaks_pool=False)] * 8
-    assert ledger.start_failed(10.49, 12.0, jitter=0.0) == verdicts[0]
-    again = ledger.start_failed(10.5, 12.0, jitter=0.0)
-    assert again == RetryStart(2.0, "2 starts failed in a row", breaks_pool=False)
-
-
 @pytest.mark.parametrize("workers", [1, 4])
 def test_some_idle_deaths_for_each_worker_are_free_and_others_wait(
     workers: int,
@@ -383,13 +374,6 @@ def test_a_storm_takes_at_most_a_tenth_of_the_time(
     assert spent <= 0.1 * seconds + 1e-6
     if every <= 0.01:
         assert len(begun) >= seconds, "and yet they are followed"
-
-
-def test_a_death_leaves_the_window_just_after_the_period() -> None:
-    for gap, verdict in ((60.0, GiveUpRestarting), (60.0001, RestartWorker)):
-        pool = OnePool(RestartPolicy(max_restarts=1, period=60.0))
-        pool.crash()
-        assert isinstance(pool.crash(after=gap), verdict)
 
 
 @given(

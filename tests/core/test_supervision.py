@@ -1,7 +1,7 @@
 """All that a pool decides: random walks through a model with imaginary workers.
 
-The rules, in ``supervision_rules/``, are all that a shell can report; the promises are checked by
-the shell in ``imaginary/`` at each command, by the invariants after each rule, and by the
+The rules, in ``supervision_rules``, are all that a shell can report; the promises are checked by
+the shell in ``imaginary/`` at each command, by ``supervision_promises`` after each rule, and by the
 teardown, which sees every story to a good end.
 """
 
@@ -20,26 +20,12 @@ from hypothesis.stateful import initialize, precondition, rule
 from tests.core.endings import close_whatever_happens, get_well
 from tests.core.imaginary.shell import ImaginaryShell
 from tests.core.pool_core import RestartPolicy, cmd
-from tests.core.supervision_rules.base import plans, policies
-from tests.core.supervision_rules.callers import CallerRules
-from tests.core.supervision_rules.closing import ClosingRules
-from tests.core.supervision_rules.departures import DepartureRules
-from tests.core.supervision_rules.progress import ProgressInvariants
-from tests.core.supervision_rules.safety import SafetyInvariants
-from tests.core.supervision_rules.sessions import SessionRules
-from tests.core.supervision_rules.workers import WorkerRules
+from tests.core.supervision_promises import SupervisionPromises
+from tests.core.supervision_rules import plans, policies
 from tests.random_walks.walk import Model, told, walk
 
 
-class SupervisionMachine(
-    CallerRules,
-    SessionRules,
-    WorkerRules,
-    DepartureRules,
-    ClosingRules,
-    SafetyInvariants,
-    ProgressInvariants,
-):
+class SupervisionMachine(SupervisionPromises):
     """Let happen whatever can happen to a pool, in any order."""
 
     seen: ClassVar[Counter[str]] = Counter()

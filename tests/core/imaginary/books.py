@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from tests.core.imaginary.process import Process
 from tests.core.list_queue import ListQueue
 from tests.core.pool_core import (
+    BUDGET,
     LEAST,
     REFILL,
     UNKNOWN,
+    CancelMode,
     Core,
     Finish,
     JobTraits,
@@ -20,10 +23,99 @@ from tests.core.pool_core import (
     choose,
 )
 
-__all__ = ["COSTS", "IDLE_TIMEOUT", "START_TIMEOUT", "Books"]
+__all__ = ["COSTS", "START_TIMEOUT", "Books", "Process"]
+
+
+@dataclass
+class Process:
+    """A worker: what the shell knows of it, and what it does by itself."""
+
+    slot: int
+    born_at: float
+    ready: bool = False
+    faulty: bool = False
+    told: StopStage = StopStage.NO
+    told_at: float = 0.0
+    excused: bool = False  # its end is the pool's own wish
+    abandoned: bool = False
+    # In hand, in their order, each with its place; those that nobody wants any more.
+    hand: dict[int, int] = field(default_factory=dict)
+    unwanted: dict[int, CancelMode] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)  # those whose time to wait is over
+    width: int = 1
+    asked_to_end: dict[int, float] = field(default_factory=dict)  # each until when
+    breaks_pool: set[int] = field(default_factory=set)
+    hung: bool = False
+    silent: int | None = None
+    dies_at: float | None = None  # being hung without a job
+    writes: bool = False  # where it is
+    leaving: bool = False
+    oversized: bool = False
+    shot: bool = False  # somebody wants it killed
+    early: bool = False  # it was being started when the last roll began
+    tied: bool = False  # another start failed when it began
+    rolled: bool = False  # it was there then, and was to stay
+    leave_by: float = math.inf
+    sent: int = 0
+    most: float = math.inf  # as many jobs as it may get, but for those that come back
+    given: int = 0
+    stalled: set[int] = field(default_factory=set)
+    place: int | None = None
+    line: bool = False  # since its last answer, somebody waited for this one
+    loading: int | None = None  # in hand, but its arguments are still being copied
+    doomed: dict[int, float] = field(default_factory=dict)  # of which, and since when
+    # The worker's own view.
+    running: list[int] = field(default_factory=list)
+    taken: int = 0
+    withdrawn: set[int] = field(default_factory=set)
+    questions: deque[tuple[int, ...]] = field(default_factory=deque)
+    answers: deque[list[int]] = field(default_factory=deque)
+    # Asked, and not heard of: the shell's view again.
+    pending: deque[tuple[int, ...]] = field(default_factory=deque)
+    owing: set[int] = field(
+        default_factory=set
+    )  # of them, those that would run elsewhere
+
+    @property
+    def spent(self) -> bool:
+        return self.given >= self.most
+
+    @property
+    def state(self) -> str:
+        if not self.ready:
+            return "starting"
+        return "busy" if self.hand else "idle"
+
+    @property
+    def owes(self) -> bool:
+        """Whether a job may come back that is older than those that wait."""
+        return not self.owing.isdisjoint(self.hand.values())
+
+    def begin(self) -> bool:
+        """Take the next jobs, if there are any, and tell whether one is running."""
+        jobs = {place: job for job, place in self.hand.items()}
+        while len(self.running) < self.width and self.taken < self.sent:
+            self.taken += 1
+            if self.taken not in self.withdrawn and self.taken in jobs:
+                self.running.append(jobs[self.taken])
+        return bool(self.running)
+
+    def first(self) -> list[int]:
+        """Return the jobs that the pool takes for running."""
+        return list(self.hand)[: self.width]
+
+    def answer(self) -> None:
+        """Decide what was asked, as the worker's other thread does."""
+        won = [place for place in self.questions.popleft() if place > self.taken]
+        self.withdrawn.update(won)
+        self.answers.append(won)
+
 
 START_TIMEOUT = 20.0
+
+
 IDLE_TIMEOUT = 2.0
+
 
 # What jobs cost in these stories: those in the middle may share a worker.  Of one that
 # has large arguments this is infinite.
@@ -273,3 +365,166 @@ class Books:
         """Tell whether somebody waits for *process*, or did when it was last given jobs."""
         waits = any(self.slot_for(job) == process.slot for job in self.keyed)
         return waits or process.line or bool(self.errands_before(process.slot))
+
+    # Who waits, where, and in which order they go to a worker.
+
+    def _enter(self, job: int, priority: int, slot: int | None) -> None:
+        if job in self.keys:
+            self._enter_line(job, priority, slot)
+            return
+        leads = self.queue.would_be_first(priority)
+        if slot is not None:
+            assert leads, "a job overtook the queue"
+            self.seen["an urgent job that need not wait"] += bool(self.queue)
+            self.queue.pass_by(job)
+            self._begin(slot, job)
+            return
+        assert not self.free(), "a job waits while a worker is idle"
+        roomy = [p for p in self.processes.values() if p.hand and self._has_room(p)]
+        roomy = [p for p in roomy if not self._has_line(p)]
+        assert not leads or not any(map(self._lanes_free, roomy)), "a lane is free"
+        short = self.traits[job].cost <= REFILL
+        assert not leads or not roomy or not short, "a short job might have gone"
+        self.queue.add(job, priority)
+        self.core.job_waits(self.now)
+
+    def _enter_line(self, job: int, priority: int, slot: int | None) -> None:
+        wanted = self.slot_for(job)
+        if slot is not None:
+            assert slot == wanted, "it is somebody else's"
+            rivals = [other for other in self.keyed if self.slot_for(other) == slot]
+            assert not rivals, "a job overtook its line"
+            idle = slot in self.free()
+            assert idle or self.queue.would_be_first(priority), (
+                "a job overtook the queue"
+            )
+            self.queue.pass_by(job)
+            self.seen["a keyed job that need not wait"] += 1
+            self._begin(slot, job)
+            return
+        assert wanted not in self.free(), "a job waits for an idle worker"
+        self.keyed.append(job)
+        self.ranks[job] = priority
+        self.seen["a keyed job that waits"] += 1
+        self.seen["a keyed job that waits while others are idle"] += bool(self.free())
+        self.seen["a keyed job whom nobody is there for"] += wanted is None
+        if wanted is not None:
+            self.processes[wanted].line = True
+        if self.core.unserved:
+            self.core.job_waits(self.now)
+
+    def _begin(self, slot: int, job: int) -> None:
+        process = self.processes[slot]
+        assert process.ready
+        assert not process.leaving
+        assert process.told is StopStage.NO, "a job for a worker that must go"
+        assert not process.faulty
+        assert not process.doomed
+        assert not process.asked_to_end, "a job behind one that is to end"
+        assert process.loading is None, "a job behind one that is not sent"
+        assert not process.owes, "a job before one that may come back, and is older"
+        own = self.owners.get(slot)
+        assert own == self.calls.get(job) or job in self.errands, "it is somebody's own"
+        assert own is None or not process.hand, "a call beside another job"
+        others = [errand for errand in self.errands_before(slot) if errand != job]
+        assert job in self.errands or not others, "a job before an errand"
+        if job not in self.errands:
+            # A session is not cut short for that.
+            spent = process.spent and job not in self.calls
+            assert not spent, "more jobs than a worker may have"
+            process.given += 1
+            self.seen["as many jobs as it may have"] += process.spent
+        assert job in self.open
+        assert not self.broken
+        self.seen["a job beside others"] += 0 < len(process.hand) < self.width
+        if len(process.hand) >= self.width:
+            cost = self._cost(process) + self._share(job)
+            assert cost <= BUDGET, "a job waits behind a long one"
+            self.seen["a job that travels ahead"] += 1
+        process.hand[job] = process.sent + 1
+        if job in self.large:
+            process.loading = job
+        else:
+            process.sent += 1
+
+    def _leave_line(self, slot: int, job: int) -> None:
+        """Check that a job with a key is sent where it belongs, and in its turn."""
+        self.keyed.remove(job)
+        key = self.keys[job]
+        before, after = choose(key, self.seats), choose(key, self.seats_after)
+        there = None if before is None else self.seats[before]
+        assert slot in {
+            there,
+            None if after is None else self.seats_after[after],
+        }, "it is somebody else's"
+        if there is not None and there != slot and there in self.processes:
+            # It waited there when that worker was last given jobs.
+            self.processes[there].line = True
+        if job not in self.back and job not in self.prepared:
+            for other in self.keyed:
+                if self.keys[other] == key and self.ranks.get(other) == self.ranks[job]:
+                    assert other > job or other in self.prepared, "not in their order"
+                    assert other not in self.back, "who comes back is first"
+        if job in self.back:
+            self.back.remove(job)
+        else:
+            self.queue.note_turn_elsewhere(job)
+        self.seen["a keyed job that had to wait"] += 1
+        self._begin(slot, job)
+
+    def _look_at_places(self) -> None:
+        """Take note of who has which place by now, and check who was meant to have it."""
+        before, self.seats = self.seats, {}
+        for slot in self.core.slots:
+            process = self.processes.get(slot.index)
+            if slot.bucket is None:
+                assert (
+                    process is None
+                    or not process.ready
+                    or (process.leaving or slot.replaces is not None or process.told)
+                    or slot.index in self.owners
+                ), "a worker without a place"
+                if process is not None:
+                    process.place = None
+                continue
+            assert slot.bucket not in self.seats, "two in one place"
+            assert process is not None, "nobody is there"
+            assert not process.leaving
+            assert slot.replaces is None, "it is not there yet"
+            assert slot.index not in self.owners, "a key for somebody's own"
+            assert process.place in {None, slot.bucket}, "a worker that works was moved"
+            process.place = slot.bucket
+            self.seats[slot.bucket] = slot.index
+        if self.seats != before:
+            self.seen["places that changed"] += 1
+            for process in self.processes.values():
+                process.line = process.line or bool(self.keyed)
+        assert self.core.seats() == self.seats
+
+    def _put_back(self, jobs: Iterable[int]) -> None:
+        """Let jobs wait before all others, each where it belongs."""
+        jobs = list(jobs)
+        self.given_back.update(job for job in jobs if job in self.errands)
+        calls = [job for job in jobs if job in self.calls]
+        self.waiting_calls[:0] = calls
+        jobs = [job for job in jobs if job not in self.errands and job not in calls]
+        back = [job for job in jobs if job in self.keys]
+        self.keyed += back
+        self.back.update(back)
+        for job in back:
+            self.seen["a keyed job that came back"] += 1
+            slot = self.slot_for(job)
+            if slot in self.processes:
+                self.processes[slot].line = True
+        self.queue.give_back([job for job in jobs if job not in self.keys])
+
+    def _unqueue(self, job: int) -> None:
+        if job in self.preparing:
+            self.preparing.remove(job)
+        elif job in self.keyed:
+            for process in self.processes.values():
+                process.line = process.line or process.slot == self.slot_for(job)
+            self.keyed.remove(job)
+            self.back.discard(job)
+        else:
+            self.queue.remove(job)
