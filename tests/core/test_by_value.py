@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -162,61 +161,6 @@ def test_what_is_only_done_in_main_may_stand_in_either_branch() -> None:
     assert script.own == script.importable == {"there"}
 
 
-# What workers find by its name.
-
-SOURCE = """
-import functools
-
-class Outer:
-    class Inner:
-        def method(self): pass
-
-def work(): pass
-
-@functools.lru_cache
-def load(): pass
-
-def behind(): pass
-
-def make():
-    def inner(): pass
-    return inner
-"""
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Have a ``__main__`` that workers can import."""
-    module = ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", module)
-    exec(SOURCE, vars(module))
-    own = frozenset(("Outer", "work", "load", "behind", "make"))
-    main_module.know(Script("", "/script.py", own, own - {"behind"}))
-    yield vars(module)
-    main_module.know(None)
-
-
-def test_what_the_import_defines_is_importable(main: dict[str, Any]) -> None:
-    inner = main["Outer"].Inner
-    for thing in (main["work"], main["load"], main["Outer"], inner, inner.method):
-        assert main_module.is_definition(thing)
-        assert main_module.is_importable(thing)
-        assert not main_module.is_local((thing, (), {}))
-
-
-def test_all_else_is_not(main: dict[str, Any]) -> None:
-    old = main["work"]
-    main["work"] = functools.wraps(old)(lambda: None)
-    for thing in (main["behind"], main["make"](), old):
-        assert not main_module.is_importable(thing)
-        assert main_module.is_local((thing, (), {}))
-    for thing in (len, functools.reduce, 3, main["Outer"]()):
-        assert not main_module.is_importable(thing)
-        assert not main_module.is_local((thing, (), {}))
-    assert not main_module.is_local(())
-    assert not main_module.is_local(main["behind"])
-
-
 # By value.
 
 Names = dict[str, Any]
@@ -260,26 +204,6 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sides]:
     return Sides(monkeypatch)  # type: ignore[return-value]
 
 
-def test_what_has_changed_is_set_again_and_nothing_else(sides: Sides) -> None:
-    sides.run("""
-config, seen = {"x": 1}, []
-def look():
-    seen.append(config["x"])
-    return list(seen)
-""")
-    assert sides.call("look") == [1]
-    sides.here["config"]["x"] = 2
-    assert sides.call("look") == [1, 2]
-
-
-def test_what_a_job_has_made_is_not_replaced(sides: Sides) -> None:
-    sides.run("late = 1\ndef look(): return late")
-    sides.there["late"] = 2
-    assert sides.call("look") == 2
-    sides.here["late"] = 3
-    assert sides.call("look") == 3
-
-
 def test_a_global_that_is_deleted_here_is_deleted_there(sides: Sides) -> None:
     sides.run("x = 1\ndef look(): return x")
     assert sides.call("look") == 1
@@ -288,19 +212,6 @@ def test_a_global_that_is_deleted_here_is_deleted_there(sides: Sides) -> None:
         sides.call("look")
     sides.there["x"] = 5  # a job's own
     assert sides.call("look") == 5
-
-
-def test_globals_that_share_an_object_share_one_there(sides: Sides) -> None:
-    sides.run("""
-first = second = []
-third = {"it": first}
-def look(): return first is second and third["it"] is first
-def change(): first.append(1); return len(second)
-""")
-    assert sides.call("look")
-    assert sides.call("change") == 1
-    sides.here["third"]["other"] = 1
-    assert sides.call("look"), "they are set together"
 
 
 def test_what_refers_to_what_has_changed_is_made_anew(sides: Sides) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import sys
@@ -33,11 +32,8 @@ from asyncpool._core.codec.function_names import (
     FunctionNames,
     Place,
     Plan,
-    check_name,
-    name_of,
 )
 from asyncpool._core.codec.plain_data import NotDataError
-from asyncpool._core.codec.worker_functions import WorkerFunctions
 from asyncpool._core.pickling.out_of_band import (
     OutOfBandPickle,
     ReceivedPickle,
@@ -52,8 +48,6 @@ from asyncpool.errors import (
     RemoteError,
 )
 from tests.helpers.data_jobs import (
-    HOME,
-    Order,
     Reversed,
     StockError,
     echo,
@@ -179,15 +173,6 @@ def test_arrays_come_back_with_type_shape_and_order(dtype: str) -> None:
             if same_items.flags.forc:
                 assert found.flags.c_contiguous == same_items.flags.c_contiguous
             assert found.flags.writeable
-
-
-@pytest.mark.parametrize("how", FORMATS, ids=lambda how: how.name)
-@given(data=st.binary(max_size=60), tagged=st.integers(0, 1))
-def test_any_bytes_are_a_value_or_no_message(
-    how: Format, data: bytes, tagged: int
-) -> None:
-    with suppress(ProtocolError):
-        load_value(how, ANY, bytes((how.number, tagged)) + data)
 
 
 @pytest.mark.parametrize("how", FORMATS, ids=lambda how: how.name)
@@ -343,40 +328,13 @@ def test_a_text_of_any_length_comes_home() -> None:
 # Functions by name.
 
 
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
-        (lambda: None, "is a lambda"),
-        (functools.partial(echo, 1), "is an object of a partial"),
-        ([].append, "is an object of a builtin"),
-        (Order("a", []).__eq__, "is not this function but"),
-    ],
-)
-def test_what_has_none_says_why(function: Any, why: str) -> None:
-    with pytest.raises(LookupError, match=why):
-        name_of(function)
-    with pytest.raises(JobNotPicklableError, match="around cannot be sent by its name"):
-        check_name("around", function)
-
-
-def test_a_list_of_functions_bounds_both_sides() -> None:
-    names = FunctionNames([echo, "math:*"])
-    assert names.allowed == (f"{HOME}:echo", "math:*")
-    assert names.find("math:sqrt") is math.sqrt
-    for name in (f"{HOME}:make_order", "os:system"):
-        with pytest.raises(
-            LookupError, match="is not among the functions of this pool"
-        ):
-            names.find(name)
-
-
 @pytest.mark.parametrize("wrong", ["math", ":sqrt", "math:", 3])
 def test_an_entry_of_that_list_that_names_nothing_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="functions takes functions and names"):
         FunctionNames([wrong])
 
 
-JSON, MSGSPEC = format_of("json"), format_of("msgspec")
+JSON = format_of("json")
 
 
 def test_what_came_beside_a_message_is_heavy() -> None:
@@ -384,10 +342,3 @@ def test_what_came_beside_a_message_is_heavy() -> None:
     assert serializer.is_heavy(ReceivedPickle(b"\x01\x00[]", []))
     assert serializer.is_heavy(b"\x01\x01" + bytes(3000))  # in parts
     assert not serializer.is_heavy(b"\x01\x00[]" + bytes(3000))
-
-
-def test_a_worker_looks_at_the_list_too() -> None:
-    how = format_of("json")
-    functions = WorkerFunctions(DataOnly(how, ["math:*"]).config)
-    with pytest.raises(LookupError, match="is not among the functions of this pool"):
-        functions.find(DataOnly(how).describe(echo, how))

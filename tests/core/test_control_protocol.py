@@ -127,15 +127,6 @@ def test_any_object_is_a_request_or_a_protocol_error(
     assert Request.unpack(request.pack()) == request
 
 
-@given(st.binary(max_size=50).map(lambda data: data + b"\n"))
-def test_any_line_is_a_request_or_a_protocol_error(line: bytes) -> None:
-    try:
-        request = Request.unpack(line)
-    except ProtocolError:
-        return
-    assert isinstance(request, Request)
-
-
 @given(st.dictionaries(st.text(), st.integers() | st.text()))
 def test_an_answer_arrives_as_it_was(reply: dict[str, Any]) -> None:
     line = pack_reply(reply)

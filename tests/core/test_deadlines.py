@@ -85,15 +85,6 @@ def ledger() -> PingLedger[str]:
     return PingLedger(TIMEOUT, 0.0)
 
 
-def test_each_tick_asks_those_who_have_answered() -> None:
-    pings = ledger()
-    assert pings.due == TICK
-    assert pings.tick(["one", "two"], TICK) == ([], ["one", "two"])
-    assert pings.due == 2 * TICK
-    pings.answered("one")
-    assert pings.tick(["one", "two", "three"], 2 * TICK) == ([], ["one", "three"])
-
-
 def test_what_nobody_has_asked_for_is_an_offence() -> None:
     pings = ledger()
     for _ in range(2):
@@ -102,15 +93,6 @@ def test_what_nobody_has_asked_for_is_an_offence() -> None:
         assert str(caught.value) == "it answered a ping that nobody has sent"
         pings.tick(UP, pings.due)
         pings.answered("one")
-
-
-def test_an_answer_in_the_last_moment_saves() -> None:
-    pings = ledger()
-    for number in range(1, 5):
-        pings.tick(["one"], number * TICK)
-    assert pings.suspects(5 * TICK) == ["one"]
-    pings.answered("one")
-    assert pings.tick(["one"], 5 * TICK) == ([], ["one"])
 
 
 def test_whatever_else_it_says_gives_it_the_whole_time_again() -> None:
@@ -186,12 +168,6 @@ def test_what_happened_fades() -> None:
     assert [recent.at(10.0 + at / 10) for at in range(6)] == [100, 36, 13, 4, 1, 0]
 
 
-def test_a_time_that_is_older_changes_nothing() -> None:
-    recent = RecentCount(0.1)
-    recent.add()
-    assert [recent.at(now) for now in (10.0, 9.0, 10.0)] == [1, 1, 1]
-
-
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 50)), max_size=50))
 def test_it_has_what_is_new_and_no_more_than_there_was(
     turns: list[tuple[float, int]],
@@ -211,34 +187,18 @@ rates = st.floats(1, 1e5)
 pauses = st.lists(st.floats(0, 5), max_size=200)
 
 
-def test_as_many_as_a_second_has_pass_at_once() -> None:
-    limit = RateLimit(1000)
-    assert sum(limit.take(5.0) for _ in range(3000)) == 1000
-    assert limit.refused == 2000
-
-
-def test_a_rest_of_a_second_fills_it() -> None:
+def test_a_second_fills_it() -> None:
     limit = RateLimit(10)
-    assert [sum(limit.take(at) for _ in range(50)) for at in (0.0, 0.55, 9.0)] == [
-        10,
-        5,
-        10,
-    ]
+    passed = [sum(limit.take(at) for _ in range(50)) for at in (0.0, 0.55, 9.0)]
+    assert passed == [10, 5, 10]
+    assert limit.refused == 125
+    assert limit.next_at == pytest.approx(9.1)
 
 
 def test_without_a_rate_all_pass() -> None:
     limit = RateLimit(None)
     assert all(limit.take(1.0) for _ in range(10_000))
     assert limit.refused == 0
-
-
-def test_what_passes_is_known_before() -> None:
-    limit = RateLimit(2)
-    assert limit.take(1.0)
-    assert limit.take(1.0)
-    assert limit.next_at == pytest.approx(1.5)
-    assert not limit.take(1.49)
-    assert limit.take(1.5)
 
 
 def test_what_is_spent_is_missing_later() -> None:

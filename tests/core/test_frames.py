@@ -15,7 +15,6 @@ from asyncpool._core.wire.frames import (
     HEADER_SIZE,
     MAX_ATTEMPTS,
     MAX_NUMBER,
-    VERSION,
     Frame,
     FrameDecoder,
     FrameKind,
@@ -76,23 +75,6 @@ def test_a_frame_that_is_cut_short_is_silence(
     kept = data.draw(st.integers(0, len(whole) - 1))
     stream = b"".join(map(encode, sent)) + whole[:kept]
     assert decode([stream]) == (sent, "", kept)
-
-
-@given(st.binary(max_size=100))
-def test_garbage_is_a_protocol_error_or_silence(data: bytes) -> None:
-    received, error, pending = decode([bytes([VERSION]) + data])
-    assert all(len(frame.payload) <= LIMIT for frame in received)
-    assert error or pending <= len(data) + 1
-
-
-@given(st.lists(frames, max_size=3), st.binary(min_size=HEADER_SIZE, max_size=60))
-def test_what_came_before_garbage_is_received_at_any_cut(
-    sent: list[Frame], garbage: bytes
-) -> None:
-    stream = b"".join(map(encode, sent)) + bytes([VERSION + 1]) + garbage
-    whole = decode([stream])
-    assert whole == (sent, f"the peer speaks version {VERSION + 1}, not {VERSION}", 0)
-    assert decode([bytes([byte]) for byte in stream]) == whole
 
 
 @pytest.mark.parametrize(
@@ -268,29 +250,6 @@ def test_a_long_payload_stays_where_it_was_received() -> None:
     for found, buffer in zip(receiver.frames, made, strict=True):
         assert type(found.payload) is memoryview
         assert found.payload.obj is buffer
-
-
-def awaited(decoder: FrameDecoder) -> tuple[int | None, int]:
-    """Return how much room the target has, if there is one, and what is pending."""
-    room = None if decoder.target is None else len(decoder.target)
-    return room, decoder.pending
-
-
-@pytest.mark.parametrize("received", [0, 1, MOST])
-def test_the_target_is_the_rest_of_a_long_payload_and_nothing_else(
-    received: int,
-) -> None:
-    frame, rest = long_frame(MOST + 1), MOST + 1 - received
-    decoder = FrameDecoder(max_payload=MOST + 1)
-    assert awaited(decoder) == (None, 0)
-    assert decoder.feed(encode(frame)[: HEADER_SIZE + received]) == []
-    assert awaited(decoder) == (rest, HEADER_SIZE + received)
-    assert decoder.target is not None
-    decoder.target[:] = NOISE[received : MOST + 1]
-    assert decoder.fill(rest - 1) == []
-    assert awaited(decoder) == (1, HEADER_SIZE + MOST)
-    assert decoder.fill(1) == [frame]
-    assert awaited(decoder) == (None, 0)
 
 
 def test_a_payload_is_put_together_up_to_1_mib_and_if_it_comes_at_once() -> None:

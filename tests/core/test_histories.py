@@ -13,8 +13,6 @@ from collections.abc import Callable
 import pytest
 
 from tests.core.pool_core import (
-    REVOKE_GRACE,
-    STACK_GRACE,
     UNKNOWN,
     Core,
     Finish,
@@ -25,9 +23,6 @@ from tests.core.pool_core import (
 
 Event = Callable[[Core, float], list[cmd.Command]]
 History = list[tuple[float, Event, list[cmd.Command]]]
-
-
-ALL, RUNNING, NONE = Finish.ALL, Finish.RUNNING, Finish.NONE
 
 
 def start(core: Core, now: float) -> list[cmd.Command]:
@@ -56,23 +51,11 @@ def ready(slot: int) -> Event:
     return lambda core, now: core.ready(slot, now)
 
 
-def land(core: Core, slot: int, count: int = 1) -> None:
-    for _ in range(count):
+def outcome(slot: int) -> Event:
+    def event(core: Core, now: float) -> list[cmd.Command]:
         job = core.slots[slot].in_flight.head
         assert job is not None
         core.outcome(slot, job)
-
-
-def hang(slot: int) -> Event:
-    def event(core: Core, now: float) -> list[cmd.Command]:
-        return core.hang(slot, now)
-
-    return event
-
-
-def outcome(slot: int, count: int = 1) -> Event:
-    def event(core: Core, now: float) -> list[cmd.Command]:
-        land(core, slot, count)
         return core.refill(slot, now)
 
     return event
@@ -96,8 +79,8 @@ def revoked(slot: int, *places: int) -> Event:
     return lambda core, now: core.revoked(slot, places, now)
 
 
-def close(finish: Finish, timeout: float) -> Event:
-    return lambda core, now: core.close(finish, now + timeout, now)
+def close(timeout: float) -> Event:
+    return lambda core, now: core.close(Finish.ALL, now + timeout, now)
 
 
 # Delays of 1, 2, 4 s; the second failed start in a row breaks a pool without workers.
@@ -127,24 +110,6 @@ HISTORIES: dict[str, History] = {
         (3.0, outcome(1), []),
         (4.0, submit(5), [cmd.Assign(1, (5,))]),
     ],
-    "short jobs travel ahead, as far as the budget goes, and spread over all": [
-        *TWO,
-        (
-            1.0,
-            submit(1, 2, 3, 4, 5, 6, cost=6400.0),
-            [
-                cmd.Assign(1, (1,)),
-                cmd.Assign(0, (2,)),
-                cmd.Assign(1, (3,)),
-                cmd.Assign(0, (4,)),
-            ],
-        ),
-        (1.1, outcome(1), [cmd.Assign(1, (5,))]),
-        (1.2, outcome(0), [cmd.Assign(0, (6,))]),
-        (1.3, outcome(1, 2), []),
-        (1.3, outcome(0), []),
-        (1.4, submit(7, cost=6400.0), [cmd.Assign(1, (7,))]),
-    ],
     "what waits behind a job that turns out to be long goes to another worker": [
         *TWO,
         (1.0, submit(1), [cmd.Assign(1, (1,))]),
@@ -162,21 +127,6 @@ HISTORIES: dict[str, History] = {
         (2.0, outcome(0), []),
         (2.1, submit(6), [cmd.Assign(0, (6,))]),
     ],
-    "a silent worker that cannot say where it is, nor give anything back, dies": [
-        *ONE,
-        (1.0, submit(1, 2, cost=10.0), [cmd.Assign(0, (1,)), cmd.Assign(0, (2,))]),
-        (1.1, hang(0), [cmd.WriteStacks(0, 1), cmd.Revoke(0, (2,))]),
-        (1.1 + STACK_GRACE, timer, []),
-        (1.1 + STACK_GRACE + REVOKE_GRACE, timer, [cmd.Kill(0)]),
-        (2.0, died(0, started=True), [cmd.TellRestart(0, 0.0), cmd.Spawn(0, 2)]),
-    ],
-    "a worker dies in mid-job: blamed on the job, replaced at once": [
-        *ONE,
-        (1.0, submit(1), [cmd.Assign(0, (1,))]),
-        (1.0, submit(2), []),
-        (1.5, died(0, started=True), [cmd.TellRestart(0, 0.0), cmd.Spawn(0, 2)]),
-        (1.6, ready(0), [cmd.Assign(0, (2,))]),
-    ],
     "starts that fail park their slot, later and later; the others work on": [
         *TWO[:2],
         (0.25, died(1), [cmd.ParkSlot(1, FAILED, 1.0)]),
@@ -188,21 +138,6 @@ HISTORIES: dict[str, History] = {
         (3.75, died(1), [cmd.ParkSlot(1, "3 starts failed in a row", 4.0)]),
         (7.75, timer, [cmd.Spawn(1, 4)]),
         (8.0, ready(1), [cmd.Recover(1), cmd.Assign(1, (2,))]),
-    ],
-    "one slot tries for all, and the first worker that is ready brings them back": [
-        (0.0, start, [cmd.Spawn(0, 1), cmd.Spawn(1, 1)]),
-        (0.1, died(0), [cmd.ParkSlot(0, FAILED, 1.0)]),
-        (0.1, died(1), [cmd.ParkSlot(1, FAILED, 1.0)]),
-        (0.2, submit(1), []),
-        (1.1, timer, [cmd.Spawn(0, 2)]),
-        (1.2, ready(0), [cmd.Recover(0), cmd.Spawn(1, 2), cmd.Assign(0, (1,))]),
-    ],
-    "a start that takes too long is ended by force": [
-        (0.0, start, [cmd.Spawn(0, 1)]),
-        (20.0, timer, [cmd.Kill(0)]),
-        (20.1, ready(0), []),  # too late
-        (20.2, died(0), [cmd.ParkSlot(0, FAILED, 1.0)]),
-        (21.2, timer, [cmd.Spawn(0, 2)]),
     ],
     "a pool whose starts fail is broken when its last worker is gone": [
         *TWO,
@@ -234,7 +169,7 @@ HISTORIES: dict[str, History] = {
         (1.0, submit(1), [cmd.Assign(1, (1,))]),
         (1.0, submit(2), [cmd.Assign(0, (2,))]),
         (1.0, submit(3), []),
-        (2.0, close(ALL, 30.0), []),
+        (2.0, close(30.0), []),
         (3.0, outcome(1), [cmd.Assign(1, (3,))]),
         (3.5, outcome(0), [cmd.Stop(0)]),
         (3.6, died(0), []),
@@ -250,7 +185,7 @@ HISTORIES: dict[str, History] = {
     "when the time is over every job ends and every worker is killed": [
         *TWO,
         (1.0, submit(1), [cmd.Assign(1, (1,))]),
-        (2.0, close(ALL, 3.0), [cmd.Stop(0)]),
+        (2.0, close(3.0), [cmd.Stop(0)]),
         (2.1, died(0), []),
         (5.0, timer, [cmd.FailJobs((1,), "closed"), cmd.Kill(1)]),
         (10.0, timer, [cmd.Abandon(1)]),
@@ -258,45 +193,11 @@ HISTORIES: dict[str, History] = {
     ],
     "a worker that is told to stop and does not is pressed step by step": [
         *ONE,
-        (1.0, close(ALL, 30.0), [cmd.Stop(0)]),
+        (1.0, close(30.0), [cmd.Stop(0)]),
         (3.0, timer, [cmd.Terminate(0)]),
         (5.0, timer, [cmd.Kill(0)]),
         (10.0, timer, [cmd.Abandon(0)]),
         (10.0, died(0), [cmd.Finished()]),
-    ],
-    # Regressions.
-    "no worker is started when the time to close is over too": [
-        *TWO,
-        (1.0, died(0), [cmd.TellRestart(0, 0.0), cmd.Spawn(0, 2)]),
-        (1.1, submit(1), [cmd.Assign(1, (1,))]),
-        (1.1, submit(2), []),
-        (1.5, died(0), [cmd.ParkSlot(0, FAILED, 1.0)]),
-        (1.5, close(ALL, 1.0), []),
-        (2.5, timer, [cmd.FailJobs((1, 2), "closed"), cmd.Kill(1)]),
-        (2.6, died(1), [cmd.Finished()]),
-    ],
-    "the last slot of a closing pool cannot be filled: its queue hears it": [
-        *TWO,
-        (1.0, submit(1), [cmd.Assign(1, (1,))]),
-        (2.0, close(ALL, 30.0), [cmd.Stop(0)]),
-        (2.1, died(0), []),
-        (
-            3.0,
-            died(1, started=True, requeue=True),
-            [cmd.TellRestart(1, 0.0), cmd.Spawn(1, 2)],
-        ),
-        (3.5, died(1), [cmd.ParkSlot(1, FAILED, 1.0)]),
-        (4.5, timer, [cmd.Spawn(1, 3)]),
-        (
-            5.0,
-            died(1),
-            [
-                cmd.ParkSlot(1, TWICE, 2.0),
-                cmd.GiveUp(TWICE),
-                cmd.FailJobs((1,), "broken"),
-                cmd.Finished(),
-            ],
-        ),
     ],
 }
 

@@ -185,15 +185,6 @@ def test_what_makes_no_sense_is_lost_and_what_is_before_it_is_not() -> None:
     assert found(log_of(1, done=CHUNK_SIZE + 1)) == [1, *[LOST] * (CHUNK_SIZE - 1)]
 
 
-@given(st.binary(max_size=300), st.integers(0, 30))
-def test_any_garbage_is_read(garbage: bytes, done: int) -> None:
-    memory = log_of(done=done)
-    memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + len(garbage)] = garbage
-    load = found(memory)
-    assert load is not None
-    assert len(load) == done
-
-
 wild = st.lists(
     st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=16)), max_size=6
 )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.core.pool_core import (
     GROW_EVERY,
-    UNKNOWN,
     Core,
     Finish,
     JobTraits,
@@ -34,15 +31,6 @@ def key_of(place: int, count: int) -> int:
 
 def submit(core: Core, job: int, key: int, priority: int = 0) -> int | None:
     return core.submit_keyed(job, KeyedTraits(JobTraits(), key), priority)
-
-
-def test_after_a_crash_the_place_is_kept_while_the_next_one_starts() -> None:
-    core = pool(2)
-    assert submit(core, 1, key_of(0, 2)) == 0
-    core.ended(0, 1.0, started=True, requeue=(), jitter=0.0)
-    assert places(core) == {0: 0, 1: 1}
-    assert submit(core, 2, key_of(0, 2)) is None
-    assert core.ready(0, 1.1) == [cmd.Assign(0, (2,))]
 
 
 def test_in_a_backoff_the_next_choice_has_the_keys_and_then_they_come_back() -> None:
@@ -99,29 +87,6 @@ def test_who_comes_takes_the_lowest_place_that_is_free() -> None:
     assert places(core) == {0: 0, 1: 3, 2: 2}, "nobody new is there yet"
     core.ready(4, 4.0)
     assert places(core) == {0: 0, 1: 3, 2: 2, 3: 4}
-
-
-def test_jobs_move_with_their_keys_and_keep_their_age_and_priority() -> None:
-    core = pool(1)
-    core.submit(0, JobTraits())
-    mine, other = key_of(1, 2), key_of(0, 2)
-    for job, (key, priority) in enumerate(
-        [(mine, 0), (other, 0), (mine, -1), (mine, 0), (other, 0)], 1
-    ):
-        assert submit(core, job, key, priority) is None
-    core.requeue({9: KeyedTraits(JobTraits(), mine)}, 0.0)
-    core.resize(2, 2, 1.0)
-    begun: list[int] = []
-    commands = core.ready(1, 2.0)
-    while commands:
-        [assign] = commands
-        assert isinstance(assign, cmd.Assign)
-        begun += assign.jobs
-        core.outcome(1, *assign.jobs)
-        commands = core.refill(1, 3.0)
-    assert begun == [9, 3, 1, 4]
-    core.outcome(0, 0)
-    assert core.refill(0, 3.0) == [cmd.Assign(0, (2,))]
 
 
 def test_nobody_is_started_for_a_job_that_waits_while_others_are_idle() -> None:
@@ -183,41 +148,6 @@ def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
     deadline = core.next_deadline()
     assert deadline is not None
     assert commands or deadline < 30.0, "nobody is there for it until the time is over"
-
-
-def test_errands_are_run_one_by_one_before_all_other_jobs() -> None:
-    core = pool(1)
-    assert core.submit(1, JobTraits()) == 0
-    assert core.submit(2, JobTraits(), -9) is None
-    assert [core.submit_pinned(0, job) for job in (3, 4)] == [[], []]
-    begun = [1]
-    for _ in range(3):
-        core.outcome(0, begun[-1])
-        [assign] = core.refill(0, 2.0)
-        assert isinstance(assign, cmd.Assign)
-        begun += assign.jobs
-    assert begun == [1, 3, 4, 2]
-
-
-def test_an_errand_that_a_worker_gives_back_is_nobody_elses() -> None:
-    core = pool(2)
-    assert core.submit_pinned(0, 1) == [cmd.Assign(0, (1,))]
-    commands = core.retire(0, "asked", 2.0, unsent=None)
-    assert cmd.Revoke(0, (1,)) in commands
-    commands = core.revoked(0, [1], 3.0)
-    assert commands == [cmd.Unassign((1,)), cmd.DropPinnedJobs((1,)), cmd.Stop(0)]
-    assert core.queued == 0
-
-
-def test_errands_do_not_wear_a_worker() -> None:
-    limits = WorkerLimits(max_jobs=1)
-    core = pool(1, limits=limits)
-    core.submit_pinned(0, 1)
-    core.outcome(0, 1)
-    assert core.refill(0, 1.0) == []
-    core.submit(2, JobTraits())
-    core.outcome(0, 2)
-    assert core.refill(0, 2.0) == [cmd.Spawn(1, 1)]
 
 
 # Sessions.
@@ -321,24 +251,6 @@ def test_a_smaller_pool_keeps_whom_a_session_has() -> None:
 
 
 # Which jobs wait, and where.
-
-
-@pytest.mark.parametrize(
-    ("width", "waiting"), [(1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2])]
-)
-def test_those_wait_that_have_not_begun_wherever_they_are(
-    width: int, waiting: list[int]
-) -> None:
-    core = pool(1, concurrency=width)
-    found, pipelining = [], []
-    for job in range(5):
-        found.append(core.waiting)
-        pipelining.append(core.pipelining)
-        core.submit(job, short(UNKNOWN if job > 3 else 4000.0))
-    assert found == waiting
-    assert pipelining == [count > 0 for count in waiting]
-    assert core.waiting == waiting[-1] + 1  # the last one is in the queue
-    assert core.queued == 1
 
 
 def test_a_worker_is_idle_beside_one_that_others_wait_in() -> None:

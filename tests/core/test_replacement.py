@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.core import pool_core
 from tests.core.pool_core import (
-    BURST,
     Core,
     Finish,
     RestartPolicy,
@@ -33,10 +31,6 @@ def pool(workers: int, most: int | None = None, **options: Any) -> Core:
 
 def wear_out(core: Core, slot: int, now: float) -> list[cmd.Command]:
     return core.replace(slot, "max_memory", now)
-
-
-def retire(core: Core, slot: int, now: float) -> list[cmd.Command]:
-    return core.retire(slot, "asked", now, unsent=None)
 
 
 def test_a_worn_worker_goes_when_another_one_is_ready() -> None:
@@ -90,39 +84,6 @@ def test_a_roll_waits_for_a_replacement_that_is_surplus() -> None:
     assert gone(core, 3, 1.6) == [cmd.LeaveEmpty(3), cmd.RollEnded(3, "")]
 
 
-def test_with_more_surge_more_of_them_do() -> None:
-    core = pool(3, max_surge=2)
-    assert wear_out(core, 0, 1.0) == [cmd.Spawn(3, 1)]
-    assert wear_out(core, 1, 1.0) == [cmd.Spawn(4, 1)]
-    assert wear_out(core, 2, 1.0) == []
-
-
-def test_without_surge_a_worker_goes_first() -> None:
-    core = pool(2, max_surge=0, max_unavailable=1)
-    assert wear_out(core, 0, 1.0) == [cmd.Retiring(0, "max_memory"), cmd.Stop(0)]
-    assert wear_out(core, 1, 1.0) == []
-    assert gone(core, 0, 1.1) == [cmd.Spawn(0, 2)]
-    assert core.ready(0, 1.2) == [cmd.Retiring(1, "max_memory"), cmd.Stop(1)]
-
-
-def test_a_worker_is_worn_after_so_many_jobs() -> None:
-    core = pool(1, limits=WorkerLimits(max_jobs=2, jitter=0.0))
-    for job, commands in ((1, []), (2, [cmd.Spawn(1, 1)]), (3, [])):
-        assert core.submit(job, short()) == 0
-        core.outcome(0, job)
-        assert core.refill(0, 1.0) == commands, "it goes on until then"
-    assert core.ready(1, 1.1) == [cmd.Retiring(0, "max_jobs"), cmd.Stop(0)]
-
-
-def test_a_worker_is_worn_at_its_age() -> None:
-    core = pool(1, limits=WorkerLimits(max_age=50.0, jitter=0.0))
-    assert core.next_deadline() == 50.0
-    assert core.on_timer(50.0) == [cmd.Spawn(1, 1)]
-    assert core.ready(1, 51.0) == [cmd.Retiring(0, "max_age"), cmd.Stop(0)]
-    gone(core, 0, 51.1)
-    assert core.next_deadline() == 101.0
-
-
 def test_the_old_one_stays_if_the_new_one_does_not_start() -> None:
     core = pool(1)
     wear_out(core, 0, 1.0)
@@ -133,92 +94,6 @@ def test_the_old_one_stays_if_the_new_one_does_not_start() -> None:
     assert gone(core, 1, 3.0) == [cmd.KeepWorker(1, 1.0)], "more and more patiently"
     assert core.on_timer(4.0) == [cmd.Spawn(1, 3)]
     assert core.ready(1, 5.0) == [cmd.Retiring(0, "max_memory"), cmd.Stop(0)]
-
-
-def test_a_pool_never_breaks_of_replacements_that_do_not_start() -> None:
-    core = pool(1)
-    wear_out(core, 0, 1.0)
-    for _ in range(100):
-        gone(core, 1, core.next_deadline() or 1.0)
-        now = core.next_deadline()
-        assert now is not None
-        core.on_timer(now)
-    assert core.broken is None
-    assert taking(core) == [0]
-
-
-def test_who_asks_to_be_retired_gets_no_job_whoever_is_there() -> None:
-    core = pool(1)
-    for job in (1, 2):
-        core.submit(job, short())
-    commands = retire(core, 0, 1.0)
-    assert commands == [
-        cmd.Retiring(0, "asked"),
-        cmd.Revoke(0, (2,)),
-        cmd.Revoke(0, (1,)),
-        cmd.Spawn(1, 1),
-    ]
-    core.revoked(0, (2,), 1.1)
-    core.revoked(0, (), 1.1)
-    core.outcome(0, 1)
-    assert core.refill(0, 1.2) == [cmd.Stop(0)]
-    assert core.ready(1, 1.3) == [cmd.Assign(1, (2,))]
-    assert gone(core, 0, 1.4) == [cmd.LeaveEmpty(0)]
-
-
-def test_a_roll_replaces_one_after_the_other() -> None:
-    core = pool(2)
-    assert core.roll(1.0) == [cmd.Spawn(2, 1)]
-    assert core.ready(2, 1.1) == [cmd.Retiring(0, "roll"), cmd.Stop(0)]
-    assert gone(core, 0, 1.2) == [cmd.LeaveEmpty(0), cmd.Spawn(0, 2)]
-    assert core.ready(0, 1.3) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
-    assert gone(core, 1, 1.4) == [cmd.LeaveEmpty(1), cmd.RollEnded(2, "")]
-    assert not core.rolling
-
-
-@pytest.mark.parametrize(
-    ("stop", "commands"),
-    [
-        (
-            lambda core: gone(core, 2, 1.1),
-            [cmd.KeepWorker(2, None), cmd.RollEnded(0, "a replacement did not start")],
-        ),
-        (
-            lambda core: core.close(Finish.ALL, 30.0, 1.1),
-            [
-                cmd.RollEnded(0, "the pool was closed"),
-                cmd.Stop(0),
-                cmd.Stop(1),
-                cmd.Terminate(2),
-            ],
-        ),
-    ],
-)
-def test_a_roll_that_cannot_go_on_ends(
-    stop: Callable[[Core], list[cmd.Command]], commands: list[cmd.Command]
-) -> None:
-    core = pool(2)
-    core.roll(1.0)
-    assert stop(core) == commands
-    assert not core.rolling
-    if core.finish is None:
-        assert taking(core) == [0, 1]
-        assert core.next_deadline() is None, "nothing is tried again"
-
-
-def test_a_roll_replaces_as_many_at_a_time_as_the_budget_allows() -> None:
-    core = pool(4, max_surge=2)
-    assert core.roll(1.0) == [cmd.Spawn(4, 1), cmd.Spawn(5, 1)]
-    assert core.ready(5, 1.1) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
-    assert core.ready(4, 1.1) == [cmd.Retiring(0, "roll"), cmd.Stop(0)]
-    assert gone(core, 0, 1.2) == [cmd.LeaveEmpty(0), cmd.Spawn(0, 2)]
-    assert gone(core, 1, 1.2) == [cmd.LeaveEmpty(1), cmd.Spawn(1, 2)]
-    assert [core.slots[index].replaces for index in (0, 1)] == [2, 3]
-    core.ready(0, 1.3)
-    core.ready(1, 1.3)
-    assert gone(core, 2, 1.4) == [cmd.LeaveEmpty(2)]
-    assert gone(core, 3, 1.4) == [cmd.LeaveEmpty(3), cmd.RollEnded(4, "")]
-    assert taking(core) == [0, 1, 4, 5]
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -300,27 +175,6 @@ def test_a_start_that_had_begun_before_the_roll_may_fail() -> None:
     assert core.ready(0, now + 0.2)[-1] == cmd.RollEnded(0, "", 1)
 
 
-def rolled_in_vain(workers: int) -> Core:
-    """Return a pool whose roll has failed at 1.1 and left one start that it had begun."""
-    core = pool(workers, max_surge=2)
-    assert core.roll(1.0) == [cmd.Spawn(workers, 1), cmd.Spawn(workers + 1, 1)]
-    trouble = cmd.RollEnded(0, "a replacement did not start")
-    assert gone(core, workers + 1, 1.1)[-1] == trouble
-    return core
-
-
-def test_a_start_that_an_earlier_roll_has_begun_may_fail() -> None:
-    """It may have failed of what is mended by now."""
-    core = rolled_in_vain(2)
-    assert core.roll(1.2) == [cmd.Spawn(3, 2)]
-    assert gone(core, 2, 1.3) == [cmd.KeepWorker(2, 0.0), cmd.Spawn(2, 2)]
-    assert core.rolling
-    assert core.ready(2, 1.4) == [cmd.Retiring(0, "roll"), cmd.Stop(0)]
-    assert core.ready(3, 1.4) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
-    assert gone(core, 0, 1.5) == [cmd.LeaveEmpty(0)]
-    assert gone(core, 1, 1.5) == [cmd.LeaveEmpty(1), cmd.RollEnded(2, "")]
-
-
 def test_the_first_reason_counts() -> None:
     core = pool(1)
     wear_out(core, 0, 1.0)
@@ -339,29 +193,7 @@ def test_a_replacement_that_comes_ends_the_row_of_those_that_failed() -> None:
     assert gone(core, 0, 5.0) == [cmd.KeepWorker(0, 0.5)]
 
 
-def test_who_leaves_is_not_due_for_its_age() -> None:
-    core = pool(1, limits=WorkerLimits(max_age=50.0, jitter=0.0, drain_timeout=None))
-    core.submit(1, short())
-    retire(core, 0, 1.0)
-    core.ready(1, 2.0)
-    assert core.next_deadline() == 52.0, "the other one's"
-
-
 # How many workers there are.
-
-
-def test_a_pool_grows_at_once_when_it_is_resized() -> None:
-    core = pool(1)
-    commands = core.resize(3, 3, 1.0)
-    assert commands == [cmd.Resized(3), cmd.Spawn(1, 1), cmd.Spawn(2, 1)]
-    core.ready(1, 1.1)
-    assert [core.settled, bool(core.ready(2, 1.1))] == [
-        False,
-        False,
-    ]
-    assert core.settled
-    core.resize(9, 9, 2.0)
-    assert len(core.slots) == 10, "there is a spare seat"
 
 
 def test_when_it_shrinks_the_idle_go_first_and_all_at_once() -> None:
@@ -417,33 +249,6 @@ def test_who_was_to_go_and_stays_is_not_one_more() -> None:
     assert core.restarts == 1
 
 
-def test_an_elastic_pool_grows_while_jobs_wait_and_shrinks_when_workers_idle() -> None:
-    core = pool(1, 3)
-    for job in range(1, 6):
-        if core.submit(job, short(1e9)) is None:
-            core.job_waits(1.0)
-    first = core.next_deadline()
-    assert first is not None
-    assert core.on_timer(first) == [cmd.Resized(2), cmd.Spawn(1, 1)]
-    second = core.next_deadline()
-    assert second is not None
-    assert core.on_timer(second) == [cmd.Resized(3), cmd.Spawn(2, 1)]
-    core.ready(1, 2.0)
-    core.ready(2, 2.0)
-    for slot, job in ((0, 1), (1, 2), (2, 3), (0, 4), (1, 5)):
-        core.outcome(slot, job)
-        core.refill(slot, 10.0 + slot)
-    went: list[int] = []
-    while (now := core.next_deadline()) is not None:
-        for command in core.on_timer(now):
-            if isinstance(command, cmd.Retiring):
-                assert now == 70.0 + command.slot
-                went.append(command.slot)
-                assert gone(core, command.slot, now) == [cmd.LeaveEmpty(command.slot)]
-    assert went == [0, 1], "whoever has been idle for longest"
-    assert taking(core) == [2]
-
-
 def test_what_cannot_start_goes_before_an_idle_worker_when_the_pool_shrinks() -> None:
     core = pool(1, 3)
     core.resize(3, 3, 0.0)
@@ -457,59 +262,6 @@ def test_what_cannot_start_goes_before_an_idle_worker_when_the_pool_shrinks() ->
     assert taking(core) == [1, 2]
     assert core.on_timer(60.0)[0] == cmd.Resized(1)
     assert len(taking(core)) == 1, "one of them was idle for as long"
-
-
-# The numbers by which jobs know their workers.
-
-
-def ranks(core: Core) -> dict[int, int]:
-    """Return the ranks of the workers that take jobs, by slot."""
-    up = {SlotState.IDLE, SlotState.BUSY}
-    return {s.index: s.rank for s in core.slots if s.state in up and not s.draining}
-
-
-def test_a_successor_has_the_rank_of_the_dead_one() -> None:
-    core = pool(3)
-    gone(core, 1, 1.0)
-    gone(core, 0, 1.0)
-    core.ready(0, 1.1)
-    core.ready(1, 1.1)
-    assert ranks(core) == {0: 0, 1: 1, 2: 2}
-
-
-def test_a_replacement_has_the_rank_of_the_worker_that_it_replaces() -> None:
-    core = pool(2)
-    for now in (1.0, 2.0, 3.0):
-        old = next(index for index, rank in ranks(core).items() if rank == 1)
-        core.replace(old, "max_age", now)
-        [new] = [s.index for s in core.slots if s.replaces == old]
-        assert core.slots[new].rank == core.slots[old].rank == 1
-        core.ready(new, now)
-        gone(core, old, now)
-        assert sorted(ranks(core).values()) == [0, 1]
-        assert new in ranks(core)
-
-
-def test_the_rank_of_a_worker_that_leaves_is_free_for_its_successor() -> None:
-    core = pool(2)
-    core.submit(1, short())
-    core.let_go(0, "asked", 1.0)
-    core.ready(2, 1.1)
-    assert ranks(core) == {1: 1, 2: 0}
-    assert core.slots[0].draining
-
-
-def test_a_pool_that_has_shrunk_gives_low_ranks_again() -> None:
-    core = pool(3)
-    gone_first = [0, 1]
-    core.resize(1, 1, 1.0)
-    for index in gone_first:
-        gone(core, index, 1.1)
-    [(last, rank)] = ranks(core).items()
-    assert rank == 2, "a worker keeps its rank"
-    core.replace(last, "max_age", 2.0)
-    [new] = [s for s in core.slots if s.replaces == last]
-    assert new.rank == 0
 
 
 # Starts that fail.
@@ -546,59 +298,6 @@ def test_a_caller_of_a_broken_pool_brings_the_next_try_forward() -> None:
     assert core.next_deadline() == 70.1
 
 
-# A worker that serves and fails: it finishes what it has, and its end is a crash.
-
-
-@pytest.mark.parametrize("delay", [0.0, 0.1])
-def test_who_fails_while_it_serves_has_a_successor_before_it_has_finished(
-    delay: float,
-) -> None:
-    core = pool(1, serving=True)
-    for _ in range(BURST if delay else 0):  # too many have died before
-        gone(core, 0, 1.0)
-        core.ready(0, 1.0)
-    new = cmd.TellRestart(1, delay) if delay else cmd.Spawn(1, 1)
-    leaves = [cmd.Retiring(0, "uncaught exception"), cmd.Stop(0)]
-    assert core.fault(0, 1.0) == [*leaves, new]
-    assert not core.slots[0].exit_planned
-    assert core.fault(0, 1.0) == []
-    if delay:
-        assert core.next_deadline() == 1.0 + delay
-        assert core.on_timer(1.0 + delay) == [cmd.Spawn(1, 1)]
-    core.ready(1, 1.2)
-    # What follows was decided when it failed.
-    before = core.restart_book()
-    assert gone(core, 0, 1.3) == [cmd.LeaveEmpty(0)]
-    assert core.restart_book() == before
-
-
-def test_who_fails_too_often_while_it_serves_is_followed_when_it_is_gone() -> None:
-    core = pool(1, serving=True, policy=RestartPolicy.limited(1, 60.0))
-    gone(core, 0, 1.0)
-    core.ready(0, 1.0)
-    assert core.fault(0, 1.5) == [cmd.Stop(0)]
-    text = "2 workers died within 60 s, and the policy allows 1"
-    assert gone(core, 0, 1.6) == [cmd.ParkSlot(0, text, None), cmd.GiveUp(text)]
-
-
-def test_who_fails_while_it_serves_and_has_a_replacement_gets_no_other() -> None:
-    core = pool(1, serving=True)
-    wear_out(core, 0, 0.5)
-    leaves = [cmd.Retiring(0, "uncaught exception"), cmd.Stop(0)]
-    assert core.fault(0, 1.0) == leaves
-    assert core.slots[1].replaces is None
-
-
-def test_no_more_fail_at_once_than_the_pool_may_have_workers() -> None:
-    core, successors = pool(1, serving=True), []
-    for slot in range(4):
-        successors += [it for it in core.fault(slot, 1.0) if isinstance(it, cmd.Spawn)]
-        if slot + 1 == len(core.slots):
-            break
-        core.ready(slot + 1, 1.0)
-    assert successors == [cmd.Spawn(1, 1), cmd.Spawn(2, 1)]
-
-
 # What the model does not look at.
 
 
@@ -610,24 +309,3 @@ def test_starts_of_more_workers_are_no_restarts() -> None:
     assert core.restarts == 1
     core.close(Finish.ALL, None, 2.0)
     assert core.kills == 0
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_each_worker_has_limits_of_its_own(*, exact: bool) -> None:
-    limits = WorkerLimits(max_jobs=100, exact=exact)
-    slot = pool(1, limits=limits).slots[0]
-    assert slot.recycle_limits == limits.recycle_limits(0, 1)
-    assert (slot.in_flight.most == slot.recycle_limits.jobs) is exact
-
-
-@pytest.mark.parametrize(("now", "due"), [(9.5, 10.0), (10.5, 10.5), (40.0, 25.0)])
-def test_a_caller_gets_the_next_start_a_second_after_the_last_one(
-    now: float, due: float
-) -> None:
-    policy = RestartPolicy(initial_delay=16.0, max_failed_starts=1)
-    core = pool(1, ready=0, policy=policy)
-    gone(core, 0, 9.0)
-    assert core.next_deadline() == 25.0
-    core.try_sooner(now)
-    assert core.next_deadline() == due
-    assert core.retry_in(8.0) == due - 8.0

@@ -1,4 +1,4 @@
-"""How jobs are made to end, and their workers with them."""
+"""How jobs, workers and pools are made to end; every order is in ``test_supervision.py``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from tests.core.pool_core import (
     REVOKE_GRACE,
     STACK_GRACE,
     STOP_GRACE,
+    STREAM_TRAITS,
     TERM_GRACE,
     CancelMode,
     Core,
-    EndingStage,
     Finish,
     JobTraits,
+    RestartPolicy,
     SlotState,
     WorkerLimits,
     cmd,
@@ -80,57 +81,19 @@ def test_a_job_whose_time_is_over_says_where_it_is_first(
     assert core.on_timer(due) == [cmd.Kill(0)]
 
 
-def test_a_job_is_asked_once() -> None:
-    core = busy(1)
-    assert core.expire(1, 1.0, index=0, mode=INTERRUPT) != []
-    assert core.cancel(1, 2.0, index=0, begun=True, mode=INTERRUPT) == []
-    assert core.next_deadline() == 3.0
-
-
-def test_a_job_that_is_late_fails_when_it_is_given_back() -> None:
+def test_a_late_job_fails_when_it_is_given_back_and_is_in_time_if_it_has_begun() -> (
+    None
+):
     core = busy(1, 2, 3)
     assert core.revoke(2, 0) == [cmd.Revoke(0, (2,))]
-    assert core.is_revoked(2, 0)
-    assert core.revoke(2, 0) == [], "it is asked once"
+    core.revoke(3, 0)
     assert core.revoked(0, (2,), 1.0) == [
         cmd.Unassign((2,)),
         cmd.FailJobs((2,), "expired"),
     ]
-    assert not core.is_revoked(2, 0)
-    core.outcome(0, 1)
-    core.outcome(0, 3)
-    assert core.slots[0].in_flight.jobs == {}
-
-
-def test_a_late_job_that_has_begun_is_in_time_though_others_are_still_asked_for() -> (
-    None
-):
-    core = busy(1, 2, 3)
-    core.revoke(2, 0)
-    core.revoke(3, 0)
-    assert core.revoked(0, (), 1.0) == []
-    assert not core.is_revoked(2, 0)
     assert core.is_revoked(3, 0)
-
-
-def test_a_job_that_is_asked_back_for_another_reason_fails_if_it_is_late() -> None:
-    core = busy(1, 2, 3)
-    core.check_for_stalls()
-    assert core.check_for_stalls() == [cmd.Revoke(0, (2, 3))]
-    assert core.revoke(3, 0) == []
-    assert core.revoked(0, (2, 3), 1.0) == [
-        cmd.Unassign((2, 3)),
-        cmd.FailJobs((3,), "expired"),
-    ]
-
-
-def test_who_is_not_there_any_more_is_not_asked_for_what_is_late() -> None:
-    core = busy(1, 2)
-    core.outcome(0, 1)
-    assert core.revoke(1, 0) == []
-    core.close(Finish.NONE, 5.0, 1.0)
-    assert core.revoke(2, 0) == []
-    assert not core.is_revoked(2, 0)
+    assert core.revoked(0, (), 1.1) == []
+    assert not core.is_revoked(3, 0)
 
 
 def test_a_cancelled_job_is_unanswered_until_its_worker_gives_it_back_or_goes() -> None:
@@ -151,186 +114,15 @@ def test_a_cancelled_job_is_unanswered_until_its_worker_gives_it_back_or_goes() 
     assert not core.unanswered(3, 0)
 
 
-def test_a_silent_worker_is_killed_as_one_that_crashed() -> None:
-    core = busy(1)
-    assert core.hang(0, 1.0) == [cmd.WriteStacks(0, 1)]
-    assert core.slots[0].hung
-    assert core.stacks_written(0, 1.01) == [cmd.Kill(0)]
-    assert not core.slots[0].exit_planned
-
-
-def test_a_cancelled_job_is_no_crash_though_its_worker_was_silent_before() -> None:
-    core = busy(1, 2)
-    core.hang(0, 1.0)
-    # The second one has begun after all, so that the worker was not silent.
-    core.cancel(2, 1.01, index=0, begun=False)
-    core.outcome(0, 1)
-    assert core.revoked(0, (), 1.02) == [cmd.Kill(0)]
-    assert core.slots[0].exit_planned
-
-
-def several(*jobs: int) -> Core:
-    """Return a pool whose only worker runs *jobs* at once, as far as there are three lanes."""
-    return busy(*jobs, width=3)
-
-
-def test_a_worker_is_not_silent_because_a_neighbour_has_ended() -> None:
-    core = several(1, 2)
-    core.cancel(1, 1.0, index=0, begun=True, mode=INTERRUPT)
-    assert core.hang(0, 1.0, 2) == [cmd.WriteStacks(0, 2)]
-    core.outcome(0, 1)
-    assert core.slots[0].hung
-    assert core.stacks_written(0, 1.01, 2) == [cmd.Kill(0)]
-    core = several(1, 2)
-    core.hang(0, 1.0, 2)
-    core.outcome(0, 2)
-    assert not core.slots[0].hung
-
-
-def test_a_worker_dies_when_all_that_are_to_have_said_where_they_are() -> None:
-    core = several(1, 2)
-    for job in (1, 2):
-        commands = core.expire(job, 1.0, index=0, mode=KILL)
-        assert commands == [cmd.WriteStacks(0, job)]
-    assert core.stacks_written(0, 1.01, 1) == []
-    assert core.stacks_written(0, 1.01, 2) == [cmd.Kill(0)]
-
-
-def test_a_stall_is_one_of_all_lanes() -> None:
-    core = several(1, 2, 3, 4)
-    assert core.check_for_stalls() == []
-    core.outcome(0, 2)
-    assert core.check_for_stalls() == []
-    core.submit(5, core.slots[0].in_flight.jobs[4][2])
-    assert core.check_for_stalls() == [cmd.Revoke(0, (5,))]
-
-
-def test_a_caller_may_give_a_job_time_as_long_as_its_worker_lives() -> None:
-    core = busy(1, 2)
-    assert core.cancel(1, 1.0, index=0, begun=True) == [cmd.Revoke(0, (2,))]
-    commands = core.cancel(1, 1.05, index=0, begun=True, mode=INTERRUPT)
-    assert commands == [cmd.Interrupt(0, 1)]
-    assert core.revoked(0, (2,), 1.06) == [cmd.Unassign((2,))]
-    assert core.next_deadline() == 3.05
-    assert core.on_timer(3.05) == [cmd.Kill(0)]
-
-
-def test_a_worker_that_was_to_write_its_stacks_dies_when_they_are_there() -> None:
-    core = busy(1, 2)
-    core.expire(1, 1.0, index=0, mode=KILL)
-    assert core.on_timer(1.0 + STACK_GRACE) == []  # the second one may begin
-    commands = core.cancel(1, 1.3, index=0, begun=True, mode=INTERRUPT)
-    assert commands == [cmd.Interrupt(0, 1)]
-    assert core.revoked(0, (2,), 1.31) == [cmd.Unassign((2,))]
-    assert core.stacks_written(0, 1.32, 1) == [cmd.Kill(0)]
-
-
-def test_a_worker_that_is_killed_for_a_job_is_not_saved_by_its_outcome() -> None:
-    core = busy(1)
-    core.cancel(1, 1.0, index=0, begun=True)
-    core.outcome(0, 1)
-    assert core.refill(0, 1.01) == []
-    assert core.slots[0].job_endings.killing == 1
-    assert core.slots[0].job_endings.is_wanted(1), "there is nothing to give up"
-
-
-def test_a_worker_dies_of_no_job_if_the_pool_ends_it_anyway() -> None:
-    core = busy(1, 2)
-    core.cancel(1, 1.0, index=0, begun=True)
-    assert core.slots[0].job_endings.killing == 1
-    core.close(Finish.NONE, 5.0, 1.01)
-    assert core.slots[0].job_endings.killing is None
-
-
-def test_how_long_a_cancelled_job_may_run_is_known_when_the_pool_has_closed() -> None:
-    core = busy(1)
-    core.cancel(1, 1.0, index=0, begun=True, mode=INTERRUPT)
-    core.close(Finish.NONE, 5.0, 1.01)
-    assert core.longest_grace == INTERRUPT.grace
-
-
-def test_stacks_that_come_when_the_worker_ends_anyway_change_nothing() -> None:
-    core = busy(1)
-    core.expire(1, 1.0, index=0, mode=KILL)
-    core.kill(0, 1.1)
-    due = core.next_deadline()
-    assert core.stacks_written(0, 1.2, 1) == []
-    assert core.slots[0].job_endings.killing is None
-    assert core.next_deadline() == due
-
-
-def test_a_silent_job_that_is_cancelled_is_no_crash() -> None:
-    core = busy(1, 2)
-    assert core.hang(0, 1.0, 1) == [cmd.WriteStacks(0, 1), cmd.Revoke(0, (2,))]
-    assert core.stacks_written(0, 1.01, 1) == []
-    assert core.slots[0].hung
-    assert core.cancel(1, 1.02, index=0, begun=True) == []
-    assert [core.slots[0].job_endings.silent] == [None]
-    assert core.revoked(0, (2,), 1.03) == [cmd.Unassign((2,)), cmd.Kill(0)]
-    assert core.slots[0].exit_planned
-
-
-def test_no_job_is_ended_in_a_worker_that_ends_anyway() -> None:
-    core = busy(1, 2)
-    assert core.cancel(2, 1.0, index=0, begun=False) == [cmd.Revoke(0, (2,))]
-    assert [core.slots[0].job_endings[2].stage] == [EndingStage.REVOKING]
-    core.kill(0, 1.1)
-    assert core.cancel(1, 1.2, index=0, begun=True) == []
-    assert core.expire(1, 1.3, index=0, mode=KILL) == []
-    assert core.hang(0, 1.4, 1) == []
-    assert core.revoked(0, (), 1.5) == [], "2 has begun, and ends with its worker"
-    assert [core.slots[0].job_endings[2].stage] == [EndingStage.NONE]
-
-
-def busy_second(*jobs: int) -> Core:
-    """Return a pool of two workers: the first is idle, the second has *jobs* in hand."""
-    core = pool(2, ready=0)
-    core.ready(1, 0.0)
-    for job in jobs:
-        assert core.submit(job, short()) == 1
-    core.ready(0, 0.0)
-    return core
-
-
-def test_a_stall_is_noticed_although_the_worker_before_has_none() -> None:
-    core = busy_second(1, 2)
-    assert core.check_for_stalls() == []
-    assert core.check_for_stalls() == [cmd.Revoke(1, (2,))]
-
-
-def test_a_worker_with_a_stall_is_asked_once_and_gets_nothing_more() -> None:
-    core = busy(1, 2)
-    core.check_for_stalls()
-    assert core.check_for_stalls() == [cmd.Revoke(0, (2,))]
-    assert core.check_for_stalls() == []
-    short = JobTraits()
-    short.cost = 10.0
-    assert core.submit(3, short) is None
-
-
-def test_an_idle_worker_that_is_silent_gets_nothing_more_and_is_killed() -> None:
-    core = busy()
-    assert core.hang(0, 1.0) == [cmd.WriteStacks(0, None)]
-    assert core.hang(0, 1.1) == [], "it is killed once"
-    assert core.submit(1, JobTraits()) is None
-    assert core.next_deadline() == 1.0 + STACK_GRACE
-    assert core.on_timer(1.0 + STACK_GRACE) == [cmd.Kill(0)]
-    assert not core.slots[0].exit_planned
-
-
-def test_an_idle_worker_that_has_written_its_stacks_is_killed_at_once() -> None:
-    core = busy()
-    core.hang(0, 1.0)
-    assert core.stacks_written(0, 1.01) == [cmd.Kill(0)]
-    assert not core.slots[0].exit_planned
-
-
-@pytest.mark.parametrize("mode", [KILL, INTERRUPT])
+@pytest.mark.parametrize("mode", [KILL, INTERRUPT, None])
 def test_a_worker_that_is_asked_late_for_its_stacks_has_time_to_write_them(
-    mode: CancelMode,
+    mode: CancelMode | None,
 ) -> None:
-    core = busy(1)
-    core.expire(1, 1.0, index=0, mode=mode)
+    core = busy(1) if mode else busy()
+    if mode:
+        core.expire(1, 1.0, index=0, mode=mode)
+    else:
+        core.hang(0, 1.0)
     core.stacks_demanded(0, 9.5)
     assert core.next_deadline() == 9.5
     assert core.on_timer(9.4) == []
@@ -338,20 +130,12 @@ def test_a_worker_that_is_asked_late_for_its_stacks_has_time_to_write_them(
 
 
 def test_no_other_job_of_the_worker_cuts_that_time_short() -> None:
-    core = several(1, 2, 3)
+    core = busy(1, 2, 3, width=3)
     core.cancel(1, 1.0, index=0, begun=True, mode=CancelMode("interrupt", 0.2))
     for job in (2, 3):
         core.expire(job, 1.0, index=0, mode=KILL)
     core.stacks_demanded(0, 9.5)
     assert core.next_deadline() == 9.5
-    assert core.on_timer(9.4) == []
-    assert core.on_timer(9.5) == [cmd.Kill(0)]
-
-
-def test_so_does_an_idle_worker_that_is_silent() -> None:
-    core = busy()
-    core.hang(0, 1.0)
-    core.stacks_demanded(0, 9.5)
     assert core.on_timer(9.4) == []
     assert core.on_timer(9.5) == [cmd.Kill(0)]
 
@@ -386,36 +170,14 @@ def test_a_job_that_nobody_ends_gets_no_deadline_by_that() -> None:
     assert core.next_deadline() is None
 
 
-def test_a_silent_job_gets_no_more_time_than_its_stacks_take() -> None:
-    core = busy(1)
-    core.cancel(1, 1.0, index=0, begun=True, mode=INTERRUPT)
-    assert core.hang(0, 1.1, 1) == [cmd.WriteStacks(0, 1)]
-    assert core.next_deadline() == 1.1 + STACK_GRACE
-    assert core.stacks_written(0, 1.2, 1) == [cmd.Kill(0)]
-
-
-def test_the_stacks_of_a_silent_job_are_waited_for_too() -> None:
-    core = several(1, 2)
-    core.hang(0, 1.0, 1)
-    core.expire(2, 1.0, index=0, mode=KILL)
-    assert core.stacks_written(0, 1.01, 2) == []
-    assert core.stacks_written(0, 1.02, 1) == [cmd.Kill(0)]
-
-
 def test_the_longest_time_of_the_jobs_that_are_interrupted_counts() -> None:
-    core = several(1, 2, 3)
+    core = busy(1, 2, 3, width=3)
     assert core.longest_grace == 0.0
     for job, mode in ((1, INTERRUPT), (2, CancelMode("interrupt", 1.0)), (3, KILL)):
         core.cancel(job, 1.0, index=0, begun=True, mode=mode)
     assert core.longest_grace == INTERRUPT.grace
-
-
-def test_the_time_of_a_job_ends_although_the_worker_before_has_no_such_job() -> None:
-    core = busy_second(1, 2)
-    core.cancel(1, 1.0, index=1, begun=True, mode=INTERRUPT)
-    assert core.on_timer(3.0) == [], "the worker may still give back 2"
-    assert core.next_deadline() == 3.0 + REVOKE_GRACE
-    assert core.on_timer(3.0 + REVOKE_GRACE) == [cmd.Kill(1)]
+    core.close(Finish.NONE, 5.0, 1.01)
+    assert core.longest_grace == INTERRUPT.grace, "it is known when the pool has closed"
 
 
 # When workers that do not end in time are asked where they are.
@@ -476,3 +238,76 @@ def test_who_works_for_somebody_beside_a_cancelled_job_is_asked() -> None:
     assert core.next_overdue() == 60.0 - STACK_GRACE
     core.cancel(2, 3.0, index=0, begun=True, mode=mode)
     assert core.next_overdue() is None
+
+
+# The end of a pool.
+
+
+def pool_with(jobs: int, *, ready: bool = True) -> Core:
+    """Return a pool of one worker, which has the first of so many jobs, if it is ready."""
+    core = pool(1, ready=int(ready), policy=RestartPolicy(initial_delay=10.0))
+    slots = [core.submit(job, JobTraits()) for job in range(jobs)]
+    assert slots[:1] in ([], [0])
+    return core
+
+
+def test_it_drains_while_it_finishes_all_and_is_not_over() -> None:
+    core = pool_with(1)
+    seen = [core.draining]
+    core.close(Finish.ALL, None, 1.0)
+    seen.append(core.draining)
+    core.outcome(0, 0)
+    assert cmd.Stop(0) in core.refill(0, 2.0)
+    seen.append(core.draining)
+    commands = core.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
+    assert cmd.Finished() in commands
+    assert [*seen, core.draining] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_is_not_there_is_not_started_when_its_time_is_over(*, held: bool) -> None:
+    core = pool_with(0, ready=False)
+    core.ended(0, 1.0, started=False, requeue=(), jitter=0.0)
+    assert core.next_deadline() is not None
+    if held:  # it goes on trying, as long as it has the time
+        core.hold()
+        assert core.close(Finish.ALL, 5.0, 1.0) == []
+        assert core.on_timer(5.0) == [cmd.Finished()]
+    else:
+        assert core.close(Finish.ALL, 5.0, 1.0) == [cmd.Finished()]
+    assert core.next_deadline() is None
+
+
+def test_when_nobody_decides_any_more_it_is_over() -> None:
+    core = pool_with(1)
+    core.abandon()
+    assert (core.over, core.finish) == (True, Finish.NONE)
+
+
+def done(core: Core, index: int, job: int, now: float) -> list[cmd.Command]:
+    core.outcome(index, job)
+    return core.refill(index, now)
+
+
+def test_a_worn_worker_of_a_pool_that_drains_is_replaced_as_long_as_jobs_wait() -> None:
+    core = pool(1, limits=WorkerLimits(max_jobs=1, jitter=0))
+    for job in range(3):
+        core.submit(job, STREAM_TRAITS)
+    assert core.close(Finish.ALL, None, 1.0) == []
+    assert done(core, 0, 0, 2.0) == [cmd.Assign(0, (1,)), cmd.Spawn(1, 1)]
+    assert core.ready(1, 3.0) == [cmd.Retiring(0, "max_jobs"), cmd.Assign(1, (2,))]
+    # Nothing waits any more: both go when they are through, and nobody comes.
+    assert done(core, 0, 1, 4.0) == [cmd.Stop(0)]
+    assert done(core, 1, 2, 4.0) == [cmd.Stop(1)]
+
+
+def test_a_roll_goes_on_and_ends_with_the_last_job_that_waits() -> None:
+    core = pool_with(3)
+    assert core.roll(0.5) == [cmd.Spawn(1, 1)]
+    assert core.close(Finish.ALL, None, 1.0) == []
+    assert core.rolling
+    assert core.ready(1, 2.0) == [cmd.Retiring(0, "roll"), cmd.Assign(1, (1,))]
+    assert done(core, 1, 1, 3.0) == [
+        cmd.Assign(1, (2,)),
+        cmd.RollEnded(0, "the pool was closed"),
+    ]

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.trace.trace_book import TraceBook
+from asyncpool._core.trace.trace_book import SlotLanes, TraceBook
 from asyncpool._core.trace.trace_lines import (
     POOL_TRACK,
     LineMaker,
     text_of,
     track_of,
 )
-from asyncpool.enums import CrashKind, JobOutcome, NextStep
+from asyncpool.enums import JobOutcome
 from asyncpool.events import (
-    Crash,
-    Crashed,
     Event,
     JobEnded,
     JobEvent,
     JobQueued,
     JobStarted,
-    Ready,
     TakenOver,
 )
 from tests.helpers.traces import Traced, check
@@ -74,68 +71,6 @@ def ended(
     attempts: int = 1,
 ) -> JobEnded:
     return JobEnded(job, "app.work", outcome, attempts, slot, wait, run, at)
-
-
-def crash(job: int | None = 1, slot: int = 0) -> Crash:
-    return Crash(
-        slot=slot,
-        generation=1,
-        pid=99,
-        exit_code=None,
-        signal="SIGSEGV",
-        kind=CrashKind.CRASH,
-        uptime=5.0,
-        job_id=job,
-        attempt=1,
-        detail="",
-        stderr_tail=("one", "two \udc80"),
-        next_step=NextStep.RESTART,
-        next_start=0.0,
-    )
-
-
-def test_a_job_waits_and_is_a_slice_of_its_slot() -> None:
-    it = book()
-    hear(it, Ready(0, 1, 99, 0.1), queued(), started(), ended())
-    trace = shown(it)
-    (wait,) = trace.waits[1]
-    (job,) = trace.of_job(1)
-    assert (wait.begin, wait.end) == (1_000_000, 2_000_000)
-    assert wait.args == {"job": 1, "function": "app.work", "then": "begun"}
-    assert (job.name, job.track, trace.names[job.track]) == (
-        "app.work",
-        TRACK_0,
-        "slot 0",
-    )
-    assert (job.begin, job.end) == (2_000_000, 3_000_000)
-    assert job.args == {"job": 1, "attempt": 1, "outcome": "ok", "worker": 99}
-    assert list(trace.arrows.values()) == [[(1_000_000, 2_000_000)]]
-
-
-def test_an_attempt_that_was_lost_leads_to_the_next() -> None:
-    it = book()
-    hear(it, queued(), started(), Crashed(crash()), TakenOver(1, 1), now=2.5)
-    hear(it, queued(at=2.5, attempts=1), started(at=2.6, attempt=2, slot=1))
-    hear(it, ended(slot=1, attempts=2, wait=0.1, run=0.4))
-    trace = shown(it)
-    first, second = trace.of_job(1)
-    assert (first.args["outcome"], second.args["outcome"]) == ("taken over", "ok")
-    assert (first.track, second.track) == (TRACK_0, TRACK_1)
-    assert [(wait.begin, wait.end) for wait in trace.waits[1]] == [
-        (1_000_000, 2_000_000),
-        (2_500_000, 2_600_000),
-    ]
-    (arrows,) = trace.arrows.values()
-    times = [1_000_000, 2_000_000, 2_500_000, 2_600_000]
-    assert arrows == list(itertools.pairwise(times))
-    (instant,) = trace.instants
-    assert (instant["name"], instant["tid"], instant["ts"]) == (
-        "crashed",
-        TRACK_0,
-        2_500_000,
-    )
-    assert instant["args"]["stderr"] == "one\ntwo ?"
-    assert instant["args"]["signal"] == "SIGSEGV"
 
 
 def test_a_retry_after_a_takeover_is_told_as_one() -> None:
@@ -273,3 +208,52 @@ def test_jobs_and_pools_have_ids_of_their_own() -> None:
     makers = [LineMaker(12_345_000 + pool) for pool in range(3)]
     lines = [m.queued(n, 1, '"f"', again=False) for m in makers for n in range(1, 30)]
     assert len({str(only(line)["id"]) for line in lines}) == len(lines)
+
+
+# The lanes of a slot: never two attempts at once in one.
+
+SPANS = st.lists(
+    st.tuples(st.integers(0, 200), st.integers(1, 60), st.booleans()), max_size=60
+)
+
+
+@given(spans=SPANS, usual=st.integers(1, 4))
+def test_no_two_attempts_of_a_lane_overlap(
+    spans: list[tuple[int, int, bool]], usual: int
+) -> None:
+    lanes, drawn = SlotLanes(usual), defaultdict[int, list[tuple[int, int]]](list)
+    running: list[tuple[int, int, int]] = []
+    for begin, run, long in spans:
+        if long:
+            lane, at = lanes.take(begin)
+            running.append((lane, at, at + run))
+        else:
+            lane, at = lanes.put(begin, run)
+            drawn[lane].append((at, at + run))
+        assert at >= begin
+        if len(running) > 2:
+            lane, at, end = running.pop(0)
+            lanes.give_back(lane, end)
+            drawn[lane].append((at, end))
+    for lane, at, end in running:
+        drawn[lane].append((at, end))
+    for spans_of_one in drawn.values():
+        ordered = sorted(spans_of_one)
+        for (_, end), (begin, _) in itertools.pairwise(ordered):
+            assert end <= begin
+
+
+def test_one_lane_has_one_after_the_other() -> None:
+    lanes = SlotLanes(1)
+    assert lanes.put(10, 5) == (0, 10)
+    assert lanes.put(12, 5) == (0, 15), "it moves behind the one before"
+    assert lanes.put(30, 5) == (0, 30)
+    assert lanes.count == 1
+
+
+def test_a_lane_in_use_is_given_to_nobody() -> None:
+    lanes = SlotLanes(1)
+    assert lanes.take(10) == (0, 10)
+    assert lanes.put(11, 1) == (1, 11)
+    lanes.give_back(0, 50)
+    assert lanes.take(60) == (0, 60), "the one that was free for the shortest time"
