@@ -61,19 +61,6 @@ def test_a_quantile_is_right_within_a_factor_of_two(
     assert above >= (1 - share) * len(values) - 1e-6
 
 
-def test_run_and_wait_are_apart() -> None:
-    totals = FunctionTotals()
-    figures = totals.of("shop.resize", "submit")
-    figures.ran(1500, 250_000)
-    figures.ran(1500, -1000)  # its clock is another one
-    figures.ok += 2
-    [stats] = totals.stats()
-    assert (stats.run.bounds, stats.run.counts) == ((0.002048,), (2,))
-    assert stats.run.total == pytest.approx(0.003)
-    assert stats.wait.count == 2
-    assert stats.wait.total == pytest.approx(0.25)
-
-
 def test_later_functions_share_their_figures() -> None:
     totals = FunctionTotals(most=2)
     for name in ("a", "b", "c", "d"):

@@ -94,6 +94,32 @@ def test_a_late_job_fails_when_it_is_given_back_and_is_in_time_if_it_has_begun()
     assert core.is_revoked(3, 0)
     assert core.revoked(0, (), 1.1) == []
     assert not core.is_revoked(3, 0)
+    assert not core.slots[0].job_endings, "it goes on like any other job"
+
+
+def test_a_worker_dies_when_all_that_are_to_have_said_where_they_are() -> None:
+    core = busy(1, 2, width=3)
+    core.hang(0, 1.0, 1)
+    assert core.expire(2, 1.0, index=0, mode=KILL) == [cmd.WriteStacks(0, 2)]
+    assert core.stacks_written(0, 1.01, 2) == []
+    assert core.stacks_written(0, 1.02, 1) == [cmd.Kill(0)]
+
+
+def test_a_silent_job_that_is_cancelled_is_no_crash() -> None:
+    core = busy(1, 2)
+    assert core.hang(0, 1.0, 1) == [cmd.WriteStacks(0, 1), cmd.Revoke(0, (2,))]
+    assert core.stacks_written(0, 1.01, 1) == []
+    assert core.cancel(1, 1.02, index=0, begun=True) == []
+    assert core.revoked(0, (2,), 1.03) == [cmd.Unassign((2,)), cmd.Kill(0)]
+    assert core.slots[0].exit_planned
+
+
+def test_a_worker_with_a_stall_is_asked_once_and_gets_nothing_more() -> None:
+    core = busy(1, 2)
+    assert core.check_for_stalls() == []
+    assert core.check_for_stalls() == [cmd.Revoke(0, (2,))]
+    assert core.check_for_stalls() == []
+    assert core.submit(3, short()) is None
 
 
 def test_a_cancelled_job_is_unanswered_until_its_worker_gives_it_back_or_goes() -> None:
