@@ -29,15 +29,11 @@ from asyncpool._core.pickling.calls import (
     pack_value,
 )
 from asyncpool._core.pickling.errors import format_error, load_error, pack_error
-from asyncpool._core.pickling.out_of_band import (
-    HEAVY,
-    OutOfBandPickle,
-    StreamTooLongError,
-)
+from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
 from tests.core import specimens
 from tests.core.specimens import LOCK, Counter, FailsTwice, FailsWhenSaved, add
-from tests.helpers.parcels import GivenUpError, Pause, arrived, plain
+from tests.helpers.parcels import arrived, plain
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.just(""),
@@ -132,34 +128,6 @@ def test_a_result_that_cannot_be_loaded_is_the_jobs_own_failure(payload: bytes) 
     ) as caught:
         load_value(payload)
     assert caught.value.direction == "result"
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_who_packs_a_heavy_call_makes_way(number: int) -> None:
-    args, pause = (list(range(HEAVY)),), Pause()
-    payload = pack_job(add, args, {}, number=number, pause=pause)
-    assert isinstance(payload, OutOfBandPickle)
-    assert pause.calls == len(payload.pieces) > 5
-    for last in (1, 3):
-        pause = Pause(last)
-        with pytest.raises(GivenUpError):
-            pack_job(add, args, {}, number=number, pause=pause)
-        assert pause.calls == last
-
-
-def test_who_loads_a_heavy_value_makes_way() -> None:
-    value, pause = list(range(HEAVY)), Pause()
-    payload = pack_value(value)
-    assert isinstance(payload, OutOfBandPickle)
-    assert load_value(arrived(payload), pause) == value
-    assert pause.calls > 5
-    again = Pause()
-    assert load_value(pickle.dumps(value), again) == value
-    assert again.calls > 5
-    # What it raises is as good as any other failure: nobody waits for it.
-    with pytest.raises(JobNotPicklableError) as caught:
-        load_value(arrived(payload), Pause(3))
-    assert type(caught.value.__cause__) is GivenUpError
 
 
 # What stalls a loop is found before it is copied.

@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.figures.durations import Durations
-from asyncpool._core.figures.function_figures import (
-    OTHER,
-    FunctionTotals,
-)
+from asyncpool._core.figures.function_figures import OTHER, FunctionTotals
 from asyncpool._core.figures.request_figures import (
     CLASSES,
     MOST_NUMBERS,

@@ -15,16 +15,9 @@ from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.remote.agent_jobs import AgentJobs
 from asyncpool._core.remote.client_jobs import SignsOfLife, Silence, Trust
 from asyncpool._core.remote.lent_parts import LENT, LentParts
-from asyncpool._core.remote.remote_options import (
-    read_call,
-    read_options,
-)
+from asyncpool._core.remote.remote_options import read_call, read_options
 from asyncpool._core.remote_wire.clock_bounds import DRIFT, TICK, ClockBounds
-from asyncpool._core.remote_wire.reliable_link import (
-    MAX_BATCH,
-    Batch,
-    ReliableLink,
-)
+from asyncpool._core.remote_wire.reliable_link import MAX_BATCH, Batch, ReliableLink
 from asyncpool._core.remote_wire.remote_messages import (
     PLAIN,
     Kind,

@@ -6,6 +6,7 @@ import pytest
 
 from tests.core.pool_core import (
     KILL,
+    KILL_GRACE,
     LEAST_GRACE,
     REVOKE_GRACE,
     STACK_GRACE,
@@ -114,12 +115,11 @@ def test_a_silent_job_that_is_cancelled_is_no_crash() -> None:
     assert core.slots[0].exit_planned
 
 
-def test_a_worker_with_a_stall_is_asked_once_and_gets_nothing_more() -> None:
+def test_a_worker_is_asked_for_what_waits_there_at_the_second_look() -> None:
     core = busy(1, 2)
     assert core.check_for_stalls() == []
     assert core.check_for_stalls() == [cmd.Revoke(0, (2,))]
     assert core.check_for_stalls() == []
-    assert core.submit(3, short()) is None
 
 
 def test_a_cancelled_job_is_unanswered_until_its_worker_gives_it_back_or_goes() -> None:
@@ -302,6 +302,16 @@ def test_what_is_not_there_is_not_started_when_its_time_is_over(*, held: bool) -
     else:
         assert core.close(Finish.ALL, 5.0, 1.0) == [cmd.Finished()]
     assert core.next_deadline() is None
+
+
+def test_no_worker_is_started_when_the_time_to_close_is_over_too() -> None:
+    core = pool(2, policy=RestartPolicy(initial_delay=1.0))
+    for now in (1.0, 1.5):  # the first one dies, and the next one never gets ready
+        core.ended(0, now, started=False, requeue=(), jitter=0.0)
+    assert [core.submit(job, JobTraits()) for job in (1, 2)] == [1, None]
+    assert core.close(Finish.ALL, 2.5, 1.5) == []
+    assert core.on_timer(2.5) == [cmd.FailJobs((1, 2), "closed"), cmd.Kill(1)]
+    assert core.next_deadline() == 2.5 + KILL_GRACE
 
 
 def test_when_nobody_decides_any_more_it_is_over() -> None:

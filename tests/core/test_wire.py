@@ -139,14 +139,10 @@ def test_a_context_comes_back_as_it_was(context: JobContext) -> None:
 def test_one_part_is_changed_and_the_others_stay(
     context: JobContext, data: bytes
 ) -> None:
-    packed = context.pack()
-    for change, part in (
-        (with_details, "details"),
-        (with_variables, "variables"),
-        (with_trace, "trace"),
-    ):
-        changed = JobContext.unpack(change(packed, data))
-        assert changed == context._replace(**{part: data})
+    packed, unpack = context.pack(), JobContext.unpack
+    assert unpack(with_details(packed, data)) == context._replace(details=data)
+    assert unpack(with_variables(packed, data)) == context._replace(variables=data)
+    assert unpack(with_trace(packed, data)) == context._replace(trace=data)
 
 
 @pytest.mark.parametrize(
