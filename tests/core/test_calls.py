@@ -401,7 +401,7 @@ def test_fields_are_kept(
         monkeypatch.setitem(
             copyreg.dispatch_table, type(error), pickling_support.pickle_exception
         )
-    twin = arrive(error)
+    twin = load_error(pack_error(error, skip=0))
     found = twin.exception if isinstance(twin, JobRaisedError) else twin
     assert (type(found), str(found)) == (type(error), str(error))
     for name in ("code", "value", "errno", "strerror", "filename", "filename2", "name"):

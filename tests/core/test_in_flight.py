@@ -55,13 +55,17 @@ def test_outcomes_come_of_the_first_or_of_those_behind_what_is_given_back(
         assert list(in_flight.jobs) == [7, 8, 9, 10]
 
 
-def test_nothing_of_rounding_is_left_of_a_job_that_was_not_sent() -> None:
+@pytest.mark.parametrize("sent", [True, False])
+def test_nothing_of_rounding_is_left_when_nothing_is_in_hand(*, sent: bool) -> None:
     in_flight = InFlight()
     in_flight.add(1, known(1e9))
     in_flight.add(2, known(8.1))
     in_flight.complete(1)
     assert in_flight.backlog != 8.1
-    in_flight.withdraw(2)
+    if sent:
+        in_flight.complete(2)
+    else:
+        in_flight.withdraw(2)
     assert in_flight.backlog == 0.0
 
 

@@ -62,6 +62,17 @@ def end(
     return core.workers.ended(index, now, started=started, requeue=(), jitter=0.0)
 
 
+def test_while_too_many_have_failed_the_next_is_replaced_when_it_is_gone() -> None:
+    core = serving(1)
+    now = 0.0
+    for index in (0, 1):
+        now += SERVED
+        assert cmd.Spawn(index + 1, 1) in core.workers.replace_faulty(index, now)
+        core.workers.ready(index + 1, now)
+    assert core.workers.replace_faulty(2, now + SERVED) == [cmd.Stop(2)]
+    assert end(core, 2, now + 3.0) == [cmd.TellRestart(2, 0.0), cmd.Spawn(2, 2)]
+
+
 def test_one_that_is_replaced_has_another_time_than_at_the_end_of_all() -> None:
     core = Supervision(
         workers=(2, 2),
