@@ -214,7 +214,7 @@ def register(
         raise TypeError(
             f"register() needs a CollectorRegistry, not {type(registry).__name__}"
         )
-    exported: Any = figures_of(pool)
+    exported = figures_of(pool)
     _collectors_of(pool).add(exported, registry)
 
 
@@ -230,7 +230,7 @@ def unregister(
     Raises:
         ValueError: If the registry does not have it.
     """
-    exported: Any = figures_of(pool)
+    exported = figures_of(pool)
     _collectors_of(pool).remove(exported, registry)
 
 

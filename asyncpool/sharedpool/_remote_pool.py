@@ -6,13 +6,12 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, Self, Unpack, cast
 
 from asyncpool._api.caller import Caller, JobsListened
 from asyncpool._core.base.names import function_name
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.policies.job_options import JobOptions, Options
-from asyncpool._observe.readings import Readable, Stats
 from asyncpool._runtime.base.arguments import (
     check_choice,
     check_int,
@@ -96,9 +95,6 @@ class Orders:
         """Kill the worker in *slot*, whoever's jobs it runs; see :meth:`Pool.kill`."""
         check_int("slot", slot, at_least=0)
         await self._open().ask("kill", slot=slot)
-
-
-P = TypeVar("P", bound=Readable[Stats])
 
 
 class _Life:
@@ -338,14 +334,6 @@ class RemotePool(Orders, JobsListened, Caller):
                 self._client.listen()
 
 
-@overload
-def figures_of(pool: RemotePool) -> Latest: ...
-
-
-@overload
-def figures_of(pool: P) -> P: ...
-
-
-def figures_of(pool: object) -> object:
+def figures_of(pool: object) -> Any:
     """Return what has the figures of *pool* at once: agents have to be asked for theirs."""
     return pool._latest if isinstance(pool, RemotePool) else pool  # noqa: SLF001 - of its own module

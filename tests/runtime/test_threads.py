@@ -521,7 +521,7 @@ async def test_a_stream_may_change_under_the_eyes_of_who_reads_it() -> None:
     assert isinstance(found.stream, memoryview)
     Spoils.stream = found.stream
     frame = Frame(FrameKind.VALUE, 1, 1, 0, found)
-    Unpacker(hands, hands).add(job(), frame, lambda _: None)
+    Unpacker(hands, hands.unpacked).add(job(), frame, lambda _: None)
     await asyncio.sleep(0)
     assert hands.found == [[*large.filler(200_000), "spoilt", *range(300)]]
     assert bytes(found.stream[-1000:]) == bytes(1000)

@@ -26,7 +26,7 @@ from asyncpool._core.remote_wire.remote_messages import (
 from asyncpool._core.wire.context import with_trace
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub
-from asyncpool._runtime.job.chunk_job import Chunk, NotedPage
+from asyncpool._runtime.job.chunk_job import Chunk
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.pool.sessions import SessionWorker
@@ -41,6 +41,7 @@ from asyncpool.events import Via
 
 if TYPE_CHECKING:
     from asyncpool._runtime.agent.agent_client import AgentClient
+    from asyncpool._runtime.channel.page import WorkerPage
 
 
 class RelayedJob(Job[Any]):
@@ -104,7 +105,7 @@ class RelayedChunk(Chunk, RelayedJob):
         self.found: bytes | None = None
         self.rounds = 0
 
-    def find_in_log(self, page: NotedPage) -> bool:
+    def find_in_log(self, page: WorkerPage) -> bool:
         """Find what its worker has noted; return whether it has begun with its first item."""
         log = page.copy_log(self.id, self.attempt)
         self.found = None if log is None else pack_log(log)

@@ -6,10 +6,13 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from asyncpool._core.logs import pool_messages as say
 from asyncpool.events import Crash
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.state.life_log import LifeLog
 
 CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
 
@@ -18,14 +21,6 @@ _LOGGER = logging.getLogger("asyncpool")
 # Seconds that async callbacks have to return after the last worker has ended.  After that they
 # are cancelled, and have as long again to end.
 _GRACE = 1.0
-
-
-class CrashLog(Protocol):
-    """Logs crashes, and survives what the handlers of the log do."""
-
-    def crashed(self, crash: Crash, stack: str, report: str) -> None:
-        """Log a crash; see :meth:`Reporter.report`."""
-        ...
 
 
 class Reporter:
@@ -43,7 +38,7 @@ class Reporter:
         loop: asyncio.AbstractEventLoop,
         pool: str,
         callback: CrashCallback | None,
-        log: CrashLog,
+        log: LifeLog,
     ) -> None:
         self._loop = loop
         self._pool = pool

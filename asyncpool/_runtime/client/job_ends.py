@@ -72,7 +72,7 @@ class JobEnds:
         self._sessions = sessions
         self._again = again
         self._idle = idle
-        self._unpacker = Unpacker(threads, self)
+        self._unpacker = Unpacker(threads, self.unpacked)
 
     # What agents say.
 

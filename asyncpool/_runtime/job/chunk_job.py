@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, ChunkResult
 from asyncpool._runtime.job.job import Job
 
+if TYPE_CHECKING:
+    from asyncpool._runtime.channel.page import WorkerPage
+
 R = TypeVar("R")
-
-
-class NotedPage(Protocol):
-    """What a chunk needs of the page of its worker, which is dead."""
-
-    def log(self, job: int, attempt: int) -> list[Any] | None:
-        """Return the outcomes of the items that are done; ``None`` if it has not begun."""
-        ...
-
-    def copy_log(self, job: int, attempt: int) -> bytes | None:
-        """Return them as the worker has written them."""
-        ...
 
 
 class Chunk:
@@ -37,8 +28,8 @@ class Chunk:
 
     # No abstract base class: each time a job is sent isinstance() is asked, which takes longer there.
 
-    def find_in_log(self, page: NotedPage) -> bool:
-        """Find what its worker has noted; return whether it has begun with its first item."""
+    def find_in_log(self, page: WorkerPage) -> bool:
+        """Find what its worker, which is dead, has noted; return whether it has begun with its first item."""
         raise NotImplementedError
 
     def find_in_result(self, result: Any) -> None:
@@ -65,7 +56,7 @@ class ChunkJob(Chunk, Job[R]):
         self.rounds = 0
         self.found: list[Any] | None = None
 
-    def find_in_log(self, page: NotedPage) -> bool:
+    def find_in_log(self, page: WorkerPage) -> bool:
         """Find what its worker has noted; return whether it has begun with its first item."""
         self.found = page.log(self.id, self.attempt)
         return self.found is not None

@@ -48,7 +48,7 @@ class LargeObjects:
         self._sizing = state.core.replacements.sizing
         self._admission = admission
         self._packer = Packer(threads, self, ahead=state.config.workers[1] + 1)
-        self._unpacker = Unpacker(threads, self)
+        self._unpacker = Unpacker(threads, self.unpacked)
 
     # To the queue.
 
@@ -128,14 +128,6 @@ class PackedJobs(Protocol):
         ...
 
 
-class UnpackedJobs(Protocol):
-    """Hears of the outcomes that were unpickled; it is :class:`LargeObjects`."""
-
-    def unpacked(self, job: Job[Any], outcome: Any) -> None:
-        """Take the result of a job, or a :class:`Failed`."""
-        ...
-
-
 class Packer:
     """Pickles the arguments of jobs, in their order.
 
@@ -198,7 +190,7 @@ class Unpacker:
 
     Args:
         threads: Do the unpickling.
-        jobs: Hears of each unpickled outcome.
+        unpacked: Hears of each unpickled outcome.
 
     Attributes:
         unpacking: The numbers of the jobs whose outcomes have come and are not unpickled yet.
@@ -207,10 +199,10 @@ class Unpacker:
     def __init__(
         self,
         threads: Threads,
-        jobs: UnpackedJobs,
+        unpacked: Callable[[Job[Any], Any], None],
     ) -> None:
         self._threads = threads
-        self._jobs = jobs
+        self._unpacked = unpacked
         self.unpacking: set[int] = set()
 
     def add(self, job: Job[Any], frame: Frame, distrust: Callable[[str], None]) -> None:
@@ -234,7 +226,7 @@ class Unpacker:
             outcome = Failed(error, may_retry=False) if error else loaded.result()
             if type(outcome) is Failed and outcome.distrust:
                 distrust(outcome.distrust)
-            self._jobs.unpacked(job, outcome)
+            self._unpacked(job, outcome)
         self.unpacking.discard(job.id)
 
 

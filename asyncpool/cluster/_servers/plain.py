@@ -79,9 +79,7 @@ class _Plain:
         function = _resolve(self._function)
 
         def handle() -> asyncio.BaseProtocol:
-            loop = asyncio.get_running_loop()
-            reader = asyncio.StreamReader(loop=loop)
-            return asyncio.StreamReaderProtocol(reader, function, loop=loop)
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), function)
 
         context = None if self._ssl is None else _resolve(self._ssl)()
         worker.ready()

@@ -15,9 +15,10 @@ import sys
 import termios
 import threading
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from traceback import clear_frames
+from traceback import clear_frames, walk_stack
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -33,7 +34,6 @@ from asyncpool.cluster._servers.wsgi import CALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from types import FrameType
 
     from uvicorn.server import ServerState
 
@@ -331,7 +331,7 @@ class _Bounds(_Protocol):  # type: ignore[misc]
     def on_response_complete(self) -> None:
         above: Any = super()
         above.on_response_complete()
-        if not self.transport.is_closing():
+        if self.flow.read_paused and not self.transport.is_closing():
             self.read_on()
             self.flow.resume_reading()  # it was refused while too much was unread
         if self.half_closed and self.cycle.response_complete:
@@ -365,7 +365,7 @@ class _Bounds(_Protocol):  # type: ignore[misc]
         return self.cycle is not None and self.cycle.response_complete
 
     def _resume_reading(self) -> None:
-        if not self.is_full():
+        if self.flow.read_paused and not self.is_full():
             self._flow_on()
 
     def expect_head(self) -> None:
@@ -397,56 +397,67 @@ class _HttptoolsBounds(_Bounds):
         if self._unread:  # TLS and uvloop may bring more while nothing is to be read
             self._unread = memoryview(bytes(self._unread) + data)
             return
-        self._unread = memoryview(data)
-        self.read_on()
+        if len(data) <= _PIECE and not self.pipeline:  # the usual case takes few steps
+            data = data[self._feed(data) :]
+        if data:
+            self._unread = memoryview(data)
+            self.read_on()
 
     def read_on(self) -> None:
         """Read what has come, piece by piece, until many requests wait."""
         rest, self._unread = self._unread, memoryview(b"")
-        if rest and (self._in_head or self.is_answered()):
-            self.expect_head()
         # A WebSocket is none of the connections any more, and has nothing more to read yet.
-        while rest and self in self.connections and not self.transport.is_closing():
+        while rest and self in self.connections:
             if len(self.pipeline) >= _MOST_WAITING:
                 self._unread, self.head_until = rest, None
                 self.flow.pause_reading()
                 return
-            piece = rest[:_PIECE]
-            self._feed(piece)
-            if not self._declined:
-                rest = rest[len(piece) :]
-                continue
+            rest = rest[self._feed(rest[:_PIECE]) :]
+
+    def _feed(self, piece: bytes | memoryview) -> int:
+        """Have the parser read a piece, and return how much of it was read."""
+        length = len(piece)
+        if self.transport.is_closing():
+            return length
+        cycle, in_message = self.cycle, self._in_message
+        if in_message and self.is_answered():
+            self.expect_head()
+        self._has_begun, self._piece = False, length
+        above: Any = super()
+        above.data_received(piece)
+        if self._declined:
             # That parser has left out the body, so another one reads the request from its beginning.
             head, self._declined = self._declined, b""
-            rest = rest[self._declined_at :]
+            length = self._declined_at
             self.parser = type(self.parser)(self)
             with suppress(AttributeError):  # as uvicorn does
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._feed(memoryview(head))
-
-    def _feed(self, piece: memoryview) -> None:
-        self._has_begun, self._piece = False, len(piece)
-        above: Any = super()
-        above.data_received(piece)
+            self._feed(head)
+            return length
+        # No head has come with it, not even a part of one, and no response is wanted: empty lines.
+        if self._in_head or (
+            self.cycle is cycle and not in_message and self.is_answered()
+        ):
+            self.expect_head()
         # Of a piece in which it has begun it is not known how much is the head's.
         if self._in_message and not self._has_begun and not self.transport.is_closing():
-            self._bytes += len(piece)
+            self._bytes += length
             if self._bytes > self.most:
                 said = not self._in_head and self.cycle.response_started
                 _refuse(self, "" if said else _TOO_LARGE)
+        return length
 
     def on_message_begin(self) -> None:
         above: Any = super()
         above.on_message_begin()
-        self._in_head = self._in_message = True
-        self._begin_to_count()
-        self.expect_head()
+        self._in_head = self._in_message = self._has_begun = True
+        self._bytes = 0
 
     def on_body(self, body: bytes) -> None:
         above: Any = super()
         above.on_body(body)
         self.body_at = monotonic()
-        self._begin_to_count()
+        self._has_begun, self._bytes = True, 0
 
     def on_message_complete(self) -> None:
         self._in_message = False
@@ -456,9 +467,6 @@ class _HttptoolsBounds(_Bounds):
         self.head_until = None
         above: Any = super()
         above.on_message_complete()
-
-    def _begin_to_count(self) -> None:
-        self._has_begun, self._bytes = True, 0
 
     def on_headers_complete(self) -> None:
         self._in_head, self.head_until = False, None
@@ -983,9 +991,7 @@ class _Request:
             if not self.cycle.response_complete:  # else the next request may be there
                 self.cycle.transport.abort()
             return
-        text = (
-            b"Request Timeout" if status == _REQUEST_TIMEOUT else b"Service Unavailable"
-        )
+        text = HTTPStatus(status).phrase.encode()
         headers = [
             (b"content-type", b"text/plain; charset=utf-8"),
             (b"content-length", b"%d" % len(text)),
@@ -1005,7 +1011,8 @@ class _Request:
             assert self.task is not None
             frames = list(waiting_frames(self.task.get_coro()))[::-1]
         else:
-            frames = list(_outwards(sys._current_frames().get(call.thread or 0)))  # noqa: SLF001 - it is documented
+            frame = sys._current_frames().get(call.thread or 0)  # noqa: SLF001 - it is documented
+            frames = [it for it, _ in walk_stack(frame)] if frame else []
         theirs = [
             frame
             for frame in frames
@@ -1015,12 +1022,6 @@ class _Request:
             f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}'
             for frame in theirs[:_DEEPEST]
         )
-
-
-def _outwards(frame: FrameType | None) -> Iterable[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 async def _refuse_more(message: Any) -> None:
