@@ -2,7 +2,7 @@
 
 :class:`Core` has what an engine tells a core, in the engine's words, and what there is to see of
 it.  A core that is made in another way needs another :class:`Core`, and nothing else: what is in
-``imaginary/``, ``supervision_rules``, ``endings`` and the stories stays as it is.
+``imaginary/``, ``supervision_rules``, the promises and the stories stays as it is.
 """
 
 from __future__ import annotations

@@ -35,52 +35,13 @@ def spreading_of(*workers: int) -> ConnectionBalancing[str]:
     return spreading
 
 
-def hand(
-    spreading: ConnectionBalancing[str], handle: str, now: float = 0.0
-) -> tuple[int, int]:
-    """Hand over a connection to whoever is to get it; return who, and its number."""
-    worker = spreading.choose(now)
-    assert worker is not None
-    return worker, spreading.hand(worker, handle, now)
-
-
-def warm_up(spreading: ConnectionBalancing[str], worker: int, now: float = 0.0) -> None:
-    """Have a worker take connections until it has the largest window."""
-    for n in range(WINDOW):
-        spreading.taken(worker, spreading.hand(worker, str(n), now))
-
-
-def fill(spreading: ConnectionBalancing[str], worker: int, now: float = 0.0) -> None:
-    warm_up(spreading, worker, now)
-    for n in range(WINDOW):
-        spreading.hand(worker, f"{worker}-{n}", now)
-
-
-def test_the_window_grows_as_connections_are_taken_and_is_small_after_a_pause() -> None:
-    spreading = spreading_of(0)
-    for start in (0.0, QUIET):
-        for window in (1, 2, 8, WINDOW):
-            numbers = [hand(spreading, "c", start)[1] for _ in range(window)]
-            assert spreading.choose(start) is None
-            for number in numbers:
-                spreading.taken(0, number)
-
-
-def test_who_has_taken_all_comes_before_who_has_fewer_connections() -> None:
-    spreading = spreading_of(0, 1)
-    warm_up(spreading, 1, now=5.0)
-    spreading.load(1, WINDOW, WINDOW, 0)
-    warm_up(spreading, 0, now=5.0)
-    spreading.hand(1, "left lying", 5.0)
-    assert spreading.choose(5.0) == 0
-    spreading.hand(0, "on its way", 5.0)
-    assert spreading.choose(5.0) == 1, "both have something to take"
-
-
 def test_the_least_busy_is_worth_waiting_for_but_not_for_long() -> None:
     spreading = spreading_of(0, 1)
-    fill(spreading, 1, now=5.0)
-    warm_up(spreading, 0, now=5.0)
+    for worker in (0, 1):  # both take connections until they have the largest window
+        for n in range(WINDOW):
+            spreading.taken(worker, spreading.hand(worker, str(n), 5.0))
+    for n in range(WINDOW):
+        spreading.hand(1, f"left lying {n}", 5.0)
     spreading.hand(0, "on its way", 5.0)
     spreading.load(1, WINDOW, WINDOW, 0)
     assert spreading.choose(5.0) is None
@@ -92,44 +53,13 @@ def test_the_least_busy_is_worth_waiting_for_but_not_for_long() -> None:
     assert spreading.choose(5.0 + SLOW) == 1
 
 
-def test_the_slow_ones_window_counts_from_its_oldest() -> None:
-    spreading = spreading_of(0, 1)
-    warm_up(spreading, 0, now=1.0)
-    spreading.load(0, WINDOW, WINDOW, 0)
-    spreading.hand(0, "old", 1.0)
-    for n in range(WINDOW - 1):
-        spreading.hand(0, str(n), 1.05)
-    warm_up(spreading, 1, now=1.0)
-    spreading.hand(1, "on its way", 1.0)
-    assert spreading.choose(1.0) is None
-    assert spreading.choose(1.0 + SLOW) == 1
-    spreading.taken(0, WINDOW + 1)
-    spreading.hand(0, "new", 1.0 + SLOW)
-    assert spreading.next_check(1.0 + SLOW) == 1.05 + SLOW
-
-
-def test_who_has_no_descriptors_is_passed_over_for_a_while() -> None:
-    spreading = spreading_of(0, 1)
-    _, number = hand(spreading, "a", now=3.0)
-    assert spreading.refused_by(0, number, 3.0) is None
-    assert [*spreading.waiting] == ["a"]
-    assert spreading.refused == 1
-    assert spreading.connections(0) == 0
-    assert [spreading.choose(3.0), spreading.choose(3.09)] == [1, 1]
-    assert spreading.next_check(3.0) == 3.0 + PASSED_OVER
-    spreading.leave(1)
-    assert spreading.choose(3.09) is None
-    assert spreading.choose(3.0 + PASSED_OVER) == 0
-    assert spreading.next_check(3.0 + PASSED_OVER) is None
-
-
 # What a worker cannot say.
 
 
 @pytest.mark.parametrize("number", [0, 2, 1 << 40])
 def test_an_answer_for_a_handle_that_was_not_sent(number: int) -> None:
     spreading = spreading_of(0)
-    hand(spreading, "a")
+    spreading.hand(0, "a", 0.0)
     with pytest.raises(ProtocolError, match=f"answered for handle {number}"):
         spreading.taken(0, number)
     with pytest.raises(ProtocolError, match=f"answered for handle {number}"):
@@ -336,7 +266,9 @@ class SpreadingMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from([w for w in self.sent if self.sent[w]]))
         number = data.draw(st.sampled_from(sorted(self.sent[worker])))
         handle, _ = self.sent[worker].pop(number)
+        before = self.spreading.refused
         assert self.spreading.refused_by(worker, number, self.now) is None
+        assert self.spreading.refused == before + 1
         assert self.spreading.waiting[-1] == handle
         self.passed[worker] = self.now + PASSED_OVER
         self.had[worker] -= 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -21,45 +20,8 @@ def one() -> None: ...
 def other() -> None: ...
 
 
-class Configure:
-    def __call__(self) -> None: ...
-
-    def now(self) -> None: ...
-
-
-def closure(value: int) -> Callable[[], int]:
-    return lambda: value
-
-
 def of(number: int, function: Callable[..., Any], payload: bytes) -> Broadcast:
     return Broadcast(number, function_name(function), payload)
-
-
-def remembered(*functions: Callable[..., Any]) -> list[bytes]:
-    """Return which are remembered when these were broadcast, each by its number."""
-    memory = StartBroadcasts(1000)
-    for number, function in enumerate(functions):
-        memory.add(of(number, function, b"%d" % number))
-    return [payload for _, payload in memory.calls]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (one, one),
-        (one, partial(one)),
-        (partial(partial(one)), one),
-        (closure(1), closure(2)),
-        (lambda: 1, lambda: 2),
-        (Configure(), Configure()),
-        (Configure().now, Configure().now),
-        (print, print),
-    ],
-)
-def test_the_last_one_of_the_same_function_counts(
-    first: Callable[..., Any], second: Callable[..., Any]
-) -> None:
-    assert remembered(first, other, second) == [b"1", b"2"]
 
 
 def test_who_took_longer_than_one_that_came_later_is_not_remembered() -> None:

@@ -29,15 +29,11 @@ from asyncpool._core.pickling.calls import (
     pack_value,
 )
 from asyncpool._core.pickling.errors import format_error, load_error, pack_error
-from asyncpool._core.pickling.out_of_band import (
-    HEAVY,
-    OutOfBandPickle,
-    StreamTooLongError,
-)
+from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
 from tests.core import specimens
 from tests.core.specimens import LOCK, Counter, FailsTwice, FailsWhenSaved, add
-from tests.helpers.parcels import GivenUpError, Pause, arrived, plain
+from tests.helpers.parcels import arrived, plain
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.just(""),
@@ -134,34 +130,6 @@ def test_a_result_that_cannot_be_loaded_is_the_jobs_own_failure(payload: bytes) 
     assert caught.value.direction == "result"
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_who_packs_a_heavy_call_makes_way(number: int) -> None:
-    args, pause = (list(range(HEAVY)),), Pause()
-    payload = pack_job(add, args, {}, number=number, pause=pause)
-    assert isinstance(payload, OutOfBandPickle)
-    assert pause.calls == len(payload.pieces) > 5
-    for last in (1, 3):
-        pause = Pause(last)
-        with pytest.raises(GivenUpError):
-            pack_job(add, args, {}, number=number, pause=pause)
-        assert pause.calls == last
-
-
-def test_who_loads_a_heavy_value_makes_way() -> None:
-    value, pause = list(range(HEAVY)), Pause()
-    payload = pack_value(value)
-    assert isinstance(payload, OutOfBandPickle)
-    assert load_value(arrived(payload), pause) == value
-    assert pause.calls > 5
-    again = Pause()
-    assert load_value(pickle.dumps(value), again) == value
-    assert again.calls > 5
-    # What it raises is as good as any other failure: nobody waits for it.
-    with pytest.raises(JobNotPicklableError) as caught:
-        load_value(arrived(payload), Pause(3))
-    assert type(caught.value.__cause__) is GivenUpError
-
-
 # What stalls a loop is found before it is copied.
 
 LIMIT = 1_000
@@ -232,26 +200,6 @@ def test_a_giant_is_found_at_once_wherever_it_is(giant: object) -> None:
     assert Box.pickled == 1
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "x" * LIMIT,
-        (1 << 8 * LIMIT) - 1,
-        bytes(2 * LIMIT),
-        array.array("b", bytes(LIMIT)),
-        np.asfortranarray(np.zeros((LIMIT, 10))),
-        np.zeros(LIMIT // 8, "M8[ns]"),
-        np.float64(1.0),
-        Box(),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_is_no_giant_is_left_to_the_pickler(value: object) -> None:
-    lookout = SizeProbe(LIMIT)
-    lookout.search([value, [value]])
-    lookout.watch(Box(a=value))
-
-
 def test_of_more_than_400_objects_none_is_pickled_in_vain() -> None:
     Box.pickled = 0
     payload = plain(pack_job(add, ([Box()] * 1_000,), {}, number=1, limit=HEAVY))
@@ -268,8 +216,6 @@ def test_of_more_than_400_objects_none_is_pickled_in_vain() -> None:
 
 # Connections are numbers to pickle.
 
-Pack = Callable[[object], object]
-
 
 @pytest.fixture
 def connection() -> Iterator[Connection]:
@@ -278,28 +224,19 @@ def connection() -> Iterator[Connection]:
         yield one
 
 
-def by_value(value: object) -> object:
-    """Pack something that has no name to refer to, and *value*."""
-    return pack_value((lambda: 1, value))
-
-
 @pytest.mark.parametrize(
     "pack",
     [
-        pytest.param(lambda value: pack_job(print, (value,), {}), id="argument"),
-        pytest.param(lambda value: pack_job(print, ([value],), {}, number=1), id="in"),
-        pytest.param(
-            lambda value: pack_job(print, (), {"to": value}, limit=1000), id="limited"
-        ),
-        pytest.param(
-            lambda value: pack_job(operator.methodcaller("f", value), (), {}),
-            id="function",
-        ),
-        pytest.param(pack_value, id="result"),
-        pytest.param(by_value, id="by value"),
+        lambda value: pack_job(print, ([value],), {}, number=1),
+        lambda value: pack_job(print, (), {"to": value}, limit=1000),
+        lambda value: pack_job(operator.methodcaller("f", value), (), {}),
+        lambda value: pack_value((lambda: 1, value)),
     ],
+    ids=["argument", "limited", "function", "by value"],
 )
-def test_a_connection_is_refused_and_named(pack: Pack, connection: Connection) -> None:
+def test_a_connection_is_refused_and_named(
+    pack: Callable[[object], object], connection: Connection
+) -> None:
     with pytest.raises(JobNotPicklableError) as caught:
         pack(connection)
     assert f"cannot send {connection!r}, which is a descriptor" in str(caught.value)
@@ -464,7 +401,7 @@ def test_fields_are_kept(
         monkeypatch.setitem(
             copyreg.dispatch_table, type(error), pickling_support.pickle_exception
         )
-    twin = arrive(error)
+    twin = load_error(pack_error(error, skip=0))
     found = twin.exception if isinstance(twin, JobRaisedError) else twin
     assert (type(found), str(found)) == (type(error), str(error))
     for name in ("code", "value", "errno", "strerror", "filename", "filename2", "name"):

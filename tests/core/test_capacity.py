@@ -76,15 +76,6 @@ def test_whoever_has_been_idle_for_longest_goes_first_and_one_at_a_time() -> Non
     assert sizing.size == 1
 
 
-def test_nobody_else_goes_while_somebody_does() -> None:
-    sizing = Sizing(1, 3, IDLE)
-    sizing.job_waits(0.0)
-    grow(sizing, GROW_EVERY, waiting=1)
-    grow(sizing, 2 * GROW_EVERY, waiting=0)
-    assert sizing.next_deadline(nobody_goes=False) == GROW_EVERY + IDLE
-    assert sizing.next_deadline(nobody_goes=True) is None
-
-
 @given(
     st.lists(
         st.tuples(st.floats(0.0, 50.0), st.floats(0.0, 200.0)), min_size=1, max_size=20

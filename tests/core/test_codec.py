@@ -7,7 +7,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -24,15 +23,8 @@ from asyncpool._core.codec.call_messages import (
 )
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.failures import load_failure, pack_failure, registered
-from asyncpool._core.codec.formats import (
-    Format,
-    format_of,
-)
-from asyncpool._core.codec.function_names import (
-    FunctionNames,
-    Place,
-    Plan,
-)
+from asyncpool._core.codec.formats import Format, format_of
+from asyncpool._core.codec.function_names import FunctionNames, Place, Plan
 from asyncpool._core.codec.plain_data import NotDataError
 from asyncpool._core.pickling.out_of_band import (
     OutOfBandPickle,
@@ -47,11 +39,7 @@ from asyncpool.errors import (
     ProtocolError,
     RemoteError,
 )
-from tests.helpers.data_jobs import (
-    Reversed,
-    StockError,
-    echo,
-)
+from tests.helpers.data_jobs import Reversed, StockError, echo
 
 ANY = Place()
 FORMATS = [format_of("json"), format_of("msgspec")]
@@ -173,23 +161,6 @@ def test_arrays_come_back_with_type_shape_and_order(dtype: str) -> None:
             if same_items.flags.forc:
                 assert found.flags.c_contiguous == same_items.flags.c_contiguous
             assert found.flags.writeable
-
-
-@pytest.mark.parametrize("how", FORMATS, ids=lambda how: how.name)
-@given(value=values, data=st.data())
-def test_a_damaged_message_is_a_value_or_no_message(
-    how: Format, value: Any, data: st.DataObject
-) -> None:
-    try:
-        packed = pack_value(how, ANY, value, "it", None)
-    except JobNotPicklableError:
-        return
-    damaged = bytearray(packed if isinstance(packed, bytes) else packed.payload)
-    for _ in range(data.draw(st.integers(1, 4))):
-        where = data.draw(st.integers(0, len(damaged) - 1))
-        damaged[where] = data.draw(st.integers(0, 255))
-    with suppress(ProtocolError, JobNotPicklableError):
-        load_value(how, ANY, bytes(damaged))
 
 
 @pytest.mark.parametrize(

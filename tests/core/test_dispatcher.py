@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -25,7 +25,7 @@ from asyncpool._core.base.job_traits import (
 )
 from asyncpool._core.dispatch.dispatcher import AffinityQueues, Dispatcher
 from asyncpool._core.dispatch.in_flight import InFlight
-from asyncpool._core.dispatch.queue import OLDEST_EVERY
+from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue
 from asyncpool._core.dispatch.rendezvous import choose
 from tests.core.list_queue import PRIORITIES, ListQueue
 
@@ -553,15 +553,6 @@ def lines_of(*keys: int) -> AffinityQueues:
     return lines
 
 
-def waiting(lines: AffinityQueues) -> dict[int, int | None]:
-    """Return in which line each job waits."""
-    return {
-        entry.job: place
-        for place, line in lines.open.items()
-        for entry in line.entries()
-    }
-
-
 def test_nothing_is_kept_of_jobs_that_have_left() -> None:
     lines = lines_of(*range(9), *range(9))
     for job in range(9):
@@ -571,3 +562,76 @@ def test_nothing_is_kept_of_jobs_that_have_left() -> None:
     lines.add(1, KeyedTraits(JobTraits(), 1), 0)
     assert lines.remove(1)
     assert (lines.open, lines._keys, lines._groups) == ({}, {}, {})
+
+
+def test_who_joins_a_line_keeps_its_age() -> None:
+    lines = lines_of(*range(30))
+    returned: dict[int, JobTraits] = {
+        job: KeyedTraits(JobTraits(), job % 7) for job in (43, 41, 47, 42)
+    }
+    lines.requeue(returned)
+    lines.assign({0: 10})
+    [line] = lines.open.values()
+    begun = []
+    while line:
+        begun.append(line.head()[0])
+        line.pop(begun[-1])
+    assert begun == [41, 42, 43, 47, *sorted(range(30), key=lambda job: (job % 3, job))]
+
+
+# Whose turn it is in one queue.
+
+PROFILE = JobTraits()
+
+
+def leave(queue: JobQueue) -> int:
+    job = queue.head()[0]
+    queue.pop(job)
+    return job
+
+
+@given(
+    patience=st.integers(2, 6),
+    story=st.lists(st.one_of(st.integers(-3, 3), st.none()), max_size=200),
+)
+def test_nothing_starves(patience: int, story: list[int | None]) -> None:
+    """An integer is a job of that priority, which comes; else one leaves."""
+    queue, left = JobQueue(patience), 0
+    at_the_latest: dict[int, int] = {}
+    for job, priority in enumerate(story):
+        if priority is not None:
+            queue.add(job, PROFILE, priority)
+            at_the_latest[job] = left + patience * len(queue)
+        elif queue:
+            gone = leave(queue)
+            left += 1
+            assert left <= at_the_latest.pop(gone)
+        assert all(left < turn for turn in at_the_latest.values())
+
+
+def test_nobody_comes_before_a_job_that_came_back() -> None:
+    queue = JobQueue()
+    queue.add(1, PROFILE)
+    queue.requeue({2: PROFILE})
+    assert not queue.would_be_first(-1)
+
+
+def test_the_promise_of_the_docs() -> None:
+    assert OLDEST_EVERY == 64
+
+
+@pytest.mark.parametrize("spread", [1, 5, 10**9])
+def test_priorities_that_nobody_has_any_more_are_forgotten(spread: int) -> None:
+    # Those that do wait are in no order that a heap might have by chance.
+    kept = [10**12 + job * 7 % 20 for job in range(20)]
+    queue, most = JobQueue(), 0
+    for job, priority in enumerate(kept):
+        queue.add(job, PROFILE, priority)
+    for job in range(100, 2_000):
+        queue.add(job, PROFILE, 1 + job % spread)
+        assert queue.remove(job)
+        most = max(most, len(queue._priorities))
+    assert most < 2 * 22 + 20
+    begun = [leave(queue) for _ in kept]
+    assert begun == sorted(range(20), key=kept.__getitem__)
+    assert not queue._lines

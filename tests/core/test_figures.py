@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.figures.durations import Durations
-from asyncpool._core.figures.function_figures import (
-    OTHER,
-    FunctionTotals,
-)
+from asyncpool._core.figures.function_figures import OTHER, FunctionTotals
 from asyncpool._core.figures.request_figures import (
     CLASSES,
     MOST_NUMBERS,
@@ -59,19 +56,6 @@ def test_a_quantile_is_right_within_a_factor_of_two(
     above = sum(value >= found / 2 - 1e-6 for value in values)
     assert below >= share * len(values) - 1e-6
     assert above >= (1 - share) * len(values) - 1e-6
-
-
-def test_run_and_wait_are_apart() -> None:
-    totals = FunctionTotals()
-    figures = totals.of("shop.resize", "submit")
-    figures.ran(1500, 250_000)
-    figures.ran(1500, -1000)  # its clock is another one
-    figures.ok += 2
-    [stats] = totals.stats()
-    assert (stats.run.bounds, stats.run.counts) == ((0.002048,), (2,))
-    assert stats.run.total == pytest.approx(0.003)
-    assert stats.wait.count == 2
-    assert stats.wait.total == pytest.approx(0.25)
 
 
 def test_later_functions_share_their_figures() -> None:

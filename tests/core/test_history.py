@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.history.history import (
-    History,
-    Snapshot,
-    crash_row,
-    function_rows,
-    point_between,
-)
+from asyncpool._core.history.history import History, crash_row, function_rows
 from asyncpool.stats import FunctionStats
 from tests.helpers.told_lines import (
     BEGIN,
@@ -146,28 +139,6 @@ def test_nothing_is_kept_of_a_line_that_makes_no_sense() -> None:
             history.add(line(1.0, pool_status(), **change))
     assert history.cursor == 1
     assert history.since(1)["points"] == []
-
-
-counts = st.integers(0, 10**9)
-
-
-def snapshot(at: float, ok: float, pid: int = 1, cpu: float = 0.0) -> Snapshot:
-    return Snapshot(
-        at=at,
-        pid=pid,
-        counts={"ok": ok},
-        gauges={"queued": 0},
-        cpu={(0, 1): cpu},
-        memory={0: 100},
-    )
-
-
-@given(history=st.lists(counts, min_size=2, max_size=20))
-def test_rates_add_up_to_what_has_grown(history: list[int]) -> None:
-    grown = sorted(history)
-    taken = [snapshot(float(at), ok) for at, ok in enumerate(grown)]
-    points = [point_between(*pair) for pair in itertools.pairwise(taken)]
-    assert sum(point["ok"] for point in points) == grown[-1] - grown[0]
 
 
 def as_told(*functions: FunctionStats) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from asyncpool._core.pickling.out_of_band import (
     loads,
 )
 from asyncpool._core.pickling.reducers import LARGE
-from tests.helpers.parcels import Array, GivenUpError, Pause, arrived
+from tests.helpers.parcels import Array, Pause, arrived
 
 # What a pickler writes at a time, and an unpickler reads.
 PIECE = 65_536
@@ -205,17 +205,6 @@ def test_what_comes_after_the_limit_is_not_even_pickled() -> None:
     assert 2 * PIECE <= 1_100 * count <= 4 * PIECE
 
 
-@pytest.mark.parametrize("last", [1, 3])
-def test_what_a_pause_raises_ends_the_pickling_at_once(last: int) -> None:
-    _saved.clear()
-    pause = Pause(last)
-    with pytest.raises(GivenUpError):
-        dump([Saved(number, 1_000) for number in range(1_000)], pause=pause)
-    assert pause.calls == last, "there is no second serializer for this"
-    assert _saved == list(range(len(_saved)))
-    assert last * PIECE <= 1_100 * len(_saved) <= (last + 1) * PIECE
-
-
 SCRIPT = """
 class Point:
     def __init__(self, x):
@@ -234,18 +223,6 @@ def point(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def is_by_value(value: object) -> bool:
     return b"cloudpickle" in stream_of(value)
-
-
-@pytest.mark.parametrize("ahead", [0, 100_000])
-@pytest.mark.parametrize("behind", [0, 100_000])
-def test_what_lives_in_main_travels_by_value_wherever_it_is(
-    ahead: int, behind: int, point: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parcel = dump([list(range(ahead)), point, list(range(behind))])
-    # A name would be found here; what the worker has is another main module.
-    monkeypatch.delattr(sys.modules["__main__"], "Point")
-    first, found, last = loads(arrived(parcel))
-    assert (len(first), found.x, len(last)) == (ahead, 4, behind)
 
 
 def test_what_lives_in_main_is_found_wherever_a_piece_ends(point: Any) -> None:

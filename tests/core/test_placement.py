@@ -113,43 +113,6 @@ def test_a_slot_that_nobody_needs_keeps_no_place_for_who_begins_in_it() -> None:
     assert places(core) == {0: 0}
 
 
-# Pinned jobs.
-
-
-def test_a_closing_pool_needs_nobody_after_the_last_jobs_of_one_that_leaves() -> None:
-    core, traits = pool(2), short()
-    for job in range(1, 5):
-        core.submit(job, traits)
-    hands = [[*slot.in_flight.jobs] for slot in core.slots[:2]]
-    core.retire(0, "asked", 2.0, unsent=None)
-    assert core.close(Finish.ALL, 30.0, 2.0) == []
-    for job in hands[1]:
-        core.outcome(1, job)
-    assert core.refill(1, 3.0) == [], "the other one may give back what waits there"
-    for job in hands[0]:
-        core.outcome(0, job)
-    ended = core.refill(0, 4.0)
-    assert ended == [cmd.Stop(0), cmd.Stop(1), cmd.Terminate(2)], (
-        "nobody is needed any more"
-    )
-
-
-def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
-    core, traits = pool(1), JobTraits()
-    core.submit(1, traits)
-    core.outcome(0, 1)
-    assert core.close(Finish.ALL, 30.0, 2.0) == []
-    assert core.refill(0, 2.0) == [cmd.Stop(0)]
-    core.begin_unpacking(1)
-    commands = core.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
-    # Its outcome is an error to retry after.
-    commands += core.requeue({1: traits}, 4.0)
-    commands += core.outcome_unpacked(1, 4.0)
-    deadline = core.next_deadline()
-    assert deadline is not None
-    assert commands or deadline < 30.0, "nobody is there for it until the time is over"
-
-
 # Sessions.
 
 

@@ -70,35 +70,40 @@ def test_a_name_is_printable_and_not_too_long() -> None:
 FINE: list[Any] = [["f", "g"], [[1, 0, 1]], [0, 0, 0], ""]
 
 
+WRONG: list[Any] = [
+    None,
+    {},
+    [],
+    FINE[:3],
+    [*FINE, 1],
+    [[1], *FINE[1:]],
+    [["x" * (MAX_NAME + 1), "g"], *FINE[1:]],
+    [FINE[0], [[]], *FINE[2:]],
+    [FINE[0], [[1]], *FINE[2:]],
+    [FINE[0], [[1, 2]], *FINE[2:]],
+    [FINE[0], [[1, -1]], *FINE[2:]],
+    [FINE[0], [[1, True]], *FINE[2:]],
+    [FINE[0], [[1.5, 0]], *FINE[2:]],
+    [FINE[0], [[-1, 0]], *FINE[2:]],
+    [FINE[0], [[MAX_COUNT, 0]], *FINE[2:]],
+    [FINE[0], [[1, *[0] * (MAX_DEPTH + 2)]], *FINE[2:]],
+    [FINE[0], 7, *FINE[2:]],
+    [*FINE[:2], [0, 0, 0, 0], ""],
+    [*FINE[:2], [0, "0", 0], ""],
+]
+
+
 @pytest.mark.parametrize(
     "payload",
     [
-        *(b"", b"{", b"\xff", b"[" * 5000),
-        b" " * MAX_CHUNK + json.dumps(FINE).encode(),
         *(
-            json.dumps(message).encode()
-            for message in [
-                None,
-                {},
-                [],
-                FINE[:3],
-                [*FINE, 1],
-                [[1], *FINE[1:]],
-                [["x" * (MAX_NAME + 1), "g"], *FINE[1:]],
-                [FINE[0], [[]], *FINE[2:]],
-                [FINE[0], [[1]], *FINE[2:]],
-                [FINE[0], [[1, 2]], *FINE[2:]],
-                [FINE[0], [[1, -1]], *FINE[2:]],
-                [FINE[0], [[1, True]], *FINE[2:]],
-                [FINE[0], [[1.5, 0]], *FINE[2:]],
-                [FINE[0], [[-1, 0]], *FINE[2:]],
-                [FINE[0], [[MAX_COUNT, 0]], *FINE[2:]],
-                [FINE[0], [[1, *[0] * (MAX_DEPTH + 2)]], *FINE[2:]],
-                [FINE[0], 7, *FINE[2:]],
-                [*FINE[:2], [0, 0, 0, 0], ""],
-                [*FINE[:2], [0, "0", 0], ""],
-            ]
+            b"",
+            b"{",
+            b"\xff",
+            b"[" * 5000,
+            b" " * MAX_CHUNK + json.dumps(FINE).encode(),
         ),
+        *(json.dumps(message).encode() for message in WRONG),
     ],
 )
 def test_what_a_worker_makes_up_is_refused(payload: bytes) -> None:

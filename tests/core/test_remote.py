@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,16 +15,9 @@ from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.remote.agent_jobs import AgentJobs
 from asyncpool._core.remote.client_jobs import SignsOfLife, Silence, Trust
 from asyncpool._core.remote.lent_parts import LENT, LentParts
-from asyncpool._core.remote.remote_options import (
-    read_call,
-    read_options,
-)
+from asyncpool._core.remote.remote_options import read_call, read_options
 from asyncpool._core.remote_wire.clock_bounds import DRIFT, TICK, ClockBounds
-from asyncpool._core.remote_wire.reliable_link import (
-    MAX_BATCH,
-    Batch,
-    ReliableLink,
-)
+from asyncpool._core.remote_wire.reliable_link import MAX_BATCH, Batch, ReliableLink
 from asyncpool._core.remote_wire.remote_messages import (
     PLAIN,
     Kind,
@@ -36,37 +30,64 @@ from asyncpool._core.remote_wire.trace_headers import unpack_headers
 from asyncpool._core.wire.context import MAX_TRACE
 from asyncpool.errors import ProtocolError
 
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\x03", Message(Kind.JOB).pack()[:-1], bytes(99)]
-)
-def test_what_is_no_message_is_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolError, match="cannot be read"):
-        Message.unpack(data)
+TOO_MANY = {"a": "b" * MAX_TRACE}
+PICKLED = pickle.dumps(TOO_MANY, 5)
+OTHER_THINGS = "^a trace context has other things than headers$"
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\0\0\0\1", pack_parts(OutOfBandPickle([b"a"], []))[:-1]]
-)
-def test_parts_that_do_not_fit_are_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        split_parts(data)
-
-
-@pytest.mark.parametrize(
-    "data",
+    ("unpack", "data", "why"),
     [
-        b"",
-        bytes(3),
-        b"\0\0\0\2{",
-        b"\0\0\0\2[]",
-        b"\0\0\0\2{}",
-        b"\0\1\0\0" + b"[" * (1 << 16),
+        *(
+            (Message.unpack, data, "cannot be read")
+            for data in (b"", b"\x03", Message(Kind.JOB).pack()[:-1], bytes(99))
+        ),
+        (split_parts, b"", "a call or a value cannot be read"),
+        (split_parts, b"\0\0\0\1", "a call or a value cannot be read"),
+        (
+            split_parts,
+            pack_parts(OutOfBandPickle([b"a"], []))[:-1],
+            "do not fit together",
+        ),
+        (unpack_question, b"", "a question"),
+        (unpack_question, bytes(3), "a question"),
+        (unpack_question, b"\0\0\0\2{", "a question"),
+        (unpack_question, b"\0\0\0\2[]", "a question"),
+        (unpack_question, b"\0\0\0\2{}", "a question"),
+        (unpack_question, b"\0\1\0\0" + b"[" * (1 << 16), "a question"),
+        (LentParts.unpack, LENT, "what is lent cannot be read"),
+        (
+            LentParts.unpack,
+            LentParts(7, [1 << 20] * 3, b"").pack()[:-1],
+            "is lent cannot",
+        ),
+        # More than a call may have.
+        (LentParts.unpack, LentParts(7, [1 << 30, 1 << 30], b"").pack(), "too many"),
+        # Small ones belong in the stream.
+        (LentParts.unpack, LentParts(7, [1] * 17, b"").pack(), "too many"),
+        (LentParts.unpack, LENT + (7).to_bytes(4) + (1 << 31).to_bytes(4), "parts$"),
+        (Batch.unpack, b"", "a batch is cut off"),
+        (Batch.unpack, b"short", "a batch is cut off"),
+        (Batch.unpack, Batch(1, 1, 0, 0, 0, 0, [b"ab"]).pack()[:-1], "a batch has"),
+        (unpack_headers, b"{", "a trace context cannot be read: Expecting"),
+        (unpack_headers, b"\xff", "a trace context cannot be read: 'utf-8'"),
+        (unpack_headers, b"[" * 60_000, "a trace context cannot be read: "),
+        (unpack_headers, pickle.dumps({}), "a trace context cannot be read"),
+        (unpack_headers, b"[]", OTHER_THINGS),
+        (unpack_headers, b'{"a": 1}', OTHER_THINGS),
+        (unpack_headers, b'{"a": {"b": "c"}}', OTHER_THINGS),
+        (
+            unpack_headers,
+            json.dumps(TOO_MANY).encode(),
+            rf"^a trace context has {len(PICKLED)} bytes$",
+        ),
     ],
 )
-def test_what_is_no_question_is_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolError, match="a question"):
-        unpack_question(data)
+def test_what_cannot_be_read_is_refused(
+    unpack: Callable[[bytes], object], data: bytes, why: str
+) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        unpack(data)
 
 
 def test_it_is_read_as_it_was_written_and_looks_like_nothing_else() -> None:
@@ -74,43 +95,6 @@ def test_it_is_read_as_it_was_written_and_looks_like_nothing_else() -> None:
     assert LentParts.unpack(parts.pack()) == parts
     assert parts.pack().startswith(LENT)
     assert pack_parts(b"stream").startswith(PLAIN)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        LENT,
-        LentParts(7, [1 << 20] * 3, b"").pack()[:-1],
-        LentParts(7, [1 << 30, 1 << 30], b"").pack(),  # more than a call may have
-        LentParts(7, [1] * 17, b"").pack(),  # small ones belong in the stream
-        LENT + (7).to_bytes(4) + (1 << 31).to_bytes(4),
-    ],
-)
-def test_what_breaks_the_rules_is_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        LentParts.unpack(data)
-
-
-TOO_MANY = {"a": "b" * MAX_TRACE}
-PICKLED = pickle.dumps(TOO_MANY, 5)
-
-
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        (b"{", "a trace context cannot be read: Expecting"),
-        (b"\xff", "a trace context cannot be read: 'utf-8'"),
-        (b"[" * 60_000, "a trace context cannot be read: "),
-        (pickle.dumps({}), "a trace context cannot be read"),
-        (b"[]", "^a trace context has other things than headers$"),
-        (b'{"a": 1}', "^a trace context has other things than headers$"),
-        (b'{"a": {"b": "c"}}', "^a trace context has other things than headers$"),
-        (json.dumps(TOO_MANY).encode(), rf"^a trace context has {len(PICKLED)} bytes$"),
-    ],
-)
-def test_what_are_no_headers_is_refused(data: bytes, why: str) -> None:
-    with pytest.raises(ProtocolError, match=why):
-        unpack_headers(data)
 
 
 class Keeper:
@@ -177,14 +161,6 @@ def test_false_options_of_jobs_are_refused(told: Any, why: str) -> None:
 def test_false_options_of_calls_are_refused(told: Any, why: str) -> None:
     with pytest.raises((ProtocolError, ValueError, TypeError), match=why):
         read_call(told, 10.0)
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"short", Batch(1, 1, 0, 0, 0, 0, [b"ab"]).pack()[:-1]]
-)
-def test_what_is_no_batch_is_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        Batch.unpack(data)
 
 
 def test_only_a_single_message_may_be_large() -> None:

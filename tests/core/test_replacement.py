@@ -8,6 +8,7 @@ import pytest
 
 from tests.core import pool_core
 from tests.core.pool_core import (
+    BURST,
     Core,
     Finish,
     RestartPolicy,
@@ -309,3 +310,11 @@ def test_starts_of_more_workers_are_no_restarts() -> None:
     assert core.restarts == 1
     core.close(Finish.ALL, None, 2.0)
     assert core.kills == 0
+
+
+def test_deaths_of_idle_workers_that_are_too_many_wait_as_long_as_starts_take() -> None:
+    core = pool(1)
+    for _ in range(BURST):
+        gone(core, 0, 1.0)
+        core.ready(0, 1.0)
+    assert gone(core, 0, 1.0) == [cmd.TellRestart(0, 0.1)]

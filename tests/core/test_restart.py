@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from hypothesis import assume, example, given, strategies as st
@@ -31,51 +30,6 @@ policies = st.builds(
 )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"initial_delay": -0.1},
-            r"initial_delay must be between 0 and max_delay \(30\), not -0.1",
-        ),
-        (
-            {"initial_delay": 31.0},
-            r"initial_delay must be between 0 and max_delay \(30\), not 31",
-        ),
-        ({"initial_delay": float("nan")}, "initial_delay must be between"),
-        ({"max_delay": 0.04}, r"between 0 and max_delay \(0.04\), not 0.05"),
-        (
-            {"initial_delay": 0.0},
-            "would start workers that never become ready without any pause",
-        ),
-        ({"period": 0.0}, "period must be > 0, not 0"),
-        ({"period": float("nan")}, "period must be > 0, not nan"),
-        ({"max_failed_starts": 0}, "max_failed_starts must be >= 1 or None, not 0"),
-        ({"max_restarts": 0}, "max_restarts must be >= 1 or None, not 0"),
-    ],
-    ids=str,
-)
-def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RestartPolicy(**options)
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong", "kind"),
-    [
-        ("initial_delay", "x", "a number of seconds"),
-        ("max_delay", None, "a number of seconds"),
-        ("max_failed_starts", "x", "an int or None"),
-        ("max_restarts", [3], "an int or None"),
-        ("period", None, "a number of seconds"),
-    ],
-)
-def test_values_of_another_kind_are_refused(name: str, wrong: Any, kind: str) -> None:
-    with pytest.raises(TypeError) as caught:
-        RestartPolicy(**{name: wrong})
-    assert str(caught.value) == f"{name} must be {kind}, not {wrong!r}"
-
-
 def test_the_documented_defaults() -> None:
     assert RestartPolicy() == RestartPolicy(
         initial_delay=0.05,
@@ -84,9 +38,6 @@ def test_the_documented_defaults() -> None:
         max_restarts=None,
         period=60.0,
     )
-
-
-def test_the_limited_restart_of_node_and_otp() -> None:
     assert RestartPolicy.limited(3, 10.0) == RestartPolicy(
         initial_delay=0.0, max_failed_starts=None, max_restarts=3, period=10.0
     )
@@ -114,12 +65,6 @@ def test_the_largest_reachable_limit_is_accepted() -> None:
     assert policy.max_restarts == 6
     with pytest.raises(ValueError, match=r"at most 6 deaths in 31\.4 s"):
         RestartPolicy(initial_delay=0.5, max_restarts=6, period=31.4)
-    with pytest.raises(ValueError, match="at most 7 deaths in 60 s"):
-        RestartPolicy(initial_delay=0.5, max_restarts=7, period=60.0)
-    with pytest.raises(
-        ValueError, match=r"after 1, 2, 4 s, .* at most 4 deaths in 7 s"
-    ):
-        RestartPolicy(initial_delay=1, max_restarts=4, period=7.0)
 
 
 @given(policies, st.integers(1, 3_000), rolls)

@@ -14,9 +14,7 @@ import pytest
 
 from asyncpool import Sandbox
 from asyncpool._core.sandbox import filters, landlock
-from asyncpool._core.sandbox.checks import (
-    is_within,
-)
+from asyncpool._core.sandbox.checks import is_within
 from asyncpool._core.sandbox.filters import (
     ALLOW,
     ENOSYS,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -149,31 +147,6 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestSegmentLedger = LedgerMachine.TestCase
-
-
-class Unread(dict[int, Any]):
-    """A table that nobody goes through."""
-
-    def _refuse(self) -> Any:
-        raise AssertionError("somebody looks at all of them")
-
-    __iter__ = items = values = keys = _refuse
-
-
-def test_nobody_looks_at_each_of_thousands_that_are_free() -> None:
-    ledger, owners = SegmentLedger(1_000_000), (Owner(), Owner())
-    for number in range(1, 5_001):
-        ledger.add(owners[number % 2], 100)
-        ledger.free(number, 1.0)
-    ledger._free = Unread(ledger._free)
-    assert ledger.idle == 500_000
-    assert ledger.take(owners[0], 90) == 5_000, "the one that was used last"
-    assert ledger.add(owners[1], 200) == (5_001, [])
-    ledger.free(5_000, 2.0)
-    ledger.forget(5_001)
-    assert (ledger.total, ledger.idle) == (500_000, 500_000)
-    with pytest.raises(AssertionError, match="all of them"):
-        ledger.add(owners[1], 600_000)
 
 
 # Sizes.

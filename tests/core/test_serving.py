@@ -91,14 +91,6 @@ def test_one_that_is_replaced_has_another_time_than_at_the_end_of_all() -> None:
     assert [slot.due for slot in core.slots[:2]] == [5.0 + GRACE, 6.0 + 100.0]
 
 
-def test_one_that_fails_while_it_drains_has_all_of_its_time() -> None:
-    core = serving(2)
-    core.retire(0, "retire()", 5.0)
-    assert core.fault(0, 6.0) == []
-    assert core.slots[0].exit_planned
-    assert core.slots[0].due == 5.0 + GRACE
-
-
 def test_connections_wear() -> None:
     core = serving(1, max_jobs=3)
     limit = core.slots[0].recycle_limits.jobs

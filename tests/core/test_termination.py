@@ -6,6 +6,7 @@ import pytest
 
 from tests.core.pool_core import (
     KILL,
+    KILL_GRACE,
     LEAST_GRACE,
     REVOKE_GRACE,
     STACK_GRACE,
@@ -94,6 +95,31 @@ def test_a_late_job_fails_when_it_is_given_back_and_is_in_time_if_it_has_begun()
     assert core.is_revoked(3, 0)
     assert core.revoked(0, (), 1.1) == []
     assert not core.is_revoked(3, 0)
+    assert not core.slots[0].job_endings, "it goes on like any other job"
+
+
+def test_a_worker_dies_when_all_that_are_to_have_said_where_they_are() -> None:
+    core = busy(1, 2, width=3)
+    core.hang(0, 1.0, 1)
+    assert core.expire(2, 1.0, index=0, mode=KILL) == [cmd.WriteStacks(0, 2)]
+    assert core.stacks_written(0, 1.01, 2) == []
+    assert core.stacks_written(0, 1.02, 1) == [cmd.Kill(0)]
+
+
+def test_a_silent_job_that_is_cancelled_is_no_crash() -> None:
+    core = busy(1, 2)
+    assert core.hang(0, 1.0, 1) == [cmd.WriteStacks(0, 1), cmd.Revoke(0, (2,))]
+    assert core.stacks_written(0, 1.01, 1) == []
+    assert core.cancel(1, 1.02, index=0, begun=True) == []
+    assert core.revoked(0, (2,), 1.03) == [cmd.Unassign((2,)), cmd.Kill(0)]
+    assert core.slots[0].exit_planned
+
+
+def test_a_worker_is_asked_for_what_waits_there_at_the_second_look() -> None:
+    core = busy(1, 2)
+    assert core.check_for_stalls() == []
+    assert core.check_for_stalls() == [cmd.Revoke(0, (2,))]
+    assert core.check_for_stalls() == []
 
 
 def test_a_cancelled_job_is_unanswered_until_its_worker_gives_it_back_or_goes() -> None:
@@ -276,6 +302,16 @@ def test_what_is_not_there_is_not_started_when_its_time_is_over(*, held: bool) -
     else:
         assert core.close(Finish.ALL, 5.0, 1.0) == [cmd.Finished()]
     assert core.next_deadline() is None
+
+
+def test_no_worker_is_started_when_the_time_to_close_is_over_too() -> None:
+    core = pool(2, policy=RestartPolicy(initial_delay=1.0))
+    for now in (1.0, 1.5):  # the first one dies, and the next one never gets ready
+        core.ended(0, now, started=False, requeue=(), jitter=0.0)
+    assert [core.submit(job, JobTraits()) for job in (1, 2)] == [1, None]
+    assert core.close(Finish.ALL, 2.5, 1.5) == []
+    assert core.on_timer(2.5) == [cmd.FailJobs((1, 2), "closed"), cmd.Kill(1)]
+    assert core.next_deadline() == 2.5 + KILL_GRACE
 
 
 def test_when_nobody_decides_any_more_it_is_over() -> None:

@@ -10,21 +10,9 @@ from dataclasses import replace
 from hypothesis import given, strategies as st
 
 from asyncpool._core.trace.trace_book import SlotLanes, TraceBook
-from asyncpool._core.trace.trace_lines import (
-    POOL_TRACK,
-    LineMaker,
-    text_of,
-    track_of,
-)
+from asyncpool._core.trace.trace_lines import POOL_TRACK, LineMaker, text_of, track_of
 from asyncpool.enums import JobOutcome
-from asyncpool.events import (
-    Event,
-    JobEnded,
-    JobEvent,
-    JobQueued,
-    JobStarted,
-    TakenOver,
-)
+from asyncpool.events import Event, JobEnded, JobEvent, JobQueued, JobStarted, TakenOver
 from tests.helpers.traces import Traced, check
 
 TRACK_0, TRACK_1 = 10_000, 20_000

@@ -81,24 +81,24 @@ def test_of_a_long_failure_the_telling_ends_are_kept() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    {
-        "nothing": b"",
-        "null": b"null",
-        "a number": b"17",
-        "no field": b"[]",
-        "two fields": b'["two", "fields"]',
-        "five fields": b'["more", "than", "four", "fields", "here"]',
-        "no text": b"\xff\xfe",
-        "a pickle": pickle.dumps(("stage", "summary", "text")),
-        "a very large number": b"[1, 2, " + b"9" * 5_000 + b"]",
-        "lists in lists": b"[" * 100_000,
-        "objects in objects": b'{"a":' * 100_000,
-    }.items(),
-    ids=lambda item: item[0],
+    [
+        b"",
+        b"null",
+        b"17",
+        b"[]",
+        b'["two", "fields"]',
+        b'["more", "than", "four", "fields", "here"]',
+        b"\xff\xfe",
+        pickle.dumps(("stage", "summary", "text")),
+        b"[1, 2, " + b"9" * 5_000 + b"]",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+    ],
+    ids=lambda payload: payload[:20],
 )
-def test_what_is_no_failure_is_a_protocol_error(payload: tuple[str, bytes]) -> None:
+def test_what_is_no_failure_is_a_protocol_error(payload: bytes) -> None:
     with pytest.raises(ProtocolError, match="cannot be read"):
-        Failure.unpack(payload[1])
+        Failure.unpack(payload)
 
 
 @pytest.mark.parametrize("decoder", range(len(targets.NAMES)), ids=targets.NAMES)
@@ -139,14 +139,10 @@ def test_a_context_comes_back_as_it_was(context: JobContext) -> None:
 def test_one_part_is_changed_and_the_others_stay(
     context: JobContext, data: bytes
 ) -> None:
-    packed = context.pack()
-    for change, part in (
-        (with_details, "details"),
-        (with_variables, "variables"),
-        (with_trace, "trace"),
-    ):
-        changed = JobContext.unpack(change(packed, data))
-        assert changed == context._replace(**{part: data})
+    packed, unpack = context.pack(), JobContext.unpack
+    assert unpack(with_details(packed, data)) == context._replace(details=data)
+    assert unpack(with_variables(packed, data)) == context._replace(variables=data)
+    assert unpack(with_trace(packed, data)) == context._replace(trace=data)
 
 
 @pytest.mark.parametrize(
@@ -348,26 +344,6 @@ def test_of_a_record_that_is_too_large_the_small_fields_stay() -> None:
         re.fullmatch(r"\0{800,}\.{3} \(.* are left out here\)", it) for it in cut
     )
     assert max(map(len, cut)) - min(map(len, cut)) < 50
-
-
-@given(
-    st.dictionaries(
-        st.text(st.characters(), max_size=200),
-        st.one_of(st.text(st.characters(), max_size=1000), st.integers(0, 10**17)),
-        max_size=32,
-    ),
-    st.integers(0, 20_000),
-)
-def test_fields_that_are_kept_begin_as_they_were(
-    fields: dict[str, Any], size: int
-) -> None:
-    data = ENTRY._replace(fields=fields, message="\0" * size, trace="ü" * size).pack()
-    assert len(data) <= MAX_ENTRY
-    entry = LogEntry.unpack(data)
-    for name, value in entry.fields.items():
-        whole = fields[name]
-        if value != whole:
-            assert whole.startswith(value.rpartition("... (")[0])
 
 
 class Silent:
