@@ -9,13 +9,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from asyncpool._core.policies.restart import BURST, RestartPolicy
@@ -24,6 +23,7 @@ from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.supervision import Supervision
+from tests.core.models import run_until_seen
 
 GRACE = 6.0
 START_TIMEOUT = 20.0
@@ -370,16 +370,5 @@ class ServingMachine(RuleBasedStateMachine):
 
 
 def test_the_model_does_what_it_is_for() -> None:
-    ServingMachine.seen.clear()
-    run_state_machine_as_test(
-        ServingMachine,
-        settings=settings(
-            max_examples=200, stateful_step_count=40, derandomize=True, database=None
-        ),
-    )
-    assert (+ServingMachine.seen).keys() == {
-        "rolled",
-        "replaced at once",
-        "replaced at once, beside others",
-        "replaced later",
-    }
+    wanted = {"rolled", "replaced at once", "replaced later"}
+    run_until_seen(ServingMachine, wanted | {"replaced at once, beside others"})
