@@ -6,13 +6,12 @@ from collections import Counter
 from typing import ClassVar
 
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from asyncpool._core.cluster.balancing import (
@@ -25,6 +24,7 @@ from asyncpool._core.cluster.balancing import (
 )
 from asyncpool._core.cluster.link_rules import MOST_MESSAGES, MessageCredit
 from asyncpool.errors import ProtocolError
+from tests.core.models import run_until_seen
 
 
 def spreading_of(*workers: int) -> ConnectionBalancing[str]:
@@ -315,14 +315,7 @@ class SpreadingMachine(RuleBasedStateMachine):
 
 
 def test_the_model_does_what_it_is_for() -> None:
-    SpreadingMachine.seen.clear()
-    run_state_machine_as_test(
-        SpreadingMachine,
-        settings=settings(
-            max_examples=200, stateful_step_count=40, derandomize=True, database=None
-        ),
-    )
-    assert SpreadingMachine.seen.keys() >= {"lost", "passed over", "waited"}
+    run_until_seen(SpreadingMachine, {"lost", "passed over", "waited"})
 
 
 # How many messages may be under way.

@@ -9,15 +9,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
+from tests.core.models import run_until_seen
 from tests.core.pool_core import (
     BURST,
     Core,
@@ -370,16 +370,5 @@ class ServingMachine(RuleBasedStateMachine):
 
 
 def test_the_model_does_what_it_is_for() -> None:
-    ServingMachine.seen.clear()
-    run_state_machine_as_test(
-        ServingMachine,
-        settings=settings(
-            max_examples=200, stateful_step_count=40, derandomize=True, database=None
-        ),
-    )
-    assert (+ServingMachine.seen).keys() == {
-        "rolled",
-        "replaced at once",
-        "replaced at once, beside others",
-        "replaced later",
-    }
+    wanted = {"rolled", "replaced at once", "replaced later"}
+    run_until_seen(ServingMachine, wanted | {"replaced at once, beside others"})
