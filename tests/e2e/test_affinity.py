@@ -1,10 +1,11 @@
-"""Jobs with a key: the same key, the same worker."""
+"""Which worker a job gets: with a key always the same, and in a fresh pool a new one."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import os
+import re
 from collections import defaultdict
 from typing import Any, Literal
 
@@ -20,8 +21,8 @@ from asyncpool import (
     WorkerCrashedError,
     events,
 )
-from asyncpool.events import Resized, TakenOver
-from tests.helpers import jobs
+from asyncpool.events import Resized
+from tests.helpers import jobs, streams
 from tests.helpers.gate import Gate, Visitor
 from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
@@ -30,9 +31,6 @@ from tests.helpers.pools import assert_serves, idle, next_of
 pytestmark = ONE_LOOP
 
 KEYS = [f"user-{number}" for number in range(60)]
-
-Launcher = Literal["forkserver", "spawn"]
-LAUNCHERS: tuple[Launcher, ...] = ("forkserver", "spawn")
 
 
 async def owners(pool: Pool) -> dict[str, int]:
@@ -71,41 +69,46 @@ async def hold(view: BoundPool, gate: Gate) -> tuple[asyncpool.Job[Any], Visitor
 
 
 async def test_the_same_key_has_the_same_worker_and_all_workers_have_some() -> None:
-    async with patience(), Pool(3) as pool:
-        await idle(pool)
+    async with patience(), Pool(3, ready="all") as pool:
         owned = await owners(pool)
         assert set(owned.values()) == {slot.pid for slot in pool.stats().slots}
         for _ in range(3):
             assert await owners(pool) == owned
-
-
-async def test_equal_keys_are_the_same_whatever_made_them() -> None:
-    async with patience(), Pool(3) as pool:
-        for one, other in [
-            (("a", 7), ("a", 7.0)),
-            (b"xy", bytes([120, 121])),
-            (1, True),
-        ]:
-            pids = {
-                await pool.options(key=key).submit(jobs.pid) for key in (one, other)
-            }
-            assert len(pids) == 1
+        for equal in [(("a", 7), ("a", 7.0)), (b"xy", bytes([120, 121])), (1, True)]:
+            views = [pool.options(key=key) for key in equal]
+            assert len({await view.submit(jobs.pid) for view in views}) == 1
+            pids = await views[0].map(jobs.pid_for, range(300))
+            assert set(pids) == {await views[1].submit(jobs.pid)}
+        result = await pool.roll()
+        assert (result.replaced, result.reason) == (3, "")
+        rolled = await owners(pool)
+        assert not set(rolled.values()) & set(owned.values())
+        assert groups(rolled) == groups(owned)
 
 
 async def test_a_key_waits_for_its_worker_while_others_work(
     pair: Pool, gate: Gate
 ) -> None:
-    await idle(pair)
     mine, other = await one_each(pair)
     held, visitor = await hold(mine, gate)
-    waiting = [mine.submit(jobs.pid) for _ in range(5)]
+    waiting = [mine.submit(jobs.pid_for, n) for n in (0, 1, bytearray(1 << 22), 3)]
+    late = mine.options(queue_timeout=0.01).submit(jobs.square, 1)
     assert await other.submit(jobs.square, 3) == 9
     assert await pair.submit(jobs.square, 4) == 16
-    assert [job.state for job in waiting] == ["queued"] * 5
+    assert await mine.options(key=None).submit(jobs.pid) != visitor.pid
+    with pytest.raises(JobTimeoutError) as caught:
+        await late
+    assert caught.value.limit == "queue_timeout"
+    assert [job.state for job in waiting] == ["queued"] * 4
     stats = pair.stats()
-    assert (stats.queued, stats.idle, stats.busy) == (5, 1, 1)
+    assert (stats.queued, stats.idle, stats.busy) == (4, 1, 1)
+    dropped = waiting.pop(1)
+    assert dropped.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dropped
+    assert pair.stats().queued == 3
     visitor.release()
-    assert await asyncio.gather(*waiting) == [visitor.pid] * 5
+    assert await asyncio.gather(*waiting) == [visitor.pid] * 3
     await held
 
 
@@ -136,46 +139,35 @@ async def test_jobs_without_a_key_and_with_one_begin_in_their_order(
     assert "".join(order) == "Uabcd"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-async def test_after_a_crash_the_replacement_has_the_keys(launcher: Launcher) -> None:
-    async with patience(), Gate() as gate, Pool(2, launcher=launcher) as pool:
-        await idle(pool)
-        before = await owners(pool)
-        mine, _ = await one_each(pool)
-        doomed = mine.submit(jobs.wait_in_every_attempt, gate.path)
-        visitor = await gate.visitor("attempt 1")
-        slot = slot_of(pool, visitor.pid)
-        waiting = [mine.submit(jobs.pid) for _ in range(3)]
-        visitor.release("die")
-        with pytest.raises(WorkerCrashedError):
-            await doomed
-        [pid] = set(await asyncio.gather(*waiting))
-        assert pid != visitor.pid
-        assert slot_of(pool, pid) == slot
-        moved = {visitor.pid: pid}
-        after = {key: moved.get(pid, pid) for key, pid in before.items()}
-        assert await owners(pool) == after
-
-
-async def test_another_attempt_is_where_the_key_belongs() -> None:
-    async with patience(), Gate() as gate, Pool(3) as pool:
-        await idle(pool)
-        news = pool.events()
-        mine, _ = await one_each(pool)
-        job = mine.options(max_attempts=2).submit(jobs.wait_in_every_attempt, gate.path)
-        first = await gate.visitor("attempt 1")
-        slot = slot_of(pool, first.pid)
-        first.release("die")
-        await next_of(news, TakenOver)
-        second = await gate.visitor("attempt 2")
-        assert slot_of(pool, second.pid) == slot
-        second.release("done")
-        assert await job == "done"
+async def test_after_a_crash_the_replacement_has_the_keys() -> None:
+    async with patience(), Gate() as gate, Pool(2, ready="all") as pool:
+        for nth, attempts in ((1, 1), (2, 2)):
+            before = await owners(pool)
+            mine, _ = await one_each(pool)
+            view = mine.options(max_attempts=attempts)
+            doomed = view.submit(jobs.wait_in_every_attempt, gate.path)
+            visitor = await gate.visitor("attempt 1", nth)
+            slot = slot_of(pool, visitor.pid)
+            waiting = [mine.submit(jobs.pid) for _ in range(3)]
+            visitor.release("die")
+            if attempts == 1:
+                with pytest.raises(WorkerCrashedError):
+                    await doomed
+            else:
+                second = await gate.visitor("attempt 2")
+                assert slot_of(pool, second.pid) == slot
+                second.release("done")
+                assert await doomed == "done"
+            [pid] = set(await asyncio.gather(*waiting))
+            assert pid != visitor.pid
+            assert slot_of(pool, pid) == slot
+            moved = {visitor.pid: pid}
+            after = {key: moved.get(pid, pid) for key, pid in before.items()}
+            assert await owners(pool) == after
 
 
 async def test_what_waits_inside_a_worker_that_dies_stays_with_its_key() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
+    async with patience(), Gate() as gate, Pool(2, ready="all") as pool:
         mine, _ = await one_each(pool)
         for _ in range(20):  # known to be short, so that several are sent ahead
             await mine.submit(jobs.perhaps_wait)
@@ -190,20 +182,8 @@ async def test_what_waits_inside_a_worker_that_dies_stays_with_its_key() -> None
             await held
 
 
-async def test_a_roll_leaves_the_keys_together() -> None:
-    async with patience(), Pool(3) as pool:
-        await idle(pool)
-        before = await owners(pool)
-        result = await pool.roll()
-        assert (result.replaced, result.reason) == (3, "")
-        after = await owners(pool)
-        assert not set(after.values()) & set(before.values())
-        assert groups(after) == groups(before)
-
-
 async def test_a_worker_that_retires_leaves_its_keys_to_the_next() -> None:
-    async with patience(), Pool(3) as pool:
-        await idle(pool)
+    async with patience(), Pool(3, ready="all") as pool:
         before = await owners(pool)
         news = pool.events()
         gone = await pool.options(key=KEYS[0]).submit(jobs.retire_at)
@@ -216,8 +196,7 @@ async def test_a_worker_that_retires_leaves_its_keys_to_the_next() -> None:
 
 
 async def test_one_worker_more_takes_its_share_and_one_less_leaves_it() -> None:
-    async with patience(), Pool(2) as pool:
-        await idle(pool)
+    async with patience(), Pool(2, ready="all") as pool:
         two = await owners(pool)
         await pool.resize(3)
         three = await owners(pool)
@@ -258,74 +237,28 @@ async def test_a_crowd_with_many_keys_makes_a_pool_grow() -> None:
         await held
 
 
-async def test_a_job_that_waits_for_its_worker_can_be_cancelled(
-    pair: Pool, gate: Gate
-) -> None:
-    await idle(pair)
-    mine, _ = await one_each(pair)
-    held, visitor = await hold(mine, gate)
-    waiting = [mine.submit(jobs.square, number) for number in range(5)]
-    assert waiting[2].cancel()
-    assert pair.stats().queued == 4
-    with pytest.raises(asyncio.CancelledError):
-        await waiting[2]
-    visitor.release()
-    del waiting[2]
-    assert await asyncio.gather(*waiting) == [0, 1, 9, 16]
-    await held
-
-
-async def test_its_time_in_the_queue_is_limited_though_others_are_idle(
-    pair: Pool,
-    gate: Gate,
-) -> None:
-    await idle(pair)
-    mine, _ = await one_each(pair)
-    held, visitor = await hold(mine, gate)
-    job = mine.options(queue_timeout=0.01).submit(jobs.square, 1)
-    with pytest.raises(JobTimeoutError) as caught:
-        await job
-    assert caught.value.limit == "queue_timeout"
-    assert pair.stats().queued == 0
-    visitor.release()
-    await held
-
-
-async def test_jobs_that_wait_for_one_worker_fill_the_queue() -> None:
-    async with patience(), Gate() as gate, Pool(2, max_queued=2) as pool:
+@pytest.mark.parametrize("most", [0, 2])
+async def test_jobs_that_wait_for_one_worker_fill_the_queue(most: int) -> None:
+    async with patience(), Gate() as gate, Pool(2, max_queued=most) as pool:
         await idle(pool)
         mine, other = await one_each(pool)
         held, visitor = await hold(mine, gate)
-        waiting = [mine.submit(jobs.square, number) for number in range(2)]
+        waiting = [mine.submit(jobs.square, number) for number in range(most)]
         with pytest.raises(PoolFullError) as caught:
             mine.submit(jobs.square, 2)
-        assert (caught.value.waiting, caught.value.max_queued) == (2, 2)
+        assert (caught.value.waiting, caught.value.max_queued) == (most, most)
         # Who need not wait is welcome.
         assert await other.submit(jobs.square, 3) == 9
         assert await pool.submit(jobs.square, 4) == 16
         visitor.release()
-        assert await asyncio.gather(*waiting) == [0, 1]
-        await held
-
-
-async def test_a_pool_that_takes_no_waiting_jobs_takes_those_that_need_not() -> None:
-    async with patience(), Gate() as gate, Pool(2, max_queued=0) as pool:
-        await idle(pool)
-        mine, other = await one_each(pool)
-        held, visitor = await hold(mine, gate)
-        with pytest.raises(PoolFullError):
-            mine.submit(jobs.square, 1)
-        assert await other.submit(jobs.square, 3) == 9
-        visitor.release()
-        await held
+        assert await asyncio.gather(held, *waiting) == ["go", 0, 1][: most + 1]
 
 
 @pytest.mark.parametrize("finish", ["all", "running"])
 async def test_a_pool_that_closes_finishes_them_or_fails_them(
     finish: Literal["all", "running"],
 ) -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
+    async with patience(), Gate() as gate, Pool(2, ready="all") as pool:
         mine, _ = await one_each(pool)
         held, visitor = await hold(mine, gate)
         waiting = [mine.submit(jobs.square, number) for number in range(3)]
@@ -342,37 +275,43 @@ async def test_a_pool_that_closes_finishes_them_or_fails_them(
         assert summary.failed == (0 if finish == "all" else 3)
 
 
-async def test_a_map_with_a_key_runs_in_one_worker() -> None:
-    async with patience(), Pool(3) as pool:
-        await idle(pool)
-        view = pool.options(key="model-7")
-        items = list(range(300))
-        pids = await view.map(jobs.pid_for, items)
-        assert set(pids) == {await view.submit(jobs.pid)}
-
-
-async def test_large_arguments_go_where_the_key_belongs(pair: Pool, gate: Gate) -> None:
-    await idle(pair)
-    mine, _ = await one_each(pair)
-    held, visitor = await hold(mine, gate)
-    job = mine.submit(jobs.pid_for, bytearray(1 << 22))
-    visitor.release()
-    assert await job == visitor.pid
-    await held
-
-
-async def test_no_key_is_no_key(pair: Pool, gate: Gate) -> None:
-    await idle(pair)
-    mine, _ = await one_each(pair)
-    held, visitor = await hold(mine, gate)
-    assert await mine.options(key=None).submit(jobs.pid) != visitor.pid
-    visitor.release()
-    await held
-
-
 async def test_what_is_no_key_is_refused_at_once() -> None:
     pool = Pool(1)
     with pytest.raises(TypeError, match=r"key must be hashable, .* not \[1, 2\]"):
         pool.options(key=[1, 2])  # type: ignore[arg-type] # that is the point
     with pytest.raises(TypeError, match="object has a hash by identity only"):
         pool.options(key=object())
+
+
+# A worker for each job: nothing of one job is left for the next one.
+async def test_each_job_has_a_worker_that_has_run_nothing() -> None:
+    async with patience(), Pool(2, initializer=jobs.fill_state, fresh=True) as pool:
+        assert [await pool.submit(jobs.count_state) for _ in range(3)] == [1, 1, 1]
+        pids = await asyncio.gather(*(pool.submit(jobs.pid) for _ in range(20)))
+        assert len(set(pids)) == 20
+        pids = [pid async for pid in pool.map(jobs.pid_for, range(20))]
+        assert len(set(pids)) == 20
+        # One that fails, one that dies and a stream leave nothing either.
+        with pytest.raises(ZeroDivisionError):
+            await pool.submit(jobs.divide, 1, 0)
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(os._exit, 3)
+        assert [n async for n in pool.stream(streams.numbers, 3)] == [0, 1, 2]
+        assert await pool.submit(jobs.count_state) == 1
+        stats = await idle(pool)
+        assert stats.crashes == 1
+
+
+async def test_the_calls_of_a_session_share_a_worker_that_no_job_has_had() -> None:
+    async with patience(), Pool(1, initializer=jobs.fill_state, fresh=True) as pool:
+        async with pool.worker(fresh=False) as worker:
+            assert [await worker.submit(jobs.count_state) for _ in "ab"] == [1, 2]
+        assert await pool.submit(jobs.count_state) == 1
+
+
+async def test_items_cannot_share_a_worker() -> None:
+    async with patience(), Pool(1, fresh=True) as pool:
+        text = "chunksize is 2, and in a pool with fresh=True each item has a worker of its own"
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            _ = [item async for item in pool.map(abs, [1, 2], chunksize=2)]
+        assert [item async for item in pool.map(abs, [1, -2], chunksize=1)] == [1, 2]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
-import threading
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from asyncpool import (
     HookError,
     Job,
-    JobNotPicklableError,
     JobRaisedError,
     JobTimeoutError,
     Pool,
@@ -58,28 +55,60 @@ def around_of(end: str, *job: Any) -> list[Any]:
 
 @KINDS
 async def test_it_is_entered_around_each_job(kind: Any, concurrency: int) -> None:
-    async with patience(), pool_with(around.noting, kind, concurrency) as pool:
+    pool = pool_with(around.noting, kind, concurrency)
+    async with patience(), Gate() as gate, pool:
         assert await pool.submit(around.told) == (1, 1, "told")
         assert await pool.submit(around.told_later) == (2, 1, "told_later")
-        assert await pool.submit(around.seen) == [
-            *around_of("returned", 1, 1, "told"),
-            *around_of("returned", 2, 1, "told_later"),
-        ]
-
-
-@KINDS
-async def test_it_sees_what_jobs_raise(kind: Any, concurrency: int) -> None:
-    async with patience(), pool_with(around.noting, kind, concurrency) as pool:
         for function in (around.fail, around.fail_later):
             with pytest.raises(KeyError, match="job"):
                 await pool.submit(function)
         with pytest.raises(JobRaisedError, match="SystemExit"):
             await pool.submit(jobs.leave)
+        twice = pool.options(max_attempts=2, retry_on=[KeyError])
+        with pytest.raises(KeyError):
+            await twice.submit(around.fail)
         assert await pool.submit(around.seen) == [
-            *around_of("KeyError", 1, 1, "fail"),
-            *around_of("KeyError", 2, 1, "fail_later"),
-            *around_of("SystemExit", 3, 1, "leave"),
+            *around_of("returned", 1, 1, "told"),
+            *around_of("returned", 2, 1, "told_later"),
+            *around_of("KeyError", 3, 1, "fail"),
+            *around_of("KeyError", 4, 1, "fail_later"),
+            *around_of("SystemExit", 5, 1, "leave"),
+            *around_of("KeyError", 6, 1, "fail"),
+            *around_of("KeyError", 6, 2, "fail"),
         ]
+        sources: list[Any] = [around.each, around.each_later]
+        for number, source in ((8, sources[0]), (10, sources[1])):
+            me = (number, 1, source.__name__)
+            assert [item async for item in pool.stream(source, 3)] == [me] * 3
+            assert await pool.submit(around.seen) == around_of("returned", *me)
+        waits: list[Any] = [jobs.wait_at, around.wait_at_later]
+        for nth, function in enumerate(waits, 1):
+            job = pool.submit(function, gate.path)
+            visitor = await gate.visitor(nth=nth)
+            job.cancel()
+            await visitor.gone()
+            assert await pool.submit(around.seen) == around_of(
+                "JobCancelled", job.id, 1, function.__name__
+            )
+        for mapped in (around.fail_odd, around.fail_odd_later):
+            await assert_around_items(pool, mapped)
+
+
+async def assert_around_items(pool: Pool, function: Any) -> None:
+    """Check that the hook is around each item, and that its frames are not shown."""
+    items = pool.map(function, range(4), chunksize=4).outcomes()
+    errors = [one.error async for one in items]
+    assert [*map(repr, errors)] == ["None", "KeyError(1)", "None", "KeyError(3)"]
+    assert errors[1] is not None
+    remote = errors[1].__cause__
+    assert isinstance(remote, RemoteTraceback)
+    assert "asyncpool/_worker" not in remote.text
+    assert "in fail_odd" in remote.text
+    notes = await pool.submit(around.seen)
+    assert {note[3] for note in notes} == {function.__name__}
+    ends = sorted(note[4] for note in notes if note[0] == "exit")
+    assert ends == ["KeyError", "KeyError", "returned", "returned"]
+    assert len(notes) == 8
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
@@ -89,46 +118,6 @@ async def test_neighbours_do_not_see_what_it_sets(kind: Any) -> None:
         assert await asyncio.gather(*found) == [
             (number, 1, "told_later") for number in range(1, 41)
         ]
-
-
-@KINDS
-async def test_it_is_around_the_whole_of_a_stream(kind: Any, concurrency: int) -> None:
-    async with patience(), pool_with(around.noting, kind, concurrency) as pool:
-        sources: list[Any] = [around.each, around.each_later]
-        for number, source in ((1, sources[0]), (3, sources[1])):
-            me = (number, 1, source.__name__)
-            found = [item async for item in pool.stream(source, 3)]
-            assert found == [me] * 3
-            assert await pool.submit(around.seen) == around_of("returned", *me)
-
-
-@KINDS
-async def test_it_is_around_each_item_of_a_map(kind: Any, concurrency: int) -> None:
-    async with patience(), pool_with(around.noting, kind, concurrency) as pool:
-        functions: list[Any] = [around.fail_odd, around.fail_odd_later]
-        for function in functions:
-            items = pool.map(function, range(4), chunksize=4).outcomes()
-            errors = [repr(one.error) async for one in items]
-            assert errors == ["None", "KeyError(1)", "None", "KeyError(3)"]
-            notes = await pool.submit(around.seen)
-            assert {note[3] for note in notes} == {function.__name__}
-            ends = sorted(note[4] for note in notes if note[0] == "exit")
-            assert ends == ["KeyError", "KeyError", "returned", "returned"]
-            assert len(notes) == 8
-
-
-@LANES
-async def test_what_an_item_raises_has_no_frame_of_ours(concurrency: int) -> None:
-    """So its traceback says as much as without a hook."""
-    async with patience(), pool_with(around.noting, "asyncio", concurrency) as pool:
-        for function in (around.fail_odd, around.fail_odd_later):
-            items = pool.map(function, [1], chunksize=1).outcomes()
-            [outcome] = [one async for one in items]
-            assert isinstance(outcome.error, KeyError)
-            remote = outcome.error.__cause__
-            assert isinstance(remote, RemoteTraceback)
-            assert "asyncpool/_worker" not in remote.text
-            assert "in fail_odd" in remote.text
 
 
 @LANES
@@ -144,17 +133,6 @@ async def test_it_is_around_calls_of_sessions_and_broadcasts(concurrency: int) -
         await kill_worker(pool)
         # The new worker has run the broadcast too.
         assert await pool.submit(around.seen) == around_of("returned", 0, 1, "told")
-
-
-async def test_it_is_entered_for_each_attempt() -> None:
-    async with patience(), pool_with(around.noting) as pool:
-        twice = pool.options(max_attempts=2, retry_on=[KeyError])
-        with pytest.raises(KeyError):
-            await twice.submit(around.fail)
-        assert await pool.submit(around.seen) == [
-            *around_of("KeyError", 1, 1, "fail"),
-            *around_of("KeyError", 1, 2, "fail"),
-        ]
 
 
 # The name of the function.
@@ -205,6 +183,26 @@ async def test_its_error_costs_the_job_and_not_the_worker(
                     await job
                 assert_told(caught.value, job, function, error, stage)
                 assert await pool.submit(jobs.pid) == pid
+        # One item of a map.
+        for function in (around.same, around.same_later):
+            for stage in ("enter", "exit"):
+                await pool.submit(around.give, **{stage: ValueError("no")})
+                items = pool.map(function, range(3), chunksize=3).outcomes()
+                found = [one.error async for one in items]
+                assert isinstance(found[0], HookError)
+                assert (found[0].stage, found[1:]) == (stage, [None, None])
+        # A job that has failed keeps its own.
+        text = f"The hook {FAILING} failed too: ValueError: no"
+        for function in (around.fail, around.fail_later):
+            await pool.submit(around.give, exit=ValueError("no"))
+            with pytest.raises(KeyError) as failed:
+                await pool.submit(function)
+            assert failed.value.__notes__ == [text]
+            assert await pool.submit(around.told) == around.NOBODY
+        await pool.submit(around.give, enter=ValueError("no"))
+        again = pool.options(max_attempts=2, retry_on=[HookError])
+        job = again.submit(jobs.square, 3)
+        assert (await job, job.attempt) == (9, 2)
         assert pool.stats().crashes == 0
 
 
@@ -226,30 +224,6 @@ def assert_told(
     assert "in _obey" in remote.text
 
 
-@LANES
-async def test_its_error_costs_one_item_of_a_map(concurrency: int) -> None:
-    async with patience(), pool_with(FAILING, "asyncio", concurrency) as pool:
-        for function in (around.same, around.same_later):
-            for stage in ("enter", "exit"):
-                await pool.submit(around.give, **{stage: ValueError("no")})
-                items = pool.map(function, range(3), chunksize=3).outcomes()
-                errors = [one.error async for one in items]
-                assert isinstance(errors[0], HookError)
-                assert (errors[0].stage, errors[1:]) == (stage, [None, None])
-
-
-@LANES
-async def test_a_job_that_failed_keeps_its_error(concurrency: int) -> None:
-    text = f"The hook {FAILING} failed too: ValueError: no"
-    async with patience(), pool_with(FAILING, "asyncio", concurrency) as pool:
-        for function in (around.fail, around.fail_later):
-            await pool.submit(around.give, exit=ValueError("no"))
-            with pytest.raises(KeyError) as caught:
-                await pool.submit(function)
-            assert caught.value.__notes__ == [text]
-            assert await pool.submit(around.told) == around.NOBODY
-
-
 async def test_what_it_returns_must_be_a_context_manager() -> None:
     async with patience(), pool_with(around.asynchronous) as pool:
         with pytest.raises(
@@ -260,15 +234,6 @@ async def test_what_it_returns_must_be_a_context_manager() -> None:
     async with patience(), pool_with(around.sleepless) as pool:
         with pytest.raises(HookError, match="generator didn't yield"):
             await pool.submit(jobs.square, 3)
-
-
-@LANES
-async def test_its_error_may_be_retried(concurrency: int) -> None:
-    async with patience(), pool_with(FAILING, "asyncio", concurrency) as pool:
-        await pool.submit(around.give, enter=ValueError("no"))
-        again = pool.options(max_attempts=2, retry_on=[HookError])
-        job = again.submit(jobs.square, 3)
-        assert (await job, job.attempt) == (9, 2)
 
 
 # When the job is to end.
@@ -318,24 +283,6 @@ async def test_a_cancelled_job_leaves_its_worker_in_order(concurrency: int) -> N
             await assert_serves(pool)
 
 
-@KINDS
-async def test_it_sees_that_its_job_is_cancelled(kind: Any, concurrency: int) -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        pool_with(around.noting, kind, concurrency) as pool,
-    ):
-        functions: list[Any] = [jobs.wait_at, around.wait_at_later]
-        for number, function in enumerate(functions, 1):
-            job = pool.submit(function, gate.path)
-            visitor = await gate.visitor(nth=number)
-            job.cancel()
-            await visitor.gone()
-            assert await pool.submit(around.seen) == around_of(
-                "JobCancelled", job.id, 1, function.__name__
-            )
-
-
 @LANES
 async def test_it_does_not_exit_in_a_copy_of_the_worker(concurrency: int) -> None:
     async with (
@@ -354,29 +301,6 @@ async def test_it_does_not_exit_in_a_copy_of_the_worker(concurrency: int) -> Non
 
 
 # What cannot be a hook.
-
-
-@pytest.mark.parametrize(
-    ("hook", "kind", "text"),
-    [
-        (3, TypeError, "around must be callable, not 3"),
-        (
-            "shop.tracing",
-            ValueError,
-            "around takes a name such as 'package.module:name', not 'shop.tracing'",
-        ),
-        (
-            threading.Lock().acquire,
-            JobNotPicklableError,
-            "around cannot be pickled: TypeError: cannot pickle '_thread.lock' object",
-        ),
-    ],
-)
-async def test_it_is_refused_when_the_pool_is_made(
-    hook: Any, kind: type[Exception], text: str
-) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
-        Pool(1, around=hook)
 
 
 @pytest.mark.parametrize(

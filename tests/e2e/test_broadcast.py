@@ -15,6 +15,7 @@ import pytest
 import asyncpool
 from asyncpool import (
     BroadcastError,
+    Job,
     JobNotPicklableError,
     JobTimeoutError,
     Pool,
@@ -24,7 +25,7 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerLimits,
 )
-from asyncpool.events import Crashed, Ready, Retiring
+from asyncpool.events import Crashed, Retiring
 from tests.helpers import beats, jobs, values
 from tests.helpers.clusters import come_true
 from tests.helpers.gate import Gate
@@ -36,9 +37,6 @@ from tests.helpers.pools import assert_serves, idle, kill_worker, next_of, until
 from tests.helpers.values import Slow
 
 pytestmark = BOTH_LOOPS
-
-Launcher = Literal["forkserver", "spawn"]
-LAUNCHERS: tuple[Launcher, ...] = ("forkserver", "spawn")
 
 
 async def histories(pool: Pool) -> list[list[Any]]:
@@ -64,61 +62,49 @@ async def submitted(pool: Pool, count: int) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-async def test_every_worker_runs_it_once(launcher: Launcher) -> None:
-    async with patience(), Pool(3, launcher=launcher) as pool:
-        results = await pool.broadcast(jobs.configure, "a")
-        slots = {slot.slot: slot.pid for slot in pool.stats().slots}
-        assert results == slots
-        assert list(results) == [0, 1, 2]
-        assert await histories(pool) == [["a"]] * 3
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-async def test_those_that_come_later_have_run_it_before_their_first_job(
-    launcher: Launcher,
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+async def test_every_worker_runs_it_once_before_its_first_job(
+    launcher: Literal["forkserver", "spawn"],
 ) -> None:
     initializer = functools.partial(jobs.configure, "initializer")
-    async with (
-        patience(),
-        Pool(1, launcher=launcher, initializer=initializer) as pool,
-    ):
-        await pool.broadcast(jobs.configure, "a")
+    pool = Pool(2, launcher=launcher, initializer=initializer)
+    async with patience(), pool:
+        results = await pool.broadcast(jobs.configure, "a")
+        assert results == {slot.slot: slot.pid for slot in pool.stats().slots}
+        assert list(results) == [0, 1]
         await pool.broadcast(jobs.configure_too, "b")
         told = ["initializer", "a", "b"]
-        assert await histories(pool) == [told]
-        await pool.resize(2)
         assert await histories(pool) == [told] * 2
+        await pool.resize(3)
+        assert await histories(pool) == [told] * 3
         await pool.roll()
-        assert await histories(pool) == [told] * 2
+        assert await histories(pool) == [told] * 3
         for slot in pool.stats().slots:
             if slot.pid is not None:
                 os.kill(slot.pid, signal.SIGKILL)
-        await until(pool, lambda stats: stats.crashes == 2)
-        assert await histories(pool) == [told] * 2
+        await until(pool, lambda stats: stats.crashes == 3)
+        assert await histories(pool) == [told] * 3
 
 
 async def test_of_the_same_function_the_last_one_counts() -> None:
+    def tell(value: str) -> str:
+        jobs.configure(value)
+        return value.upper()
+
+    array = bytearray(b"a" * (1 << 20))
     async with patience(), Pool(1) as pool:
         for value in range(3):
             await pool.broadcast(jobs.configure, value)
-        await pool.broadcast(jobs.configure_too, "other")
+        await pool.broadcast(jobs.configure_too, array)
         await pool.broadcast(functools.partial(jobs.configure, 3))
-        assert await histories(pool) == [[0, 1, 2, "other", 3]]
+        # What is known by value, and a copy of the worker that it makes and that ends with it.
+        assert await pool.broadcast(tell, "a") == {0: "A"}
+        await pool.broadcast(jobs.configure_by_a_copy, "b")
+        large = pickle.PickleBuffer(array)
+        assert await pool.broadcast(jobs.size, large) == {0: 1 << 20}
+        assert await histories(pool) == [[0, 1, 2, array, 3, "a", "b"]]
         await pool.roll()
-        assert await histories(pool) == [["other", 3]]
-
-
-async def test_what_is_known_by_value_can_be_broadcast() -> None:
-    async with patience(), Pool(2) as pool:
-
-        def tell(value: str) -> str:
-            jobs.configure(value)
-            return value.upper()
-
-        assert await pool.broadcast(tell, "a") == {0: "A", 1: "A"}
-        await pool.roll()
-        assert await histories(pool) == [["a"]] * 2
+        assert await histories(pool) == [[array, 3, "a", "b"]]
 
 
 async def test_a_busy_worker_runs_it_after_its_job_and_before_any_other() -> None:
@@ -144,8 +130,7 @@ async def test_a_busy_worker_runs_it_after_its_job_and_before_any_other() -> Non
 async def test_they_come_in_their_order_though_the_first_takes_longer_to_be_pickled(
     *, gives_up: bool
 ) -> None:
-    async with patience(), Pool(1) as pool:
-        await idle(pool)
+    async with patience(), Pool(1, ready="all") as pool:
         slow, quick = Slow("a"), ["b", "c"]
         tasks = [
             asyncio.create_task(pool.broadcast(jobs.configure, value))
@@ -164,19 +149,6 @@ async def test_they_come_in_their_order_though_the_first_takes_longer_to_be_pick
         assert await histories(pool) == [expected]
 
 
-async def test_jobs_go_on_elsewhere_while_a_worker_runs_it() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
-        task = asyncio.create_task(pool.broadcast(jobs.configure, "a", gate.path))
-        first = await gate.visitor("configure", 1)
-        second = await gate.visitor("configure", 2)
-        first.release()
-        assert await pool.submit(jobs.history) == (first.pid, ["a"])
-        assert not task.done()
-        second.release()
-        assert set((await task).values()) == {first.pid, second.pid}
-
-
 async def test_a_worker_that_starts_meanwhile_is_one_of_them() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         task = asyncio.create_task(pool.broadcast(jobs.configure, "a", gate.path))
@@ -193,9 +165,9 @@ async def test_a_worker_that_starts_meanwhile_is_one_of_them() -> None:
         assert await histories(pool) == [["a"]] * 2
 
 
-async def test_an_error_says_where_it_was_and_nobody_else_runs_it() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
+@pytest.mark.parametrize("how", ["raise", "die"])
+async def test_an_error_says_where_it_was_and_nobody_else_runs_it(how: str) -> None:
+    async with patience(), Gate() as gate, Pool(2, ready="all") as pool:
         await pool.broadcast(jobs.configure, "before")
         task = asyncio.create_task(
             pool.broadcast(jobs.configure_where_told, gate.path, "a")
@@ -203,73 +175,52 @@ async def test_an_error_says_where_it_was_and_nobody_else_runs_it() -> None:
         bad = await gate.visitor("configure", 1)
         good = await gate.visitor("configure", 2)
         slots = {slot.pid: slot.slot for slot in pool.stats().slots}
-        bad.release("raise")
+        bad.release(how)
+        if how == "die":
+            await until(pool, lambda stats: stats.crashes == 1)
         good.release("go")
         with pytest.raises(BroadcastError) as caught:
             await task
-        error = caught.value
-        where = slots[bad.pid]
-        assert error.results == {slots[good.pid]: "go"}
-        assert list(error.errors) == [where]
-        assert type(error.errors[where]) is LookupError
-        assert error.__cause__ is error.errors[where]
-        assert str(error) == (
-            "the broadcast of tests.helpers.jobs.configure_where_told has failed in 1 of "
-            f"2 workers; in slot {where}: LookupError: no 'a' here"
-        )
-        assert pool.stats().crashes == 0
+        [(where, error)] = caught.value.errors.items()
+        assert where == slots[bad.pid]
+        assert caught.value.results == {slots[good.pid]: "go"}
+        assert caught.value.__cause__ is error
+        if isinstance(error, WorkerCrashedError):
+            assert how == "die"
+            assert (error.delivery, error.exit_code) == ("started", 3)
+        else:
+            assert type(error) is LookupError
+            assert str(caught.value) == (
+                "the broadcast of tests.helpers.jobs.configure_where_told has failed in 1 "
+                f"of 2 workers; in slot {where}: LookupError: no 'a' here"
+            )
+        await assert_serves(pool)
+        assert gate.visits("configure") == 2, "a replacement does not try it"
+        assert pool.stats().crashes == int(how == "die")
         await pool.roll()
         assert await histories(pool) == [["before"]] * 2
 
 
-async def test_a_worker_that_dies_of_it_is_an_error_and_is_replaced() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
-        task = asyncio.create_task(
-            pool.broadcast(jobs.configure_where_told, gate.path, "a")
-        )
-        bad = await gate.visitor("configure", 1)
-        good = await gate.visitor("configure", 2)
-        slots = {slot.pid: slot.slot for slot in pool.stats().slots}
-        bad.release("die")
-        await until(pool, lambda stats: stats.crashes == 1)
-        good.release("go")
-        with pytest.raises(BroadcastError) as caught:
-            await task
-        [error] = caught.value.errors.values()
-        assert type(error) is WorkerCrashedError
-        assert (error.delivery, error.exit_code) == ("started", 3)
-        assert list(caught.value.errors) == [slots[bad.pid]]
-        assert caught.value.results == {slots[good.pid]: "go"}
-        await assert_serves(pool)
-        assert gate.visits("configure") == 2, "the replacement does not try it"
-
-
-async def test_a_worker_that_dies_before_it_leaves_it_to_its_replacement() -> None:
+@pytest.mark.parametrize("in_hand", [False, True])
+async def test_a_worker_that_dies_before_it_leaves_it_to_its_replacement(
+    *, in_hand: bool
+) -> None:
+    """If the worker has it, and is stopped, it has not begun it either."""
     async with patience(), Gate() as gate, Pool(1) as pool:
-        held = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
+        pid, news = await pool.submit(jobs.pid), pool.events()
+        held: list[Job[str]] = []
+        if in_hand:
+            os.kill(pid, signal.SIGSTOP)
+        else:
+            held.append(pool.submit(jobs.wait_at, gate.path))
+            await gate.visitor()
         task = asyncio.create_task(pool.broadcast(jobs.configure, "a"))
-        await submitted(pool, 2)
-        os.kill(visitor.pid, signal.SIGKILL)
-        with pytest.raises(WorkerCrashedError):
-            await held
-        [pid] = (await task).values()
-        assert pid != visitor.pid
-        assert await histories(pool) == [["a"]]
-        stats = pool.stats()
-        assert (stats.crashes, stats.takeovers) == (1, 0)
-
-
-async def test_a_worker_that_dies_with_it_in_hand_has_not_begun_it() -> None:
-    async with patience(), Pool(1) as pool:
-        pid = await pool.submit(jobs.pid)
-        news = pool.events()
-        os.kill(pid, signal.SIGSTOP)
-        task = asyncio.create_task(pool.broadcast(jobs.configure, "a"))
-        await submitted(pool, 2)
+        await submitted(pool, 2 + len(held))
         os.kill(pid, signal.SIGKILL)
         await next_of(news, Crashed)
+        for job in held:
+            with pytest.raises(WorkerCrashedError):
+                await job
         [other] = (await task).values()
         assert other != pid
         assert await histories(pool) == [["a"]]
@@ -278,8 +229,7 @@ async def test_a_worker_that_dies_with_it_in_hand_has_not_begun_it() -> None:
 
 
 async def test_a_worker_that_dies_after_it_has_a_replacement_that_runs_it() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
+    async with patience(), Gate() as gate, Pool(2, ready="all") as pool:
         task = asyncio.create_task(pool.broadcast(jobs.configure, "a", gate.path))
         first = await gate.visitor("configure", 1)
         second = await gate.visitor("configure", 2)
@@ -306,8 +256,7 @@ async def test_a_worker_that_leaves_need_not_run_it() -> None:
 
 
 async def test_a_roll_during_a_broadcast_ends_with_all_having_run_it() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
+    async with patience(), Gate() as gate, Pool(2, ready="all") as pool:
         held = [pool.submit(jobs.wait_at, gate.path) for _ in range(2)]
         visitors = [await gate.visitor("", nth) for nth in (1, 2)]
         news = pool.events()
@@ -347,15 +296,13 @@ async def test_a_worker_that_cannot_run_it_at_its_start_has_failed_to_start(
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
 async def test_in_a_worker_that_comes_later_it_finds_what_a_job_finds(
-    launcher: Launcher, concurrency: int
+    launcher: Literal["forkserver", "spawn"], concurrency: int
 ) -> None:
     told = [[("a", 1, None, None, ("a",)), ("b", 1, None, None, ("b",))]]
-    async with (
-        patience(),
-        Pool(1, launcher=launcher, concurrency=concurrency) as pool,
-    ):
+    pool = Pool(1, launcher=launcher, concurrency=concurrency)
+    async with patience(), pool:
         await pool.broadcast(jobs.configure_as_a_job, "a")
         await pool.broadcast(jobs.configure_as_a_job_async, "b")
         assert await histories(pool) == told
@@ -371,13 +318,6 @@ async def test_in_a_worker_that_comes_later_it_finds_what_a_job_finds(
         assert [details async for details in job.progress()] == [7]
 
 
-async def test_a_copy_that_it_makes_of_a_worker_ends_with_it() -> None:
-    async with patience(), Pool(1) as pool:
-        await pool.broadcast(jobs.configure_by_a_copy, "a")
-        await pool.roll()
-        assert await histories(pool) == [["a"]]
-
-
 async def test_no_new_worker_retires_because_of_it(tmp_path: Path) -> None:
     async with patience(), Pool(1) as pool:
         await pool.broadcast(jobs.retire_if_new, str(tmp_path / "there"))
@@ -391,8 +331,7 @@ async def test_no_new_worker_retires_because_of_it(tmp_path: Path) -> None:
 
 
 async def test_whoever_stops_waiting_takes_it_back() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
+    async with patience(), Gate() as gate, Pool(2, ready="all") as pool:
         held = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         task = asyncio.create_task(pool.broadcast(jobs.configure, "a", gate.path))
@@ -410,8 +349,7 @@ async def test_whoever_stops_waiting_takes_it_back() -> None:
 
 
 async def test_its_time_can_be_limited() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
-        await idle(pool)
+    async with patience(), Gate() as gate, Pool(2, ready="all") as pool:
         held = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         view = pool.options(queue_timeout=0.05)
@@ -430,28 +368,14 @@ async def test_its_time_can_be_limited() -> None:
         await assert_serves(pool)
 
 
-async def test_a_pool_that_finishes_all_runs_it_in_every_worker() -> None:
+@pytest.mark.parametrize("finish", ["all", "running", "none"])
+async def test_a_pool_that_closes_runs_it_everywhere_or_ends_it(
+    finish: Literal["all", "running", "none"],
+) -> None:
     async with patience(), Gate() as gate:
         pool = Pool(2)
-        await pool.start()
-        await idle(pool)
-        held = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        task = asyncio.create_task(pool.broadcast(jobs.configure, "a"))
-        await submitted(pool, 3)
-        closing = asyncio.create_task(pool.close())
-        visitor.release()
-        assert len(await task) == 2
-        await closing
-        assert await held == "go"
-        with pytest.raises(PoolClosedError):
-            await pool.broadcast(jobs.configure, "b")
-
-
-@pytest.mark.parametrize("finish", ["running", "none"])
-async def test_a_pool_that_closes_ends_it(finish: Literal["running", "none"]) -> None:
-    async with patience(), Gate() as gate:
-        pool = Pool(2)
+        with pytest.raises(PoolClosedError, match="the pool was not started"):
+            await pool.broadcast(jobs.configure, "a")
         await pool.start()
         await idle(pool)
         held = pool.submit(jobs.wait_at, gate.path)
@@ -459,27 +383,20 @@ async def test_a_pool_that_closes_ends_it(finish: Literal["running", "none"]) ->
         task = asyncio.create_task(pool.broadcast(jobs.configure, "a"))
         await submitted(pool, 3)
         closing = asyncio.create_task(pool.close(finish=finish))
-        with pytest.raises(PoolClosedError):
-            await task
-        visitor.release()
+        if finish == "all":
+            visitor.release()
+            assert len(await task) == 2
+        else:
+            with pytest.raises(PoolClosedError):
+                await task
+            visitor.release()
         await closing
-        assert held.done()
         if finish == "none":
             assert isinstance(held.exception(), PoolClosedError)
+        else:
+            assert await held == "go"
         with pytest.raises(PoolClosedError):
             await pool.broadcast(jobs.configure, "b")
-
-
-async def test_a_pool_with_an_elastic_size_tells_those_that_come() -> None:
-    async with patience(), Gate() as gate, Pool((1, 2)) as pool:
-        assert len(await pool.broadcast(jobs.configure, "a")) == 1
-        news = pool.events()
-        held = [pool.submit(jobs.wait_at, gate.path) for _ in range(2)]
-        await next_of(news, Ready)
-        for nth in (1, 2):
-            (await gate.visitor("", nth)).release()
-        await asyncio.gather(*held)
-        assert await histories(pool) == [["a"]] * 2
 
 
 async def test_it_is_a_job_of_each_worker_but_wears_none() -> None:
@@ -515,28 +432,11 @@ async def test_what_cannot_be_broadcast_is_refused() -> None:
         assert type(failed.value.errors[0]) is JobNotPicklableError
         await pool.roll()
         assert await histories(pool) == [[]]
-
-
-async def test_what_is_larger_than_a_message_may_be_is_refused() -> None:
     async with patience(), Pool(1, max_message_size=2048) as pool:
-        with pytest.raises(JobNotPicklableError) as caught:
+        with pytest.raises(JobNotPicklableError) as too_large:
             await pool.broadcast(jobs.configure, "x" * 2048)
-        assert "bytes when pickled, and max_message_size is 2048" in str(caught.value)
+        assert "bytes when pickled, and max_message_size is 2048" in str(
+            too_large.value
+        )
         assert len(await pool.broadcast(jobs.configure, "x" * 1024)) == 1
         assert pool.stats().crashes == 0
-
-
-async def test_large_arrays_travel_with_it() -> None:
-    array = bytearray(b"a" * (1 << 20))
-    async with patience(), Pool(1) as pool:
-        assert await pool.broadcast(jobs.size, pickle.PickleBuffer(array)) == {
-            0: 1 << 20
-        }
-        await pool.broadcast(jobs.configure, array)
-        await pool.roll()
-        assert await histories(pool) == [[array]]
-
-
-async def test_a_pool_that_was_not_started_has_no_workers_to_tell() -> None:
-    with pytest.raises(PoolClosedError, match="the pool was not started"):
-        await Pool(1).broadcast(jobs.configure, "a")

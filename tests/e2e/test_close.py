@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import anyio
 import pytest
 
-from asyncpool import CloseSummary, Crash, Job, Pool, PoolClosedError
+from asyncpool import (
+    CloseSummary,
+    Crash,
+    Job,
+    Pool,
+    PoolClosedError,
+    RollResult,
+    WorkerLimits,
+)
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
-from tests.helpers.inside import Launcher, Threads
+from tests.helpers.inside import (
+    Finish,
+    Launcher,
+    Threads,
+    core_of,
+    in_another_process,
+    supervisor_of,
+)
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import closing, idle, stop, until
+from tests.helpers.pools import closing, collect, started, stop, until
 
 pytestmark = BOTH_LOOPS
 
-Finish = Literal["all", "running", "none"]
+Finishing = Literal["all", "running", "none"]
 
 LONG = 3600.0
-
-
-async def started(workers: int, **options: Any) -> Pool:
-    pool = Pool(workers, **options)
-    await pool.start()
-    await idle(pool)
-    return pool
 
 
 @pytest.mark.parametrize(
@@ -42,7 +53,7 @@ async def started(workers: int, **options: Any) -> Pool:
     ],
 )
 async def test_close_finishes_what_it_is_told_to(
-    finish: Finish, results: list[object], finished: int, failed: int
+    finish: Finishing, results: list[object], finished: int, failed: int
 ) -> None:
     crashes: list[Crash] = []
     async with patience(), Gate() as gate:
@@ -60,7 +71,10 @@ async def test_close_finishes_what_it_is_told_to(
     assert summary == CloseSummary(finished=finished, failed=failed, killed=0)
     assert [_brief(outcome) for outcome in outcomes] == results
     assert crashes == []
-    assert pool.stats().state == "closed"
+    stats = pool.stats()
+    assert stats.state == "closed"
+    ends: Counter[str] = sum((Counter(it.jobs) for it in stats.functions), Counter())
+    assert (ends["ok"], ends["aborted"]) == (finished, failed)
 
 
 async def test_a_long_queue_is_failed_a_part_at_a_time() -> None:
@@ -144,7 +158,7 @@ async def test_what_its_worker_has_counts_as_sent_though_other_jobs_are_not() ->
 
 
 @pytest.mark.parametrize("finish", ["all", "running", "none"])
-async def test_when_the_time_is_over_what_is_left_is_killed(finish: Finish) -> None:
+async def test_when_the_time_is_over_what_is_left_is_killed(finish: Finishing) -> None:
     async with patience(), Gate() as gate:
         pool = await started(2)
         held = pool.submit(jobs.hold_the_gil, gate.path, "held")
@@ -162,11 +176,12 @@ async def test_when_the_time_is_over_what_is_left_is_killed(finish: Finish) -> N
                 "never sent" if job in queued else "started"
             )
             assert caught.value.job_id == job.id
-    # With "none" the job in C has ended by SIGTERM already.
-    assert summary.killed == (1 if finish == "none" else 2)
+    # With "none" the job in C ends by SIGTERM, on a busy machine perhaps too late.
+    assert summary.killed in ({1, 2} if finish == "none" else {2})
     assert (summary.finished, summary.failed) == (0, 7)
 
 
+@pytest.mark.logs("killed-late")
 @pytest.mark.parametrize("work", [jobs.hold_the_gil, jobs.refuse_to_end])
 async def test_the_log_tells_where_a_worker_was_that_has_not_ended_in_time(
     caplog: pytest.LogCaptureFixture, work: Callable[[str, str], None]
@@ -222,40 +237,41 @@ async def test_two_closes_share_one_result_and_the_stricter_one_counts() -> None
         assert await pool.close() == summaries[0]
 
 
-async def test_a_milder_close_does_not_loosen_the_first() -> None:
+@pytest.mark.parametrize("limits", [(0.1, 600), (600, 0)])
+async def test_the_earlier_of_two_deadlines_counts(limits: tuple[float, float]) -> None:
     async with patience(), Gate() as gate:
         pool = await started(1)
         job = pool.submit(jobs.sleep, gate.path, "")
         await gate.visitor()
-        strict = await closing(pool, timeout=0.1)
-        mild = asyncio.create_task(pool.close(timeout=600))
-        assert await strict == await mild
+        first = await closing(pool, timeout=limits[0])
+        second = asyncio.create_task(pool.close(timeout=limits[1]))
+        assert (await first).killed == (await second).killed == 1
         with pytest.raises(PoolClosedError):
             await job
 
 
-async def test_an_earlier_deadline_tightens_the_first() -> None:
-    async with patience(), Gate() as gate:
-        pool = await started(1)
-        job = pool.submit(jobs.sleep, gate.path, "")
-        await gate.visitor()
-        mild = await closing(pool, timeout=600)
-        assert (await pool.close(timeout=0)).killed == 1
-        assert (await mild).killed == 1
-        with pytest.raises(PoolClosedError):
-            await job
-
-
-async def test_close_while_the_pool_starts() -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_close_while_the_pool_starts(*, cancelled: bool) -> None:
     async with patience(), Gate() as gate:
         pool = Pool(2, initializer=jobs.wait_at, initargs=(gate.path,))
         start = asyncio.create_task(pool.start())
         visitors = [await gate.visitor(nth=nth) for nth in (1, 2)]
-        assert await pool.close() == CloseSummary(finished=0, failed=0, killed=0)
-        with pytest.raises(PoolClosedError):
+        if cancelled:
+            start.cancel()
+        else:
+            assert await pool.close() == CloseSummary(finished=0, failed=0, killed=0)
+        with pytest.raises(asyncio.CancelledError if cancelled else PoolClosedError):
             await start
         for visitor in visitors:
             await visitor.gone()
+        assert pool.stats().state == "closed"
+        with pytest.raises(PoolClosedError):
+            pool.submit(jobs.square, 1)
+        with pytest.raises(PoolClosedError):
+            pool.options(max_attempts=2).submit(jobs.square, 1)
+        with pytest.raises(PoolClosedError):
+            await pool.start()
+        assert [event async for event in pool.events()] == []
 
 
 @pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
@@ -264,22 +280,9 @@ async def test_close_right_after_the_start_does_not_wait(
 ) -> None:
     async with patience():
         for _ in range(3):
-            pool = Pool(4, launcher=launcher)
-            await pool.start()
+            pool = await started(4, launcher=launcher)
             # Workers that are on their way get SIGTERM, and it must reach them.
             assert await pool.close() == CloseSummary(finished=0, failed=0, killed=0)
-
-
-async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
-    async with patience(), Gate() as gate:
-        pool = Pool(2, initializer=jobs.wait_at, initargs=(gate.path,))
-        start = asyncio.create_task(pool.start())
-        visitor = await gate.visitor()
-        start.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await start
-        await visitor.gone()
-        assert pool.stats().state == "closed"
 
 
 async def test_close_from_inside_on_crash() -> None:
@@ -289,8 +292,7 @@ async def test_close_from_inside_on_crash() -> None:
         closed.append(await pool.close(finish="none"))
 
     async with patience():
-        pool = Pool(2, on_crash=on_crash)
-        await pool.start()
+        pool = await started(2, on_crash=on_crash)
         culprit = pool.submit(faults.commit, "exit 3")
         outcomes = await asyncio.gather(culprit, return_exceptions=True)
         assert len(outcomes) == 1
@@ -371,37 +373,29 @@ async def test_what_does_not_end_then_is_killed(options: dict[str, Any]) -> None
             await job
 
 
-async def test_another_cancellation_does_not_wait_for_who_cleans_up() -> None:
+@pytest.mark.parametrize("at", ["clean-up", "exit"])
+async def test_another_cancellation_does_not_wait_for_who_cleans_up(at: str) -> None:
+    """Nor does one of the exit, which waits for a job."""
+    kept: list[Job[Any]] = []
+
     async def serve() -> None:
         async with Pool(1, cancel_grace=LONG) as pool:
-            await pool.submit(jobs.clean_up_at, gate.path)
+            kept.append(pool.submit(jobs.clean_up_at, gate.path))
+            if at == "clean-up":
+                await kept[0]
 
     async with patience(), Gate() as gate:
         service = asyncio.create_task(serve())
-        (await gate.visitor("work")).release()
-        service.cancel()
-        cleaning = await gate.visitor("JobCancelled")
-        service.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await service
-        await cleaning.gone()
-
-
-async def test_cancelling_the_exit_kills_what_it_waits_for() -> None:
-    async with patience(), Gate() as gate:
-
-        async def serve() -> None:
-            async with Pool(1) as pool:
-                kept.append(pool.submit(jobs.sleep, gate.path, ""))
-
-        kept: list[asyncio.Future[Any]] = []
-        service = asyncio.create_task(serve())
-        visitor = await gate.visitor()
+        visitor = await gate.visitor("work")
+        if at == "clean-up":
+            visitor.release()
+            service.cancel()
+            visitor = await gate.visitor("JobCancelled")
         service.cancel()
         with pytest.raises(asyncio.CancelledError):
             await service
         await visitor.gone()
-        with pytest.raises(PoolClosedError):
+        with pytest.raises((PoolClosedError, asyncio.CancelledError)):
             await kept[0]
 
 
@@ -440,10 +434,16 @@ async def test_a_loop_that_ends_while_a_pool_closes_is_not_held_up(
 
 async def test_a_close_whose_caller_leaves_goes_on() -> None:
     async with patience(), Gate() as gate:
-        pool = await started(1)
+        pool = Pool(1)
+        await asyncio.create_task(
+            pool.start()
+        )  # by another task than those that close it
         job = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         close = await closing(pool)
+        with pytest.raises(PoolClosedError, match=r"^the pool is closed$"):
+            await pool.start()
+        assert not close.done()
         close.cancel()
         with pytest.raises(asyncio.CancelledError):
             await close
@@ -451,46 +451,6 @@ async def test_a_close_whose_caller_leaves_goes_on() -> None:
         visitor.release()
         assert await job == "go"
         assert (await pool.close()).finished == 1
-
-
-async def test_started_in_one_task_and_closed_in_another() -> None:
-    async with patience():
-        pool = Pool(2)
-        await asyncio.create_task(pool.start())
-        job = await asyncio.create_task(_submit(pool))
-        assert await job == 81
-        await asyncio.create_task(pool.close())
-        assert pool.stats().state == "closed"
-
-
-async def _submit(pool: Pool) -> asyncio.Future[int]:
-    return pool.submit(jobs.square, 9)
-
-
-async def test_a_closed_pool_stays_closed() -> None:
-    async with patience():
-        pool = await started(1)
-        await pool.close()
-        with pytest.raises(PoolClosedError):
-            pool.submit(jobs.square, 1)
-        with pytest.raises(PoolClosedError):
-            pool.options(max_attempts=2).submit(jobs.square, 1)
-        with pytest.raises(PoolClosedError):
-            await pool.start()
-        assert [event async for event in pool.events()] == []
-
-
-async def test_a_pool_that_closes_is_not_started_again() -> None:
-    async with patience(), Gate() as gate:
-        pool = await started(1)
-        job = pool.submit(jobs.wait_at, gate.path)
-        close = await closing(pool)
-        with pytest.raises(PoolClosedError, match=r"^the pool is closed$"):
-            await pool.start()
-        assert not close.done()
-        (await gate.visitor()).release()
-        assert await job == "go"
-        assert (await close).finished == 1
 
 
 async def test_a_worker_is_replaced_after_close_only_if_a_job_needs_it() -> None:
@@ -510,3 +470,293 @@ async def test_a_worker_is_replaced_after_close_only_if_a_job_needs_it() -> None
         await asyncio.gather(*culprits, return_exceptions=True)
     assert (summary.finished, summary.failed) == (1, 2)
     assert pool.stats().spawned == 3
+
+
+# Pools that nobody has any more, and that nobody has closed.
+TEXT = (
+    "^pool {} was dropped without being closed; it finishes its jobs and ends: "
+    r"use 'async with' or 'await pool\.close\(\)'$"
+)
+
+
+def collect_in_a_thread() -> None:
+    thread = threading.Thread(target=gc.collect)
+    thread.start()
+    thread.join()
+
+
+async def test_its_jobs_are_finished_and_nothing_is_left() -> None:
+    async with patience(), Gate() as gate:
+        pool = await started(2, name="lost")
+        supervisor = supervisor_of(pool)
+        work = [pool.submit(jobs.wait_at, gate.path) for _ in range(3)]
+        visitor = await gate.visitor()
+        with pytest.warns(ResourceWarning, match=TEXT.format("lost")):
+            del pool
+        while not supervisor.closing:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        visitor.release()
+        for nth in (2, 3):
+            (await gate.visitor(nth=nth)).release()
+        assert await asyncio.gather(*work) == ["go"] * 3
+        await supervisor.status.ended
+        assert supervisor.summary() == CloseSummary(finished=3, failed=0, killed=0)
+
+
+@pytest.mark.logs("pool-dropped")
+async def test_a_cell_that_is_run_again_leaves_one_pool() -> None:
+    async with patience():
+        pool = await started(1, name="cell")
+        for _ in range(2):
+            before = supervisor_of(pool)
+            with pytest.warns(ResourceWarning, match=TEXT.format("cell")):
+                pool = await started(1, name="cell")
+            await before.status.ended
+        await pool.close()
+
+
+async def test_the_collector_may_find_it_in_any_thread() -> None:
+    async with patience():
+        pool = await started(1, name="lost")
+        supervisor = supervisor_of(pool)
+        pool.knot = pool  # type: ignore[attr-defined]
+        del pool
+        with pytest.warns(ResourceWarning, match=TEXT.format("lost")):
+            collect_in_a_thread()
+        await supervisor.status.ended
+
+
+@pytest.mark.parametrize("what", ["job", "map", "stream", "view"])
+async def test_whatever_submits_to_it_keeps_it(what: str) -> None:
+    async with patience():
+        pool = await started(1)
+        supervisor = supervisor_of(pool)
+        if what == "map":
+            results = pool.map(jobs.square, range(3))
+            del pool
+            assert [n async for n in results] == [0, 1, 4]
+            keeper: object = results
+        elif what == "stream":
+            stream = pool.stream(range, 3)
+            del pool
+            assert [n async for n in stream] == [0, 1, 2]
+            keeper = stream
+        elif what == "view":
+            view = pool.options(priority=1)
+            del pool
+            assert await view.submit(jobs.square, 3) == 9
+            keeper = view
+        else:
+            job: Job[int] = pool.submit(jobs.square, 3)
+            with pytest.warns(ResourceWarning, match="was dropped"):
+                del pool  # a job does not, and is done all the same
+            assert await job == 9
+            keeper = None
+        assert supervisor.closing == (keeper is None)
+        supervisor.close(Finish.ALL, None)
+        await supervisor.status.ended
+
+
+async def test_who_was_closed_or_never_started_is_no_matter() -> None:
+    async with patience():
+        pool = await started(1)
+        await pool.close()
+        del pool
+        unused = Pool(1)
+        del unused
+        with pytest.raises(TypeError):
+            Pool("x")  # type: ignore[arg-type]
+
+
+async def test_a_copy_in_a_fork_is_no_matter() -> None:
+    async with patience():
+        pool = await started(1)
+        supervisor = supervisor_of(pool)
+        in_another_process(pool)
+        del pool
+        assert not supervisor.closing
+        supervisor.close(Finish.ALL, None)
+        await supervisor.status.ended
+
+
+# A pool that finishes all its jobs works on meanwhile as an open one does.
+async def leaving(pool: Pool) -> asyncio.Task[None]:
+    """Return a task that has begun to leave the context of *pool*."""
+    task = asyncio.create_task(pool.__aexit__(None, None, None))
+    await asyncio.sleep(0)
+    assert pool.stats().state == "closing"
+    return task
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_there_is_no_limit_unless_one_is_given(*, leaves: bool) -> None:
+    async with patience(), Gate() as gate:
+        # That of the context is not for close().
+        pool = await Pool(1, close_timeout=None if leaves else 0.1).__aenter__()
+        work = [pool.submit(jobs.wait_at, gate.path) for _ in range(2)]
+        visitor = await gate.visitor()
+        close: asyncio.Task[Any] = await (leaving if leaves else closing)(pool)
+        core = core_of(pool)
+        assert (core.closing.due, core.next_deadline()) == (None, None)
+        visitor.release()
+        (await gate.visitor(nth=2)).release()
+        await close
+        assert [job.result() for job in work] == ["go", "go"]
+
+
+async def test_a_context_may_have_a_limit() -> None:
+    async with patience(), Gate() as gate:
+        async with Pool(1, close_timeout=0.1) as pool:
+            job = pool.submit(jobs.sleep, gate.path, "")
+            visitor = await gate.visitor()
+        await visitor.gone()
+        with pytest.raises(PoolClosedError):
+            await job
+
+
+async def test_it_replaces_workers_and_grows() -> None:
+    limits = WorkerLimits(max_jobs=1, jitter=0.0)
+    async with patience(), Gate() as gate:
+        pool = await Pool((1, 3), worker_limits=limits).__aenter__()
+        work = [pool.submit(jobs.wait_at, gate.path) for _ in range(7)]
+        close = await closing(pool)
+        visitors = [await gate.visitor(nth=nth) for nth in (1, 2, 3)]
+        assert len({visitor.pid for visitor in visitors}) == 3
+        for visitor in visitors:
+            visitor.release()
+        # Each worker may go on until its replacement is ready, which then takes the seventh.
+        visitors = [await gate.visitor(nth=nth) for nth in range(1, 8)]
+        assert len({visitor.pid for visitor in visitors}) > 3
+        for visitor in visitors[3:]:
+            visitor.release()
+        assert await asyncio.gather(*work) == ["go"] * 7
+        assert (await close).finished == 7
+    assert pool.stats().crashes == 0
+
+
+async def test_a_roll_and_a_resize_go_on() -> None:
+    async with patience(), Gate() as gate:
+        pool = await Pool(1).__aenter__()
+        work = [pool.submit(jobs.wait_at, gate.path) for _ in range(4)]
+        first = await gate.visitor()
+        roll = asyncio.create_task(pool.roll())
+        resize = asyncio.create_task(pool.resize(2))
+        close = await closing(pool)
+        visitors = [first, *[await gate.visitor(nth=nth) for nth in (2, 3)]]
+        assert visitors[0].pid not in {visitor.pid for visitor in visitors[1:]}
+        first.release()
+        assert await roll == RollResult(replaced=1, reason="", crash=None)
+        await resize
+        visitors[1].release()
+        visitors[2].release()
+        (await gate.visitor(nth=4)).release()
+        assert await asyncio.gather(*work) == ["go"] * 4
+        assert (await close).finished == 4
+
+
+async def test_it_starts_for_the_jobs_that_came_before_the_close() -> None:
+    async with patience():
+        pool = Pool(1)
+        start = asyncio.create_task(pool.start())
+        outcomes: list[Any] = []
+
+        async def use() -> None:
+            job = pool.submit(jobs.square, 3)
+            await pool.close()
+            outcomes.append(await job)
+
+        # Both run before the supervisor does for the first time.
+        user = asyncio.create_task(use())
+        await asyncio.gather(start, user, return_exceptions=True)
+        assert outcomes == [9]
+
+
+async def numbers(gate: str, count: int) -> AsyncIterator[str]:
+    """Yield a gate so many times, each when it is asked for."""
+    for _ in range(count):
+        yield gate
+
+
+@pytest.mark.parametrize("inputs", [numbers, lambda gate, n: [gate] * n])
+async def test_a_map_draws_all_of_its_items(inputs: Callable[[str, int], Any]) -> None:
+    async with patience(), Gate() as gate:
+        pool = await Pool(1).__aenter__()
+        results: list[str] = []
+        gates = pool.map(jobs.wait_at, inputs(gate.path, 5), buffersize=1)
+        reader = asyncio.create_task(collect(gates, results))
+        visitor = await gate.visitor()
+        close = await closing(pool)
+        with pytest.raises(PoolClosedError):
+            await pool.map(jobs.square, [1])
+        with pytest.raises(PoolClosedError):
+            pool.submit(jobs.square, 1)
+        visitor.release()
+        for nth in range(2, 6):
+            (await gate.visitor(nth=nth)).release()
+        await reader
+        assert results == ["go"] * 5
+        assert await close == CloseSummary(finished=5, failed=0, killed=0)
+
+
+async def test_many_short_items_are_finished() -> None:
+    async with patience():
+        pool = await Pool(2).__aenter__()
+        found: list[int] = []
+        results = pool.map(jobs.square, range(20_000))
+        reader = asyncio.create_task(collect(results, found))
+        while not found:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        summary = await pool.close()
+        await reader
+        assert found == [n * n for n in range(20_000)]
+        assert (summary.failed, pool.stats().failed) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+async def test_what_nobody_has_any_more_lets_go(kind: str) -> None:
+    async with patience():
+        pool = await Pool(1).__aenter__()
+        if kind == "map":
+            items: Any = pool.map(abs, itertools.count(), buffersize=1)
+        else:
+            items = pool.options(prefetch=1).stream(itertools.count)
+        assert await anext(items) == 0
+        close = await closing(pool)
+        assert await anext(items) == 1  # it is held open
+        assert not close.done()
+        del items
+        await close
+
+
+async def test_a_map_whose_results_nobody_takes_needs_the_pool_until_they_are_there() -> (
+    None
+):
+    async with patience():
+        pool = await Pool(1).__aenter__()
+        results = pool.map(jobs.square, range(5), buffersize=10)
+        assert await anext(results) == 0
+        await pool.close()
+        assert [result async for result in results] == [1, 4, 9, 16]
+
+
+async def test_the_time_of_a_close_ends_a_map_that_holds_it_up() -> None:
+    async with patience():
+        pool = await Pool(1).__aenter__()
+        results = pool.map(jobs.square, itertools.count(), buffersize=1)
+        assert await anext(results) == 0
+        await pool.close(timeout=0.1)
+        with pytest.raises(PoolClosedError):
+            await collect(results, [])
+
+
+async def test_a_stream_is_finished() -> None:
+    async with patience():
+        pool = await Pool(1).__aenter__()
+        stream = pool.options(prefetch=1).stream(range, 50)
+        assert await anext(stream) == 0
+        close = await closing(pool)
+        late = pool.stream(range, 3)
+        with pytest.raises(PoolClosedError):
+            await anext(late)
+        assert [item async for item in stream] == [*range(1, 50)]
+        assert await close == CloseSummary(finished=1, failed=0, killed=0)

@@ -11,14 +11,14 @@ import socket
 import struct
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from asyncpool import Cluster
 from asyncpool.cluster import asgi, wsgi
 from asyncpool.events import Retiring
-from tests.helpers.clusters import all_ready, cluster_of, come_true
+from tests.helpers.clusters import Connection, all_ready, cluster_of, come_true
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import case, next_of
@@ -36,6 +36,10 @@ KINDS = {
     "FastAPI in a thread": ("fast", "/stream"),
 }
 GET = "GET {} HTTP/1.1\r\nhost: localhost\r\n\r\n"
+TRAILER = (
+    "POST {} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    "1\r\na\r\n0\r\nX-Remote-User: root\r\n\r\n"
+)
 THREADS, CLIENTS, MOST = 2, 5, 6
 
 
@@ -53,23 +57,8 @@ def web(name: str, **options: Any) -> Cluster:
     return cluster_of(target, workers=workers, spread=spread, drain_timeout=drain)
 
 
-class Caller:
-    """A client without manners; an async context manager."""
-
-    def __init__(self, cluster: Cluster, address: int = 0) -> None:
-        host, _, port = (
-            cluster.addresses[address].removeprefix("tcp://").rpartition(":")
-        )
-        self._where = host, int(port)
-
-    async def __aenter__(self) -> Self:
-        self.reader, self.writer = await asyncio.open_connection(*self._where)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.writer.close()
-        with contextlib.suppress(OSError):
-            await self.writer.wait_closed()
+class Caller(Connection):
+    """A client without manners."""
 
     def say(self, text: str) -> None:
         self.writer.write(text.encode("latin-1"))
@@ -275,15 +264,34 @@ async def test_a_body_that_stops_coming_is_the_clients_fault() -> None:
         assert cluster.stats().spawned == 1
 
 
-@pytest.mark.parametrize("name", ["raw_wsgi", "raw_asgi"])
-async def test_who_reads_nothing_is_cut_off(name: str) -> None:
-    async with serving(name, request_timeout=0.5) as cluster:
-        async with Caller(cluster) as caller:
-            path = "/flood" if name == "raw_wsgi" else "/torrent"
+@pytest.mark.parametrize(
+    ("name", "http", "path"),
+    [
+        ("raw_wsgi", "httptools", "/flood"),
+        ("raw_asgi", "httptools", "/torrent"),
+        # Its application has returned, so only the connection tells.
+        ("raw_asgi", "httptools", "/big"),
+        ("raw_asgi", "h11", "/big"),
+    ],
+)
+async def test_who_reads_nothing_is_cut_off(
+    name: str, http: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        serving(name, request_timeout=0.5, http=http) as cluster,
+        Caller(cluster) as caller,
+    ):
+        if path != "/big":
             caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            caller.say(GET.format(path))
+        caller.say(GET.format(path))
+        if path == "/big":  # its own buffer fills, and it reads no more
+            await caller.reader.readexactly(1)
+        else:
             await told(cluster, closed=1)
-        assert cluster.stats().requests.timed_out == 1
+        await come_true(lambda: cluster.stats().requests.timed_out == 1)
+        await come_true(lambda: cluster.stats().slots[0].connections == 0)
+    [record] = records(caplog, "request-timed-out")
+    assert "has read nothing of its response for 0.5 s" in record.getMessage()
 
 
 async def test_who_reads_slowly_is_not_cut_off() -> None:
@@ -321,7 +329,7 @@ async def test_who_waits_for_a_thread_when_all_ends_is_told_so() -> None:
 
 
 async def hold(
-    cluster: Cluster, stack: contextlib.AsyncExitStack, path: str, requests: int = MOST
+    cluster: Cluster, stack: contextlib.AsyncExitStack, path: str, requests: int
 ) -> None:
     """Connect, and send requests, until one worker can take no more."""
     callers = 0
@@ -334,67 +342,45 @@ async def hold(
         await asyncio.sleep(0)
 
 
-@pytest.mark.logs("worker-busy")
-@pytest.mark.parametrize("spread", ["handoff", "shared"])
-async def test_no_connection_goes_where_no_thread_is_free(spread: str) -> None:
-    """Of two workers one is full: it is not ready, and all others get to the other one."""
-    async with (
-        serving("raw_wsgi", threads=1, request_timeout=None, spread=spread) as cluster,
-        contextlib.AsyncExitStack() as stack,
-    ):
-        await hold(cluster, stack, "/hang")
-        assert [slot.ready for slot in cluster.stats().slots] == [False]
-        await cluster.resize(2)
-        for _ in range(20):
-            assert await get(cluster, "/told") == (200, b"{}")
-        [full] = [slot for slot in cluster.stats().slots if not slot.ready]
-        assert (full.state, full.slot) == ("busy", 0)
+ONE_THREAD = {"threads": 1, "request_timeout": None}
 
 
-@pytest.mark.logs("worker-free")
-async def test_a_worker_at_its_limit_of_connections_is_not_ready_until_it_is_below(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("name", "path", "options"),
+    [
+        pytest.param(
+            "raw_wsgi", "/hang", ONE_THREAD, marks=pytest.mark.logs("worker-busy")
+        ),
+        ("raw_wsgi", "/hang", {**ONE_THREAD, "spread": "shared"}),
+        pytest.param(
+            "raw_asgi",
+            "/wait",
+            {"limit_concurrency": 4},
+            marks=pytest.mark.logs("worker-free"),
+        ),
+        pytest.param("raw_asgi", "/block", {}, marks=pytest.mark.logs("worker-late")),
+    ],
+    ids=["threads", "shared", "connections", "loop"],
+)
+async def test_no_connection_goes_where_nothing_is_free(
+    name: str, path: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Of two workers one is full: it is not ready, and all others get to the other one."""
     caplog.set_level("INFO", "asyncpool")
-    async with serving("raw_asgi", limit_concurrency=4) as cluster:
+    async with serving(name, **options) as cluster:
         async with contextlib.AsyncExitStack() as stack:
-            await hold(cluster, stack, "/wait")
+            await hold(cluster, stack, path, 1 if path == "/block" else MOST)
+            assert [slot.ready for slot in cluster.stats().slots] == [False]
             await cluster.resize(2)
             for _ in range(20):
                 assert await get(cluster, "/told") == (200, b"{}")
-        await come_true(lambda: all(slot.ready for slot in cluster.stats().slots))
-
-
-@pytest.mark.logs("worker-late")
-async def test_no_connection_goes_where_the_loop_is_blocked() -> None:
-    async with (
-        serving("raw_asgi") as cluster,
-        contextlib.AsyncExitStack() as stack,
-    ):
-        await hold(cluster, stack, "/block", requests=1)
-        await cluster.resize(2)
-        for _ in range(20):
-            assert await get(cluster, "/told") == (200, b"{}")
-        assert [slot.state for slot in cluster.stats().slots] == ["busy", "ready"]
-        cluster.kill(0)
-
-
-@pytest.mark.parametrize("http", ["httptools", "h11"])
-async def test_a_response_in_one_piece_that_nobody_reads_is_cut(
-    http: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its application has returned, so only the connection tells."""
-    async with (
-        serving("raw_asgi", request_timeout=0.5, http=http) as cluster,
-        Caller(cluster) as caller,
-    ):
-        caller.say(GET.format("/big"))
-        # Its own buffer fills, and it reads no more.
-        await caller.reader.readexactly(1)
-        await come_true(lambda: cluster.stats().requests.timed_out == 1)
-        await come_true(lambda: cluster.stats().slots[0].connections == 0)
-    [record] = records(caplog, "request-timed-out")
-    assert "has read nothing of its response for 0.5 s" in record.getMessage()
+            if path != "/wait":
+                states = [slot.state for slot in cluster.stats().slots]
+                assert states == ["busy", "ready"]
+            if path == "/block":
+                cluster.kill(0)
+        if path == "/wait":  # until it is below its limit
+            await come_true(lambda: all(it.ready for it in cluster.stats().slots))
 
 
 UPGRADE = (
@@ -412,28 +398,17 @@ DRIPS = {
 
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])
-@pytest.mark.parametrize("what", DRIPS)
-async def test_what_never_becomes_a_request_holds_no_connection(
-    what: str, http: str
-) -> None:
-    first, drip = DRIPS[what]
-    async with (
-        serving("raw_asgi", header_timeout=0.5, http=http) as cluster,
-        Caller(cluster) as caller,
-    ):
-        caller.say(first)
-        while not (caller.reader.at_eof() or caller.writer.is_closing()):
-            caller.say(drip)
-            with contextlib.suppress(TimeoutError, ConnectionError):
-                async with asyncio.timeout(0.05):
-                    await caller.reader.read(4096)
-
-
-@pytest.mark.parametrize("http", ["httptools", "h11"])
-async def test_a_handshake_with_a_large_cookie_is_refused(http: str) -> None:
-    async with serving("raw_asgi", http=http) as cluster, Caller(cluster) as caller:
-        caller.say(f"{UPGRADE}cookie: {'x' * 9000}\r\n\r\n")
-        assert (await caller.head()).startswith("HTTP/1.1 431 ")
+async def test_what_never_becomes_a_request_holds_no_connection(http: str) -> None:
+    async with serving("raw_asgi", header_timeout=0.5, http=http) as cluster:
+        for what, (first, drip) in DRIPS.items():
+            with case(what):
+                async with Caller(cluster) as caller:
+                    caller.say(first)
+                    while not (caller.reader.at_eof() or caller.writer.is_closing()):
+                        caller.say(drip)
+                        with contextlib.suppress(TimeoutError, ConnectionError):
+                            async with asyncio.timeout(0.05):
+                                await caller.reader.read(4096)
 
 
 async def test_a_lifespan_that_raises_is_warned_of(
@@ -441,7 +416,10 @@ async def test_a_lifespan_that_raises_is_warned_of(
 ) -> None:
     async with serving("no_lifespan") as cluster:
         assert await get(cluster, "/") == (200, b"")
-    text = "the application goes on without a lifespan, which has raised in its beginning: RuntimeError: no database"
+    text = (
+        "the application goes on without a lifespan, which has raised in its beginning: "
+        "RuntimeError: no database"
+    )
     assert text in caplog.messages
 
 
@@ -474,53 +452,52 @@ async def test_wsgi_as_its_specification_has_it() -> None:
         head = await caller.head()
         assert head.startswith("HTTP/1.1 418 ")
         assert "x: second" in head
+    async with serving("raw_wsgi", http="h11") as cluster, Caller(cluster) as caller:
+        caller.say(TRAILER.format("/headers"))
+        _, body = await caller.response()
+        assert json.loads(body)["HTTP_X_REMOTE_USER"] is None
 
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])
-async def test_a_large_head_is_refused_without_an_error(
+async def test_requests_of_any_kind_are_read_as_they_are_meant(
     http: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving("raw_asgi", http=http) as cluster:
-        for _ in range(20):
-            async with Caller(cluster) as caller:
-                with contextlib.suppress(ConnectionError):
-                    caller.say(
-                        "GET / HTTP/1.1\r\nhost: x\r\nx: " + "x" * 200_000 + "\r\n\r\n"
-                    )
-                    await caller.writer.drain()
-                    assert (await caller.head()).startswith("HTTP/1.1 431 ")
-        await come_true(lambda: cluster.stats().requests.refused == 20)
+        for send in (send_large_heads, send_trailer, offer_protocol, send_pipeline):
+            with case(send):
+                await send(cluster)
     assert [
         it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
     ] == []
 
 
-@pytest.mark.parametrize("http", ["httptools", "h11"])
-@pytest.mark.parametrize("name", ["raw_wsgi", "raw_asgi"])
-async def test_a_trailer_is_no_header(name: str, http: str) -> None:
-    where = "/headers" if name == "raw_wsgi" else "/echo"
-    async with serving(name, http=http) as cluster, Caller(cluster) as caller:
-        caller.say(
-            f"POST {where} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-            "1\r\na\r\n0\r\nX-Remote-User: root\r\n\r\n"
-        )
+async def send_large_heads(cluster: Cluster) -> None:
+    large = f"GET / HTTP/1.1\r\nhost: x\r\nx: {'x' * 200_000}\r\n\r\n"
+    for _ in range(20):
+        async with Caller(cluster) as caller:
+            with contextlib.suppress(ConnectionError):
+                caller.say(large)
+                await caller.writer.drain()
+                assert (await caller.head()).startswith("HTTP/1.1 431 ")
+    await come_true(lambda: cluster.stats().requests.refused == 20)
+    async with Caller(cluster) as caller:
+        caller.say(f"{UPGRADE}cookie: {'x' * 9000}\r\n\r\n")
+        assert (await caller.head()).startswith("HTTP/1.1 431 ")
+
+
+async def send_trailer(cluster: Cluster) -> None:
+    async with Caller(cluster) as caller:
+        caller.say(TRAILER.format("/echo"))
         status, body = await caller.response()
-        assert status == 200
-        found = json.loads(body)
-        if name == "raw_wsgi":
-            assert found["HTTP_X_REMOTE_USER"] is None
-        else:
-            assert found == ["POST", ["host", "transfer-encoding"], "a"]
+    assert status == 200
+    assert json.loads(body) == ["POST", ["host", "transfer-encoding"], "a"]
 
 
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("http", ["httptools", "h11"])
-async def test_an_offer_of_another_protocol_does_not_change_where_a_request_ends(
-    http: str, *, later: bool
-) -> None:
+async def offer_protocol(cluster: Cluster) -> None:
+    """It does not change where a request ends."""
     body = "GET /release HTTP/1.1\r\nhost: x\r\n\r\n"
-    async with serving("raw_asgi", http=http) as cluster, Caller(cluster) as caller:
-        for _ in range(3):
+    async with Caller(cluster) as caller:
+        for later in (False, True) * 3:
             caller.say(
                 "POST /echo HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\n"
                 f"upgrade: h2c\r\nhttp2-settings: AA\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -537,10 +514,9 @@ async def test_an_offer_of_another_protocol_does_not_change_where_a_request_ends
             assert json.loads(answer) == ["GET", ["host"], ""]
 
 
-@pytest.mark.parametrize("http", ["httptools", "h11"])
-async def test_a_pipeline_is_answered_in_order(http: str) -> None:
+async def send_pipeline(cluster: Cluster) -> None:
     count, size = 300, 1000
-    async with serving("raw_asgi", http=http) as cluster, Caller(cluster) as caller:
+    async with Caller(cluster) as caller:
         for number in range(count):
             head = f"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n"
             caller.say(head + str(number).rjust(size))

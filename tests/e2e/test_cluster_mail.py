@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
 from asyncpool import Cluster, NoWorkerError, PoolClosedError
 from asyncpool.events import Crashed, Retiring
 from tests.helpers import serves
-from tests.helpers.clusters import Client, all_ready, cluster_of, come_true
+from tests.helpers.clusters import (
+    Client,
+    all_ready,
+    cluster_of,
+    come_true,
+    whole_cluster,
+)
 from tests.helpers.gate import Gate, short_folder
 from tests.helpers.guards import open_fds
 from tests.helpers.inside import (
@@ -28,7 +36,7 @@ from tests.helpers.inside import (
 )
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import next_of
+from tests.helpers.pools import case, next_of
 
 pytestmark = BOTH_LOOPS
 
@@ -43,6 +51,7 @@ async def take(cluster: Cluster, count: int) -> list[object]:
 
 async def test_messages_come_back_in_their_order() -> None:
     async with patience(), cluster_of(serves.answer_messages, bind=()) as cluster:
+        assert cluster.addresses == ()
         await all_ready(cluster)
         sending = [asyncio.create_task(cluster.send(1, n)) for n in range(300)]
         messages = cluster.messages()
@@ -63,10 +72,8 @@ async def test_a_worker_waits_for_a_master_that_takes_nothing() -> None:
 
 
 async def test_the_master_waits_for_a_worker_that_takes_nothing() -> None:
-    async with (
-        patience(),
-        cluster_of(serves.take_no_messages, bind=(), workers=1) as cluster,
-    ):
+    cluster = cluster_of(serves.take_no_messages, bind=(), workers=1)
+    async with patience(), cluster:
         for n in range(MOST_MESSAGES):
             await cluster.send(0, n)
         one_more = asyncio.create_task(cluster.send(0, "more"))
@@ -83,10 +90,8 @@ async def test_the_master_waits_for_a_worker_that_takes_nothing() -> None:
 
 
 async def test_what_a_worker_has_sent_before_its_death_arrives() -> None:
-    async with (
-        patience(),
-        cluster_of(serves.send_and_die, bind=(), workers=1) as cluster,
-    ):
+    cluster = cluster_of(serves.send_and_die, bind=(), workers=1)
+    async with patience(), cluster:
         messages = cluster.messages()
         for generation in (1, 2):
             for n in range(10):
@@ -99,10 +104,8 @@ async def test_of_dead_workers_the_last_messages_are_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("asyncpool._runtime.cluster.message_queues.MOST_MESSAGES", 4)
-    async with (
-        patience(),
-        cluster_of(serves.send_and_die, bind=(), workers=1, name="mine") as cluster,
-    ):
+    cluster = cluster_of(serves.send_and_die, bind=(), workers=1, name="mine")
+    async with patience(), cluster:
         events = cluster.events()
         await next_of(events, Crashed)
         assert await take(cluster, 1) == [6]
@@ -114,10 +117,8 @@ async def test_of_dead_workers_the_last_messages_are_kept(
 async def test_nobody_waits_where_nobody_can_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with (
-        patience(),
-        cluster_of(serves.send_100, bind=(), workers=1, name="mine") as cluster,
-    ):
+    cluster = cluster_of(serves.send_100, bind=(), workers=1, name="mine")
+    async with patience(), cluster:
         service = service_of(cluster)
         await come_true(lambda: len(service.queues.messages) == MOST_MESSAGES)
         service.queues.drop_messages()
@@ -136,12 +137,10 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_what_cannot_be_read_is_dropped_and_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with (
-        patience(),
-        cluster_of(
-            serves.send_what_cannot_be_read, bind=(), workers=1, name="mine"
-        ) as cluster,
-    ):
+    cluster = cluster_of(
+        serves.send_what_cannot_be_read, bind=(), workers=1, name="mine"
+    )
+    async with patience(), cluster:
         assert await take(cluster, 1) == ["fine"]
     [record] = [r for r in caplog.records if r.levelno == logging.ERROR]
     text = "cluster mine cannot read a message of worker 0 and drops it"
@@ -150,12 +149,15 @@ async def test_what_cannot_be_read_is_dropped_and_told(
     assert isinstance(record.exc_info[1], ValueError)
 
 
-async def test_messages_that_cannot_be_sent() -> None:
-    async with patience(), cluster_of(serves.answer_messages, bind=()) as cluster:
-        await all_ready(cluster)
+async def test_messages_and_broadcasts_that_cannot_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with whole_cluster(serves.answer_messages, bind=()) as cluster:
         text = f"longer than the {MAX_MESSAGE} that may be sent"
         with pytest.raises(ValueError, match=text):
             await cluster.send(0, bytes(MAX_MESSAGE))
+        with pytest.raises(ValueError, match=text):
+            await cluster.broadcast(bytes(MAX_MESSAGE))
         with pytest.raises(TypeError, match="cannot pickle"):
             await cluster.send(0, (n for n in range(0)))
         with pytest.raises(NoWorkerError, match="there is no worker in slot 9") as no:
@@ -164,8 +166,17 @@ async def test_messages_that_cannot_be_sent() -> None:
         large = bytes(MAX_MESSAGE - 100)
         await cluster.send(0, large)
         assert (await anext(cluster.messages())).value == ("back", large)
+        with pytest.raises(TypeError, match="unhashable"):
+            await cluster.broadcast("x", key=[])  # type: ignore[arg-type]
+        monkeypatch.setattr("asyncpool._runtime.cluster.service.MAX_BROADCASTS", 3000)
+        await cluster.broadcast(bytes(2000), key=1)
+        await cluster.broadcast(bytes(2500), key=1)  # instead of that
+        with pytest.raises(ValueError, match="new workers may be told: use fewer keys"):
+            await cluster.broadcast(bytes(2000), key=2)
     with pytest.raises(PoolClosedError):
         await cluster.send(0, "hello")
+    with pytest.raises(PoolClosedError):
+        await cluster.broadcast("x")
 
 
 async def test_messages_end_with_the_cluster() -> None:
@@ -203,8 +214,7 @@ async def told_by(cluster: Cluster, count: int) -> dict[int, list[object]]:
 
 
 async def test_a_broadcast_is_for_those_that_are_there_and_that_come_later() -> None:
-    async with patience(), cluster_of(serves.answer_messages, bind=()) as cluster:
-        await all_ready(cluster)
+    async with whole_cluster(serves.answer_messages, bind=()) as cluster:
         for value in ("one", "two"):
             await cluster.broadcast(value, key="config")
         await cluster.broadcast("three")
@@ -256,83 +266,43 @@ async def test_a_broadcast_waits_for_those_that_take_nothing() -> None:
         await one_more
 
 
-async def test_a_broadcast_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with patience(), cluster_of(serves.answer_messages, bind=()) as cluster:
-        text = f"longer than the {MAX_MESSAGE} that may be sent"
-        with pytest.raises(ValueError, match=text):
-            await cluster.broadcast(bytes(MAX_MESSAGE))
-        with pytest.raises(TypeError, match="unhashable"):
-            await cluster.broadcast("x", key=[])  # type: ignore[arg-type]
-        monkeypatch.setattr("asyncpool._runtime.cluster.service.MAX_BROADCASTS", 3000)
-        await cluster.broadcast(bytes(2000), key=1)
-        await cluster.broadcast(bytes(2500), key=1)  # instead of that
-        with pytest.raises(ValueError, match="new workers may be told: use fewer keys"):
-            await cluster.broadcast(bytes(2000), key=2)
-    with pytest.raises(PoolClosedError):
-        await cluster.broadcast("x")
-
-
 # Sockets.
 
 
 @contextmanager
-def sockets_of(kind: str) -> Iterator[socket.socket]:
-    """Yield a socket of some kind, open as long as this lasts."""
+def all_sockets() -> Iterator[list[socket.socket]]:
+    """Yield sockets of all kinds, open as long as this lasts."""
     with ExitStack() as stack, short_folder() as folder:
-        if kind.startswith("TCP"):
-            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            if kind == "TCP listening":
-                yield listener
-            else:
-                yield stack.enter_context(
-                    socket.create_connection(listener.getsockname())
-                )
-        elif kind == "UDP":
-            sock = stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
-            sock.bind(("127.0.0.1", 0))
-            yield sock
-        elif kind == "Unix listening":
-            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
-            sock.bind(f"{folder}/s")
-            sock.listen()
-            yield sock
-        else:
-            type_ = socket.SOCK_DGRAM if kind == "Unix datagrams" else None
-            ours, theirs = socket.socketpair(
-                socket.AF_UNIX, type_ or socket.SOCK_STREAM
-            )
-            stack.enter_context(theirs)
-            yield stack.enter_context(ours)
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        connected = socket.create_connection(listener.getsockname())
+        udp, unix = socket.socket(type=socket.SOCK_DGRAM), socket.socket(socket.AF_UNIX)
+        udp.bind(("127.0.0.1", 0))
+        unix.bind(f"{folder}/s")
+        unix.listen()
+        pairs = [*socket.socketpair(), *socket.socketpair(type=socket.SOCK_DGRAM)]
+        for sock in (connected, udp, unix, *pairs):
+            stack.enter_context(sock)
+        yield [connected, listener, udp, unix, pairs[0], pairs[2]]
 
 
-KINDS = {
-    "TCP connected": ("AF_INET", "SOCK_STREAM"),
-    "TCP listening": ("AF_INET", "SOCK_STREAM"),
-    "UDP": ("AF_INET", "SOCK_DGRAM"),
-    "Unix connected": ("AF_UNIX", "SOCK_STREAM"),
-    "Unix listening": ("AF_UNIX", "SOCK_STREAM"),
-    "Unix datagrams": ("AF_UNIX", "SOCK_DGRAM"),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_sockets_travel_both_ways(kind: str) -> None:
-    async with (
-        patience(),
-        cluster_of(serves.tell_about_sockets, bind=(), workers=1) as cluster,
-    ):
+async def test_sockets_travel_both_ways_with_a_value() -> None:
+    cluster = cluster_of(serves.tell_about_sockets, bind=(), workers=1)
+    async with patience(), cluster:
         messages, sockets = cluster.messages(), cluster.incoming_sockets()
-        with sockets_of(kind) as sock:
+        with all_sockets() as every:
             before = len(open_fds())
-            await cluster.send_socket(0, sock)
-            assert (await anext(messages)).value == (0, *KINDS[kind], False)
-            slot, back = await anext(sockets)
-            with back:
-                assert slot == 0
-                assert os.fstat(back.fileno()) == os.fstat(sock.fileno())
-                assert not back.get_inheritable()
-                assert (back.family, back.type) == (sock.family, sock.type)
-            assert len(open_fds()) == before, "a copy was sent, and closed"
+            for sock, value in itertools.product(every, ("a", b"x" * 60_000, None)):
+                with case(sock, value):
+                    await cluster.send_socket(0, sock, value)
+                    kind = sock.family.name, sock.type.name
+                    assert (await anext(messages)).value == (0, *kind, False)
+                    slot, back = await anext(sockets)
+                    with back:
+                        assert (slot, back.value) == (0, value)
+                        assert os.fstat(back.fileno()) == os.fstat(sock.fileno())
+                        assert not back.get_inheritable()
+                        assert (back.family, back.type) == (sock.family, sock.type)
+                    assert len(open_fds()) == before, "a copy was sent, and closed"
 
 
 @pytest.mark.parametrize("full", [(0,), (0, 1), (0, 1, 2)])
@@ -340,8 +310,7 @@ async def test_a_socket_that_does_not_get_there_goes_elsewhere(
     full: tuple[int, ...],
 ) -> None:
     target = partial(serves.hog_then_take_sockets, full)
-    async with patience(), cluster_of(target, bind=(), workers=3) as cluster:
-        await all_ready(cluster)
+    async with whole_cluster(target, bind=(), workers=3) as cluster:
         before = len(open_fds())
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -383,50 +352,37 @@ async def test_a_socket_of_a_worker_that_dies_goes_elsewhere() -> None:
 # Files, and values beside both.
 
 
-@contextmanager
-def files_of(kind: str) -> Iterator[int]:
-    """Yield the descriptor of a file of some kind, open as long as this lasts."""
-    with ExitStack() as stack:
-        if kind.startswith("pipe"):
-            ends = os.pipe()
-            for end in ends:
-                stack.callback(os.close, end)
-            yield ends[kind == "pipe, write"]
-        else:
-            file = stack.enter_context(tempfile.TemporaryFile())
-            yield file.fileno()
-
-
-FILES = {"pipe, read": "rb", "pipe, write": "wb", "file": "rb+"}
-
-
-@pytest.mark.parametrize("kind", FILES)
-async def test_files_travel_both_ways_with_a_value(kind: str) -> None:
-    async with (
-        patience(),
-        cluster_of(serves.tell_about_files, bind=(), workers=1) as cluster,
-    ):
+async def test_files_travel_both_ways_with_a_value() -> None:
+    cluster = cluster_of(serves.tell_about_files, bind=(), workers=1)
+    async with patience(), cluster:
         messages, files = cluster.messages(), cluster.incoming_files()
-        with files_of(kind) as fd:
+        with tempfile.TemporaryFile() as plain, a_pipe() as (reading, writing):
+            modes = {reading: "rb", writing: "wb", plain.fileno(): "rb+"}
             before = len(open_fds())
-            for value in ({"a": kind}, None):
-                await cluster.send_file(0, fd, value)
-                assert (await anext(messages)).value == (0, FILES[kind], False, value)
-                slot, back = await anext(files)
-                with back:
-                    assert slot == 0
-                    assert back.value == ["back", value]
-                    assert os.fstat(back.fileno()) == os.fstat(fd)
-                    assert back.mode == FILES[kind]
-                    assert not os.get_inheritable(back.fileno())
-            assert len(open_fds()) == before, "a copy was sent, and closed"
+            for (fd, mode), value in itertools.product(modes.items(), ({"a": 1}, None)):
+                with case(mode, value):
+                    await cluster.send_file(0, fd, value)
+                    assert (await anext(messages)).value == (0, mode, False, value)
+                    slot, back = await anext(files)
+                    with back:
+                        assert (slot, back.value) == (0, ["back", value])
+                        assert os.fstat(back.fileno()) == os.fstat(fd)
+                        assert back.mode == mode
+                        assert not os.get_inheritable(back.fileno())
+                    assert len(open_fds()) == before, "a copy was sent, and closed"
+
+
+@contextmanager
+def a_pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
 
 
 async def test_a_worker_reads_from_a_pipe_and_writes_into_a_file() -> None:
-    async with (
-        patience(),
-        cluster_of(serves.copy_files, bind=(), workers=1) as cluster,
-    ):
+    cluster = cluster_of(serves.copy_files, bind=(), workers=1)
+    async with patience(), cluster:
         with tempfile.TemporaryFile() as file:
             reading, writing = os.pipe()
             with open(reading, "rb") as pipe:  # noqa: ASYNC230
@@ -439,32 +395,14 @@ async def test_a_worker_reads_from_a_pipe_and_writes_into_a_file() -> None:
             assert file.read() == b"through a pipe"
 
 
-async def test_sockets_are_told_apart_by_their_values() -> None:
-    async with (
-        patience(),
-        cluster_of(serves.tell_about_sockets, bind=(), workers=1) as cluster,
-    ):
-        messages, sockets = cluster.messages(), cluster.incoming_sockets()
-        with socket.socket() as one, socket.socket() as other:
-            for sock, value in ((one, "first"), (other, b"x" * 60_000), (one, None)):
-                await cluster.send_socket(0, sock, value)
-                await anext(messages)
-                slot, back = await anext(sockets)
-                with back:
-                    assert (slot, back.value) == (0, value)
-                    assert os.fstat(back.fileno()) == os.fstat(sock.fileno())
-
-
 async def descriptors(cluster: Cluster) -> object:
     await cluster.send(0, None)
     return (await anext(cluster.messages())).value
 
 
-async def test_what_is_no_socket_is_refused_before_it_is_sent() -> None:
-    async with (
-        patience(),
-        cluster_of(serves.count_descriptors, bind=(), workers=1) as cluster,
-    ):
+async def test_what_is_no_socket_or_file_is_refused_before_it_is_sent() -> None:
+    cluster = cluster_of(serves.count_descriptors, bind=(), workers=1)
+    async with patience(), cluster:
         before, there = len(open_fds()), await descriptors(cluster)
         with ExitStack() as stack:
             for _ in range(20):
@@ -475,21 +413,16 @@ async def test_what_is_no_socket_is_refused_before_it_is_sent() -> None:
                 for end in (reading, writing):
                     with pytest.raises(TypeError, match="sock must be a socket, not"):
                         await cluster.send_socket(0, end)  # type: ignore[arg-type]
-        assert len(open_fds()) == before
-        assert await descriptors(cluster) == there
-
-
-async def test_what_is_no_file_is_refused_before_it_is_sent() -> None:
-    async with (
-        patience(),
-        cluster_of(serves.count_descriptors, bind=(), workers=1) as cluster,
-    ):
-        there = await descriptors(cluster)
-        with (
-            socket.socket() as sock,
-            pytest.raises(TypeError, match=r"send_socket\(\)"),
-        ):
-            await cluster.send_file(0, sock)  # type: ignore[arg-type]
+        with socket.socket() as sock:
+            with pytest.raises(TypeError, match=r"send_socket\(\)"):
+                await cluster.send_file(0, sock)  # type: ignore[arg-type]
+            text = r"^a value of 655\d\d bytes is longer than the 65536 that may go"
+            with pytest.raises(ValueError, match=text):
+                await cluster.send_socket(0, sock, bytes(65_536))
+            with pytest.raises(TypeError, match="cannot pickle"):
+                await cluster.send_socket(0, sock, (n for n in range(0)))
+            with pytest.raises(NoWorkerError, match="there is no worker in slot 5"):
+                await cluster.send_socket(5, sock)
         folder = os.open("/", os.O_RDONLY)
         try:
             with pytest.raises(TypeError, match="file must not be a directory: send"):
@@ -502,31 +435,18 @@ async def test_what_is_no_file_is_refused_before_it_is_sent() -> None:
             await cluster.send_file(0, "/etc/passwd")  # type: ignore[arg-type]
         with pytest.raises(OSError, match="Bad file descriptor"):
             await cluster.send_file(0, folder)
-        assert await descriptors(cluster) == there
-
-
-async def test_a_value_that_is_too_large_is_refused() -> None:
-    async with patience(), cluster_of(serves.take_sockets, bind=()) as cluster:
-        before = len(open_fds())
-        with socket.socket() as sock:
-            text = (
-                r"^a value of 655\d\d bytes is longer than the 65536 that may go beside"
-            )
-            with pytest.raises(ValueError, match=text):
-                await cluster.send_socket(0, sock, bytes(65_536))
-            with pytest.raises(TypeError, match="cannot pickle"):
-                await cluster.send_socket(0, sock, (n for n in range(0)))
         assert len(open_fds()) == before
+        assert await descriptors(cluster) == there
+    with socket.socket() as sock, pytest.raises(PoolClosedError):
+        await cluster.send_socket(0, sock)
 
 
 @pytest.mark.logs("descriptor-unreadable")
 async def test_a_value_that_cannot_be_read_costs_no_descriptor(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with (
-        patience(),
-        cluster_of(serves.send_odd_values, bind=(), workers=1, name="mine") as cluster,
-    ):
+    cluster = cluster_of(serves.send_odd_values, bind=(), workers=1, name="mine")
+    async with patience(), cluster:
         sockets, files = cluster.incoming_sockets(), cluster.incoming_files()
         slot, sock = await anext(sockets)
         slot_too, file = await anext(files)
@@ -540,31 +460,19 @@ async def test_a_value_that_cannot_be_read_costs_no_descriptor(
     # The guards find out whether the descriptors were closed.
 
 
-async def test_files_that_nobody_takes_are_refused_in_the_end() -> None:
-    async with (
-        patience(),
-        cluster_of(serves.send_files_without_end, bind=(), workers=1) as cluster,
-    ):
-        assert await take(cluster, 1) == [(64, "the pool could not take the file")]
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [
+        (serves.send_files_without_end, "file"),
+        (serves.send_sockets_without_end, "socket"),
+    ],
+)
+async def test_what_nobody_takes_is_refused_in_the_end(target: Any, what: str) -> None:
+    async with patience(), cluster_of(target, bind=(), workers=1) as cluster:
+        assert await take(cluster, 1) == [(64, f"the pool could not take the {what}")]
+    # The guards find out whether the others were closed.
     # The guards find out whether the others were closed.
 
-
-async def test_a_socket_for_nobody() -> None:
-    async with patience(), cluster_of(serves.take_sockets, bind=()) as cluster:
-        ours, theirs = socket.socketpair()
-        text = "there is no worker in slot 5"
-        with ours, theirs, pytest.raises(NoWorkerError, match=text):
-            await cluster.send_socket(5, ours)
-    with closing(socket.socket()) as sock, pytest.raises(PoolClosedError):
-        await cluster.send_socket(0, sock)
-
-
-async def test_sockets_that_nobody_takes_are_refused_in_the_end() -> None:
-    async with (
-        patience(),
-        cluster_of(serves.send_sockets_without_end, bind=(), workers=1) as cluster,
-    ):
-        assert await take(cluster, 1) == [(64, "the pool could not take the socket")]
     # The guards find out whether the others were closed.
 
 

@@ -6,22 +6,26 @@ import asyncio
 import itertools
 import logging
 import os
+import re
 import signal
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from asyncpool import (
     Cluster,
+    Crash,
     PoolClosedError,
     RestartPolicy,
     RollInProgressError,
+    WorkerLimits,
 )
-from asyncpool.cluster import ClusterStats, ResizeError
+from asyncpool.cluster import ClusterStats
 from asyncpool.events import (
     Crashed,
     Exited,
@@ -41,6 +45,7 @@ from tests.helpers.clusters import (
     come_true,
     connected,
     who,
+    whole_cluster,
 )
 from tests.helpers.gate import Gate
 from tests.helpers.guards import few_descriptors
@@ -90,8 +95,7 @@ async def test_a_reload_brings_new_code(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     write(tmp_path, "1")
-    async with patience(), cluster_of("served:serve", spread=spread) as cluster:
-        await all_ready(cluster)
+    async with whole_cluster("served:serve", spread=spread) as cluster:
         assert await version(cluster) == "1"
         write(tmp_path, "two")
         assert await version(cluster) == "1"
@@ -101,17 +105,21 @@ async def test_a_reload_brings_new_code(
         assert (stats.crashes, stats.restarts, stats.spawned) == (0, 2, 4)
 
 
-async def test_a_server_that_accepts_by_itself_is_reloaded() -> None:
-    async with (
-        patience(),
-        cluster_of(serves.talk_by_itself, workers=1, spread="shared") as cluster,
-        Client(cluster) as client,
-    ):
+@pytest.mark.parametrize(
+    ("target", "spread"), [(serves.talk, "handoff"), (serves.talk_by_itself, "shared")]
+)
+async def test_a_connection_goes_on_while_its_worker_is_replaced(
+    target: Any, spread: str
+) -> None:
+    """Also if the server accepts by itself."""
+    cluster = cluster_of(target, workers=1, spread=spread)
+    async with patience(), cluster, Client(cluster) as client:
         _, _, pid = await client.who()
         reload = asyncio.create_task(cluster.reload())
         assert await client.ask("wait") == "draining"
         assert (await who(cluster))[2] != pid
         assert (await client.who())[2] == pid
+        assert not reload.done()
         await client.close()
         assert await reload == RollResult(replaced=1, reason="", crash=None)
         assert cluster.stats().crashes == 0
@@ -121,15 +129,14 @@ async def test_connections_outlive_a_reload_though_descriptors_are_scarce(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     count = 100
-    async with patience(), cluster_of(serves.keep, workers=1) as cluster:
-        await all_ready(cluster)
-        async with clients(cluster, count) as some:
+    whole = whole_cluster(serves.keep, workers=1)
+    async with whole as cluster, clients(cluster, count) as some:
+        await connected(cluster, count)
+        with few_descriptors(40):  # of which a new worker needs some
+            assert (await cluster.reload()).ok
             await connected(cluster, count)
-            with few_descriptors(40):  # of which a new worker needs some
-                assert (await cluster.reload()).ok
-                await connected(cluster, count)
-            await cluster.close()
-            assert {await client.answer() for client in some} == {"kept"}
+        await cluster.close()
+        assert {await client.answer() for client in some} == {"kept"}
     assert "lost" not in caplog.text
 
 
@@ -153,8 +160,7 @@ async def test_new_code_that_cannot_start_leaves_the_old_one(
     monkeypatch.syspath_prepend(tmp_path)
     write(tmp_path, "1")
     code, detail = BROKEN[case]
-    async with patience(), cluster_of("served:serve") as cluster:
-        await all_ready(cluster)
+    async with whole_cluster("served:serve") as cluster:
         write(tmp_path, "", code)
         result = await cluster.reload()
         assert (result.replaced, result.ok) == (0, False)
@@ -181,10 +187,8 @@ async def test_a_reload_tries_slots_whose_starts_have_failed(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     write(tmp_path, "1")
-    async with (
-        patience(),
-        cluster_of("served:serve", workers=workers, restart_policy=LATE) as cluster,
-    ):
+    cluster = cluster_of("served:serve", workers=workers, restart_policy=LATE)
+    async with patience(), cluster:
         events = cluster.events()
         stats = await all_ready(cluster)
         write(tmp_path, "", "import not_there_at_all")
@@ -207,8 +211,7 @@ async def test_a_reload_tries_slots_whose_starts_have_failed(
 
 @in_each_way
 async def test_no_connection_fails_during_reloads(spread: str) -> None:
-    async with patience(), cluster_of(spread=spread) as cluster:
-        await all_ready(cluster)
+    async with whole_cluster(spread=spread) as cluster:
         served, over = 0, asyncio.Event()
 
         async def come_and_go() -> None:
@@ -226,40 +229,20 @@ async def test_no_connection_fails_during_reloads(spread: str) -> None:
         assert cluster.stats().handed >= served
 
 
-async def test_a_connection_goes_on_while_its_worker_is_replaced() -> None:
-    async with patience(), cluster_of(workers=1) as cluster:
-        async with Client(cluster) as client:
-            _, _, pid = await client.who()
-            reload = asyncio.create_task(cluster.reload())
-            assert await client.ask("wait") == "draining"
-            assert (await who(cluster))[2] != pid
-            assert (await client.who())[2] == pid
-            assert not reload.done()
-        assert (await reload).ok
-
-
-async def test_a_connection_that_never_ends_does_not_hold_up_a_reload() -> None:
-    async with patience(), cluster_of(drain_timeout=0.2) as cluster:
-        await all_ready(cluster)
+@pytest.mark.parametrize(
+    "limits",
+    [{"drain_timeout": 0.2}, {"drain_timeout": 3600.0, "reload_drain_timeout": 0.2}],
+)
+async def test_a_connection_that_never_ends_does_not_hold_up_a_reload(
+    limits: dict[str, float],
+) -> None:
+    async with whole_cluster(**limits) as cluster:
         async with clients(cluster, 4) as some:
             for client in some:
                 await client.who()
             assert (await cluster.reload()).replaced == 2
             assert [await client.answer() for client in some] == [""] * 4
         assert cluster.stats().crashes == 0
-
-
-async def test_a_reload_has_a_drain_time_of_its_own() -> None:
-    async with (
-        patience(),
-        cluster_of(drain_timeout=3600.0, reload_drain_timeout=0.2) as cluster,
-    ):
-        await all_ready(cluster)
-        async with clients(cluster, 4) as some:
-            for client in some:
-                await client.who()
-            assert (await cluster.reload()).replaced == 2
-            assert [await client.answer() for client in some] == [""] * 4
 
 
 @pytest.mark.logs("worker-overran")
@@ -338,16 +321,6 @@ async def test_who_has_long_to_drain_has_not_when_the_cluster_ends() -> None:
         assert (await reload).reason == "the pool was closed"
 
 
-async def test_one_reload_at_a_time() -> None:
-    async with patience(), cluster_of() as cluster:
-        await all_ready(cluster)
-        first = asyncio.create_task(cluster.reload())
-        await asyncio.sleep(0)
-        with pytest.raises(RollInProgressError):
-            await cluster.reload()
-        assert (await first).ok
-
-
 @asynccontextmanager
 async def cluster_behind(gate: Gate, *, max_surge: int = 1) -> AsyncIterator[Cluster]:
     """Start a cluster of two; who comes later waits at the gate before it is ready."""
@@ -362,11 +335,7 @@ async def cluster_behind(gate: Gate, *, max_surge: int = 1) -> AsyncIterator[Clu
 
 
 async def test_the_old_worker_dies_before_the_new_one_is_ready() -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        cluster_behind(gate) as cluster,
-    ):
+    async with patience(), Gate() as gate, cluster_behind(gate) as cluster:
         events = cluster.events()
         stats = await all_ready(cluster)
         reload = asyncio.create_task(cluster.reload())
@@ -381,15 +350,19 @@ async def test_the_old_worker_dies_before_the_new_one_is_ready() -> None:
         assert (stats.crashes, stats.workers) == (1, 2)
 
 
-async def test_the_new_worker_is_killed_before_it_is_ready() -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        cluster_behind(gate) as cluster,
-    ):
-        await all_ready(cluster)
+@pytest.mark.parametrize("closed", [False, True])
+async def test_the_new_worker_or_the_cluster_ends_before_that_is_ready(
+    *, closed: bool
+) -> None:
+    async with patience(), Gate() as gate, cluster_behind(gate) as cluster:
         reload = asyncio.create_task(cluster.reload())
-        os.kill((await gate.visitor("2.1")).pid, signal.SIGKILL)
+        visitor = await gate.visitor("2.1")
+        if closed:
+            await cluster.close()
+            result = await reload
+            assert (result.replaced, result.reason) == (0, "the pool was closed")
+            return
+        os.kill(visitor.pid, signal.SIGKILL)
         result = await reload
         assert result.reason == "a replacement did not start"
         assert result.crash is not None
@@ -398,11 +371,7 @@ async def test_the_new_worker_is_killed_before_it_is_ready() -> None:
 
 
 async def test_what_a_failed_reload_has_begun_does_not_end_the_next_one() -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        cluster_behind(gate, max_surge=2) as cluster,
-    ):
+    async with patience(), Gate() as gate, cluster_behind(gate, max_surge=2) as cluster:
         await all_ready(cluster)
         first = asyncio.create_task(cluster.reload())
         early = await gate.visitor("2.1")
@@ -420,26 +389,8 @@ async def test_what_a_failed_reload_has_begun_does_not_end_the_next_one() -> Non
         assert await second == RollResult(replaced=2, reason="", crash=None)
 
 
-async def test_the_cluster_is_closed_before_the_new_worker_is_ready() -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        cluster_behind(gate) as cluster,
-    ):
-        await all_ready(cluster)
-        reload = asyncio.create_task(cluster.reload())
-        await gate.visitor("2.1")
-        await cluster.close()
-        result = await reload
-        assert (result.replaced, result.reason) == (0, "the pool was closed")
-
-
 async def test_a_worker_that_asks_for_a_successor_serves_until_that_is_ready() -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        cluster_behind(gate) as cluster,
-    ):
+    async with patience(), Gate() as gate, cluster_behind(gate) as cluster:
         events = cluster.events()
         async with Client(cluster) as client:
             old = await client.who()
@@ -461,47 +412,41 @@ async def test_a_worker_that_asks_for_a_successor_serves_until_that_is_ready() -
         assert (stats.spawned, stats.crashes) == (3, 0)
 
 
-async def test_a_crash_while_it_drains_is_none_the_less_a_crash() -> None:
-    async with patience(), cluster_of(workers=1) as cluster:
+@pytest.mark.parametrize("target", [serves.talk, serves.fail_at_last])
+async def test_a_crash_while_it_drains_is_none_the_less_a_crash(target: Any) -> None:
+    """An exception then cuts nobody off."""
+    async with patience(), cluster_of(target, workers=1) as cluster:
         events = cluster.events()
         async with Client(cluster) as client:
             reload = asyncio.create_task(cluster.reload())
             assert await client.ask("wait") == "draining"
-            assert await client.ask("die SIGABRT") == ""
+            if target is serves.talk:
+                assert await client.ask("die SIGABRT") == ""
         crash = (await next_of(events, Crashed)).crash
-        assert (crash.slot, crash.signal, crash.kind) == (0, "SIGABRT", "crash")
+        if target is serves.talk:
+            assert (crash.slot, crash.signal, crash.kind) == (0, "SIGABRT", "crash")
+        else:
+            assert (crash.exit_code, crash.signal) == (1, None)
+            assert crash.detail == "serve failed: ArithmeticError: at last"
         assert crash.next_step_text == "not replaced: there are enough other workers"
         assert (await reload).replaced == 1
         stats = await all_ready(cluster)
         assert (stats.crashes, stats.state) == (1, "running")
 
 
-async def test_an_exception_while_it_drains_cuts_nobody_off() -> None:
-    async with patience(), cluster_of(serves.fail_at_last, workers=1) as cluster:
-        events = cluster.events()
-        async with Client(cluster) as client:
-            reload = asyncio.create_task(cluster.reload())
-            assert await client.ask("wait") == "draining"
-        crash = (await next_of(events, Crashed)).crash
-        assert (crash.exit_code, crash.signal) == (1, None)
-        assert crash.detail == "serve failed: ArithmeticError: at last"
-        assert (await reload).replaced == 1
-        assert (await all_ready(cluster)).crashes == 1
-
-
 ORDERS = list(itertools.permutations(("reload", "crash", "close")))
 
 
-@in_each_way
 @pytest.mark.parametrize("pace", ["at once", "one by one"])
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 async def test_reload_and_crash_and_close_in_any_order(
-    order: tuple[str, ...], pace: str, spread: str
+    order: tuple[str, ...], pace: str
 ) -> None:
+    spread = SPREADS[(ORDERS.index(order) + len(pace)) % 2]
     async with patience(), cluster_of(spread=spread, drain_timeout=1.0) as cluster:
         stats = await all_ready(cluster)
         events = cluster.events()
-        tasks = []
+        tasks: list[asyncio.Task[object]] = []
         for action in order:
             if action == "reload":
                 tasks.append(asyncio.create_task(reload_unless_closed(cluster)))
@@ -510,7 +455,7 @@ async def test_reload_and_crash_and_close_in_any_order(
                 crash(stats)
                 shows = Crashed
             else:
-                tasks.append(asyncio.create_task(closed(cluster)))
+                tasks.append(asyncio.create_task(cluster.close()))
                 shows = Exited
             await asyncio.sleep(0)
             if pace != "at once" and cluster.stats().state == "running":
@@ -526,15 +471,7 @@ async def reload_unless_closed(cluster: Cluster) -> None:
         result = await cluster.reload()
     except PoolClosedError:
         return
-    assert result.reason in {
-        "",
-        "the pool was closed",
-        "a replacement did not start",
-    }
-
-
-async def closed(cluster: Cluster) -> None:
-    await cluster.close()
+    assert result.reason in {"", "the pool was closed", "a replacement did not start"}
 
 
 def crash(stats: ClusterStats) -> None:
@@ -550,8 +487,7 @@ def crash(stats: ClusterStats) -> None:
 
 @in_each_way
 async def test_a_cluster_grows_and_shrinks(spread: str) -> None:
-    async with patience(), cluster_of(workers=1, spread=spread) as cluster:
-        await all_ready(cluster)
+    async with whole_cluster(workers=1, spread=spread) as cluster:
         for size in (4, 2, 3, 1):
             await cluster.resize(size)
             stats = await all_ready(cluster)
@@ -566,8 +502,7 @@ async def test_a_cluster_grows_and_shrinks(spread: str) -> None:
 
 
 async def test_who_is_too_many_finishes_its_connections() -> None:
-    async with patience(), cluster_of(workers=2) as cluster:
-        await all_ready(cluster)
+    async with whole_cluster(workers=2) as cluster:
         async with clients(cluster, 2) as some:
             pids = [(await client.who())[2] for client in some]
             assert len(set(pids)) == 2
@@ -587,14 +522,12 @@ async def test_who_is_too_many_finishes_its_connections() -> None:
 
 
 async def test_a_resize_during_a_reload() -> None:
-    async with (
-        patience(),
-        Gate() as gate,
-        cluster_behind(gate) as cluster,
-    ):
+    async with patience(), Gate() as gate, cluster_behind(gate) as cluster:
         await all_ready(cluster)
         reload = asyncio.create_task(cluster.reload())
         await gate.visitor("2.1")
+        with pytest.raises(RollInProgressError):
+            await cluster.reload()
         resize = asyncio.create_task(cluster.resize(3))
         # One replaces, and one comes for the larger size, in whatever order.
         for word in ("2.1", "3.1", "0.2"):
@@ -604,56 +537,125 @@ async def test_a_resize_during_a_reload() -> None:
         assert len(generations(await all_ready(cluster))) == 3
 
 
-@pytest.mark.logs("resize-failed")
-async def test_a_resize_says_that_a_worker_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# Workers that are old, worn or too large, and how others are started.
+MIB = 1 << 20
+
+
+# Wear.
+
+
+@asynccontextmanager
+async def only_worker(**options: Any) -> AsyncGenerator[tuple[Cluster, Client]]:
+    """Open a cluster of one worker, and a conversation with that."""
+    cluster = cluster_of(workers=1, **options)
+    async with patience(), cluster, Client(cluster) as client:
+        yield cluster, client
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "spread"),
+    [
+        (WorkerLimits(max_jobs=5, jitter=0.0), "max_jobs", "handoff"),
+        (WorkerLimits(max_jobs=5, jitter=0.0), "max_jobs", "shared"),
+        (WorkerLimits(max_age=0.05), "max_age", "handoff"),
+        (WorkerLimits(max_age=0.05), "max_age", "shared"),
+        (WorkerLimits(max_memory=64 * MIB), "max_memory", "handoff"),
+    ],
+)
+async def test_a_worn_worker_is_followed_by_another_and_finishes_its_conversation(
+    limits: WorkerLimits, reason: str, spread: str
+) -> None:
+    async with only_worker(worker_limits=limits, spread=spread) as (cluster, client):
+        events = cluster.events()
+        first = await client.who()
+        if reason == "max_jobs":
+            while await who(cluster) == first:
+                pass
+        elif reason == "max_memory":
+            assert await client.ask("leak 100") == "leaked"
+        assert (await next_of(events, Retiring)).reason == reason
+        assert await client.ask("wait") == "draining"
+        assert await who(cluster) != first
+        assert await client.who() == first
+        await client.close()
+        while (await next_of(events, Exited)).pid != first[2]:
+            pass
+        assert cluster.stats().crashes == 0
+
+
+async def test_one_with_far_too_much_is_killed_and_replaced() -> None:
+    crashes: list[Crash] = []
+    limits = WorkerLimits(kill_memory=64 * MIB)
+    async with only_worker(worker_limits=limits, on_crash=crashes.append) as (
+        cluster,
+        client,
+    ):
+        _, _, pid = await client.who()
+        client.say("leak 100")
+        assert await client.answer() in {"leaked", ""}
+        assert not await client.answer(), "the connection has ended"
+        assert (await who(cluster))[2] != pid
+        stats = await all_ready(cluster)
+        assert (stats.crashes, stats.restarts) == (1, 1)
+    [crash] = crashes
+    assert (crash.kind, crash.pid) == ("out of memory", pid)
+    told = r"it had [\d.]+ MiB of memory, and kill_memory is 64 MiB"
+    assert re.search(told, crash.detail)
+    assert crash.next_step_text == "restarting at once"
+
+
+# How they are started.
+
+
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+async def test_what_is_preloaded_is_there_in_all_workers(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    write(tmp_path, "1")
-    stubborn = RestartPolicy(max_delay=0.05, max_failed_starts=None)
-    async with (
-        patience(),
-        cluster_of("served:serve", restart_policy=stubborn) as cluster,
-    ):
+    (tmp_path / "ap_model.py").write_text("import os\nPID = os.getpid()\n")
+    async with whole_cluster(launcher=launcher, preload=["ap_model"]) as cluster:
+        workers: dict[int, int] = {}
+        while len(workers) < 2:
+            async with Client(cluster) as client:
+                _, _, pid = await client.who()
+                workers[pid] = int(await client.ask("born ap_model"))
+        if launcher == "spawn":
+            assert all(pid == born for pid, born in workers.items())
+        else:
+            [born] = {*workers.values()}
+            assert born not in {*workers, os.getpid()}
+
+
+async def test_spawned_workers_are_replaced_and_reloaded() -> None:
+    async with patience(), cluster_of(workers=1, launcher="spawn") as cluster:
+        async with Client(cluster) as client:
+            first = await client.who()
+            assert not await client.ask("die SIGKILL")
+        second = await who(cluster)
+        assert second[1:] != first[1:]
         await all_ready(cluster)
-        write(tmp_path, "", BROKEN["it raises"][0])
-        with pytest.raises(ResizeError, match="ValueError: broken") as caught:
-            await cluster.resize(3)
-        assert caught.value.crash.kind == "failed start"
-        # And when it is repaired, it comes by itself.
-        write(tmp_path, "three")
+        assert await cluster.reload() == RollResult(replaced=1, reason="", crash=None)
+        third = await who(cluster)
+        assert third[2] not in {first[2], second[2]}
         stats = await all_ready(cluster)
-        assert (stats.workers, stats.state) == (3, "running")
-        await cluster.resize(3)
+        assert (stats.crashes, stats.restarts, stats.spawned) == (1, 2, 3)
 
 
-async def test_a_resize_starts_a_worker_in_a_parked_slot_at_once() -> None:
-    never = RestartPolicy(initial_delay=30.0)
+async def test_so_many_are_replaced_at_a_time_as_surge_says(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
     async with patience(), Gate() as gate:
-        target = partial(serves.talk_behind, gate.path)
-        cluster = cluster_of(target, restart_policy=never)
-        start = asyncio.create_task(cluster.start())
-        (await gate.visitor("0.1")).release()
-        await start
-        async with cluster:
-            events = cluster.events()
-            os.kill((await gate.visitor("1.1")).pid, signal.SIGKILL)
-            await next_of(events, Parked)
-            resize = asyncio.create_task(cluster.resize(2))
-            (await gate.visitor("1.2")).release()
-            await resize
-            assert sum(slot.ready for slot in cluster.stats().slots) == 2
-
-
-async def test_a_worker_that_was_killed_is_no_reason_to_shrink() -> None:
-    async with patience(), cluster_of(workers=2) as cluster:
-        stats = await all_ready(cluster)
-        events = cluster.events()
-        for slot in stats.slots:
-            if slot.pid is not None:
-                os.kill(slot.pid, signal.SIGKILL)
-        for _ in range(2):
-            await next_of(events, Crashed)
-        await cluster.resize(3)
-        assert sum(slot.ready for slot in cluster.stats().slots) == 3
-        assert await who(cluster)
+        target = serves.behind_if_there(gate.path, str(flag))
+        async with cluster_of(target, workers=4, max_surge=2) as cluster:
+            await all_ready(cluster)
+            flag.touch()
+            reload = asyncio.create_task(cluster.reload())
+            for words in (("4.1", "5.1"), ("0.2", "1.2")):
+                two = [await gate.visitor(word) for word in words]
+                stats = cluster.stats()
+                assert sum(it.pid is not None for it in stats.slots) == 6
+                assert sum(it.ready for it in stats.slots) == 4
+                for visitor in two:
+                    visitor.release()
+            assert await reload == RollResult(replaced=4, reason="", crash=None)
+            stats = await all_ready(cluster)
+            assert (stats.workers, stats.spawned, stats.crashes) == (4, 8, 0)

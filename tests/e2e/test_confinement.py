@@ -12,13 +12,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from asyncpool import (
+    Job,
     JobTimeoutError,
     Pool,
     Sandbox,
@@ -63,10 +63,6 @@ def send(port: int) -> None:
         sock.sendto(b"x", ("127.0.0.1", port))
 
 
-def run() -> int:
-    return subprocess.run(["/bin/true"], check=False).returncode
-
-
 def take(size: int) -> int:
     return len(bytes(size))
 
@@ -81,10 +77,6 @@ def wait() -> None:
     threading.Event().wait()
 
 
-def items() -> Iterator[int]:
-    yield from range(3)
-
-
 def shout() -> None:
     logging.getLogger("shop").warning("from a sandbox")
 
@@ -96,10 +88,6 @@ def crash() -> None:
 
 def import_it(name: str) -> str:
     return str(__import__(name))
-
-
-def who() -> tuple[int, int, list[int]]:
-    return os.getuid(), os.getgid(), os.getgroups()
 
 
 def in_a_thread() -> int:
@@ -148,6 +136,12 @@ async def test_a_parser_has_its_arguments_and_a_private_folder() -> None:
             with pytest.raises(PermissionError):
                 await pool.submit(read, path)
         assert await pool.submit(in_a_thread) == errno.EACCES
+        soft, hard = await pool.submit(resource.getrlimit, resource.RLIMIT_NOFILE)
+        assert 0 < soft <= hard <= 1024
+        with pytest.raises(ValueError, match="not allowed to raise maximum limit"):
+            await pool.submit(
+                resource.setrlimit, resource.RLIMIT_NOFILE, (hard, hard + 1)
+            )
     assert not Path(folder).parent.exists(), "it goes with the pool"
 
 
@@ -161,14 +155,14 @@ async def test_a_fresh_interpreter_is_in_the_same_sandbox() -> None:
             with pytest.raises(PermissionError):
                 await pool.submit(call, "/etc/passwd")
         with pytest.raises(PermissionError):
-            await pool.submit(run)
+            await pool.submit(subprocess.call, ["/bin/true"])
 
 
 async def test_workers_in_a_sandbox_do_all_that_workers_do(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with Pool(1, preload=[ME], sandbox=PARSER, max_unavailable=1) as pool:
-        assert [item async for item in pool.stream(items)] == [0, 1, 2]
+        assert [item async for item in pool.stream(range, 3)] == [0, 1, 2]
         assert [item async for item in pool.map(abs, [-1, -2])] == [1, 2]
         assert await pool.broadcast(abs, -3) == {0: 3}
         assert await pool.submit(pause) == "asyncio"
@@ -193,9 +187,7 @@ async def test_workers_in_a_sandbox_do_all_that_workers_do(
 
 
 @pytest.mark.parametrize("codec", ["json", "msgspec"])
-async def test_data_comes_out_of_a_sandbox(
-    codec: Literal["json", "msgspec"],
-) -> None:
+async def test_data_comes_out_of_a_sandbox(codec: Literal["json", "msgspec"]) -> None:
     async with Pool(1, codec=codec, preload=[ME], sandbox=PARSER) as pool:
         assert await pool.submit(abs, -1) == 1
         assert await pool.submit(try_to_read, "/etc/passwd") == errno.EACCES
@@ -279,10 +271,10 @@ async def test_tcp_goes_to_the_ports_that_were_named() -> None:
 async def test_programs_run_where_they_are_allowed() -> None:
     sandbox = Sandbox(read=["/bin/true"], processes=None)
     async with Pool(1, preload=[ME], sandbox=sandbox) as pool:
-        assert await pool.submit(run) == 0
+        assert await pool.submit(subprocess.call, ["/bin/true"]) == 0
     async with Pool(1, preload=[ME], sandbox=Sandbox(processes=None)) as pool:
         with pytest.raises(PermissionError):
-            await pool.submit(run)
+            await pool.submit(subprocess.call, ["/bin/true"])
 
 
 async def test_memory_beyond_the_limit_is_an_error_of_the_job() -> None:
@@ -290,16 +282,6 @@ async def test_memory_beyond_the_limit_is_an_error_of_the_job() -> None:
         with pytest.raises(MemoryError):
             await pool.submit(take, 100 << 20)
         assert await pool.submit(take, 10 << 20) == 10 << 20
-
-
-async def test_descriptors_are_bounded_for_good() -> None:
-    async with Pool(1, preload=[ME], sandbox=PARSER) as pool:
-        soft, hard = await pool.submit(resource.getrlimit, resource.RLIMIT_NOFILE)
-        assert 0 < soft <= hard <= 1024
-        with pytest.raises(ValueError, match="not allowed to raise maximum limit"):
-            await pool.submit(
-                resource.setrlimit, resource.RLIMIT_NOFILE, (hard, hard + 1)
-            )
 
 
 async def test_a_path_leads_where_it_led_before_the_first_job(tmp_path: Path) -> None:
@@ -329,7 +311,9 @@ async def test_a_worker_has_its_seconds_of_cpu_and_no_more() -> None:
 async def test_root_makes_workers_of_another_user() -> None:
     sandbox = Sandbox(user=65534)
     async with Pool(1, preload=[ME], sandbox=sandbox) as pool:
-        assert await pool.submit(who) == (65534, 65534, [])
+        ids = os.getuid, os.getgid, os.getgroups
+        calls: list[Job[Any]] = [pool.submit(call) for call in ids]
+        assert await asyncio.gather(*calls) == [65534, 65534, []]
         _, folder = await pool.submit(environment)
         assert await pool.submit(write, "here") == f"{folder}/here"
         with pytest.raises(PermissionError):

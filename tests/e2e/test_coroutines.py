@@ -38,14 +38,6 @@ async def test_what_they_return_is_awaited(launcher: Any) -> None:
         assert await pool.submit(jobs.square, 3) == 9
 
 
-@KINDS
-async def test_all_run_in_one_loop_of_the_kind_that_is_asked_for(kind: Any) -> None:
-    async with patience(), Pool(1, worker_loop=kind) as pool:
-        found = [await pool.submit(streams.loop_kind) for _ in range(3)]
-    assert {name for name, _ in found} == {kind}
-    assert len({number for _, number in found}) == 1
-
-
 async def test_a_loop_that_is_not_installed_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -78,69 +70,56 @@ async def test_an_async_initializer_that_fails_is_a_failed_start() -> None:
             pass
 
 
+ENDS = [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()]
+
+
 @LANES
 @KINDS
-async def test_errors_have_the_traceback_of_the_coroutine(
-    kind: Any, concurrency: int
-) -> None:
-    async with (
-        patience(),
-        Pool(1, worker_loop=kind, concurrency=concurrency) as pool,
-    ):
+async def test_all_run_in_one_loop_and_end_alone(kind: Any, concurrency: int) -> None:
+    pool = Pool(1, worker_loop=kind, concurrency=concurrency)
+    async with patience(), Gate() as gate, pool:
+        worker = await pool.submit(jobs.pid)
+        found = [await pool.submit(streams.loop_kind) for _ in range(3)]
+        assert {name for name, _ in found} == {kind}
+        assert len({number for _, number in found}) == 1
+        knows = pool.submit(streams.job_in_task)
+        assert await knows == (knows.id, 1)
         with pytest.raises(KeyError) as caught:
             await pool.submit(streams.fail_in_depth, KeyError("deep"))
         remote = str(caught.value.__cause__)
         assert "in fail_in_depth" in remote
         assert "in _fail" in remote
-        assert "_worker" not in remote
-        assert "asyncio" not in remote
-        assert "uvloop" not in remote
-
-
-@KINDS
-@pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr
-)
-async def test_what_would_end_a_loop_ends_the_job_alone(
-    kind: Any, error: BaseException
-) -> None:
-    async with patience(), Pool(1, worker_loop=kind) as pool:
-        worker = await pool.submit(jobs.pid)
-        with pytest.raises(JobRaisedError) as caught:
-            await pool.submit(streams.fail_in_depth, error)
-        assert type(caught.value.exception) is type(error)
-        assert await pool.submit(streams.double, 4) == 8
-        assert await pool.submit(jobs.pid) == worker
-
-
-@KINDS
-async def test_a_cancelled_job_is_cancelled_there(kind: Any) -> None:
-    async with patience(), Gate() as gate, Pool(1, worker_loop=kind) as pool:
-        worker = await pool.submit(jobs.pid)
+        for name in ("_worker", "asyncio", "uvloop"):
+            assert name not in remote
+        for error in ENDS:
+            with pytest.raises(JobRaisedError) as raised:
+                await pool.submit(streams.fail_in_depth, error)
+            assert type(raised.value.exception) is type(error)
         job = pool.submit(streams.wait_for_ever, gate.path)
         await gate.visitor("waiting")
         job.cancel()
         await gate.visitor("left")
+        with pytest.raises(JobTimeoutError) as late:
+            await pool.options(timeout=2.0).submit(streams.wait_for_ever, gate.path)
+        stack = late.value.stack or ""
+        assert "Coroutine of the job" in stack
+        assert stack.index("in _event") < stack.index("in wait_for_ever")
+        assert "_worker" not in stack
+        await gate.visitor("left", nth=2)
         assert await pool.submit(streams.double, 4) == 8
         assert await pool.submit(jobs.pid) == worker
-
-
-async def test_one_that_is_cancelled_while_asyncio_is_imported_spoils_nothing() -> None:
-    """Else its worker would never run any coroutine again."""
-    async with patience(), Gate() as gate:
-        stop = (gate.path, "asyncio.unix_events")
-        async with Pool(1, initializer=jobs.stop_at_import, initargs=stop) as pool:
-            job = pool.options(cancel_grace=60.0).submit(jobs.greet, "nobody")
-            (await gate.visitor("importing")).release()
-            worker = job.worker_pid
-            job.cancel()
-            assert await pool.submit(jobs.greet, "you") == "hello you"
-            assert pool.stats().slots[0].pid == worker
+        view = pool.options(timeout=3600.0, cancel_grace=0.1)
+        blocks: Job[Any] = view.submit(streams.block_for_ever, gate.path)
+        await gate.visitor("blocking")
+        run_out(pool, blocks)
+        with pytest.raises(JobTimeoutError) as blocked:
+            await blocks
+        assert "in block_for_ever" in (blocked.value.stack or "")
+        assert await pool.submit(jobs.pid) != worker
 
 
 async def test_one_that_is_cancelled_before_its_first_step_never_begins(
-    pool: Pool,
-    gate: Gate,
+    pool: Pool, gate: Gate
 ) -> None:
     for _ in range(20):
         job = pool.submit(streams.wait_for_ever, gate.path)
@@ -148,43 +127,6 @@ async def test_one_that_is_cancelled_before_its_first_step_never_begins(
         job.cancel()
         assert await pool.submit(streams.double, 4) == 8
     assert pool.stats().crashes == 0
-
-
-@KINDS
-async def test_one_that_blocks_its_loop_is_killed_when_it_is_cancelled(
-    kind: Any,
-) -> None:
-    async with patience(), Gate() as gate, Pool(1, worker_loop=kind) as pool:
-        worker = await pool.submit(jobs.pid)
-        job = pool.options(cancel_grace=0.1).submit(streams.block_for_ever, gate.path)
-        await gate.visitor("blocking")
-        job.cancel()
-        assert await pool.submit(jobs.pid) != worker
-
-
-@KINDS
-async def test_a_timeout_shows_where_it_waited(kind: Any) -> None:
-    async with patience(), Gate() as gate, Pool(1, worker_loop=kind) as pool:
-        worker = await pool.submit(jobs.pid)
-        with pytest.raises(JobTimeoutError) as caught:
-            await pool.options(timeout=2.0).submit(streams.wait_for_ever, gate.path)
-        stack = caught.value.stack or ""
-        assert "Coroutine of the job" in stack
-        assert stack.index("in _event") < stack.index("in wait_for_ever")
-        assert "_worker" not in stack
-        await gate.visitor("left")
-        assert await pool.submit(jobs.pid) == worker
-
-
-async def test_a_timeout_shows_where_it_blocked() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        view = pool.options(timeout=3600.0, cancel_grace=0.1)
-        job: Job[Any] = view.submit(streams.block_for_ever, gate.path)
-        await gate.visitor("blocking")
-        run_out(pool, job)
-        with pytest.raises(JobTimeoutError) as caught:
-            await job
-        assert "in block_for_ever" in (caught.value.stack or "")
 
 
 @pytest.mark.logs("job-blocked-loop")
@@ -222,11 +164,6 @@ async def test_beats_go_on_and_a_wish_to_end_is_heard(pool: Pool, gate: Gate) ->
     assert pool.stats().crashes == 0
 
 
-async def test_tasks_of_a_job_know_it(pool: Pool) -> None:
-    job = pool.submit(streams.job_in_task)
-    assert await job == (job.id, 1)
-
-
 async def test_what_it_leaves_behind_ends_with_its_worker(tmp_path: Path) -> None:
     path = tmp_path / "ended"
     async with patience():
@@ -237,23 +174,22 @@ async def test_what_it_leaves_behind_ends_with_its_worker(tmp_path: Path) -> Non
         assert path.read_text() == "1\n"
 
 
-@pytest.mark.parametrize("chunk", [1, 7, None])
-async def test_maps_await_each_item(pair: Pool, chunk: int | None) -> None:
-    found = await pair.map(streams.double, range(200), chunksize=chunk)
-    assert found == [n * 2 for n in range(200)]
+async def test_maps_await_each_item(pair: Pool) -> None:
     assert await pair.starmap(streams.double, [(1,), (2,)]) == [2, 4]
-    outcomes = await pair.map(
-        streams.perhaps_fail, range(30), chunksize=chunk
-    ).outcomes()
-    assert [one.index for one in outcomes if not one.ok] == [7, 17, 27]
-    assert [one.result() for one in outcomes if one.ok] == [
-        n for n in range(30) if n % 10 != 7
-    ]
+    for chunk in (1, 7, None):
+        found = await pair.map(streams.double, range(200), chunksize=chunk)
+        assert found == [n * 2 for n in range(200)]
+        outcomes = await pair.map(
+            streams.perhaps_fail, range(30), chunksize=chunk
+        ).outcomes()
+        assert [one.index for one in outcomes if not one.ok] == [7, 17, 27]
+        assert [one.result() for one in outcomes if one.ok] == [
+            n for n in range(30) if n % 10 != 7
+        ]
 
 
 async def test_who_leaves_an_async_map_ends_the_items_that_travel_together(
-    pool: Pool,
-    gate: Gate,
+    pool: Pool, gate: Gate
 ) -> None:
     items = [(gate.path, n) for n in range(5, 9)]
     found = pool.map(streams.perhaps_wait_for_ever, items, chunksize=4)
@@ -274,9 +210,7 @@ async def test_items_of_an_async_map_have_a_timeout_each(
 ) -> None:
     view = pool.options(timeout=1.0)
     outcomes = await view.map(
-        streams.perhaps_wait_for_ever,
-        [(gate.path, n) for n in range(12)],
-        chunksize=4,
+        streams.perhaps_wait_for_ever, [(gate.path, n) for n in range(12)], chunksize=4
     ).outcomes()
     assert [one.index for one in outcomes if not one.ok] == [5]
     assert isinstance(outcomes[5].error, JobTimeoutError)

@@ -7,8 +7,6 @@ import copyreg
 import logging
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,19 +164,3 @@ def test_under_a_nanny_a_dask_worker_survives_its_task_and_all_ends(
     out, _ = finish(process)
     assert out == "True\nTrue 3\n32\nTrue\nbegun\nclosed\n"
     assert process.returncode == 0
-
-
-@pytest.mark.parametrize("missing", ["dask", "distributed"])
-def test_without_the_extra_the_import_says_how_to_install_it(missing: str) -> None:
-    code = (
-        f"import sys; sys.modules[{missing!r}] = None\n"
-        "try:\n    import asyncpool.dask\n"
-        "except ModuleNotFoundError as error:\n    print(error.name, error)\n"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert told.stdout == (
-        f"{missing} asyncpool.dask needs {missing}, which is not installed: "
-        "pip install 'asyncpool-supervised[dask]'\n"
-    )

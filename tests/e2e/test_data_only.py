@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import marshal
+import math
 import pickle
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -17,6 +20,8 @@ import numpy as np
 import pytest
 
 from asyncpool import (
+    Crash,
+    Job,
     JobNotPicklableError,
     Pool,
     RemoteError,
@@ -30,11 +35,13 @@ from tests.helpers.data_jobs import (
     BUFFER,
     BYTES,
     CONTROLS,
+    DICT,
     HOME,
     LIST,
     PUSH,
     SET,
     SHOWN,
+    TEXT,
     Order,
     Reversed,
     StockError,
@@ -153,6 +160,9 @@ async def test_all_that_a_pool_does_works_where_nothing_can_be_unpickled(
             array[:2, 0].tolist(),
         ]
         found[0][0, 0] = 7  # it is the caller's own
+        found = await pool.submit(data_jobs.echo, np.zeros(200_000))
+        assert found.base is None  # not a view of memory that the worker has too
+        assert found.nbytes == 8 * 200_000
 
 
 EVIL = b"cos\nsystem\n(S'true'\ntR."
@@ -163,6 +173,7 @@ NO_MESSAGES = [
     b"",
     b"\x01",
     b"\x01\x00[1]",  # this pool has another codec
+    b"\x01\x00" + b" " * 300_000,
     b"\x02\x02[1]",
     b"\x02\x00",
     b"\x02\x00[1",
@@ -203,15 +214,6 @@ async def test_what_is_no_message_ends_its_worker_as_protocol_and_no_other_job(
                 assert await pool.submit(data_jobs.echo, (1,)) == (1,)
     kinds = [crash.kind for crash in crashes]
     assert kinds == [CrashKind.PROTOCOL] * len(NO_MESSAGES)
-
-
-async def test_a_message_in_another_codec_is_not_read_even_if_it_is_large() -> None:
-    crashes: list[Any] = []
-    async with Pool(1, codec="msgspec", on_crash=crashes.append) as pool:
-        with pytest.raises(JobNotPicklableError, match="its worker is killed"):
-            await pool.submit(data_jobs.send_instead, b"\x01\x00" + b" " * 300_000)
-        assert await pool.submit(data_jobs.echo, 1) == 1
-    assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL]
 
 
 async def test_errors_come_as_data_and_registered_ones_as_themselves() -> None:
@@ -260,14 +262,15 @@ async def test_nor_does_a_traceback_that_comes_with_a_pickle() -> None:
         assert not CONTROL_CHARACTERS & set(text)
 
 
-@pytest.mark.parametrize("function", [data_jobs.raise_odd, data_jobs.raise_odd_later])
 @pytest.mark.parametrize("concurrency", [1, 2])
 @pytest.mark.parametrize("codec", CODECS)
 async def test_an_exception_whose_texts_or_arguments_cannot_be_sent_comes_all_the_same(
-    codec: Any, concurrency: int, function: Any
+    codec: Any, concurrency: int
 ) -> None:
+    functions: list[Any] = [data_jobs.raise_odd, data_jobs.raise_odd_later]
+    odd = "surrogates", "long", "lists", "note"
     async with patience(), Pool(1, codec=codec, concurrency=concurrency) as pool:
-        for what in ("surrogates", "long", "lists", "note"):
+        for function, what in itertools.product(functions, odd):
             with pytest.raises(RemoteError) as caught:
                 await pool.submit(function, what)
             assert caught.value.type_name == "builtins.ValueError"
@@ -295,10 +298,7 @@ async def test_annotations_say_what_arguments_and_results_are() -> None:
             "got `str` - at `$`"
         )
         assert await pool.submit(data_jobs.lie, 3) == 3  # the worker lives on
-
-
-async def test_a_local_time_that_is_there_twice_is_refused() -> None:
-    async with Pool(1, codec="msgspec") as pool:
+        # A local time that is there twice is refused.
         first = datetime(2026, 10, 25, 2, 30)  # noqa: DTZ001 - so that it is there twice
         second = first.replace(fold=1)
         aware = second.replace(tzinfo=ZoneInfo("Europe/Berlin"))
@@ -404,38 +404,174 @@ async def test_a_view_may_have_another_codec_in_a_pool_that_has_one() -> None:
         Pool(1).options(codec="json")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "kind", "text"),
-    [
-        ({"codec": "pickle"}, ValueError, "codec must be 'json', 'msgspec' or a Codec"),
-        ({"codec": 3}, TypeError, "an object with name, encode"),
-        ({"codec": Reversed}, TypeError, "an object with name, encode"),
-        ({"errors": [KeyError]}, ValueError, "errors is for pools with a codec"),
-        ({"functions": ["a:b"]}, ValueError, "functions is for pools with a codec"),
+# What a worker sends takes no long step in the service: keys that meet, and too many objects.
+CHOSEN = "keys of a table were chosen for their hash"
+
+
+def lies() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], str]]:
+    """Yield functions whose worker is killed, their arguments, and why."""
+    for function in (data_jobs.meet, data_jobs.meet_as_said, data_jobs.meet_in_a_list):
+        yield function, (), f"^{CHOSEN}"
+    # What an annotation makes of little.
+    forms = b"[" + b"{}," * 39_999 + b"{}]"
+    stacked = parts([PUSH, 15_000, LIST, 15_000], forms[:45_000] + b"]")
+    ids = b"[" + b'"%032d",' % 7 * 2_999 + b'"%032d"]' % 7
+    many = parts([PUSH, 120_000, LIST, 120_000], *[ids] * 40)
+    lie: Callable[..., Any] = data_jobs.lie_of_forms
+    yield lie, (b"\x02\x00" + forms,), "^it is too long for one part$"
+    yield (
+        lie,
+        (stacked,),
         (
-            {"codec": "json", "functions": ["a"]},
-            ValueError,
-            "functions takes functions",
+            "^with the defaults of its fields it holds more than 60,000 lists, dicts or "
+            "others, which would hold up the service: yield it in parts$"
         ),
-        ({"codec": "json", "errors": [3]}, TypeError, "errors takes classes"),
+    )
+    yield (
+        data_jobs.lie_of_ids,
+        (many,),
         (
-            {"codec": "json", "initializer": lambda: None},
-            JobNotPicklableError,
-            "initializer cannot be sent by its name",
+            "^it holds more than 166,666 values, of which each list, dict or UUID counts 5 "
+            "more, which would hold up the service: send an array or bytes, or yield it in "
+            "parts$"
         ),
-    ],
-)
-async def test_what_a_pool_with_a_codec_cannot_have_is_refused_at_once(
-    wrong: Any, kind: type[Exception], text: str
+    )
+    # A type that looks at long texts: of 2 MB, on a stack.
+    long = [PUSH, 20, TEXT, 20]
+    texts = [b'["' + b"1" * 100_000 + b'"]'] * 20
+    document = parts(
+        [PUSH, 1, *long, PUSH, 4, DICT, 6],
+        b'["kind"]',
+        *texts,
+        b'["price","1","body",""]',
+    )
+    yield data_jobs.lie_of_a_document, (document,), "one Document.* whose decimals"
+    alone = parts([*long, LIST, 1], *texts)
+    yield data_jobs.lie_of_choices, (alone,), "one Literal.* whose decimals"
+    yield data_jobs.lie_of_prices, (alone,), "one Decimal.* whose decimals"
+    # Of one int of that size the service makes no decimal either.
+    ints = parts([PUSH, 90, LIST, 90, LIST, 1], *[b"[" + b"9" * 4299 + b"]"] * 90)
+    yield data_jobs.lie_of_prices, (ints,), "one Decimal.* whose decimals"
+    # 199,000 lists of 24 texts, which the garbage collector looks at for some 0.3 s.
+    rows = b"[" + b",".join([b'["%d"%s]' % (7, b',"a"' * 23)] * 1000) + b"]"
+    table = parts([PUSH, 199_000, LIST, 199_000], *[rows] * 199)
+    yield data_jobs.send_instead, (table,), "more than 500,000 values"
+
+
+async def test_what_would_hold_up_the_service_ends_its_worker() -> None:
+    crashes: list[Crash] = []
+    pool = Pool(1, codec="msgspec", on_crash=crashes.append)
+    every = list(lies())
+    async with patience(2), pool:
+        for function, args, why in every:
+            with case(function, why):
+                with pytest.raises(JobNotPicklableError) as caught:
+                    await pool.submit(function, *args)
+                start, _, told = str(caught.value).partition(" that is no msgspec: ")
+                assert start == (
+                    "the job's outcome cannot be read, and its worker is killed: it sent "
+                    "the job's result"
+                )
+                assert re.search(why, told)
+                assert await pool.submit(data_jobs.echo, {1: {2, 3}}) == {1: {2, 3}}
+    assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL] * len(every)
+
+
+async def test_nor_does_it_come_as_items_details_or_arguments_of_errors() -> None:
+    async with patience(), Pool(1, codec="msgspec") as pool:
+        with pytest.raises(JobNotPicklableError, match=CHOSEN):
+            async for _ in pool.stream(data_jobs.meet_in_a_stream):
+                pass
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(data_jobs.beat, {1: 2})
+        assert str(caught.value).endswith(
+            "the details, of type dict, cannot be sent as json: a dict whose keys are not all "
+            "str is no JSON - at `$`"
+        )
+        with pytest.raises(RemoteError) as remote:
+            await pool.submit(data_jobs.meet_in_an_error)
+        assert remote.value.args_sent is None
+        for at in (0, 12_345, 19_999):
+            with pytest.raises(JobNotPicklableError) as caught:
+                await pool.submit(data_jobs.give_numbers, at)
+            assert str(caught.value) == (
+                "the job's result is not what the function's annotation says: Expected "
+                f"`int`, got `str` - at `$[...][{at}][1]`"
+            )
+        # An error quotes only the ends of a long text.
+        long = b"\x02\x00" + b'{"kind":"' + b"x" * 100_000 + b'","price":"1","body":""}'
+        with pytest.raises(JobNotPicklableError, match=r"at `\$.kind`") as caught:
+            await pool.submit(data_jobs.lie_of_a_document, long)
+        assert len(str(caught.value)) < 3000
+
+
+@pytest.mark.parametrize("codec", ["json", "msgspec"])
+async def test_more_objects_than_a_service_can_look_at_in_a_step_are_not_sent(
+    codec: Any,
 ) -> None:
-    with pytest.raises(kind, match=text):
-        Pool(1, **wrong)
+    async with patience(), Pool(1, codec=codec) as pool:
+        assert len(await pool.submit(data_jobs.give_lists, 50_000)) == 50_000
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(data_jobs.give_lists, 250_000)
+        assert str(caught.value).startswith(
+            "the job's result, of type list, cannot be sent as "
+            f"{codec}: it holds more than 500,000 values, of which each list, dict or other counts "
+            "5 more, which would hold up the service: send an array or bytes, or yield it in parts"
+        )
+        # A worker is trusted with what its service sends.
+        many: list[list[int]] = [[]] * 250_000
+        assert await pool.submit(len, many) == 250_000
+        assert pool.stats().restarts == 0
 
 
-async def test_a_worker_that_changes_a_buffer_after_it_was_sent_changes_no_result() -> (
-    None
-):
-    async with Pool(1, codec="msgspec") as pool:
-        found = await pool.submit(data_jobs.echo, np.zeros(200_000))
-        assert found.base is None  # not a view of memory that the worker has too
-        assert found.nbytes == 8 * 200_000
+async def test_the_limit_is_one_for_all_that_a_message_holds() -> None:
+    async with patience(), Pool(1, codec="msgspec") as pool:
+        # The list that has the others counts as well.
+        assert len(await pool.submit(data_jobs.give_lists, 99_999)) == 99_999
+        assert len(await pool.submit(data_jobs.give_ints, 499_995)) == 499_995
+        assert len(await pool.submit(data_jobs.give_texts, 165_000)) == 165_000
+        for value, count in ((math.inf, 123_000), (b"1", 165_000), ((), 83_000)):
+            alone = await pool.submit(data_jobs.give_alone, value, count)
+            assert alone == [value] * count
+        rows = await pool.submit(data_jobs.give_table, 19_999, 20)
+        assert sum(map(len, rows)) == 399_980
+        assert await pool.submit(data_jobs.give_rows, 20_000) == [[1]] * 20_000
+        assert len(await pool.submit(data_jobs.give_forms, 4_000)) == 4_000
+        folder = await pool.submit(data_jobs.give_folder, 2_000, 10_000)
+        assert (len(folder.forms), folder.ids[-1].int) == (2_000, 9_999)
+        found = await pool.submit(data_jobs.give_document, 2_000_000, 1000)
+        assert (found.kind, len(found.body)) == (data_jobs.Kind.BILL, 2_000_000)
+        too_many = "msgspec: it holds more than 500,000 values"
+        for job, why in (
+            (pool.submit(data_jobs.give_lists, 100_000), too_many),
+            (pool.submit(data_jobs.give_ints, 499_996), too_many),
+            (pool.submit(data_jobs.give_texts, 166_700), too_many),
+            (pool.submit(data_jobs.give_table, 20_000, 20), too_many),
+            (pool.submit(data_jobs.give_alone, math.inf, 126_000), too_many),
+            # As an annotated type, fewer.
+            (pool.submit(data_jobs.give_rows, 250_000), "more than 166,666 values"),
+            (
+                pool.submit(data_jobs.give_diary, 60_000),
+                (
+                    "^the job's result, of type Diary, cannot be sent as msgspec: one Diary of "
+                    "more than 50,000 values would hold up the service: return a list of "
+                    "smaller ones, or yield it in parts - at `\\$`"
+                ),
+            ),
+            (
+                pool.submit(data_jobs.give_document, 1, 2_000_000),
+                (
+                    "^the job's result, of type Document, cannot be sent as msgspec: one "
+                    "Document whose decimals, enums, literals, tags and patterns have more than "
+                    "1 MiB would hold up the service: annotate longer ones as str - at `\\$`"
+                ),
+            ),
+        ):
+            waited: Job[Any] = job
+            with pytest.raises(JobNotPicklableError, match=why):
+                await waited
+        assert pool.stats().restarts == 0
+
+
+# 199,000 lists of 24 texts, which the garbage collector looks at for some 0.3 s.
+# A text of 2 MB, on a stack.

@@ -12,7 +12,7 @@ import pytest
 import asyncpool
 from asyncpool import Pool
 from tests.helpers import faults, jobs
-from tests.helpers.clusters import all_ready, clients, cluster_of
+from tests.helpers.clusters import clients, whole_cluster
 from tests.helpers.faults import by_name
 from tests.helpers.inside import ControlClient, Request, path_of
 from tests.helpers.loops import BOTH_LOOPS
@@ -50,6 +50,11 @@ async def test_that_of_the_program_is_nothing_to_workers(
 ) -> None:
     async with patience(), Pool(2, launcher=launcher) as pool:
         await assert_heals(pool)
+        # Nor is it to those of an executor.
+        with asyncpool.ProcessPoolExecutor(2) as executor:
+            calls = [executor.submit(jobs.square, n) for n in range(50)]
+            found = await asyncio.gather(*map(asyncio.wrap_future, calls))
+    assert found == [n * n for n in range(50)]
 
 
 @both_launchers
@@ -63,19 +68,9 @@ async def test_nor_is_that_of_a_module_that_they_import(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_an_executor_has_its_results() -> None:
-    async with patience():
-        with asyncpool.ProcessPoolExecutor(2) as executor:
-            calls = [executor.submit(jobs.square, n) for n in range(50)]
-            found = await asyncio.gather(*map(asyncio.wrap_future, calls))
-    assert found == [n * n for n in range(50)]
-
-
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("spread", ["handoff", "shared"])
 async def test_a_cluster_serves(spread: str) -> None:
-    async with patience(), cluster_of(spread=spread) as cluster:
-        await all_ready(cluster)
+    async with whole_cluster(spread=spread) as cluster:
         async with clients(cluster, 20) as some:
             for n, client in enumerate(some):
                 assert await client.ask(f"echo {n}") == str(n)

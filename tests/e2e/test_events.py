@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import pickle
@@ -37,7 +36,8 @@ async def test_the_life_of_a_worker_in_events() -> None:
         events = pool.events()
         first = pool.stats().slots[0].pid
         assert first is not None
-        await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
+        crash = await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
+        assert crashes == [crash], "it is told before the caller knows"
         second = (await idle(pool)).slots[0].pid
         assert second is not None
     seen = [event async for event in events]
@@ -71,41 +71,20 @@ async def test_who_listens_before_the_start_misses_nothing() -> None:
     assert events.dropped == 0
 
 
-async def test_the_events_of_a_pool_that_never_starts_end_with_it() -> None:
-    pool = Pool(1)
-    events = pool.events()
-    await pool.close()
-    async with patience():
-        assert [event async for event in events] == []
-        assert [event async for event in pool.events()] == []
-
-
 async def test_who_listens_before_a_start_in_vain_hears_of_its_end() -> None:
     pool = Pool(1, initializer=jobs.fail, initargs=(ArithmeticError(),))
-    events = pool.events()
+    events, unused = pool.events(), Pool(1)
+    quiet = unused.events()
+    await unused.close()
     async with patience():
+        assert [event async for event in quiet] == []
+        assert [event async for event in unused.events()] == []
         with pytest.raises(PoolBrokenError):
             await pool.start()
         seen = [type(event) async for event in events]
     assert seen.count(Crashed) == 5
     assert seen[0] is Spawned
     assert Broken in seen
-
-
-async def test_a_pool_may_be_waited_for_until_all_are_ready() -> None:
-    async with patience(), Gate() as gate:
-        pool = Pool(3, ready="all", initializer=jobs.wait_at, initargs=(gate.path,))
-        events = pool.events()
-        start = asyncio.create_task(pool.start())
-        for nth in (1, 2, 3):
-            assert not start.done()
-            (await gate.visitor(nth=nth)).release()
-            while not isinstance(await anext(events), Ready):
-                pass
-        await start
-        stats = pool.stats()
-        assert (stats.idle, stats.workers) == (3, 3)
-        await pool.close()
 
 
 async def test_a_start_that_waits_for_all_fails_if_some_never_come(
@@ -192,50 +171,6 @@ async def test_a_listener_that_leaves_is_forgotten() -> None:
         assert pool.stats().dropped_events == 0
 
 
-async def test_the_figures_add_up() -> None:
-    async with patience(), Gate() as gate:
-        pool = Pool(2, name="figures")
-        assert (pool.stats().state, pool.stats().workers) == ("new", 2)
-        async with pool:
-            await idle(pool)
-            held = pool.submit(jobs.wait_at, gate.path)
-            visitor = await gate.visitor()
-            stats = pool.stats()
-            assert (stats.state, stats.idle, stats.busy) == ("running", 1, 1)
-            busy = next(slot for slot in stats.slots if slot.state == "busy")
-            assert (busy.job_id, busy.pid) == (held.id, visitor.pid)
-            assert "figures running: 2/2 workers, 1 idle, 1 busy" in repr(pool)
-            with pytest.raises(ZeroDivisionError):
-                await pool.submit(jobs.divide, 1, 0)
-            await crash_of(pool.submit(faults.commit, "exit 0"), by_name("exit 0"))
-            visitor.release()
-            await held
-            await assert_serves(pool)
-            stats = pool.stats()
-            assert (stats.submitted, stats.completed, stats.failed) == (23, 22, 1)
-            assert (stats.crashes, stats.restarts, stats.spawned) == (1, 1, 3)
-            with pytest.raises(dataclasses.FrozenInstanceError):
-                stats.idle = 7  # type: ignore[misc] # that is the point
-        closed = pool.stats()
-        assert (closed.state, closed.idle, closed.busy) == ("closed", 0, 0)
-        assert {slot.pid for slot in closed.slots} == {None}
-
-
-async def test_an_error_survives_pickling() -> None:
-    async with patience(), Pool(1) as pool:
-        await crash_of(pool.submit(faults.commit, "SIGSEGV"), by_name("SIGSEGV"))
-        job = pool.submit(faults.commit, "SIGSEGV")
-        with pytest.raises(WorkerCrashedError) as caught:
-            await job
-    error = caught.value
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is type(error)
-    assert vars(copy) == vars(error)
-    assert str(copy) == str(error)
-    assert "was killed by SIGSEGV" in str(error)
-    assert "Fatal Python error: Segmentation fault" in str(error)
-
-
 async def test_on_crash_may_be_async_and_use_the_pool() -> None:
     results: list[int] = []
 
@@ -250,13 +185,7 @@ async def test_on_crash_may_be_async_and_use_the_pool() -> None:
     assert results == [49]
 
 
-async def test_on_crash_is_called_before_the_caller_knows() -> None:
-    crashes: list[Crash] = []
-    async with patience(), Pool(2, on_crash=crashes.append) as pool:
-        crash = await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
-        assert crashes == [crash]
-
-
+@pytest.mark.logs("on-crash-failed")
 async def test_an_on_crash_that_raises_is_logged_and_harms_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -300,18 +229,37 @@ async def test_an_on_crash_that_stalls_holds_up_nothing_but_the_end() -> None:
         assert len(cancelled) == 3
 
 
-async def test_a_crash_is_logged_with_all_that_is_known(
+@pytest.mark.logs("worker-crashed")
+async def test_a_crash_is_told_with_all_that_is_known(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with patience(), Pool(1, name="noisy") as pool:
         job = pool.submit(faults.commit, "SIGSEGV")
-        crash = await crash_of(job, by_name("SIGSEGV"))
+        with pytest.raises(WorkerCrashedError) as caught:
+            await job
         await until(pool, lambda stats: stats.idle == 1)
-    [text] = [r.getMessage() for r in caplog.records if r.name == "asyncpool"]
-    assert text == (
-        f"pool noisy: worker {crash.pid} in slot 0 was killed by SIGSEGV during "
+    error = caught.value
+    fatal = "Fatal Python error: Segmentation fault"
+    [record] = [r for r in caplog.records if r.name == "asyncpool"]
+    assert record.getMessage() == (
+        f"pool noisy: worker {error.pid} in slot 0 was killed by SIGSEGV during "
         f"attempt 1 of job {job.id} (tests.helpers.faults.commit); restarting at once"
     )
+    data = vars(record)
+    assert (data["kind"], data["signal"], data["exit_code"]) == (
+        "crash",
+        "SIGSEGV",
+        None,
+    )
+    assert (data["attempt"], data["next_step"]) == (1, "restart")
+    assert data["function"] == "tests.helpers.faults.commit"
+    assert str(record.stack_info).startswith(fatal)
+    assert "was killed by SIGSEGV" in str(error)
+    assert fatal in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert vars(copy) == vars(error)
+    assert str(copy) == str(error)
 
 
 async def test_an_exit_has_its_reason() -> None:

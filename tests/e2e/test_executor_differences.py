@@ -14,7 +14,6 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import asyncpool
@@ -28,12 +27,7 @@ from tests.helpers.executors import (
     run_either,
     start_either,
 )
-from tests.helpers.inside import (
-    deliver_in_loops_only,
-    loop_of,
-    terminate_within,
-    usable_cpus,
-)
+from tests.helpers.inside import deliver_in_loops_only, loop_of, usable_cpus
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, run_script
 from tests.helpers.waiting_room import WaitingRoom
@@ -72,26 +66,14 @@ class TestDifferences:
         else:
             assert future.result() == "hello you"
 
-    def test_forced_end(
-        self, make: Make, room: WaitingRoom, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_forced_end(self, make: Make) -> None:
         """Kill_workers() and terminate_workers() are there with every Python, work after
-        shutdown(), too, and leave nobody who ignores SIGTERM.
+        shutdown(), too, and leave nobody who ignores SIGTERM: see ``test_executor_forced.py``.
         """
         executor: Any = make(1)
-        if make is process_pool:
-            there = sys.version_info >= (3, 14)
-            assert hasattr(executor, "kill_workers") == there
-            assert hasattr(executor, "terminate_workers") == there
-            return
-        terminate_within(monkeypatch, 0.0)
-        future = executor.submit(jobs.refuse_to_end, room.path, "")
-        pid = room.admit()
-        executor.shutdown(wait=False)
-        executor.terminate_workers()
-        executor.shutdown()
-        assert not psutil.pid_exists(pid)
-        assert isinstance(future.exception(), BrokenProcessPool)
+        there = make is not process_pool or sys.version_info >= (3, 14)
+        assert hasattr(executor, "kill_workers") == there
+        assert hasattr(executor, "terminate_workers") == there
 
     def test_by_value(self, make: Make, executor: cf.Executor) -> None:
         """Lambdas, closures and what lives in __main__ can be sent."""

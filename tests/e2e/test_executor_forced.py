@@ -61,10 +61,13 @@ class TestForcedEnd:
         self, make: Make, how: str, room: WaitingRoom
     ) -> None:
         executor = make(2)
-        running = [executor.submit(jobs.wait_at, room.path) for _ in range(2)]
-        pids = [room.admit() for _ in running]
+        results = executor.map(jobs.wait_at, [room.path])
+        running = [executor.submit(jobs.wait_at, room.path)]
+        pids = [room.admit() for _ in range(2)]
         [pending] = pending_behind(executor)
         end(executor, how)
+        with pytest.raises(BrokenProcessPool):
+            next(results)
         for future in running:
             assert isinstance(future.exception(PATIENCE), BrokenProcessPool)
         with pytest.raises(cf.CancelledError):
@@ -75,31 +78,17 @@ class TestForcedEnd:
         for pid in pids:
             wait_gone(pid)
 
-    def test_workers_that_do_nothing_end_too(self, make: Make, how: str) -> None:
-        executor = make(1)
+    def test_workers_that_do_nothing_end_too_and_there_need_not_be_any(
+        self, make: Make, how: str
+    ) -> None:
+        executor, unused = make(1), make(1)
         pid = executor.submit(jobs.pid).result()
         end(executor, how)
         wait_gone(pid)
         executor.shutdown()
-
-    def test_there_need_not_be_any(self, make: Make, how: str) -> None:
-        executor = make(1)
-        end(executor, how)
+        end(unused, how)
         with pytest.raises(RuntimeError, match="after shutdown"):
-            executor.submit(jobs.pid)
-
-    def test_it_may_be_called_any_number_of_times(
-        self, make: Make, how: str, room: WaitingRoom
-    ) -> None:
-        executor = make(2)
-        running = fill(executor, room)
-        for _ in range(3):
-            executor.terminate_workers()  # type: ignore[attr-defined]
-            executor.kill_workers()  # type: ignore[attr-defined]
-            end(executor, how)
-        assert cf.wait(running, PATIENCE).not_done == set()
-        executor.shutdown()
-        end(executor, how)
+            unused.submit(jobs.pid)
 
     def test_by_several_threads_at_once(
         self, make: Make, how: str, room: WaitingRoom
@@ -111,7 +100,10 @@ class TestForcedEnd:
         def go() -> None:
             ready.wait(PATIENCE)
             try:
-                end(executor, how)
+                for _ in range(3):
+                    executor.terminate_workers()  # type: ignore[attr-defined]
+                    executor.kill_workers()  # type: ignore[attr-defined]
+                    end(executor, how)
             except BaseException as error:  # noqa: BLE001 - there is to be none
                 errors.append(error)
 
@@ -123,17 +115,7 @@ class TestForcedEnd:
         assert errors == []
         assert cf.wait(running, PATIENCE).not_done == set()
         executor.shutdown()
-
-    def test_whoever_reads_the_results_of_map_is_told(
-        self, make: Make, how: str, room: WaitingRoom
-    ) -> None:
-        executor = make(1)
-        results = executor.map(jobs.wait_at, [room.path] * 30)
-        room.admit()
         end(executor, how)
-        with pytest.raises(BrokenProcessPool):
-            next(results)
-        executor.shutdown()
 
 
 def test_the_error_says_what_has_become_of_the_call(
@@ -142,6 +124,7 @@ def test_the_error_says_what_has_become_of_the_call(
     executor = asyncpool.ProcessPoolExecutor(1)
     [running] = fill(executor, room, 1)
     behind = executor.submit(jobs.square, 3)  # if it is handed over by now
+    executor.shutdown(wait=False)  # what runs after a shutdown is ended, too
     end(executor, how)
     executor.shutdown()
     error = running.exception()
@@ -170,18 +153,6 @@ def test_only_one_of_them_is_a_request(
     assert isinstance(future.exception(), BrokenProcessPool)
 
 
-def test_who_refuses_to_end_is_killed(
-    how: str, room: WaitingRoom, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminate_within(monkeypatch, 0.1)
-    executor = asyncpool.ProcessPoolExecutor(1)
-    executor.submit(jobs.refuse_to_end, room.path, "")
-    pid = room.admit()
-    end(executor, how)
-    executor.shutdown()
-    assert not psutil.pid_exists(pid)
-
-
 def test_the_stricter_of_two_counts(
     how: str, room: WaitingRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,15 +166,6 @@ def test_the_stricter_of_two_counts(
     end(executor, other)
     wait_gone(pid)
     executor.shutdown()
-
-
-def test_what_runs_after_a_shutdown_is_ended(how: str, room: WaitingRoom) -> None:
-    executor = asyncpool.ProcessPoolExecutor(1)
-    [running] = fill(executor, room, 1)
-    executor.shutdown(wait=False)
-    end(executor, how)
-    executor.shutdown()
-    assert isinstance(running.exception(), BrokenProcessPool)
 
 
 def test_workers_that_start_are_ended(

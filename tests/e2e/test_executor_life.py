@@ -5,30 +5,31 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
-import io
 import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Generator
 from concurrent.futures import wait
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psutil
 import pytest
-from rich.console import Console
-from rich.progress import Progress
 
 import asyncpool
+from asyncpool import Pool, ProcessPoolExecutor, connect
 from tests.helpers import jobs
 from tests.helpers.inside import Call, begin_call, calls_queued, engine_of
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, run_script, start_script
+from tests.helpers.shared_pools import server
 from tests.helpers.waiting_room import WaitingRoom
 
 
@@ -36,24 +37,20 @@ def threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("asyncpool")]
 
 
-def test_nothing_starts_before_the_first_call() -> None:
-    executor = asyncpool.ProcessPoolExecutor(1)
-    assert threads() == []
-    assert executor.submit(jobs.square, 3).result() == 9
-    assert len(threads()) == 1
-    executor.shutdown()
-    assert threads() == []
-    assert repr(executor).endswith("shut down: 1 workers>")
-
-
-def test_nothing_is_left_of_one_that_nobody_waits_for() -> None:
+@pytest.mark.parametrize("wait", [True, False])
+def test_nothing_starts_before_the_first_call_and_nothing_is_left(
+    *, wait: bool
+) -> None:
     # Not with both executors: theirs leaves its pipes to the collector.
     executor = asyncpool.ProcessPoolExecutor(1)
+    assert threads() == []
     pid = executor.submit(jobs.pid).result()
     [thread] = threads()
-    executor.shutdown(wait=False)
+    executor.shutdown(wait=wait)
+    assert threads() == [] or not wait
     thread.join(PATIENCE)
     assert not psutil.pid_exists(pid)
+    assert repr(executor).endswith("shut down: 1 workers>")
 
 
 def test_its_workers_end_of_their_own_accord(tmp_path: Path) -> None:
@@ -106,18 +103,6 @@ def test_a_callback_may_shut_it_down_and_does_not_wait() -> None:
         room.release()
         assert over.wait(PATIENCE)
     executor.shutdown()
-
-
-def test_a_callback_that_raises_anything_ends_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with asyncpool.ProcessPoolExecutor(1) as executor, WaitingRoom() as room:
-        future = executor.submit(jobs.wait_at, room.path)
-        future.add_done_callback(lambda _: sys.exit(3))
-        room.admit()
-        room.release()
-        assert executor.submit(jobs.square, 3).result(PATIENCE) == 9
-    assert [r.message.partition(" of ")[0] for r in caplog.records] == ["a callback"]
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
@@ -305,16 +290,6 @@ def test_tqdm_maps_with_it(tmp_path: Path) -> None:
     assert run_script(tmp_path, source) == "0 1 2 3 4 5 6 7 8\n"
 
 
-def test_rich_tracks_the_map_of_an_executor() -> None:
-    with asyncpool.ProcessPoolExecutor(2) as executor:
-        squares = executor.map(jobs.square, range(30))
-        console = Console(file=io.StringIO())
-        shown = Progress(console=console, auto_refresh=False)
-        found = list(shown.track(squares, total=30))
-    assert found == [n * n for n in range(30)]
-    assert (shown.finished, shown.tasks[0].completed) == (True, 30)
-
-
 def test_calls_and_results_have_no_bound_but_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -325,3 +300,133 @@ def test_calls_and_results_have_no_bound_but_memory(
     with asyncpool.ProcessPoolExecutor(1) as executor:
         assert executor.submit(len, bytes(5000)).result() == 5000
         assert executor.submit(bytes, 5000).result() == bytes(5000)
+
+
+# An executor whose pool was given to it: a shared one, or one with other options.
+@pytest.fixture
+def path(tmp_path: Path) -> Generator[Path]:
+    path = tmp_path / "pool.sock"
+    with server(path, workers=2):
+        yield path
+
+
+def test_calls_of_two_executors_run_in_the_same_workers(path: Path) -> None:
+    with (
+        ProcessPoolExecutor(pool=connect(f"unix:{path}")) as one,
+        ProcessPoolExecutor(pool=connect(f"unix:{path}")) as two,
+    ):
+        pids = {*one.map(jobs.pid_for, range(50)), *two.map(jobs.pid_for, range(50))}
+        assert len(pids) <= 2
+        assert os.getpid() not in pids
+        assert [*one.map(jobs.square, range(500), chunksize=7)] == [
+            n * n for n in range(500)
+        ]
+        with pytest.raises(ZeroDivisionError):
+            two.submit(divmod, 1, 0).result(PATIENCE)
+        with pytest.raises(BrokenProcessPool):
+            one.submit(signal.raise_signal, signal.SIGKILL).result(PATIENCE)
+        assert one.submit(jobs.square, 3).result(PATIENCE) == 9
+        one.shutdown()
+        assert two.submit(jobs.square, 4).result(PATIENCE) == 16
+
+
+@pytest.mark.parametrize("is_after_short_ones", [False, True])
+def test_a_call_that_cannot_begin_soon_can_be_cancelled(
+    path: Path, *, is_after_short_ones: bool
+) -> None:
+    with WaitingRoom() as room:
+        executor = ProcessPoolExecutor(pool=connect(f"unix:{path}"))
+        if is_after_short_ones:
+            list(executor.map(jobs.square, range(1000)))
+        calls = [executor.submit(jobs.wait_at, room.path) for _ in range(300)]
+        room.admit()
+        room.admit()
+        executor.shutdown(wait=False, cancel_futures=True)
+        running = [call for call in calls if not call.cancelled()]
+        # For each of two workers: one that runs, one that is next there, one that is here.
+        assert 2 <= len(running) <= 6
+        for _ in running[2:]:
+            room.release()
+            room.admit()
+        room.release()
+        assert {call.result(PATIENCE) for call in running} == {"go"}
+
+
+async def _in_a_loop(executor: ProcessPoolExecutor) -> list[int]:
+    loop = asyncio.get_running_loop()
+    calls = (loop.run_in_executor(executor, jobs.square, n) for n in range(20))
+    return await asyncio.gather(*calls)
+
+
+def _begin_and_wait(path: str) -> None:
+    Path(path).write_text("begun")
+    signal.pause()
+
+
+def test_it_ends_its_own_calls_only(path: Path, tmp_path: Path) -> None:
+    with (
+        ProcessPoolExecutor(pool=connect(f"unix:{path}")) as one,
+        ProcessPoolExecutor(pool=connect(f"unix:{path}")) as two,
+    ):
+        assert asyncio.run(_in_a_loop(two)) == [n * n for n in range(20)]
+        assert one.submit(jobs.square, 2).result(PATIENCE) == 4
+        os.mkfifo(begun := tmp_path / "begun")
+        hangs = one.submit(_begin_and_wait, str(begun))
+        assert begun.read_text() == "begun"
+        one.kill_workers()
+        with pytest.raises(BrokenProcessPool):
+            hangs.result(PATIENCE)
+        one.shutdown()
+        assert two.submit(jobs.square, 5).result(PATIENCE) == 25
+
+
+def test_where_nobody_shares_a_pool_the_first_result_says_so(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(pool=connect(f"unix:{tmp_path}/none")) as executor:
+        with pytest.raises(
+            BrokenProcessPool, match="no process shares a pool there"
+        ) as broken:
+            executor.submit(jobs.square, 1).result(PATIENCE)
+        assert isinstance(broken.value.__cause__, FileNotFoundError)
+        with pytest.raises(BrokenProcessPool, match="could not be started"):
+            executor.submit(jobs.square, 1)
+
+
+def test_a_local_pool_brings_its_options() -> None:
+    pool = Pool(1, worker_env={"ASYNCPOOL_TEST": "given"}, name="mine")
+    with ProcessPoolExecutor(pool=pool) as executor:
+        assert executor.submit(os.getenv, "ASYNCPOOL_TEST").result(PATIENCE) == "given"
+        assert "mine" in repr(executor)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"pool": 5}, TypeError, r"pool must be an asyncpool\.Pool, or what"),
+        ({"pool": Thread()}, TypeError, r"pool must be an asyncpool\.Pool, or what"),
+        (
+            {"pool": Pool(1).options(timeout=3.0)},
+            TypeError,
+            r"pool must be an asyncpool\.Pool, or what",
+        ),
+        ({"pool": Pool(1), "max_workers": 2}, ValueError, "max_workers must not be"),
+        ({"pool": Pool(1), "initargs": (1,)}, ValueError, "initargs must not be"),
+    ],
+)
+def test_what_the_pool_decides_is_not_asked_for_twice(
+    options: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        ProcessPoolExecutor(**options)
+
+
+@pytest.mark.asyncio
+async def test_a_pool_that_has_been_started_is_refused(path: Path) -> None:
+    async with Pool(1) as local, connect(f"unix:{path}") as shared:
+        pools: list[Any] = [local, shared]
+        for pool in pools:
+            with pytest.raises(ValueError, match="pool has been started: the executor"):
+                ProcessPoolExecutor(pool=pool)
+            assert await pool.submit(jobs.square, 3) == 9
+    for pool in pools:  # and when it is over
+        with pytest.raises(ValueError, match="pool has been started: the executor"):
+            ProcessPoolExecutor(pool=pool)

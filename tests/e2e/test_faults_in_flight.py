@@ -24,13 +24,21 @@ from asyncpool import (
     WorkerLimits,
     WorkerOutOfMemoryError,
 )
+from asyncpool._core.supervision.endings import Endings
 from tests.helpers import faults
-from tests.helpers.ahead import expect, never_revoke
 from tests.helpers.faults import DEATHS, FAULTS, HANGS, Fault
-from tests.helpers.inside import crashes_of, in_hand
+from tests.helpers.inside import crashes_of, in_hand, traits_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, case, closing, crash_of, timeout_of
+from tests.helpers.pools import (
+    assert_serves,
+    case,
+    closing,
+    crash_of,
+    idle,
+    started,
+    timeout_of,
+)
 
 pytestmark = BOTH_LOOPS
 
@@ -41,13 +49,11 @@ BEFORE, CULPRIT, BEHIND = range(5), 5, range(6, 11)
 # Long enough for a job to begin on a machine under load.
 SHORT = 0.5
 
-every_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-
 
 @pytest.fixture(autouse=True)
 def nobody_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have those behind still be there when it happens, however long that takes."""
-    never_revoke(monkeypatch)
+    monkeypatch.setattr(Endings, "check_for_stalls", lambda _: None)
 
 
 @dataclass
@@ -89,15 +95,12 @@ class Scene:
 
 
 async def meet(
-    pool: Pool,
-    folder: Path,
-    function: Callable[..., Any],
-    *args: Any,
-    **options: Any,
+    pool: Pool, folder: Path, function: Callable[..., Any], *args: Any, **options: Any
 ) -> Scene:
     """Have the only worker of *pool* get a job that calls *function* among ten others."""
     path = folder / "signatures"
-    await expect(pool, faults.sign, COST)
+    await idle(pool)
+    traits_of(pool, faults.sign).cost = COST
     before = [pool.submit(faults.sign, str(path), n) for n in BEFORE]
     view = pool.options(**options)
     culprit = view.submit(faults.sign, str(path), CULPRIT, function, *args)
@@ -155,12 +158,11 @@ async def test_while_writing_the_result(size: int, tmp_path: Path) -> None:
     )
 
 
-@every_fault
+@pytest.mark.parametrize("fault", FAULTS[::3], ids=lambda fault: fault.name)
 async def test_while_draining(fault: Fault, tmp_path: Path) -> None:
     crashes: list[Crash] = []
     async with patience():
-        pool = Pool(1, on_crash=crashes.append)
-        await pool.start()
+        pool = await started(1, on_crash=crashes.append)
         scene = await meet(pool, tmp_path, faults.commit, fault.name)
         close = await closing(pool)
         early = sum(job.done() for job in scene.before)  # perhaps before it began
@@ -174,9 +176,8 @@ async def test_while_draining(fault: Fault, tmp_path: Path) -> None:
     assert pool.stats().spawned == 2
 
 
-@pytest.mark.parametrize("attempts", [2, 3])
-async def test_each_attempt_is_counted(attempts: int, tmp_path: Path) -> None:
-    fault = faults.by_name("SIGKILL")
+async def test_each_attempt_is_counted(tmp_path: Path) -> None:
+    attempts, fault = 3, faults.by_name("SIGKILL")
     crashes: list[Crash] = []
     async with patience(), Pool(1, on_crash=crashes.append) as pool:
         scene = await meet(

@@ -47,12 +47,9 @@ async def test_nothing_is_kept_in_the_worker(concurrency: int) -> None:
             with case(function):
                 assert await pool.submit(garbage.count) == (3 * watched, 0)
                 assert await pool.submit(garbage.collect) == 0
-
-
-async def test_no_outcome_is_kept_in_the_worker_that_was_sent() -> None:
-    async with patience(), Pool(1) as pool:
+        # Nor an outcome that was sent.
         assert await pool.submit(bytes, 50_000) == bytes(50_000)
-        assert await pool.submit(garbage.largest_in_hand) < 1000
+        assert concurrency > 1 or await pool.submit(garbage.largest_in_hand) < 1000
 
 
 @one_or_several

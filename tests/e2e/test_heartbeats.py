@@ -26,7 +26,7 @@ from tests.helpers.gate import Gate
 from tests.helpers.inside import heartbeats_awaited
 from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves
+from tests.helpers.pools import assert_serves, case
 
 pytestmark = ONE_LOOP
 
@@ -111,34 +111,26 @@ async def test_each_reader_has_the_newest_and_ends_with_the_job() -> None:
         assert await all_of(job) == [5], "also when the job is done"
 
 
-async def test_a_reader_of_a_job_that_never_beats_just_ends(
-    pool: Pool, gate: Gate
-) -> None:
-    job = pool.submit(jobs.wait_at, gate.path)
-    reader = asyncio.create_task(all_of(job))
-    visitor = await gate.visitor()
-    assert not reader.done()
-    visitor.release()
-    assert await reader == []
-
-
-@pytest.mark.parametrize("stage", ["queued", "running"])
-async def test_a_reader_of_a_cancelled_job_ends_with_it(stage: str) -> None:
+@pytest.mark.parametrize("stage", ["queued", "running", "done"])
+async def test_a_reader_of_a_job_that_never_beats_ends_with_it(stage: str) -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         if stage == "queued":
             pool.submit(jobs.wait_at, gate.path, "held")
             await gate.visitor("held")
-        job: Job[Any] = pool.options(cancel_grace=LONG).submit(
-            beats.clean_up_beating, gate.path
-        )
+        work: Any = jobs.wait_at if stage == "done" else beats.clean_up_beating
+        job: Job[Any] = pool.options(cancel_grace=LONG).submit(work, gate.path)
         if stage == "running":
             await gate.visitor("work")
         reader = asyncio.create_task(all_of(job))
         await asyncio.sleep(0)
-        job.cancel()
+        assert not reader.done()
+        # If it is cancelled while it runs, it beats on, for nobody.
+        word = {"queued": "held", "running": "cleaning up", "done": ""}[stage]
+        if stage == "done":
+            (await gate.visitor(word)).release()
+        else:
+            job.cancel()
         assert await reader == []
-        # If it runs, it beats on, for nobody.
-        word = "cleaning up" if stage == "running" else "held"
         (await gate.visitor(word)).release()
         await assert_serves(pool)
         assert pool.stats().spawned == 1
@@ -181,45 +173,46 @@ async def test_details_that_cannot_be_read_here_do_not_end_the_reading(
 # Silence.
 
 
-@pytest.mark.parametrize(
-    ("work", "line"),
-    [
-        (jobs.sleep, "in sleep"),
-        (jobs.compute, "in compute"),
-        (jobs.hold_the_gil, "in hold_the_gil"),
-        (beats.deadlock, "in deadlock"),
-        (jobs.swallow, "in swallow"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-async def test_a_job_that_hangs_is_found_and_taken_over(
-    work: Callable[[str, str], Any], line: str
-) -> None:
+HANGS: list[Callable[[str, str], Any]] = [
+    jobs.sleep,
+    jobs.compute,
+    jobs.hold_the_gil,
+    beats.deadlock,
+    jobs.swallow,
+]
+
+
+async def test_a_job_that_hangs_is_found_and_taken_over() -> None:
     crashes: list[Crash] = []
-    async with patience(), Gate() as gate, Pool(2, on_crash=crashes.append) as pool:
-        view = pool.options(heartbeat_timeout=SILENCE, max_attempts=2)
-        job = view.submit(beats.hang_once, gate.path, work)
-        visitor = await gate.visitor()
-        assert await job == "resumed from last"
-        await visitor.gone()
-        await assert_serves(pool)
-        stats = pool.stats()
-    [crash] = crashes
-    assert (crash.kind, crash.detail) == ("hung", f"no heartbeat for {SILENCE:g} s")
-    assert (crash.signal, crash.job_id, crash.attempt) == ("SIGKILL", job.id, 1)
-    assert line in crash.stack
-    assert "_worker" not in crash.stack
-    assert (stats.crashes, stats.takeovers) == (1, 1)
-
-
-async def test_a_job_that_hangs_for_good_says_where() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.options(heartbeat_timeout=SILENCE).submit(jobs.sleep, gate.path, "")
-        with pytest.raises(WorkerHungError) as caught:
-            await job
-        await assert_serves(pool)
+    pool = Pool(2, on_crash=crashes.append, preload=[beats.__name__])
+    async with patience(2), pool:
+        for number, work in enumerate(HANGS, 1):
+            async with Gate() as gate:
+                with case(work):
+                    view = pool.options(heartbeat_timeout=SILENCE, max_attempts=2)
+                    job = view.submit(beats.hang_once, gate.path, work)
+                    visitor = await gate.visitor()
+                    assert await job == "resumed from last"
+                    await visitor.gone()
+                    await assert_serves(pool)
+                    crash = crashes[-1]
+                    told = f"no heartbeat for {SILENCE:g} s"
+                    assert (crash.kind, crash.detail) == ("hung", told)
+                    assert (crash.signal, crash.attempt) == ("SIGKILL", 1)
+                    assert crash.job_id == job.id
+                    assert f"in {work.__name__}" in crash.stack
+                    assert "_worker" not in crash.stack
+                    stats = pool.stats()
+                    assert (stats.crashes, stats.takeovers) == (number, number)
+        async with Gate() as gate:
+            # For good, it says where.
+            lost = pool.options(heartbeat_timeout=SILENCE).submit(
+                jobs.sleep, gate.path, ""
+            )
+            with pytest.raises(WorkerHungError) as caught:
+                await lost
     error = caught.value
-    assert (error.kind, error.delivery, error.job_id) == ("hung", "started", job.id)
+    assert (error.kind, error.delivery, error.job_id) == ("hung", "started", lost.id)
     assert "in sleep" in error.stack
     assert error.stack == error.crashes[-1].stack
     assert "was killed by SIGKILL (hung): no heartbeat for 0.5 s" in str(error)
@@ -227,21 +220,20 @@ async def test_a_job_that_hangs_for_good_says_where() -> None:
 
 
 async def test_a_stopped_worker_is_silent_and_leaves_no_stack() -> None:
-    async with patience(), Gate() as gate, Pool(1, heartbeat_timeout=0.3) as pool:
+    pool = Pool(1, heartbeat_timeout=1.0, preload=[beats.__name__])
+    async with patience(), Gate() as gate, pool:
         job: Job[Any] = pool.submit(beats.beat_deaf, gate.path)
         os.kill((await gate.visitor("deaf")).pid, signal.SIGSTOP)
         with pytest.raises(WorkerHungError) as caught:
             await job
         assert caught.value.stack == ""
         detail = caught.value.crashes[-1].detail
-        assert detail == "no heartbeat for 0.3 s; the process is stopped"
+        assert detail == "no heartbeat for 1 s; the process is stopped"
         await assert_serves(pool)
 
 
 @pytest.mark.parametrize("work", [beats.beat_deaf, beats.beat_in_thread])
-async def test_a_job_that_beats_is_never_silent(
-    work: Callable[[str], Any],
-) -> None:
+async def test_a_job_that_beats_is_never_silent(work: Callable[[str], Any]) -> None:
     async with patience(), Gate() as gate, Pool(2) as pool:
         job = pool.options(heartbeat_timeout=0.4).submit(work, gate.path)
         visitor = await gate.visitor("deaf" if work is beats.beat_deaf else "")
@@ -270,14 +262,14 @@ async def test_waiting_is_no_silence() -> None:
         assert pool.stats().crashes == 0
 
 
-@pytest.mark.parametrize("first", ["timeout", "heartbeat_timeout"])
-async def test_the_earlier_of_two_limits_counts(first: str) -> None:
+async def test_the_earlier_of_two_limits_counts() -> None:
+    errors = {"timeout": JobTimeoutError, "heartbeat_timeout": WorkerHungError}
     async with patience(), Gate() as gate, Pool(1) as pool:
-        limits: Any = {"timeout": LONG, "heartbeat_timeout": LONG, first: SHORT}
-        job = pool.options(**limits).submit(jobs.sleep, gate.path, "")
-        expected = JobTimeoutError if first == "timeout" else WorkerHungError
-        with pytest.raises(expected):
-            await job
+        for first, error in errors.items():
+            limits: Any = {"timeout": LONG, "heartbeat_timeout": LONG, first: SHORT}
+            job = pool.options(**limits).submit(jobs.sleep, gate.path, "")
+            with pytest.raises(error):
+                await job
 
 
 async def test_a_timeout_holds_for_who_beats_too() -> None:
@@ -306,13 +298,13 @@ async def test_a_service_that_does_not_listen_condemns_nobody() -> None:
         assert pool.stats().crashes == 1
 
 
-@pytest.mark.parametrize("at", [math.nan, math.inf, 1e300])
-async def test_beats_from_the_future_do_not_buy_time(at: float) -> None:
+async def test_beats_from_the_future_do_not_buy_time() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         view = pool.options(heartbeat_timeout=SHORT)
-        with pytest.raises(WorkerHungError):
-            await view.submit(beats.claim_and_sleep, gate.path, at)
-        await assert_serves(pool)
+        for at in (math.nan, math.inf, 1e300):
+            with pytest.raises(WorkerHungError):
+                await view.submit(beats.claim_and_sleep, gate.path, at)
+            await assert_serves(pool)
 
 
 # What else.
@@ -355,14 +347,12 @@ async def test_what_is_no_beat_of_the_workers_costs_it_its_life(
         await assert_serves(pool)
 
 
-@pytest.mark.parametrize("what", ["garbage", "ones", "of nobody", "of another attempt"])
-async def test_what_is_no_beat_on_the_page_is_nothing(what: str) -> None:
-    async with patience(), Pool(1) as pool:
+async def test_what_is_no_beat_on_the_page_is_nothing(pool: Pool) -> None:
+    for what in ("garbage", "ones", "of nobody", "of another attempt"):
         job = pool.submit(beats.write_on_page, what)
         assert await all_of(job) == []
         assert await job == "rung"
         assert await all_of(pool.submit(beats.beat_value, 5)) == [5]
-        assert pool.stats().spawned == 1
 
 
 async def test_a_worker_that_rings_without_end_harms_nobody(pair: Pool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 import threading
 from collections.abc import Callable
@@ -47,29 +48,8 @@ async def test_an_option_that_a_function_refuses(concurrency: int) -> None:
             with pytest.raises(TypeError) as caught:
                 await pool.submit(function, **{option: 3})
             assert getattr(caught.value, "__notes__", []) == noted, function
-
-
-async def test_an_option_that_a_function_takes_is_its_own(pool: Pool) -> None:
-    assert await pool.submit(jobs.take, timeout=3, key=4) == 2
-
-
-@pytest.mark.parametrize("verb", ["map", "starmap"])
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "timeout",
-            "takes no timeout=: as an option of each job it goes into options(timeout=...)",
-        ),
-        ("colour", "takes no colour="),
-    ],
-)
-async def test_what_a_map_does_not_take(
-    pool: Pool, verb: str, name: str, text: str
-) -> None:
-    with pytest.raises(TypeError) as caught:
-        getattr(pool, verb)(jobs.square, [1], **{name: 3})
-    assert str(caught.value) == f"{verb}() {text}"
+        # One that a function takes is its own.
+        assert await pool.submit(jobs.take, timeout=3, key=4) == 2
 
 
 async def test_a_map_in_a_plain_loop(pool: Pool) -> None:
@@ -80,35 +60,31 @@ async def test_a_map_in_a_plain_loop(pool: Pool) -> None:
     assert str(caught.value) == (
         "a map is no plain iterable: use 'async for', or await it"
     )
+    # Nor does it take options.
+    option = ": as an option of each job it goes into options(timeout=...)"
+    for verb, (name, text) in itertools.product(
+        ("map", "starmap"), (("timeout", option), ("colour", ""))
+    ):
+        with pytest.raises(TypeError) as caught:
+            getattr(pool, verb)(jobs.square, [1], **{name: 3})
+        assert str(caught.value) == f"{verb}() takes no {name}={text}"
 
 
-@pytest.mark.parametrize("mode", ["r", "w", "r+", "rb"])
-async def test_an_open_file_is_no_argument(
-    pool: Pool, tmp_path: Path, mode: str
+async def test_an_open_file_is_no_argument_and_no_result(
+    pool: Pool, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
     path.write_text("contents")
-    with path.open(mode) as file, pytest.raises(JobNotPicklableError) as caught:
-        await pool.submit(jobs.take, [file])
-    assert str(caught.value).startswith("args[0] cannot be pickled: TypeError: cannot ")
-    if mode != "rb":
-        assert str(caught.value).endswith(
-            "which is open here: send its path, or what is in it"
-        )
-
-
-async def test_an_open_file_is_no_result(pool: Pool, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("contents")
+    for mode in ("r", "w", "r+", "rb"):
+        with path.open(mode) as file, pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(jobs.take, [file])
+        text = str(caught.value)
+        assert text.startswith("args[0] cannot be pickled: TypeError: cannot ")
+        told = "which is open here: send its path, or what is in it"
+        assert text.endswith(told) or mode == "rb"
     with pytest.raises(JobNotPicklableError, match="which is open here") as caught:
         await pool.submit(open, str(path))
     assert caught.value.direction == "result"
-
-
-async def test_what_cannot_be_pickled_is_a_pickling_error() -> None:
-    with ProcessPoolExecutor(1) as executor:
-        error = executor.submit(jobs.take, threading.Lock()).exception(PATIENCE)
-    assert isinstance(error, pickle.PicklingError)
 
 
 class Service:
@@ -133,7 +109,7 @@ async def test_a_method_of_what_holds_the_pool(pool: Pool) -> None:
         assert await pool.submit(len, "four") == 4
 
 
-async def test_a_method_of_what_holds_the_executor() -> None:
+async def test_what_an_executor_says_is_usual() -> None:
     with ProcessPoolExecutor(1) as executor:
         refused = executor.submit(Service(executor).work)
         with pytest.raises(
@@ -142,15 +118,14 @@ async def test_a_method_of_what_holds_the_executor() -> None:
             await asyncio.wrap_future(refused)
         assert "cannot pickle a ProcessPoolExecutor, which stays" in str(caught.value)
         assert await asyncio.wrap_future(executor.submit(len, "four")) == 4
-
-
-async def test_the_traceback_of_an_error_has_its_usual_name() -> None:
-    with ProcessPoolExecutor(1) as executor:
+        locked = executor.submit(jobs.take, threading.Lock()).exception(PATIENCE)
+        assert isinstance(locked, pickle.PicklingError)
+        # The traceback of an error has its usual name.
         error = executor.submit(jobs.square, "x").exception(PATIENCE)  # type: ignore[arg-type]
-    assert isinstance(error, TypeError)
-    cause: Any = error.__cause__
-    assert "in square" in cause.tb
-    assert cause.tb == cause.text
+        assert isinstance(error, TypeError)
+        cause: Any = error.__cause__
+        assert "in square" in cause.tb
+        assert cause.tb == cause.text
 
 
 @pytest.mark.parametrize("kind", [Pool, ProcessPoolExecutor])
@@ -158,10 +133,7 @@ async def test_an_open_file_in_initargs_is_refused(
     kind: type[Pool | ProcessPoolExecutor], tmp_path: Path
 ) -> None:
     (path := tmp_path / "file").write_text("contents")
-    with (
-        path.open() as file,
-        pytest.raises(JobNotPicklableError) as caught,
-    ):
+    with path.open() as file, pytest.raises(JobNotPicklableError) as caught:
         kind(1, initializer=print, initargs=(1, file))
     assert str(caught.value) == (
         f"initargs[1] cannot be pickled: TypeError: cannot send {file!r}, "

@@ -25,7 +25,8 @@ def rests(pids: Iterable[int]) -> dict[Path, int]:
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():
             lines = (task / "status").read_text().splitlines()
-            fields = {name: value.split() for name, _, value in _parts(lines)}
+            parts = (line.partition(":") for line in lines)
+            fields = {name: value.split() for name, _, value in parts}
             if fields["State"][0] == "S":
                 found[task] = sum(
                     int(value[0])
@@ -33,10 +34,6 @@ def rests(pids: Iterable[int]) -> dict[Path, int]:
                     if name.endswith("_ctxt_switches")
                 )
     return found
-
-
-def _parts(lines: list[str]) -> Iterable[tuple[str, str, str]]:
-    return (line.partition(":") for line in lines)
 
 
 async def work(pool: Pool, count: int) -> None:

@@ -188,16 +188,22 @@ def test_nothing_else_imports_joblib() -> None:
     assert importing == {"joblib"}
 
 
-def test_without_the_extra_the_import_says_how_to_install_it() -> None:
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [("joblib", "joblib"), ("dask", "dask"), ("dask", "distributed")],
+)
+def test_without_the_extra_the_import_says_how_to_install_it(
+    module: str, missing: str
+) -> None:
     code = (
-        "import sys; sys.modules['joblib'] = None\n"
-        "try:\n    import asyncpool.joblib\n"
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        f"try:\n    import asyncpool.{module}\n"
         "except ModuleNotFoundError as error:\n    print(error.name, error)\n"
     )
     told = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert told.stdout == (
-        "joblib asyncpool.joblib needs joblib, which is not installed: "
-        "pip install 'asyncpool-supervised[joblib]'\n"
+        f"{missing} asyncpool.{module} needs {missing}, which is not installed: "
+        f"pip install 'asyncpool-supervised[{module}]'\n"
     )

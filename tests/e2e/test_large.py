@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ from tests.helpers.large import (
 )
 from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, closing, idle, until
+from tests.helpers.pools import assert_serves, closing, idle, started, until
 
 pytestmark = ONE_LOOP
 
@@ -68,16 +69,18 @@ SIZES = [
 
 @pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
 async def test_a_buffer_of_any_size_is_the_same_there_and_back(memory: int) -> None:
-    for size in SIZES:
-        block = Block(pattern(size))
-        async with patience(), Pool(1, max_shared_memory=memory) as pool:
+    async with patience(), Pool(1, max_shared_memory=memory) as pool:
+        for size in SIZES:
+            block = Block(pattern(size))
             assert await pool.submit(large.checksum, block) == checksum(block), size
             back = await pool.submit(large.same, block)
             assert back == block, size
             assert not back.data.readonly
-            assert await pool.submit(large.make, size, 0) == block, size
-            shared = segments_of(pool).total > 0
+            shared = "caller" in large.uses(pool)
             assert shared is (memory > 0 and size >= 64 * KIB), size
+            assert await pool.submit(large.make, size, 0) == block, size
+            del back
+            await all_free(pool)
 
 
 @pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
@@ -101,13 +104,6 @@ def plain(kind: Any, size: int) -> Any:
     return kind(filler(size) if kind is list else pattern(size))
 
 
-async def test_fresh_interpreters_get_large_objects_too() -> None:
-    value = (Block(pattern(3 * MIB)), filler(3 * MIB))
-    async with patience(), Pool(2, launcher="spawn") as pool:
-        for _ in range(3):
-            assert await pool.submit(large.same, value) == value
-
-
 async def test_many_buffers_and_much_else_in_one_argument(pool: Pool) -> None:
     blocks = [Block(pattern(60 * KIB + 100 * n, n)) for n in range(100)]
     value = {"blocks": blocks, "plain": {n: str(n) for n in filler(MIB)}, "none": None}
@@ -115,54 +111,49 @@ async def test_many_buffers_and_much_else_in_one_argument(pool: Pool) -> None:
     assert await pool.submit(large.make_many, 100, 70 * KIB) == [
         Block(pattern(70 * KIB, n)) for n in range(100)
     ]
-
-
-async def test_one_object_twice_is_one_object_there(pool: Pool) -> None:
-    block = Block(pattern(MIB))
-    one, other = await pool.submit(large.same, [block, block])
-    assert one is other
-    assert one == block
-
-
-async def test_large_keywords_and_what_a_function_brings_along(pool: Pool) -> None:
+    # One object twice is one object there.
     one, other = Block(pattern(MIB, 1)), Block(pattern(2 * MIB, 2))
+    twice = await pool.submit(large.same, [one, one])
+    assert twice[0] is twice[1]
+    assert twice[0] == one
+    # Keywords, and what a function brings along.
     plain = filler(MIB)
     sums = await pool.submit(large.checksums, one, second=other, third=one)
     assert sums == [checksum(one), checksum(other), checksum(one)]
     back = await pool.submit(lambda: (len(plain), plain[-1], other))
     assert back == (len(plain), plain[-1], other)
     assert await pool.submit(jobs.call, lambda block: block, one) == one
-
-
-async def test_a_buffer_that_is_read_only_stays_so(pool: Pool) -> None:
-    block = Block(bytes(pattern(MIB)))
-    assert await pool.submit(large.is_readonly, block)
-    assert (await pool.submit(large.same, block)).data.readonly
-    assert not await pool.submit(large.is_readonly, Block(pattern(MIB)))
+    # What is read-only stays so.
+    constant = Block(bytes(pattern(MIB)))
+    assert await pool.submit(large.is_readonly, constant)
+    assert (await pool.submit(large.same, constant)).data.readonly
+    assert not await pool.submit(large.is_readonly, one)
 
 
 @pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
-@pytest.mark.parametrize("size", [MIB, 3 * MIB])
-async def test_nobody_sees_what_another_one_changes(size: int, memory: int) -> None:
-    original = Block(pattern(size))
-    before = checksum(original)
+async def test_nobody_sees_what_another_one_changes(memory: int) -> None:
     async with patience(), Pool(1, max_shared_memory=memory) as pool:
-        for _ in range(3):
-            # A worker changes its argument.
-            assert await pool.submit(large.overwrite, original) == before
-            assert checksum(original) == before
-            # A caller changes its result.
-            back = await pool.submit(large.same, original)
-            back.data[:] = bytes(size)
-            assert checksum(original) == before
-        await pool.submit(large.keep, original)
-        kept = await pool.submit(large.keep_and_return, size, 7)
-        theirs = checksum(kept)
-        kept.data[:] = bytes(size)
-        again = await pool.submit(large.keep_and_return, size, 7)
-        assert checksum(again) == theirs
-        assert await pool.submit(large.kept) == [before, theirs, theirs]
-        assert checksum(kept) == checksum(Block(bytes(size)))
+        known: list[int] = []
+        for size in (MIB, 3 * MIB):
+            original = Block(pattern(size))
+            before = checksum(original)
+            for _ in range(3):
+                # A worker changes its argument.
+                assert await pool.submit(large.overwrite, original) == before
+                assert checksum(original) == before
+                # A caller changes its result.
+                back = await pool.submit(large.same, original)
+                back.data[:] = bytes(size)
+                assert checksum(original) == before
+            await pool.submit(large.keep, original)
+            kept = await pool.submit(large.keep_and_return, size, 7)
+            theirs = checksum(kept)
+            kept.data[:] = bytes(size)
+            again = await pool.submit(large.keep_and_return, size, 7)
+            assert checksum(again) == theirs
+            known += [before, theirs, theirs]
+            assert await pool.submit(large.kept) == known
+            assert checksum(kept) == checksum(Block(bytes(size)))
 
 
 # What is kept is not overwritten.
@@ -244,7 +235,7 @@ async def test_memory_is_used_again(size: int) -> None:
             assert pool.stats().shared_memory == segments_of(pool).total == total
 
 
-async def test_a_result_that_is_dropped_gives_its_memory_back() -> None:
+async def test_what_is_dropped_or_done_gives_its_memory_back() -> None:
     async with patience(), Pool(1) as pool:
         result = await pool.submit(large.make, MIB)
         part = result.data[5:10]
@@ -254,26 +245,19 @@ async def test_a_result_that_is_dropped_gives_its_memory_back() -> None:
         assert large.uses(pool) == ["caller"]  # a part of it is left
         del part
         await all_free(pool)
-
-
-async def test_an_argument_gives_its_memory_back_with_the_outcome() -> None:
-    async with patience(), Pool(1) as pool:
+        made = pool.submit(large.make, MIB)  # whose result nobody wants
+        await made
+        assert large.uses(pool) == ["caller"]
+        del made
+        await all_free(pool)
+        # An argument, with the outcome.
         for fails in (False, True):
             function: Any = large.fail_with if fails else large.checksum
             job: Job[Any] = pool.submit(function, Block(pattern(MIB)))
             await asyncio.wait([job])
             assert (job.exception() is not None) is fails
             del job
-            assert large.uses(pool) == ["nobody"]
-
-
-async def test_a_result_that_nobody_wants_gives_its_memory_back() -> None:
-    async with patience(), Pool(1) as pool:
-        job = pool.submit(large.make, MIB)
-        await job
-        assert large.uses(pool) == ["caller"]
-        del job
-        await all_free(pool)
+            assert set(large.uses(pool)) == {"nobody"}
 
 
 @pytest.mark.parametrize("bound", [0, 64 * KIB, MIB, 5 * MIB])
@@ -384,39 +368,39 @@ async def test_a_large_result_that_cannot_be_unpickled_here_is_said(pool: Pool) 
 )
 async def test_a_call_may_be_as_large_as_was_said_and_no_larger(argument: Any) -> None:
     size = len(pack_job(large.same, (argument,), {}, number=1))
-    for most in (size, None):
-        async with patience(), Pool(1, max_message_size=most) as pool:
-            assert await pool.submit(large.same, argument) == argument
-    async with patience(), Pool(1, max_message_size=size - 1) as pool:
-        job = pool.submit(large.same, argument)
-        with pytest.raises(JobNotPicklableError) as caught:
-            await job
-        assert str(caught.value) == (
-            f"the call has {size} bytes when pickled, and max_message_size is {size - 1}"
-        )
-        assert (caught.value.direction, caught.value.name) == ("arguments", "the call")
-        assert caught.value.attempt == 0
-        assert large.numbers(pool) == set()
-        await assert_serves(pool)
+    async with patience(), Pool(1, max_message_size=size) as pool:
+        assert await pool.submit(large.same, argument) == argument
+    text = f"the call has {size} bytes when pickled, and max_message_size is {size - 1}"
+    await assert_too_large(size - 1, text, "arguments", large.same, argument)
 
 
-@pytest.mark.parametrize("kind", ["a buffer", "plain"])
-async def test_a_result_may_be_as_large_as_was_said_and_no_larger(kind: str) -> None:
-    function: Any = large.make if kind == "a buffer" else filler
+@pytest.mark.parametrize("function", [large.make, filler], ids=["a buffer", "plain"])
+async def test_a_result_may_be_as_large_as_was_said_and_no_larger(
+    function: Any,
+) -> None:
     size = len(pack_value(function(300_000)))
     for most in (size, None):
         async with patience(), Pool(1, max_message_size=most) as pool:
             assert await pool.submit(function, 300_000) == function(300_000)
-    async with patience(), Pool(1, max_message_size=size - 1) as pool:
-        job = pool.submit(function, 300_000)
+    text = (
+        f"the job's result has {size} bytes when pickled, and max_message_size is "
+        f"{size - 1}"
+    )
+    await assert_too_large(size - 1, text, "result", function, 300_000)
+
+
+async def assert_too_large(
+    most: int, text: str, direction: str, function: Any, argument: Any
+) -> None:
+    async with patience(), Pool(1, max_message_size=most) as pool:
+        job = pool.submit(function, argument)
         with pytest.raises(JobNotPicklableError) as caught:
             await job
-        assert str(caught.value) == (
-            f"the job's result has {size} bytes when pickled, and max_message_size is "
-            f"{size - 1}"
-        )
-        assert (caught.value.direction, caught.value.name) == ("result", "")
-        assert (caught.value.job_id, caught.value.attempt) == (job.id, 1)
+        error = caught.value
+        assert (str(error), error.direction) == (text, direction)
+        assert error.name == ("the call" if direction == "arguments" else "")
+        assert error.attempt == (0 if direction == "arguments" else 1)
+        assert error.job_id == job.id
         assert large.numbers(pool) == set()
         await assert_serves(pool)
 
@@ -440,63 +424,42 @@ async def test_the_loops_thread_does_not_pickle_what_is_long(
     else:
         assert ways == ["pickled", "unpickled"]
     assert all(name.startswith("asyncpool-pickle") for name in threads), threads
-
-
-async def test_what_is_short_is_pickled_at_once(pool: Pool) -> None:
-    with Stop() as stop:
-        value = [Passenger(), Block(pattern(MIB))]
-        assert await pool.submit(large.same, value) == value
+    with Stop() as stop:  # what is short is pickled at once
+        short = [Passenger(), Block(pattern(MIB))]
+        assert await pool.submit(large.same, short) == short
     assert stop.passed == [("pickled", "MainThread"), ("unpickled", "MainThread")]
 
 
-async def test_the_pool_goes_on_while_something_is_pickled(pool: Pool) -> None:
-    with Stop("pickled") as stop:
-        job = pool.submit(large.same, crowd(MIB))
-        await stop.reached()
-        assert (job.state, job.attempt, job.worker_pid) == ("queued", 0, None)
-        assert pool.stats().queued == 1
-        assert pool.stats().idle == 1
-        # Others do not wait for it.
-        assert await pool.submit(jobs.square, 5) == 25
-        block = Block(pattern(2 * MIB))
-        assert await pool.submit(large.same, block) == block
-        assert not job.done()
-        stop.release()
-        assert await job == crowd(MIB)
+WAYS: dict[str, tuple[Any, Any]] = {
+    "pickled": (large.same, crowd(MIB)),
+    "unpickled": (crowd, MIB),
+}
 
 
-async def test_the_pool_goes_on_while_something_is_unpickled(pool: Pool) -> None:
-    with Stop("unpickled") as stop:
-        job = pool.submit(crowd, MIB)
-        await stop.reached()
-        assert (job.state, job.attempt, job.worker_pid) == ("running", 1, None)
-        assert (pool.stats().idle, pool.stats().queued) == (1, 0)
-        assert await pool.submit(jobs.square, 5) == 25
-        block = Block(pattern(2 * MIB))
-        assert await pool.submit(large.same, block) == block
-        assert not job.done()
-        stop.release()
-        assert await job == crowd(MIB)
+def submit(pool: Pool, way: str) -> Job[Any]:
+    """Submit what is made elsewhere for a moment, when it is sent or when it comes."""
+    function, value = WAYS[way]
+    return pool.submit(function, value)
 
 
-async def test_what_takes_long_to_pickle_is_not_waited_for() -> None:
-    async with patience(), Pool(2) as pool:
-        with Stop("pickled", most=2) as stop:
-            slow = [pool.submit(large.same, crowd(MIB)) for _ in range(2)]
+EACH_WAY = pytest.mark.parametrize("way", WAYS)
+
+
+@EACH_WAY
+async def test_the_pool_goes_on_while_something_is_made_elsewhere(way: str) -> None:
+    async with patience(), Pool(2, ready="all") as pool:
+        with Stop(way, most=2) as stop:
+            slow = [submit(pool, way) for _ in range(2)]
             await stop.reached(2)
-            # One that computes for longer than 20 ms would rest until they are done.
-            assert await pool.submit(large.same, crowd(MIB // 4)) == crowd(MIB // 4)
-            assert [job.state for job in slow] == ["queued"] * 2
-            stop.release()
-            assert await asyncio.gather(*slow) == [crowd(MIB)] * 2
-
-
-async def test_what_takes_long_to_unpickle_is_not_waited_for() -> None:
-    async with patience(), Pool(1) as pool:
-        with Stop("unpickled", most=2) as stop:
-            slow = [pool.submit(crowd, MIB) for _ in range(2)]
-            await stop.reached(2)
-            # Neither arguments nor results wait for them.
+            state = ("queued", 0, None) if way == "pickled" else ("running", 1, None)
+            for job in slow:
+                assert (job.state, job.attempt, job.worker_pid) == state
+            stats = pool.stats()
+            assert (stats.idle, stats.queued) == (2, 2 if way == "pickled" else 0)
+            # Others do not wait for it.
+            assert await pool.submit(jobs.square, 5) == 25
+            block = Block(pattern(2 * MIB))
+            assert await pool.submit(large.same, block) == block
             # One that computes for longer than 20 ms would rest until they are done.
             assert await pool.submit(large.same, crowd(MIB // 4)) == crowd(MIB // 4)
             assert not any(job.done() for job in slow)
@@ -551,59 +514,34 @@ async def test_what_is_being_pickled_counts_as_waiting() -> None:
         visitor.release()
         assert await held == "go"
         assert await asyncio.gather(*queued) == [crowd(MIB)] * 3
-
-
-async def test_an_idle_worker_lets_no_more_jobs_in_than_it_can_take() -> None:
-    """What is being pickled has no worker yet, but it will have this one."""
-    accepted: list[Job[list[Any]]] = []
-    async with patience(), Pool(1, max_queued=3) as pool:
+        # It has no worker yet, but it will have the idle one.
         await idle(pool)
+        queued.clear()
         with Stop("pickled") as stop:
-            while (job := accept(pool)) is not None:
-                accepted.append(job)
-                assert len(accepted) < 20
+            with suppress(PoolFullError):
+                while len(queued) < 20:
+                    queued.append(pool.submit(large.same, crowd(MIB)))
             stop.release()
-            assert await asyncio.gather(*accepted) == [crowd(MIB)] * len(accepted)
-    assert 3 <= len(accepted) <= 4  # three wait, and one has a worker as good as
-
-
-def accept(pool: Pool) -> Job[list[Any]] | None:
-    try:
-        return pool.submit(large.same, crowd(MIB))
-    except PoolFullError:
-        return None
+            assert await asyncio.gather(*queued) == [crowd(MIB)] * len(queued)
+        assert 3 <= len(queued) <= 4  # three wait, and one has a worker as good as
 
 
 # The end of the pool.
 
 
-async def test_a_close_waits_for_what_is_being_pickled() -> None:
+@EACH_WAY
+async def test_a_close_waits_for_what_is_made_elsewhere(way: str) -> None:
     async with patience():
-        pool = Pool(1)
-        await pool.start()
-        with Stop("pickled") as stop:
-            queued = [pool.submit(large.same, crowd(MIB)) for _ in range(3)]
-            await stop.reached()
-            close = await closing(pool)
-            assert pool.stats().state == "closing"
-            assert not any(job.done() for job in queued)
-            stop.release()
-            assert await close == CloseSummary(finished=3, failed=0, killed=0)
-        assert [job.result() for job in queued] == [crowd(MIB)] * 3
-
-
-async def test_a_close_waits_for_what_is_being_unpickled() -> None:
-    async with patience():
-        pool = Pool(1)
-        await pool.start()
-        with Stop("unpickled") as stop:
-            queued = [pool.submit(crowd, MIB) for _ in range(3)]
+        pool = await started(1)
+        with Stop(way) as stop:
+            queued = [submit(pool, way) for _ in range(3)]
             await stop.reached()
             close = await closing(pool)
             while pool.stats().busy:  # noqa: ASYNC110 - a planned end is no event
                 await asyncio.sleep(0)
             for _ in range(50):
                 await asyncio.sleep(0)
+            assert pool.stats().state == "closing"
             assert not close.done()
             assert not any(job.done() for job in queued)
             stop.release()
@@ -614,8 +552,7 @@ async def test_a_close_waits_for_what_is_being_unpickled() -> None:
 async def test_a_job_that_is_tried_again_is_so_in_a_closing_pool_too() -> None:
     """Its exception is so large that a thread loads it when no worker is busy."""
     async with patience():
-        pool = Pool(1)
-        await pool.start()
+        pool = await started(1)
         view = pool.options(max_attempts=2, retry_on=[LookupError])
         job = view.submit(fail_crowded)
         with Stop("unpickled") as stop:
@@ -634,51 +571,36 @@ def fail_crowded() -> int:
     return asyncpool.current_job().attempt
 
 
-@pytest.mark.parametrize("finish", ["none", "running"])
-async def test_a_close_that_finishes_less_fails_what_is_being_pickled(
-    finish: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("way", "finish"),
+    [("pickled", "none"), ("pickled", "running"), ("unpickled", "none")],
+)
+async def test_a_close_that_finishes_less_fails_what_is_made_elsewhere(
+    way: str, finish: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow the machine is, no other one is pickled beside the first.
     pickle_one_at_a_time(monkeypatch)
+    name = large.same.__qualname__ if way == "pickled" else crowd.__qualname__
+    delivery = "never sent" if way == "pickled" else "started"  # even to its end
     async with patience():
-        pool = Pool(1)
-        await pool.start()
-        with Stop("pickled") as stop:
-            queued = [pool.submit(large.same, crowd(MIB)) for _ in range(3)]
+        pool = await started(1)
+        with Stop(way) as stop:
+            count = 3 if way == "pickled" else 1
+            queued = [submit(pool, way) for _ in range(count)]
             await stop.reached()
             close = await closing(pool, finish=finish)
             results = await asyncio.gather(*queued, return_exceptions=True)
             assert not close.done()  # the thread is still at it
             stop.release()
-            assert await close == CloseSummary(finished=0, failed=3, killed=0)
+            assert await close == CloseSummary(finished=0, failed=count, killed=0)
         for job, error in zip(queued, results, strict=True):
             assert type(error) is PoolClosedError
-            name = "tests.helpers.large.same"
-            text = f"the pool was closed before job {job.id} ({name}) was done"
-            assert (str(error), error.delivery) == (text, "never sent")
+            job_name = f"tests.helpers.large.{name}"
+            text = f"the pool was closed before job {job.id} ({job_name}) was done"
+            assert (str(error), error.delivery) == (text, delivery)
             assert error.job_id == job.id
         # Nobody wanted the others any more.
         assert len(stop.passed) == 1
-
-
-async def test_a_close_that_finishes_nothing_fails_what_is_being_unpickled() -> None:
-    async with patience():
-        pool = Pool(1)
-        await pool.start()
-        with Stop("unpickled") as stop:
-            job = pool.submit(crowd, MIB)
-            await stop.reached()
-            close = await closing(pool, finish="none")
-            with pytest.raises(PoolClosedError) as caught:
-                await job
-            stop.release()
-            assert await close == CloseSummary(finished=0, failed=1, killed=0)
-    name = crowd.__qualname__
-    text = (
-        f"the pool was closed before job {job.id} ({crowd.__module__}.{name}) was done"
-    )
-    assert (str(caught.value), caught.value.job_id) == (text, job.id)
-    assert caught.value.delivery == "started"  # it has even come to its end
 
 
 @pytest.mark.parametrize("way", ["pickled", "unpickled"])
@@ -687,8 +609,7 @@ async def test_a_close_does_not_wait_for_ever_for_the_users_code(
 ) -> None:
     abandon_threads_after(monkeypatch, 0.01)
     async with patience():
-        pool = Pool(1)
-        await pool.start()
+        pool = await started(1)
         with Stop(way) as stop:
             job = pool.submit(large.same, crowd(MIB))
             await stop.reached()
@@ -705,34 +626,29 @@ async def test_a_close_does_not_wait_for_ever_for_the_users_code(
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
-@pytest.mark.parametrize("size", [100 * KIB, MIB, 3 * MIB])
-async def test_nothing_is_kept_of_an_argument(size: int, memory: int) -> None:
+async def test_nothing_is_kept_of_an_argument(memory: int) -> None:
     async with patience(), Pool(1, max_shared_memory=memory) as pool:
-        block: Any = Block(pattern(size))
-        plain: Any = Crowd(filler(size))
-        refs = [weakref.ref(block), weakref.ref(plain)]
-        job = pool.submit(large.same, (block, plain))
-        del block, plain
-        back_block, back_plain = await job
-        assert [ref() for ref in refs] == [None, None]
-        refs = [weakref.ref(back_block), weakref.ref(back_plain)]
-        del back_block, back_plain, job
-        await all_free(pool)
-        # A thread may still be on its way out of the call that has made them.
-        while any(ref() for ref in refs):  # noqa: ASYNC110 - nobody is told of that
-            await asyncio.sleep(0)
-
-
-@pytest.mark.usefixtures("no_collector")
-async def test_nothing_is_kept_of_an_argument_whose_job_raised() -> None:
-    async with patience(), Pool(1) as pool:
-        block: Any = Block(pattern(MIB))
-        ref = weakref.ref(block)
-        job: Job[Any] = pool.submit(large.fail_with, block)
-        del block
-        await asyncio.wait([job])
+        for size in (100 * KIB, MIB, 3 * MIB):
+            block: Any = Block(pattern(size))
+            plain: Any = Crowd(filler(size))
+            refs = [weakref.ref(block), weakref.ref(plain)]
+            job: Job[Any] = pool.submit(large.same, (block, plain))
+            del block, plain
+            back_block, back_plain = await job
+            assert [ref() for ref in refs] == [None, None], size
+            refs = [weakref.ref(back_block), weakref.ref(back_plain)]
+            del back_block, back_plain, job
+            await all_free(pool)
+            # A thread may still be on its way out of the call that has made them.
+            while any(ref() for ref in refs):  # noqa: ASYNC110 - nobody is told of that
+                await asyncio.sleep(0)
+        failing: Any = Block(pattern(MIB))
+        ref = weakref.ref(failing)
+        raised: Job[Any] = pool.submit(large.fail_with, failing)
+        del failing
+        await asyncio.wait([raised])
         assert ref() is None
-        [copy] = job.exception().args  # type: ignore[union-attr] # it raised
+        [copy] = raised.exception().args  # type: ignore[union-attr] # it raised
         assert copy == Block(pattern(MIB))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import os
 import random
+import re
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,9 @@ from asyncpool import (
     WorkerCrashedError,
 )
 from asyncpool._core.base.job_traits import LEAST
-from asyncpool._core.wire.frames import FrameKind
 from asyncpool._runtime.channel.segments import Segment
 from asyncpool.events import TakenOver
-from tests.helpers import jobs, large
+from tests.helpers import forks, jobs, large
 from tests.helpers.faults import Fault
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (
@@ -56,7 +56,16 @@ from tests.helpers.large import (
 )
 from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, by_events, closing, crash_of, idle, until
+from tests.helpers.pools import (
+    assert_serves,
+    by_events,
+    case,
+    closing,
+    crash_of,
+    idle,
+    started,
+    until,
+)
 
 pytestmark = ONE_LOOP
 
@@ -128,17 +137,6 @@ async def assert_places(pool: Pool) -> None:
 # Deaths.
 
 
-async def test_a_worker_dies_of_a_job_with_a_large_argument() -> None:
-    async with patience(), Pool(1) as pool:
-        job: Job[Any] = pool.submit(
-            large.die_with, Block(pattern(MIB)), Block(pattern(MIB))
-        )
-        await crash_of(job, KILLED)
-        del job
-        await freed(pool, left=())
-        await assert_in_step(pool)
-
-
 @pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
 async def test_the_next_worker_gets_the_argument_as_it_was(memory: int) -> None:
     block = Block(pattern(MIB))
@@ -149,6 +147,10 @@ async def test_the_next_worker_gets_the_argument_as_it_was(memory: int) -> None:
         job = pool.options(max_attempts=2).submit(large.die_until, 3, block)
         await crash_of(job, KILLED, attempts=2)
         assert pool.stats().takeovers == 2
+        dead: Job[Any] = pool.submit(large.die_with, block, Block(pattern(MIB)))
+        await crash_of(dead, KILLED)
+        del job, dead
+        await all_free(pool)
         await assert_in_step(pool)
 
 
@@ -186,10 +188,8 @@ async def test_a_worker_dies_with_half_an_outcome(lend: int) -> None:
 async def test_a_death_while_an_argument_is_loaded_costs_no_attempt(way: str) -> None:
     crashes: list[Crash] = []
     block = Block(pattern(3 * MIB))
-    async with (
-        patience(),
-        Pool(1, on_crash=crashes.append, restart_policy=QUICK) as pool,
-    ):
+    pool = Pool(1, on_crash=crashes.append, restart_policy=QUICK)
+    async with patience(), pool:
         events = pool.events()
         with Stop(way, most=1) as stop:
             job = pool.submit(large.checksum, block)
@@ -267,8 +267,7 @@ async def test_a_pool_survives_when_there_may_be_no_more_threads(
         raise RuntimeError("can't start new thread")
 
     value: Any = Block(pattern(MIB)) if kind == "a buffer" else filler(MIB)
-    async with patience(), Pool(1) as pool:
-        await idle(pool)
+    async with patience(), Pool(1, ready="all") as pool:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             # Whatever becomes of this job, it ends, and the pool does not.
@@ -293,8 +292,7 @@ async def test_a_close_meets_an_argument_that_is_being_loaded(
 ) -> None:
     block, before = Block(pattern(3 * MIB)), large.mapped()
     async with patience():
-        pool = Pool(1)
-        await pool.start()
+        pool = await started(1)
         with Stop(way) as stop:
             job = pool.submit(large.checksum, block)
             await stop.reached()
@@ -325,8 +323,7 @@ async def test_what_was_never_sent_when_the_pool_closed_is_not_sent_later(
     """Also not to a worker that is still there, since it does not want to go."""
     path = tmp_path / "signed"
     async with patience():
-        pool = Pool(1)
-        await pool.start()
+        pool = await started(1)
         await pool.submit(large.ignore_sigterm)
         with Stop("filled") as stop:
             job = pool.submit(large.sign_with, str(path), Block(pattern(3 * MIB)))
@@ -338,25 +335,6 @@ async def test_what_was_never_sent_when_the_pool_closed_is_not_sent_later(
             stop.release()
             assert await close == CloseSummary(finished=0, failed=1, killed=1)
     assert not path.exists()
-
-
-@pytest.mark.usefixtures("fill_passes_by")
-async def test_a_pool_that_is_left_by_an_error_leaves_nothing() -> None:
-    before = large.mapped()
-    with pytest.raises(ZeroDivisionError):
-        await _leave_by_an_error()
-    assert large.mapped() <= before, "earlier tests may have kept some until now"
-
-
-async def _leave_by_an_error() -> None:
-    async with patience(), Pool(2) as pool:
-        with Stop("filled") as stop:
-            pool.submit(large.checksum, Block(pattern(3 * MIB)))
-            await stop.reached()
-            pool.submit(large.same, filler(MIB))
-            pool.submit(large.make, 3 * MIB)
-            stop.release()
-            jobs.divide(1, 0)
 
 
 # Cancelling.
@@ -492,8 +470,7 @@ async def test_a_job_is_cancelled_in_the_turn_in_which_it_gets_a_worker(
     another worker's outcome may come first.
     """
     block = Block(pattern(700_000))
-    async with patience(), Pool(2, max_shared_memory=memory) as pool:
-        await idle(pool)
+    async with patience(), Pool(2, max_shared_memory=memory, ready="all") as pool:
         # Both have a warm segment.
         await asyncio.gather(*(pool.submit(large.checksum, block) for _ in range(2)))
         with Stop() as stop:
@@ -525,17 +502,22 @@ async def test_cancellations_wait_while_a_large_job_is_sent_at_once(pool: Pool) 
     assert decided == [True]
 
 
-@pytest.mark.parametrize("seed", range(3))
+def value_of(dice: random.Random, number: int) -> Any:
+    """Return a number, a large buffer or a long list."""
+    if dice.random() < 0.3:
+        return Block(pattern(dice.randrange(50 * KIB, 2 * MIB), number))
+    if dice.random() < 0.2:
+        return filler(dice.randrange(50 * KIB, 400 * KIB))
+    return number
+
+
+@pytest.mark.parametrize("seed", range(2))
 async def test_a_cancellation_may_come_at_any_moment(seed: int) -> None:
     dice = random.Random(seed)
     submitted: list[tuple[Job[Any], Any]] = []
     async with patience(), Pool(2, max_shared_memory=8 * MIB) as pool:
         for number in range(150):
-            value: Any = number
-            if dice.random() < 0.3:
-                value = Block(pattern(dice.randrange(50 * KIB, 2 * MIB), number))
-            elif dice.random() < 0.2:
-                value = filler(dice.randrange(50 * KIB, 400 * KIB))
+            value = value_of(dice, number)
             submitted.append((pool.submit(large.same, value), value))
             if dice.random() < 0.25:
                 dice.choice(submitted[-10:])[0].cancel()
@@ -564,11 +546,7 @@ async def test_a_death_may_come_at_any_moment(seed: int) -> None:
     async with patience(), Pool(2, restart_policy=policy) as pool:
         view = pool.options(max_attempts=100)
         for number in range(60):
-            value: Any = number
-            if dice.random() < 0.4:
-                value = Block(pattern(dice.randrange(50 * KIB, 2 * MIB), number))
-            elif dice.random() < 0.2:
-                value = filler(dice.randrange(50 * KIB, 400 * KIB))
+            value = value_of(dice, number)
             submitted.append((view.submit(large.same, value), value))
             for _ in range(dice.randrange(30)):
                 await asyncio.sleep(0)
@@ -677,9 +655,8 @@ async def test_a_worker_that_cannot_receive_its_argument_says_so() -> None:
     block = Block(pattern(MIB))
     async with patience(), Pool(1) as pool:
         await pool.submit(large.open_no_more)
-        job = pool.submit(large.checksum, block)
         with pytest.raises(OSError, match="Too many open files") as caught:
-            await job
+            await pool.submit(large.checksum, block)
         assert caught.value.errno == errno.EMFILE
         assert str(caught.value) == (
             "[Errno 24] Too many open files: the shared memory of a job cannot be "
@@ -689,14 +666,7 @@ async def test_a_worker_that_cannot_receive_its_argument_says_so() -> None:
         # The pool knows that this segment is of no use.
         assert large.numbers(pool) == set()
         await pool.submit(large.open_again)
-        assert await pool.submit(large.checksum, block) == checksum(block)
-        await assert_in_step(pool)
-        stats = pool.stats()
-    assert (stats.spawned, stats.crashes) == (1, 0)
-
-
-async def test_a_result_arrives_from_a_worker_that_cannot_receive_memory() -> None:
-    async with patience(), Pool(1) as pool:
+        # A result arrives all the same.
         result = await pool.submit(large.open_no_more_and_make, MIB, 3)
         assert result == Block(pattern(MIB, 3))
         result.data[0] = 1  # it can be changed like any other
@@ -704,34 +674,33 @@ async def test_a_result_arrives_from_a_worker_that_cannot_receive_memory() -> No
         assert large.numbers(pool) == set()
         await pool.submit(large.open_again)
         assert await pool.submit(large.make, MIB, 3) == Block(pattern(MIB, 3))
+        assert await pool.submit(large.checksum, block) == checksum(block)
+        # What a worker has already it need not receive.
+        await pool.submit(large.open_no_more)
+        assert await pool.submit(large.checksum, block) == checksum(block)
+        assert await pool.submit(large.make, MIB) == block
+        await pool.submit(large.open_again)
         await assert_in_step(pool)
-        assert pool.stats().spawned == 1
-
-
-async def test_what_a_worker_has_already_it_need_not_receive(pool: Pool) -> None:
-    block = Block(pattern(MIB))
-    assert await pool.submit(large.checksum, block) == checksum(block)
-    await pool.submit(large.open_no_more)
-    assert await pool.submit(large.checksum, block) == checksum(block)
-    assert await pool.submit(large.make, MIB) == block
-    await pool.submit(large.open_again)
+        stats = pool.stats()
+    assert (stats.spawned, stats.crashes) == (1, 0)
 
 
 # Workers that say what no worker says.
 
 HAS_NOT = "it named segment {}, which it does not have"
+OWN = r"\d+"
 MAY_NOT = "it asked for {} bytes when it was not allowed to"
 EXCEEDS = "an outcome of {} bytes exceeds the limit of 1048576"
 DETAILS = {
     "lends what there is not": HAS_NOT.format(999),
-    "lends what it was lent": HAS_NOT.format(2),
-    "lends what another has": HAS_NOT.format(1),
+    "lends what it was lent": HAS_NOT.format(OWN),
+    "lends what another has": HAS_NOT.format(OWN),
     "lends more than there is": "it put 114689 bytes into a segment of 114688",
     "lends more than there is, in sum": "it put 114689 bytes into a segment of 114688",
     "lends beyond all bounds": EXCEEDS.format(1 << 63),
     "lends beyond all bounds, in sum": EXCEEDS.format(1 << 64),
     "lends half a size": "a list of numbers cannot be read",
-    "lends twice": HAS_NOT.format(3),
+    "lends twice": HAS_NOT.format(OWN),
     "sends too many areas": EXCEEDS.format(1_100_000),
     "sends an area that is too large": (
         "a payload of 1048577 bytes exceeds the limit of 1048576"
@@ -741,65 +710,92 @@ DETAILS = {
     "wants too much": MAY_NOT.format(2_097_153),
     "wants twice at once": MAY_NOT.format(100_000),
     "wants more than it was granted": MAY_NOT.format(100_000),
-    "returns twice": HAS_NOT.format(2),
+    "returns twice": HAS_NOT.format(OWN),
     "returns what there is not": HAS_NOT.format(999),
-    "returns what another has": HAS_NOT.format(1),
+    "returns what another has": HAS_NOT.format(OWN),
     "loses what there is not": HAS_NOT.format(999),
-    "loses what it has returned": HAS_NOT.format(2),
-    "grants": "it sent GRANT on its job channel",
-    "makes a segment": "it sent SEGMENT on its job channel",
-    "drops": "it sent DROP on its job channel",
+    "loses what it has returned": HAS_NOT.format(OWN),
 }
 
 
-def offence(detail: str) -> Fault:
-    return Fault("", lambda: None, kind="protocol", signal="SIGKILL", detail=detail)
-
-
-@pytest.mark.parametrize("name", large.OFFENCES)
-async def test_a_worker_that_says_what_no_worker_says_is_killed(name: str) -> None:
-    block = Block(pattern(100 * KIB))
-    await _one_worker_offends(DETAILS[name], large.offend, name, 1, block)
-
-
-@pytest.mark.parametrize(
-    "kind", [FrameKind.WANT, FrameKind.SEGMENT_RETURNED, FrameKind.LENT, FrameKind.AREA]
-)
-async def test_each_channel_has_its_own_words(kind: FrameKind) -> None:
-    block = Block(pattern(100 * KIB))
-    # As long as it is: a header that announces nothing.
-    detail = f"it sent {kind.name} on its control channel"
-    await _one_worker_offends(detail, large.offend_on_control, int(kind), block)
-
-
-async def _one_worker_offends(
-    detail: str, function: Callable[..., object], *args: object
-) -> None:
+async def test_a_worker_that_says_what_no_worker_says_is_killed() -> None:
     crashes: list[Crash] = []
-    other = Block(pattern(100 * KIB, 1))
-    async with (
-        patience(),
-        Gate() as gate,
-        Pool(2, max_message_size=MIB, on_crash=crashes.append) as pool,
-    ):
-        await idle(pool)
+    block, other = Block(pattern(100 * KIB)), Block(pattern(100 * KIB, 1))
+    pool = Pool(2, max_message_size=MIB, on_crash=crashes.append, ready="all")
+    async with patience(2), Gate() as gate, pool:
         held = pool.submit(large.wait_with, gate.path, "held", other)
         visitor = await gate.visitor("held")
-        assert large.numbers(pool) == {1}
-        culprit = pool.submit(function, *args)
-        crash = await crash_of(culprit, offence(detail))
-        assert crash.detail == f"killed since {detail}"
-        assert crash.pid != visitor.pid
-        # All of its memory is gone, and the other one's is not.
-        await freed(pool, left=[1])
+        [theirs] = large.numbers(pool)
+        for number, (name, detail) in enumerate(DETAILS.items(), 1):
+            with case(name):
+                culprit: Job[Any] = pool.submit(large.offend, name, theirs, block)
+                with pytest.raises(WorkerCrashedError) as caught:
+                    await culprit
+                [crash] = caught.value.crashes
+                assert re.fullmatch(f"killed since {detail}", crash.detail)
+                assert (crash.kind, crash.signal) == ("protocol", "SIGKILL")
+                assert crash.pid != visitor.pid
+                # All of its memory is gone, and the other one's is not.
+                await freed(pool, left=[theirs])
+                assert (crashes[-1], len(crashes)) == (crash, number)
+                stats = pool.stats()
+                assert (stats.crashes, stats.failed) == (number, number)
         result = await pool.submit(large.make, 200 * KIB)
         assert result == Block(pattern(200 * KIB))
+        del result
         visitor.release()
         assert await held == [checksum(other)]
-        del result
         await idle(pool)
         await assert_serves(pool)
         await all_free(pool)
-        stats = pool.stats()
-    assert crashes == [crash]
-    assert (stats.crashes, stats.failed, stats.takeovers) == (1, 1, 0)
+        assert pool.stats().takeovers == 0
+
+
+# Processes that are copied, and parts that fail.
+SIZE = 1 << 20
+
+
+async def test_what_a_copy_of_a_worker_may_see_is_not_used_again() -> None:
+    block = Block(pattern(SIZE))
+    async with patience(), Pool(1) as pool:
+        assert await pool.submit(forks.only_count, block) == checksum(block)
+        kept = pool.stats().shared_memory
+        assert kept >= SIZE, "it is warm, and used again"
+        assert await pool.submit(forks.fork_and_count, block) == checksum(block)
+        assert pool.stats().shared_memory == 0
+        assert await pool.submit(forks.only_count, block) == checksum(block)
+        assert pool.stats().shared_memory == kept
+
+
+async def test_a_worker_that_is_deaf_does_not_live_on() -> None:
+    async with patience(), Pool(1) as pool:
+        await pool.submit(forks.deafen)
+        with pytest.raises(WorkerCrashedError) as caught:
+            await pool.submit(large.same, Block(pattern(SIZE)))
+        assert any(
+            "ZeroDivisionError: deaf" in line for line in caught.value.stderr_tail
+        )
+        await assert_serves(pool)
+        block = Block(pattern(SIZE))
+        assert await pool.submit(large.same, block) == block
+
+
+async def test_nobody_can_take_the_page_away() -> None:
+    async with patience(), Pool(1) as pool:
+        with pytest.raises(PermissionError):
+            await pool.submit(forks.truncate_page)
+        await assert_serves(pool)
+        assert pool.stats().crashes == 0
+
+
+async def test_others_may_declare_the_same_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ctypes.pythonapi is everybody's, and so is what is said of its functions."""
+    theirs = ctypes.pythonapi.PyObject_GetBuffer
+    block = Block(pattern(SIZE))
+    async with patience(), Pool(1) as pool:
+        assert await pool.submit(large.same, block) == block
+        monkeypatch.setattr(theirs, "argtypes", [ctypes.c_int])
+        assert await pool.submit(large.same, block) == block
+    assert theirs.argtypes == [ctypes.c_int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import os
 import resource
@@ -27,8 +28,10 @@ from tests.helpers.patience import patience
 from tests.helpers.pools import (
     assert_serves,
     crash_of,
+    end_of,
     idle,
     launcher_of,
+    started,
     until,
 )
 
@@ -42,16 +45,8 @@ both_launchers = pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
 
 
 @both_launchers
-async def test_workers_serve_and_are_replaced(launcher: Launcher) -> None:
-    async with patience(), Pool(2, launcher=launcher) as pool:
-        await assert_serves(pool)
-        await crash_of(pool.submit(faults.commit, "SIGKILL"), by_name("SIGKILL"))
-        await assert_serves(pool)
-
-
-@both_launchers
 async def test_workers_start_light(launcher: Launcher) -> None:
-    async with patience(), Pool(1, launcher=launcher) as pool:
+    async with patience(), Pool(1, launcher=launcher, preload=["colorsys"]) as pool:
         # Not with a function of these tests, whose module imports more than that.
         names = await pool.submit(eval, "' '.join(__import__('sys').modules)")
         found = set(names.split())
@@ -63,12 +58,7 @@ async def test_workers_start_light(launcher: Launcher) -> None:
         heavy -= {"typing", "dataclasses", "inspect"}
     assert not found & heavy
     assert not {name for name in found if name.startswith("asyncpool._runtime")}
-
-
-@both_launchers
-async def test_preloaded_modules_are_there(launcher: Launcher) -> None:
-    async with patience(), Pool(2, launcher=launcher, preload=["colorsys"]) as pool:
-        assert "colorsys" in await pool.submit(jobs.modules)
+    assert "colorsys" in found, "it is preloaded"
 
 
 @both_launchers
@@ -92,50 +82,42 @@ threading.Thread(target=stop.wait, name='gremlin', daemon=True).start()
 """
 
 
+# Joined, they may be in the kernel for a moment longer.
+JOINED = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(8) as executor:
+    list(executor.map(str, range(100)))
+"""
+END_AT_A_FORK = """
+import _thread, os
+waits, ended = _thread.allocate_lock(), _thread.allocate_lock()
+waits.acquire(), ended.acquire()
+def run():
+    waits.acquire()
+    ended.release()
+_thread.start_new_thread(run, ())
+there = [1]
+def end():
+    if there:
+        there.clear()
+        waits.release()
+        ended.acquire()
+os.register_at_fork(before=end)
+"""
+
+
+@pytest.mark.parametrize(
+    "source", [JOINED, END_AT_A_FORK, "import numpy"], ids=["joined", "fork", "numpy"]
+)
 async def test_a_module_may_have_threads_that_have_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Joined, they may be in the kernel for a moment longer.
-    (tmp_path / "ap_joined.py").write_text(
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "with ThreadPoolExecutor(8) as executor:\n"
-        "    list(executor.map(str, range(100)))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    async with patience(), Pool(1, preload=["ap_joined"]) as pool:
-        await assert_serves(pool)
-
-
-async def test_a_module_may_have_threads_that_end_at_a_fork(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ap_tidy.py").write_text(
-        "import _thread, os\n"
-        "waits, ended = _thread.allocate_lock(), _thread.allocate_lock()\n"
-        "waits.acquire(), ended.acquire()\n"
-        "def run():\n"
-        "    waits.acquire()\n"
-        "    ended.release()\n"
-        "_thread.start_new_thread(run, ())\n"
-        "there = [1]\n"
-        "def end():\n"
-        "    if there:\n"
-        "        there.clear()\n"
-        "        waits.release()\n"
-        "        ended.acquire()\n"
-        "os.register_at_fork(before=end)\n"
-    )
+    """The OpenBLAS of numpy has some, and ends them at each fork."""
+    (tmp_path / "ap_tidy.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     async with patience(), Pool(1, preload=["ap_tidy"]) as pool:
         await assert_serves(pool)
-
-
-async def test_numpy_may_be_preloaded() -> None:
-    """Its OpenBLAS has threads, and ends them at each fork."""
-    pytest.importorskip("numpy")
-    async with patience(), Pool(1, preload=["numpy"]) as pool:
-        await assert_serves(pool)
-        assert "numpy" in await pool.submit(jobs.modules)
+        assert "ap_tidy" in await pool.submit(jobs.modules)
 
 
 async def test_a_spawned_worker_may_have_threads_of_what_it_preloads(
@@ -153,7 +135,7 @@ async def test_a_spawned_worker_may_have_threads_of_what_it_preloads(
             assert launcher.num_threads() == 1
 
 
-FAILING_PRELOADS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("source", "text"),
     [
         (None, "No module named 'ap_missing'"),
@@ -161,70 +143,42 @@ FAILING_PRELOADS = pytest.mark.parametrize(
         ("raise SystemExit(3)", "SystemExit"),
     ],
 )
-
-
-@FAILING_PRELOADS
-async def test_a_module_that_a_spawned_worker_cannot_preload_is_named(
-    source: str | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if source is not None:
-        (tmp_path / "ap_missing.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    crashes: list[Crash] = []
-    async with patience():
-        pool = Pool(
-            1,
-            launcher="spawn",
-            preload=["json", "ap_missing"],
-            restart_policy=HASTY,
-            on_crash=crashes.append,
-        )
-        with pytest.raises(PoolBrokenError, match="preload of ap_missing failed"):
-            await pool.start()
-    for crash in crashes:
-        assert crash.kind == "failed start"
-        assert text in crash.detail
-        assert crash.stack.startswith("Traceback")
-
-
-@FAILING_PRELOADS
+@both_launchers
 async def test_a_module_that_cannot_be_preloaded_is_named(
-    source: str | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: Launcher,
+    source: str | None,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if source is not None:
         (tmp_path / "ap_missing.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
+    preload = ["json", "ap_missing"]
+    pool = Pool(1, launcher=launcher, preload=preload, restart_policy=HASTY)
     async with patience():
         with pytest.raises(PoolBrokenError) as caught:
-            await Pool(2, preload=["json", "ap_missing"], restart_policy=HASTY).start()
-    assert "'ap_missing' cannot be preloaded" in str(caught.value)
+            await pool.start()
+    named = {
+        "forkserver": "'ap_missing' cannot be preloaded",
+        "spawn": "preload of ap_missing failed",
+    }
+    assert named[launcher] in str(caught.value)
     assert text in str(caught.value)
-    crash = caught.value.crashes[-1]
-    assert crash.stack.startswith("Traceback (most recent call last):\n")
-    assert text in crash.stack.splitlines()[-1]
+    for crash in caught.value.crashes:
+        assert crash.kind == "failed start"
+        assert crash.stack.startswith("Traceback (most recent call last):\n")
+        assert text in crash.stack.splitlines()[-1]
 
 
-async def test_a_preload_that_kills_the_launcher_is_heard_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ap_deadly.py").write_text("import os\nos._exit(7)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    async with patience():
-        with pytest.raises(PoolBrokenError, match="launcher"):
-            await Pool(2, preload=["ap_deadly"], restart_policy=HASTY).start()
-
-
+@pytest.mark.logs("launcher-lost")
 @both_launchers
 async def test_running_workers_outlive_a_launcher_that_is_killed(
-    launcher: Launcher,
+    launcher: Launcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     crashes: list[Crash] = []
-    async with (
-        patience(),
-        Gate() as gate,
-        Pool(2, launcher=launcher, on_crash=crashes.append) as pool,
-    ):
-        await idle(pool)
+    pool = Pool(2, launcher=launcher, on_crash=crashes.append, ready="all")
+    async with patience(), Gate() as gate, pool:
         first = await launcher_of(pool)
         held = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
@@ -245,6 +199,9 @@ async def test_running_workers_outlive_a_launcher_that_is_killed(
         await until(pool, lambda stats: stats.crashes == 2)
         await assert_serves(pool)
     assert len(crashes) == 2
+    lost = [vars(it) for it in caplog.records if "is lost" in it.getMessage()]
+    told = [(data["pid"], data["reason"]) for data in lost]
+    assert told == [(first, "signal SIGKILL ended it")]
 
 
 async def test_what_a_worker_without_a_launcher_has_started_is_killed_too() -> None:
@@ -261,8 +218,7 @@ async def test_what_a_worker_without_a_launcher_has_started_is_killed_too() -> N
 
 async def test_a_launcher_that_is_killed_while_the_pool_closes() -> None:
     async with patience(), Gate() as gate:
-        pool = Pool(2)
-        await pool.start()
+        pool = await started(2)
         launcher = await launcher_of(pool)
         held = pool.submit(jobs.sleep, gate.path, "")
         visitor = await gate.visitor()
@@ -290,8 +246,7 @@ async def test_a_launcher_that_hangs_is_replaced() -> None:
 
 async def test_a_launcher_that_hangs_is_replaced_for_the_last_jobs_too() -> None:
     async with patience():
-        pool = Pool(1, start_timeout=0.5, restart_policy=PATIENT)
-        await pool.start()
+        pool = await started(1, start_timeout=0.5, restart_policy=PATIENT)
         os.kill(await launcher_of(pool), signal.SIGSTOP)
         with pytest.raises(WorkerCrashedError):
             await pool.submit(jobs.perhaps_die, 1, how="kill")
@@ -326,16 +281,10 @@ def descriptors_left(spare: int) -> Iterator[None]:
 # A dead worker leaves 5 behind, and the next one needs 9 to be started: it fails
 # at another step each time.
 @pytest.mark.parametrize("spare", [0, 1, 2, 3])
-async def test_without_descriptors_a_start_fails_and_is_tried_again(
-    spare: int,
-) -> None:
+async def test_without_descriptors_a_start_fails_and_is_tried_again(spare: int) -> None:
     crashes: list[Crash] = []
-    async with (
-        patience(),
-        Gate() as gate,
-        Pool(2, restart_policy=PATIENT, on_crash=crashes.append) as pool,
-    ):
-        await idle(pool)
+    pool = Pool(2, restart_policy=PATIENT, on_crash=crashes.append, ready="all")
+    async with patience(), Gate() as gate, pool:
         held = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         pid = await pool.submit(jobs.pid)
@@ -394,3 +343,172 @@ async def test_a_launcher_that_may_open_no_more_says_so(
         with pytest.raises(PoolBrokenError, match="may open no more descriptors"):
             await pool.start()
     assert {crash.kind for crash in crashes} == {"failed start"}
+
+
+# A forked worker begins as a fresh interpreter does, whatever its launcher has done.
+async def test_a_forked_worker_has_what_a_spawned_one_has() -> None:
+    forking = Pool(1, launcher="forkserver")
+    async with patience(), forking, Pool(1, launcher="spawn") as spawning:
+        forked = await forking.submit(jobs.surroundings)
+        spawned = await spawning.submit(jobs.surroundings)
+        # No collection copies what a forked worker shares with its launcher.
+        assert await forking.submit(gc.get_freeze_count) > 0
+    for found in (forked, spawned):
+        del found["modules"]  # a fork has the launcher's, too
+    assert forked == spawned
+    # What an interpreter inherits as ignored stays so: both could have it wrong.
+    handlers: Any = forked["handlers"]
+    assert handlers["SIGINT"] == repr(signal.default_int_handler).split(" at ")[0]
+    assert handlers["SIGTERM"] == repr(signal.SIG_DFL)
+    assert handlers["SIGCHLD"] == repr(signal.SIG_DFL)
+    assert handlers["SIGHUP"] == repr(signal.SIG_DFL)
+    assert forked["argv"] == sys.argv
+
+
+async def test_two_forked_workers_have_dice_of_their_own() -> None:
+    preload = ["random", "secrets", "tests.helpers.jobs"]
+    rolls = ["__import__('secrets').token_hex()"]
+    if importlib.util.find_spec("numpy") is not None:
+        preload.append("numpy.random")
+        rolls.append("__import__('numpy').random.random()")
+    two = Pool(1, preload=preload)
+    async with patience(), Pool(1, preload=preload) as one, two:
+        assert await launcher_of(one) == await launcher_of(two)
+        assert await one.submit(jobs.dice) != await two.submit(jobs.dice)
+        for roll in rolls:
+            assert await one.submit(eval, roll) != await two.submit(eval, roll)
+
+
+# A launcher that is ended by a module that it preloads: at the import, or while it forks.
+# Python calls the module before, in the middle, and behind it.
+# Whoever forks next takes the order.  What the new process does to its parent, that one
+# waits for.
+DEADLY = """
+import os, signal
+
+taken = False
+
+def before():
+    global taken
+    try:
+        os.unlink({order!r})
+    except FileNotFoundError:
+        return
+    taken = True
+    if {moment!r} == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def in_parent():
+    if taken and {moment!r} == "in the parent":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while taken:
+        signal.pause()
+
+def in_child():
+    global taken
+    if taken:
+        taken = False
+        os.kill(os.getppid(), signal.SIGKILL)
+
+os.register_at_fork(
+    before=before, after_in_parent=in_parent, after_in_child=in_child
+)
+"""
+
+
+@pytest.fixture(params=["before", "in the child", "in the parent"])
+def order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Path:
+    """Return the file that is the order to kill the launcher at its next fork."""
+    order = tmp_path / "order"
+    source = DEADLY.format(order=str(order), moment=request.param)
+    (tmp_path / "ap_deadly.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    return order
+
+
+async def test_a_start_that_fails_is_made_up_for(order: Path) -> None:
+    crashes: list[Crash] = []
+    pool = Pool(1, preload=["ap_deadly"], on_crash=crashes.append)
+    async with patience(), Gate() as gate, pool:
+        first = await launcher_of(pool)
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        order.touch()
+        await pool.resize(2)
+        await idle(pool)
+        await end_of(first)
+        assert not order.exists()
+        # Who runs goes on, and the others are of another launcher.
+        visitor.release()
+        assert await held == "go"
+        await assert_serves(pool)
+        stats = pool.stats()
+        assert visitor.pid in {slot.pid for slot in stats.slots}
+    [crash] = crashes
+    assert (crash.kind, crash.pid, crash.job_id) == ("failed start", None, None)
+    assert crash.detail == "the launcher's process ended"
+    assert crash.next_step_text.startswith("the start failed, next try in 0.0")
+    assert (stats.crashes, stats.restarts, stats.spawned) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "how", "signal_name", "exit_code"),
+    [
+        ("string_at(0)", "signal SIGSEGV ended it", "SIGSEGV", None),
+        ("os.abort()", "signal SIGABRT ended it", "SIGABRT", None),
+        ("os._exit(7)", "it ended with exit status 7", None, 7),
+    ],
+)
+async def test_a_preload_that_ends_the_launcher_is_named(
+    source: str,
+    how: str,
+    signal_name: str | None,
+    exit_code: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "ap_fatal.py").write_text(f"import os\nfrom ctypes import *\n{source}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PoolBrokenError) as caught:
+        async with patience(), Pool(1, preload=["json", "ap_fatal"]):
+            pass
+    [crash] = caught.value.crashes
+    assert str(crash) == (
+        "a worker in slot 0 could not be started: "
+        f"the launcher died while it imported ap_fatal: {how}"
+    )
+    assert (crash.signal, crash.exit_code, crash.final) == (
+        signal_name,
+        exit_code,
+        True,
+    )
+    lines = crash.stack.splitlines()
+    assert [line.partition(":")[0] for line in lines[:1]] == (
+        [] if exit_code else ["Fatal Python error"]
+    )
+    assert any("ap_fatal.py" in line for line in lines) is (not exit_code)
+
+
+async def test_a_preload_that_the_kernel_kills_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = (
+        "import os, signal\n"
+        f"mark = {str(tmp_path / 'mark')!r}\n"
+        "if not os.path.exists(mark):\n"
+        "    open(mark, 'w').close()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    (tmp_path / "ap_killed.py").write_text(once)
+    monkeypatch.syspath_prepend(tmp_path)
+    crashes: list[Crash] = []
+    pool = Pool(1, preload=["ap_killed"], on_crash=crashes.append)
+    async with patience(), pool:
+        await assert_serves(pool)
+    [crash] = crashes
+    assert crash.detail == (
+        "the launcher died while it imported ap_killed: signal SIGKILL ended it"
+    )
+    assert (crash.signal, crash.final) == ("SIGKILL", False)

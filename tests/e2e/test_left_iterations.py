@@ -59,29 +59,24 @@ async def leave(items: Any, how: str) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("how", ["break", "error", "cancel"])
-async def test_who_leaves_the_loop_ends_it(kind: str, how: str) -> None:
+async def test_who_leaves_the_loop_ends_it(kind: str) -> None:
     async with patience():
         async with Pool(1) as pool:
-            items = KINDS[kind](pool)
-            await leave(items, how)
-            await assert_serves(pool)
+            every = {how: KINDS[kind](pool) for how in ("break", "error", "cancel")}
+            for how, items in every.items():
+                await leave(items, how)
+                await assert_serves(pool)
         assert pool.stats().crashes == 0
-        with pytest.raises(RuntimeError, match=ONLY_ONCE):
-            aiter(items)
+        for items in every.values():
+            with pytest.raises(RuntimeError, match=ONLY_ONCE):
+                await anext(items)
+            with pytest.raises(RuntimeError, match=ONLY_ONCE):
+                aiter(items)
 
 
 @EACH
-async def test_who_has_left_the_loop_cannot_go_on(pool: Pool, kind: str) -> None:
-    items = KINDS[kind](pool)
-    await leave(items, "break")
-    with pytest.raises(RuntimeError, match=ONLY_ONCE):
-        await anext(items)
-
-
-@EACH
-async def test_who_holds_the_iterator_goes_on(kind: str) -> None:
-    async with patience(), Pool(1) as pool, aclosing(KINDS[kind](pool)) as items:
+async def test_who_holds_the_iterator_goes_on(pool: Pool, kind: str) -> None:
+    async with aclosing(KINDS[kind](pool)) as items:
         first = await anext(items)  # the map, or stream, has it in hand
         iterator = aiter(items)
         found = []
@@ -173,6 +168,16 @@ async def test_whoever_asks_for_the_first_item_only_gets_it(
     # The iterator is dropped before its generator begins.
     found = await asyncio.create_task(_first(anext(aiter(items))))
     assert (found.result() if kind == "outcomes" else found) == 0
+    # A wait that is cancelled before it begins takes nothing.
+    iterator = aiter(KINDS[kind](pool))
+    for _ in range(2):
+        early = asyncio.ensure_future(anext(iterator))
+        early.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await early
+    found = await anext(iterator)
+    assert (found.result() if kind == "outcomes" else found) == 0
+    del iterator
 
 
 async def _first(item: Awaitable[Any]) -> Any:
@@ -215,10 +220,10 @@ async def test_an_iterator_is_dropped_while_somebody_waits_for_an_item(
 
 @asynccontextmanager
 async def waiting_for_an_item(
-    kind: str,
+    pool: Pool, kind: str
 ) -> AsyncIterator[tuple[AsyncGenerator[Any, None], asyncio.Task[Any], Visitor]]:
     """Yield an iterator, a task that waits for its first item, and the job of that."""
-    async with patience(), Gate() as gate, Pool(1) as pool:
+    async with patience(), Gate() as gate:
         if kind == "stream":
             items: Any = pool.stream(map, jobs.wait_at, [gate.path] * 2)
         else:
@@ -230,8 +235,10 @@ async def waiting_for_an_item(
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
-async def test_a_wait_that_is_cut_short_is_not_taken_for_the_end(kind: str) -> None:
-    async with waiting_for_an_item(kind) as (iterator, first, _):
+async def test_a_wait_that_is_cut_short_is_not_taken_for_the_end(
+    pool: Pool, kind: str
+) -> None:
+    async with waiting_for_an_item(pool, kind) as (iterator, first, _):
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -239,11 +246,7 @@ async def test_a_wait_that_is_cut_short_is_not_taken_for_the_end(kind: str) -> N
             with pytest.raises(RuntimeError, match=CUT_SHORT):
                 await anext(iterator, None)
         await iterator.aclose()
-
-
-@pytest.mark.parametrize("kind", ["map", "stream"])
-async def test_nor_is_one_that_times_out(kind: str) -> None:
-    async with waiting_for_an_item(kind) as (iterator, first, visitor):
+    async with waiting_for_an_item(pool, kind) as (iterator, first, visitor):
         visitor.release("first")
         assert await first == "first"
         with pytest.raises(TimeoutError):
@@ -253,38 +256,16 @@ async def test_nor_is_one_that_times_out(kind: str) -> None:
             await anext(iterator)
 
 
-@EACH
-async def test_a_wait_that_is_cancelled_before_it_begins_takes_nothing(
-    pool: Pool, kind: str
-) -> None:
-    iterator = aiter(KINDS[kind](pool))
-    for _ in range(2):
-        early = asyncio.ensure_future(anext(iterator))
-        early.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await early
-    found = await anext(iterator)
-    assert (found.result() if kind == "outcomes" else found) == 0
-    del iterator
-
-
 @pytest.mark.parametrize("kind", ["map", "stream"])
-async def test_a_task_that_waits_may_be_waited_for_again(kind: str) -> None:
-    async with waiting_for_an_item(kind) as (iterator, first, visitor):
+async def test_a_task_that_waits_may_be_waited_for_again(pool: Pool, kind: str) -> None:
+    async with waiting_for_an_item(pool, kind) as (iterator, first, visitor):
         assert await asyncio.wait([first], timeout=0.01) == (set(), {first})
-        visitor.release("first")
-        await asyncio.wait([first])
-        assert first.result() == "first"
-        await iterator.aclose()
-
-
-@pytest.mark.parametrize("kind", ["map", "stream"])
-async def test_what_somebody_waits_for_is_not_closed(kind: str) -> None:
-    async with waiting_for_an_item(kind) as (iterator, first, visitor):
+        # What somebody waits for is not closed.
         with pytest.raises(RuntimeError, match=CANCEL_THE_TASK):
             await iterator.aclose()
         visitor.release("first")
-        assert await first == "first"
+        await asyncio.wait([first])
+        assert first.result() == "first"
         await iterator.aclose()
         assert await anext(iterator, None) is None
 
@@ -303,28 +284,21 @@ async def test_the_cancellation_of_a_job_cuts_no_wait_short(
     assert await anext(iterator, None) is None
 
 
-@EACH
-async def test_what_is_closed_before_it_begins_never_does(kind: str) -> None:
-    async with patience(), Pool(1) as pool:
-        items = KINDS[kind](pool)
+async def test_what_is_closed_before_it_begins_never_does(pool: Pool) -> None:
+    before = pool.stats().submitted
+    for kind, make in KINDS.items():
+        items = make(pool)
         await items.aclose()
-        assert [item async for item in items] == []
+        assert [item async for item in items] == [], kind
         await items.aclose()
-        assert pool.stats().submitted == 0
-        await assert_serves(pool)
-
-
-async def test_a_map_that_was_closed_cannot_be_awaited(pool: Pool) -> None:
+        assert pool.stats().submitted == before, kind
+    # A map cannot be awaited any more, and a stream not started.
     results = pool.map(jobs.square, [1, 2])
     await results.aclose()
     with pytest.raises(RuntimeError, match=r"only once, and not after aclose\(\)$"):
         await results
-
-
-async def test_a_stream_that_was_closed_cannot_be_started(pool: Pool) -> None:
     stream = pool.stream(itertools.count)
     await stream.aclose()
-    with pytest.raises(
-        RuntimeError, match=r"^started\(\) is for before the iteration$"
-    ):
+    text = r"^started\(\) is for before the iteration$"
+    with pytest.raises(RuntimeError, match=text):
         await stream.started()

@@ -59,12 +59,9 @@ async def test_calls_and_results_go_through_memory_that_is_used_again(
         assert await pool.submit(large.same, filler) == filler
         kept = await asyncio.gather(*[pool.submit(large.make, MB, n) for n in range(5)])
         assert kept == [large.make(MB, n) for n in range(5)]
-
-
-async def test_items_and_calls_of_a_session_keep_their_order(tmp_path: Path) -> None:
-    # A small one is there sooner than the large one before it, if nothing keeps it back.
-    mixed = [Block(pattern(size)) for size in (3 * MB, 10, 3 * MB + 1, 11, 3 * MB)]
-    async with patience(), shared(tmp_path, workers=1) as pool:
+        # A small one is there sooner than the large one before it, if nothing keeps it back.
+        sizes = (3 * MB, 10, 3 * MB + 1, 11, 3 * MB)
+        mixed = [Block(pattern(size)) for size in sizes]
         assert [item async for item in pool.stream(streams.values, mixed)] == mixed
         async with pool.worker() as worker:
             await asyncio.gather(*[worker.submit(large.keep, it) for it in mixed])
@@ -75,13 +72,7 @@ async def test_items_and_calls_of_a_session_keep_their_order(tmp_path: Path) -> 
                 await asyncio.sleep(0)
                 given_up.cancel()
             assert await worker.submit(jobs.square, 3) == 9
-
-
-async def test_calls_that_are_given_up_on_their_way_leave_nothing(
-    tmp_path: Path,
-) -> None:
-    block = Block(pattern(3 * MB))
-    async with patience(), shared(tmp_path, workers=1) as pool:
+        block, sums = mixed[0], [large.checksum(mixed[0])] * 9
         for turns in range(6):
             job = pool.submit(large.same, block)
             for _ in range(turns):
@@ -91,9 +82,7 @@ async def test_calls_that_are_given_up_on_their_way_leave_nothing(
         with contextlib.suppress(TimeoutError):
             await late
         assert await pool.submit(large.same, block) == block
-        assert (
-            await pool.map(large.checksum, [block] * 9) == [large.checksum(block)] * 9
-        )
+        assert await pool.map(large.checksum, [block] * 9) == sums
 
 
 async def test_nothing_is_left_of_a_large_call_when_its_client_closes(
@@ -311,10 +300,7 @@ async def test_nothing_is_named_that_was_not_lent() -> None:
     lent = LentParts(1, [MB // 2, MB // 4], b"stream").pack()
     found = memory.read(lent)
     assert found is not None
-    assert (found.stream, [*map(len, found.buffers)]) == (
-        b"stream",
-        [MB // 2, MB // 4],
-    )
+    assert (found.stream, [*map(len, found.buffers)]) == (b"stream", [MB // 2, MB // 4])
     for wrong in (lent, LentParts(2, [MB // 2], b"").pack()):
         with pytest.raises(ProtocolError, match="which it has not lent"):
             memory.read(wrong)

@@ -32,7 +32,7 @@ def functions(text: str) -> list[str]:
     return [line.rpartition(" in ")[2] for line in text.splitlines() if " in " in line]
 
 
-async def test_a_job_that_computes_goes_on(pool: Pool, gate: Gate) -> None:
+async def test_a_job_goes_on_whatever_it_does(pool: Pool, gate: Gate) -> None:
     job: Job[Any] = pool.submit(jobs.compute, gate.path, "")
     visitor = await gate.visitor()
     texts = [await job.stack() for _ in range(3)]
@@ -44,32 +44,29 @@ async def test_a_job_that_computes_goes_on(pool: Pool, gate: Gate) -> None:
         assert functions(text)[-1] == "compute"
         assert str(JOBS) in text
         assert "/asyncpool/_worker/" not in text
-
-
-async def test_a_job_that_waits_in_a_call() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        text = await job.stack()
-        stacks = await pool.stacks()
-        visitor.release()
-        assert await job == "go"
-    # It may have moved on meanwhile, from the call by which it says that it is there.
-    for found in (text, stacks[0]):
-        assert found.startswith("Job 1, attempt 1 (most recent call first):\n")
-        assert functions(found)[-1] == "wait_at"
-    assert len(stacks) == 1
-
-
-async def test_an_async_job_is_where_it_waits(pool: Pool, gate: Gate) -> None:
-    job = pool.submit(several.at, gate.path)
-    visitor = await gate.visitor()
+    # In a call.  It may have moved on meanwhile, from the one by which it says that it is there.
+    job = pool.submit(jobs.wait_at, gate.path, "call")
+    visitor = await gate.visitor("call")
+    [stack] = (await pool.stacks()).values()
+    for text in (await job.stack(), stack):
+        assert head(text) == f"Job {job.id}, attempt 1 (most recent call first):"
+        assert functions(text)[-1] == "wait_at"
+    visitor.release()
+    assert await job == "go"
+    job = pool.submit(several.at, gate.path, "async")
+    visitor = await gate.visitor("async")
     text = await job.stack()
     visitor.release()
     await job
     assert functions(text)[-1] == "at"
-    assert "select" not in functions(text)
-    assert "run_until_complete" not in functions(text)
+    assert not {"select", "run_until_complete"} & set(functions(text))
+    # A thread that a job has started.
+    await pool.submit(jobs.start_thread, gate.path, "thread")
+    visitor = await gate.visitor("thread")
+    [text] = (await pool.stacks()).values()
+    visitor.release()
+    assert text.startswith("Thread Thread-1")
+    assert "wait_at" in functions(text)
 
 
 async def stack_at_rest(job: Job[Any]) -> str:
@@ -118,6 +115,8 @@ async def test_what_does_not_run_has_none() -> None:
 async def test_a_start_that_hangs() -> None:
     async with patience(), Gate() as gate:
         pool = Pool(1, initializer=jobs.wait_at, initargs=(gate.path,))
+        with pytest.raises(PoolClosedError):
+            await pool.stacks()
         starting = asyncio.create_task(pool.start())
         visitor = await gate.visitor()
         (text,) = (await pool.stacks()).values()
@@ -126,15 +125,6 @@ async def test_a_start_that_hangs() -> None:
         await pool.close()
     assert head(text) == "Main thread (most recent call first):"
     assert functions(text)[-1] == "wait_at"
-
-
-async def test_a_thread_that_a_job_has_started(pool: Pool, gate: Gate) -> None:
-    await pool.submit(jobs.start_thread, gate.path, "")
-    visitor = await gate.visitor()
-    text = (await pool.stacks())[0]
-    visitor.release()
-    assert text.startswith("Thread Thread-1")
-    assert "wait_at" in functions(text)
 
 
 async def test_who_holds_the_gil_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,24 +158,21 @@ async def test_who_is_stopped_cannot_say(monkeypatch: pytest.MonkeyPatch) -> Non
         later = await job.stack()
         visitor.release()
         assert await job == "go"
+        # One that dies meanwhile has none.
+        lost = pool.submit(jobs.wait_at, gate.path, "lost")
+        dying = await gate.visitor("lost")
+        [slot] = [it.slot for it in pool.stats().slots if it.pid == dying.pid]
+        await stop(dying.pid)
+        asking = asyncio.create_task(lost.stack())
+        await asyncio.sleep(0)
+        pool.kill(slot)
+        assert await asking == ""
+        with pytest.raises(WorkerCrashedError):
+            await lost
     silent = f"The process {visitor.pid} is stopped, and cannot say where it is."
     assert texts == [silent, silent]
     assert sorted(stacks.values()) == ["", silent]
     assert functions(later)[-1] == "wait_at"
-
-
-async def test_a_worker_that_dies_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten_where(monkeypatch)
-    async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        await stop(visitor.pid)
-        asking = asyncio.create_task(job.stack())
-        await asyncio.sleep(0)
-        pool.kill(0)
-        assert await asking == ""
-        with pytest.raises(WorkerCrashedError):
-            await job
 
 
 async def test_stacks_of_one_slot(pair: Pool, gate: Gate) -> None:
@@ -204,8 +191,3 @@ async def test_stacks_of_one_slot(pair: Pool, gate: Gate) -> None:
     await job
     assert [list(each) for each in found] == [[0], [1]]
     assert sum(bool(text) for each in found for text in each.values()) == 1
-
-
-async def test_a_pool_that_was_not_started() -> None:
-    with pytest.raises(PoolClosedError):
-        await Pool(1).stacks()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
+import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,19 +17,22 @@ from asyncpool import (
     JobTimeoutError,
     Pool,
     PoolBrokenError,
+    PoolClosedError,
+    ProcessPoolExecutor,
     RestartPolicy,
     WorkerCrashedError,
     WorkerLimits,
 )
+from asyncpool.cluster._servers.transports import connect
 from asyncpool.events import Crash, Exited, Recovered
 from tests.helpers import jobs, serves
 from tests.helpers.clusters import Client, all_ready, cluster_of
 from tests.helpers.gate import Gate
-from tests.helpers.inside import break_core
+from tests.helpers.inside import break_threads_of_executors, shorten_grace_of_callbacks
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import idle, launcher_of, next_of
+from tests.helpers.pools import idle, next_of
 
 pytestmark = BOTH_LOOPS
 
@@ -87,14 +90,6 @@ async def test_a_quiet_life() -> None:
     assert kept.messages[3] == "pool shop closes: 0 jobs are open, and have 60 s"
 
 
-async def test_a_pool_says_nothing_at_warning_as_long_as_nothing_is_wrong() -> None:
-    async with logged(logging.WARNING) as kept, Pool(1) as pool:
-        await pool.submit(jobs.pid)
-        await pool.roll()
-        await pool.resize(2)
-    assert kept.messages == []
-
-
 @pytest.mark.logs("worker-retiring", "worker-ended", "roll-begun", "rolled")
 async def test_a_worker_is_replaced_and_why() -> None:
     limits = WorkerLimits(max_jobs=1, jitter=0.0)
@@ -118,20 +113,21 @@ async def test_a_worker_is_replaced_and_why() -> None:
 @pytest.mark.logs("resized", "size-changed")
 async def test_a_resize() -> None:
     async with logged(logging.DEBUG) as kept, Pool(1, name="shop") as pool:
+        await pool.submit(jobs.pid)
+        await pool.roll()
         await pool.resize((2, 3))
         resized = await until(kept, "resized")
     assert resized.getMessage() == "pool shop is resized: 2 to 3 workers"
     assert vars(the(kept, "size-changed"))["workers"] == 2
+    assert max(it.levelno for it in kept.records) < logging.WARNING, "all is well"
 
 
 @pytest.mark.logs("roll-failed")
 async def test_a_roll_that_fails(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     initializer: Any = jobs.fail_if_there
-    async with (
-        logged() as kept,
-        Pool(1, initializer=initializer, initargs=(str(flag),)) as pool,
-    ):
+    pool = Pool(1, initializer=initializer, initargs=(str(flag),))
+    async with logged() as kept, pool:
         flag.touch()
         assert not (await pool.roll()).ok
         failed = await until(kept, "roll-failed")
@@ -179,25 +175,6 @@ async def test_a_worker_that_is_killed_for_a_cancellation() -> None:
         assert vars(record)["attempt"] == 1
 
 
-@pytest.mark.logs("worker-crashed")
-async def test_a_segfault_is_one_record() -> None:
-    async with logged() as kept, Pool(1, name="shop") as pool:
-        with pytest.raises(WorkerCrashedError):
-            await pool.options(max_attempts=1).submit(ctypes.string_at, 0)
-        record = await until(kept, "worker-crashed")
-    data = vars(record)
-    assert (data["kind"], data["signal"], data["exit_code"]) == (
-        "crash",
-        "SIGSEGV",
-        None,
-    )
-    assert (data["function"], data["attempt"]) == ("ctypes.string_at", 1)
-    assert data["next_step"] == "restart"
-    assert (record.stack_info or "").startswith("Fatal Python error: Segmentation")
-    assert "string_at" in (record.stack_info or "")
-    assert "error-line" not in ids(kept)
-
-
 async def test_an_initializer_that_raises_is_one_record_for_each_start() -> None:
     policy = RestartPolicy(initial_delay=0.001, max_failed_starts=2)
     initializer: Any = jobs.divide
@@ -211,19 +188,10 @@ async def test_an_initializer_that_raises_is_one_record_for_each_start() -> None
     assert "return one / other" in (kept.records[0].exc_text or "")
 
 
-async def test_what_only_looks_like_a_fatal_error_is_printed() -> None:
-    async with logged() as kept, Pool(1) as pool:
-        await pool.submit(jobs.say, "", "Fatal Python error: not really")
-        pid = await pool.submit(jobs.pid)
-    record = the(kept, "error-line")
-    text = f"worker {pid} in slot 0: Fatal Python error: not really"
-    assert record.getMessage() == text
-
-
 @pytest.mark.logs("line", "error-line")
 async def test_lines_that_a_worker_prints() -> None:
     async with logged() as kept, Pool(1, name="shop") as pool:
-        await pool.submit(jobs.say, "out\n", "err\n")
+        await pool.submit(jobs.say, "out\n", "Fatal Python error: not really")
         pid = await pool.submit(jobs.pid)
     for name, level, stream in (
         ("line", logging.INFO, "stdout"),
@@ -234,6 +202,8 @@ async def test_lines_that_a_worker_prints() -> None:
         assert (record.name, record.levelno) == ("asyncpool.worker", level)
         assert (data["pool"], data["slot"], data["pid"]) == ("shop", 0, pid)
         assert data["stream"] == stream
+    text = f"worker {pid} in slot 0: Fatal Python error: not really"
+    assert the(kept, "error-line").getMessage() == text
 
 
 @pytest.mark.logs("pool-broken", "pool-recovered")
@@ -241,15 +211,10 @@ async def test_a_pool_that_breaks_and_recovers(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     policy = RestartPolicy(initial_delay=0.01, max_delay=0.02, max_failed_starts=1)
     initializer: Any = jobs.fail_if_there
-    async with (
-        logged() as kept,
-        Pool(
-            1,
-            initializer=initializer,
-            initargs=(str(flag),),
-            restart_policy=policy,
-        ) as pool,
-    ):
+    pool = Pool(
+        1, initializer=initializer, initargs=(str(flag),), restart_policy=policy
+    )
+    async with logged() as kept, pool:
         events = pool.events()
         flag.touch()
         [slot] = (await idle(pool)).slots
@@ -266,57 +231,6 @@ async def kept_broken(kept: Kept) -> logging.LogRecord:
     """Wait until the pool is broken; it may be told of again."""
     await kept.until(lambda _: "pool-broken" in ids(kept))
     return next(r for r in kept.records if vars(r)["message_id"] == "pool-broken")
-
-
-@pytest.mark.logs("killed-late")
-async def test_a_worker_that_does_not_end_at_the_close() -> None:
-    async with logged() as kept, Gate() as gate:
-        pool = Pool(1, name="shop")
-        await pool.start()
-        pool.submit(jobs.refuse_to_end, gate.path, "here").add_done_callback(
-            lambda job: job.exception()
-        )
-        await gate.visitor("here")
-        await pool.close(timeout=0.5)
-    record = the(kept, "killed-late")
-    assert vars(record)["signal"] in {"SIGKILL", "SIGTERM"}
-    assert "refuse_to_end" in (record.stack_info or "")
-
-
-@pytest.mark.logs("launcher-lost")
-async def test_a_launcher_that_is_killed() -> None:
-    async with logged() as kept, Pool(1) as pool:
-        launcher = await launcher_of(pool)
-        os.kill(launcher, signal.SIGKILL)
-        record = await until(kept, "launcher-lost")
-        assert vars(record)["pid"] == launcher
-        assert vars(record)["reason"] == "signal SIGKILL ended it"
-        assert await pool.submit(jobs.square, 3) == 9
-
-
-@pytest.mark.logs("on-crash-failed")
-async def test_a_callback_that_raises() -> None:
-    def on_crash(_: Crash) -> None:
-        raise ArithmeticError("of the user's")
-
-    async with logged() as kept, Pool(1, on_crash=on_crash) as pool:
-        with pytest.raises(WorkerCrashedError):
-            await pool.options(max_attempts=1).submit(os._exit, 3)
-        record = await until(kept, "on-crash-failed")
-        assert vars(record)["slot"] == 0
-
-
-@pytest.mark.logs("supervisor-failed")
-async def test_a_supervisor_that_fails() -> None:
-    async with logged() as kept:
-        pool = Pool(1, name="shop")
-        await pool.start()
-        break_core(pool, ValueError("a bug"))
-        [slot] = pool.stats().slots
-        assert slot.pid is not None
-        os.kill(slot.pid, signal.SIGKILL)
-        await until(kept, "supervisor-failed")
-        await pool.close()
 
 
 # Servers.
@@ -358,35 +272,18 @@ async def test_workers_that_ask_for_their_end() -> None:
             assert data["pid"] == record.process
 
 
-@pytest.mark.logs("connections-cut-off")
-async def test_connections_that_are_cut_off() -> None:
-    async with (
-        logged() as kept,
-        cluster_of(workers=1, drain_timeout=0.05) as cluster,
-        Client(cluster) as client,
-    ):
-        await client.ask("who")
-        await cluster.close()
-        data = vars(the(kept, "connections-cut-off"))
-    assert (data["open"], data["opened"], data["limit"]) == (1, 1, "drain_timeout")
-
-
 @pytest.mark.logs("serve-cancelled")
 async def test_a_serve_that_is_cancelled() -> None:
-    async with (
-        logged() as kept,
-        cluster_of(serves.never_end, bind=(), workers=1, drain_timeout=0.05) as cluster,
-    ):
+    cluster = cluster_of(serves.never_end, bind=(), workers=1, drain_timeout=0.05)
+    async with logged() as kept, cluster:
         await cluster.close()
         assert vars(the(kept, "serve-cancelled"))["seconds"] == 0.05
 
 
 @pytest.mark.logs("value-unreadable")
 async def test_a_message_that_a_worker_cannot_read() -> None:
-    async with (
-        logged() as kept,
-        cluster_of(serves.answer_messages, bind=(), workers=1) as cluster,
-    ):
+    cluster = cluster_of(serves.answer_messages, bind=(), workers=1)
+    async with logged() as kept, cluster:
         await cluster.send(0, serves.Unreadable())
         record = await until(kept, "value-unreadable")
         assert "ValueError: invalid literal" in (record.exc_text or "")
@@ -394,13 +291,66 @@ async def test_a_message_that_a_worker_cannot_read() -> None:
 
 @pytest.mark.logs("not-accepted")
 async def test_a_worker_that_has_no_descriptors_left() -> None:
-    async with (
-        logged() as kept,
-        cluster_of(workers=1, spread="shared") as cluster,
-        Client(cluster) as client,
-    ):
+    cluster = cluster_of(workers=1, spread="shared")
+    async with logged() as kept, cluster, Client(cluster) as client:
         assert await client.ask("hog") == "full"
         async with Client(cluster) as other:
             await until(kept, "not-accepted")
             assert await client.ask("release") == "empty"
             assert (await other.ask("who")).startswith("0 1 ")
+
+
+# Beside a pool: callbacks, executors, clients.
+@pytest.mark.logs("executor-failed")
+async def test_the_thread_of_an_executor_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_threads_of_executors(monkeypatch, LookupError("a bug"))
+    with (
+        ProcessPoolExecutor(1) as executor,
+        pytest.raises(PoolClosedError, match="the executor failed: LookupError"),
+    ):
+        executor.submit(jobs.square, 2).result()
+
+
+@pytest.mark.logs("on-crash-is-slow")
+async def test_a_callback_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_grace_of_callbacks(monkeypatch, 0.01)
+    over = asyncio.Event()
+
+    async def on_crash(_: Crash) -> None:
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with patience():
+        async with Pool(1, on_crash=on_crash) as pool:
+            with pytest.raises(WorkerCrashedError):
+                await pool.options(max_attempts=1).submit(os._exit, 3)
+        over.set()
+        await asyncio.sleep(0)
+
+
+class Accepted:
+    """A worker with one connection, of which nothing is left."""
+
+    def __init__(self) -> None:
+        self.socket = self
+
+    async def connections(self) -> Any:
+        yield self
+
+    def detach(self) -> Any:
+        raise ConnectionResetError("the client is gone")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.logs("connection-failed")
+async def test_a_client_that_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "asyncpool")
+    worker: Any = Accepted()
+    connecting: Awaitable[None] = connect(worker, cast("Any", asyncio.Protocol))
+    await connecting
+    assert caplog.messages[-1] == "a connection failed: the client is gone"

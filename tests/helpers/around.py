@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -26,7 +26,6 @@ def seen() -> list[Any]:
 
 
 def write(*note: Any) -> None:
-    """Note something in this worker."""
     vars(worker_state()).setdefault("notes", []).append(note)
 
 
@@ -65,19 +64,8 @@ class Silent:
         return True
 
 
-def nothing(_: CurrentJob) -> Nothing:
-    """Return a context manager that does nothing."""
-    return Nothing()
-
-
-class Nothing:
-    """Does nothing."""
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
+def nothing(_: CurrentJob) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class Failing:
@@ -118,7 +106,6 @@ def give(**found: Any) -> None:
 
 
 def told() -> tuple[int, int, str]:
-    """Return what the hook has set."""
     return mark.get()
 
 
@@ -133,50 +120,42 @@ async def told_later() -> tuple[int, int, str]:
 
 
 async def told_soon() -> tuple[int, int, str]:
-    """Return what the hook has set."""
     return mark.get()
 
 
 def fail(*_: object) -> None:
-    """Raise."""
     raise KeyError("job")
 
 
 async def fail_later(*_: object) -> None:
-    """Raise."""
     await asyncio.sleep(0)
     raise KeyError("job")
 
 
 def fail_odd(number: int) -> int:
-    """Raise for odd numbers."""
     if number % 2:
         raise KeyError(number)
     return number
 
 
 async def fail_odd_later(number: int) -> int:
-    """Raise for odd numbers."""
     await asyncio.sleep(0)
     assert mark.get() != NOBODY
     return fail_odd(number)
 
 
 def each(count: int) -> Iterator[tuple[int, int, str]]:
-    """Yield what the hook has set."""
     for _ in range(count):
         yield mark.get()
 
 
 async def each_later(count: int) -> AsyncIterator[tuple[int, int, str]]:
-    """Yield what the hook has set."""
     for _ in range(count):
         await asyncio.sleep(0)
         yield mark.get()
 
 
 def name() -> str:
-    """Return the name of the running job's function."""
     return current_job().function
 
 
@@ -185,7 +164,6 @@ NO_FUNCTION = 3
 
 @contextmanager
 def sleepless(job: CurrentJob) -> Iterator[None]:
-    """Do not yield."""
     if not job.id:
         yield
 
@@ -195,23 +173,19 @@ async def asynchronous(_: CurrentJob) -> None:
 
 
 def named(_: object) -> str:
-    """Return the name of the running job's function."""
     return current_job().function
 
 
 def same(number: int) -> int:
-    """Return the number."""
     return number
 
 
 async def same_later(number: int) -> int:
-    """Return the number, later."""
     await asyncio.sleep(0)
     return number
 
 
 async def wait_at_later(gate: str) -> None:
-    """Wait at the gate, in the event loop."""
     reader, writer = await asyncio.open_unix_connection(gate)
     try:
         writer.write(f" {os.getpid()}\n".encode())
@@ -219,12 +193,6 @@ async def wait_at_later(gate: str) -> None:
     finally:
         writer.close()
         await writer.wait_closed()  # so the gate hears of it while the loop runs
-
-
-@contextmanager
-def still(_: CurrentJob) -> Iterator[None]:
-    """Do nothing."""
-    yield
 
 
 def fork() -> int:

@@ -19,8 +19,6 @@ from tests.helpers.faults import say, say_to_control
 from tests.helpers.inside import heartbeat_page
 from tests.helpers.jobs import arrive, sleep, wait_at
 
-__all__: list[str] = []
-
 
 def count(stop: int, size: int = 0) -> bytes:
     for number in range(stop):

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from types import TracebackType
 from typing import Any, Self
 
 from asyncpool import Cluster
 from asyncpool.cluster import ClusterStats
 from tests.helpers import serves
-
-__all__ = [
-    "SPREADS",
-    "Client",
-    "all_ready",
-    "clients",
-    "cluster_of",
-    "come_true",
-    "connected",
-    "until",
-    "who",
-]
+from tests.helpers.patience import patience
 
 SPREADS = ("handoff", "shared")
 
@@ -34,6 +23,16 @@ def cluster_of(target: Any = serves.talk, **options: Any) -> Cluster:
     options.setdefault("bind", "tcp://127.0.0.1:0")
     options.setdefault("workers", 2)
     return Cluster(target, **options)
+
+
+@asynccontextmanager
+async def whole_cluster(
+    target: Any = serves.talk, **options: Any
+) -> AsyncIterator[Cluster]:
+    """Start a cluster, and wait until all of its workers serve."""
+    async with patience(), cluster_of(target, **options) as cluster:
+        await all_ready(cluster)
+        yield cluster
 
 
 async def until(
@@ -69,30 +68,38 @@ async def connected(cluster: Cluster, count: int) -> None:
     )
 
 
-class Client:
-    """A conversation with a worker; an async context manager."""
+class Connection:
+    """One connection to a cluster; an async context manager."""
 
-    def __init__(self, cluster: Cluster, address: int = 0) -> None:
-        self._address = cluster.addresses[address]
+    def __init__(
+        self, cluster: Cluster, address: int = 0, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._address, self._tls = cluster.addresses[address], tls
 
     async def __aenter__(self) -> Self:
+        tls: dict[str, Any] = {"ssl": self._tls}
+        if self._tls is not None:
+            tls["server_hostname"] = "localhost"
         if self._address.startswith("unix:"):
-            path = self._address.removeprefix("unix://").removeprefix("unix:")
-            self.reader, self.writer = await asyncio.open_unix_connection(path)
+            path = self._address.removeprefix("unix:").removeprefix("//")
+            opening = asyncio.open_unix_connection(path, **tls)
         else:
             host, _, port = self._address.removeprefix("tcp://").rpartition(":")
-            self.reader, self.writer = await asyncio.open_connection(
-                host.strip("[]"), int(port)
-            )
+            opening = asyncio.open_connection(host.strip("[]"), int(port), **tls)
+        self.reader, self.writer = await opening
         return self
 
-    async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def close(self) -> None:
+        self.writer.close()
+        with suppress(OSError):
+            await self.writer.wait_closed()
+
+
+class Client(Connection):
+    """A conversation with a worker."""
 
     async def ask(self, line: str) -> str:
         """Say something, and return the answer; empty if the connection has ended."""
@@ -112,11 +119,6 @@ class Client:
         """Return the slot, the generation and the pid of the worker."""
         slot, generation, pid = map(int, (await self.ask("who")).split())
         return slot, generation, pid
-
-    async def close(self) -> None:
-        self.writer.close()
-        with suppress(ConnectionError):
-            await self.writer.wait_closed()
 
 
 async def who(cluster: Cluster) -> tuple[int, int, int]:

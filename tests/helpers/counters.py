@@ -25,8 +25,6 @@ from typing import NamedTuple
 
 from tests.helpers.escapes import system_call
 
-__all__ = ["COUNTERS", "Counter"]
-
 
 class Counter(NamedTuple):
     """Something that is counted.

@@ -268,10 +268,6 @@ def give_document(body: int, digits: int) -> Document:
     return Document(Kind.BILL, Decimal("1" * digits), "\u20ac" * body)
 
 
-def lie_of_days(payload: bytes) -> list[date]:
-    return send_instead(payload)  # type: ignore[no-any-return]
-
-
 def give_forms(count: int) -> list[Form]:
     return [Form() for _ in range(count)]
 

@@ -24,8 +24,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ATTEMPTS", "Attempt", "Target", "attempt_by", "system_call"]
-
 SECRET = "a secret of the service"
 VARIABLE = "A_SECRET_OF_THE_SERVICE"
 

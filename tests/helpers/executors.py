@@ -23,26 +23,6 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, start_script
 from tests.helpers.waiting_room import WaitingRoom
 
-__all__ = [
-    "BOTH",
-    "FORKS",
-    "Clock",
-    "Make",
-    "clock",
-    "executor",
-    "fill",
-    "make",
-    "one_executor",
-    "own_executor",
-    "pending_behind",
-    "process_pool",
-    "room",
-    "run_either",
-    "standard_or_ours",
-    "start_either",
-    "wait_gone",
-]
-
 Make: TypeAlias = Callable[..., cf.Executor]
 
 # Its way to fork is what Python 3.12 warns of.
@@ -77,9 +57,7 @@ def make(standard_or_ours: Make) -> Iterator[Make]:
 
 
 @pytest.fixture(scope="module")
-def one_executor(
-    standard_or_ours: Make,
-) -> Iterator[tuple[cf.Executor, set[int]]]:
+def one_executor(standard_or_ours: Make) -> Iterator[tuple[cf.Executor, set[int]]]:
     with standard_or_ours(2) as executor:
         yield executor, all_of(executor)
 
@@ -141,7 +119,8 @@ def fill(executor: cf.Executor, room: WaitingRoom, workers: int = 2) -> list[Any
 
 def pending_behind(executor: cf.Executor, count: int = 1) -> list[cf.Future[int]]:
     """Submit calls of which the last *count* are surely not handed over yet."""
-    futures = [executor.submit(jobs.square, n) for n in range(20 + count)]
+    # Two workers have 128 short ones each, at most.
+    futures = [executor.submit(jobs.square, n) for n in range(300 + count)]
     return futures[-count:]
 
 

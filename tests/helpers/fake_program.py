@@ -14,8 +14,6 @@ from typing import Any, Self
 
 from asyncpool._runtime.control.paths import path_of
 
-__all__ = ["FakeProgram"]
-
 
 class _Connection(socketserver.StreamRequestHandler):
     """Answers one client."""

@@ -25,8 +25,6 @@ from asyncpool._core.wire.page import BEGUN
 from tests.helpers.inside import socket_of
 from tests.helpers.jobs import arrive, spin, wait_at
 
-__all__ = ["DEATHS", "FAULTS", "HANGS", "Fault", "by_name"]
-
 
 @dataclass(frozen=True)
 class Fault:

@@ -13,8 +13,6 @@ from typing import Any, NoReturn
 
 from tests.helpers import jobs
 
-__all__ = ["Thing", "collect", "count", "largest_in_hand", "stop_collector"]
-
 _watched: list[weakref.ref[Any]] = []
 
 
@@ -63,7 +61,6 @@ def count() -> tuple[int, int]:
 
 
 def collect() -> int:
-    """Return how many objects only the collector finds."""
     return gc.collect()
 
 
@@ -105,7 +102,6 @@ def wait(thing: Thing, gate: str) -> None:
 
 
 def lock(thing: Thing) -> Any:
-    """Return what cannot be pickled."""
     watch(thing)
     return [thing, iter([thing]), lambda: thing]
 

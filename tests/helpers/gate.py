@@ -15,8 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Gate", "Visitor", "short_folder"]
-
 
 @contextmanager
 def short_folder() -> Iterator[Path]:

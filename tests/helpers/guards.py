@@ -22,15 +22,6 @@ import psutil
 
 from tests.helpers.patience import PATIENCE
 
-__all__ = [
-    "MARK",
-    "Snapshot",
-    "few_descriptors",
-    "mark_descendants",
-    "marked_processes",
-    "open_fds",
-]
-
 # Every process that descends from this one has this in its environment, also when
 # it has lost its parents, changed its session and its command line.
 MARK = "ASYNCPOOL_TESTS"

@@ -33,19 +33,6 @@ from asyncpool._worker.channel.large_buffers import LargeBuffers
 from tests.helpers.faults import channels, linger, say_to_control
 from tests.helpers.inside import segments_mapped
 
-__all__ = [
-    "CUT_SHORT",
-    "FLOODS",
-    "LIES",
-    "PICKLES",
-    "attack",
-    "attack_stream",
-    "forge_from_lane",
-    "give",
-    "overwrite",
-    "sink",
-]
-
 _PAGE = "memfd:asyncpool-page"
 
 
@@ -151,26 +138,6 @@ def overwrite() -> int:
     for memory in found:
         memory.fill((0,), ((b"Z" * memory.size,),))
     return len(found)
-
-
-def sink(block: bytes) -> str:
-    """Try to take away the memory that *block* came in; return what came of it."""
-    tried = 0
-    for link in Path("/proc/self/map_files").iterdir():
-        with suppress(OSError):
-            if "memfd:asyncpool" not in str(link.readlink()):
-                continue
-            with link.open("r+b") as file:
-                tried += 1
-                for size in (0, 1 << 30):
-                    try:
-                        os.ftruncate(file.fileno(), size)
-                    except PermissionError:
-                        continue
-                    return "it was truncated"
-                # A hole reads as zeros, so it takes nothing away.
-                os.pwrite(file.fileno(), b"\xff" * 100, 0)
-    return f"{'sealed' if tried else 'nothing to try'}: {len(block)}"
 
 
 # Lies, each with what the pool says of it.

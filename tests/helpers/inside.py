@@ -364,16 +364,6 @@ def run_out(pool: Pool, job: Job[Any], *, within: float = 0.0) -> None:
     supervisor_of(pool).traffic.timers._timer.watch(job.id, end)
 
 
-def allow_silence(pool: Pool, job: Job[Any], seconds: float) -> None:
-    """Have a job that has come to its gate be silent for so long at most, from now on.
-
-    It has to have had plenty before, see :func:`run_out`.
-    """
-    now = asyncio.get_running_loop().time()
-    job._began, job._limits = now, replace(job._limits, heartbeat_timeout=seconds)
-    supervisor_of(pool).traffic.timers._timer.watch(job.id, now + seconds)
-
-
 async def hold_up_until_due(pool: Pool) -> None:
     """Block this thread, and so the loop, from when the first worker has a deadline until then."""
     loop, slot = asyncio.get_running_loop(), core_of(pool).slots[0]

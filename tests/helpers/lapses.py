@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 from tests.helpers.gate import Gate, Visitor
 
-__all__ = ["begun", "unless_over"]
-
 T = TypeVar("T")
 
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from asyncpool import Pool
     from asyncpool._worker.channel.large_buffers import LargeBuffers
 
-__all__ = ["Block", "Crowd", "Passenger", "Stop", "all_free", "pattern"]
-
 T = TypeVar("T")
 
 
@@ -514,9 +512,6 @@ OFFENCES: dict[str, Callable[..., bytes]] = {
     "returns what another has": lambda other, **_: returned(other),
     "loses what there is not": lambda **_: lost(999),
     "loses what it has returned": lambda mine, **_: returned(mine) + lost(mine),
-    "grants": lambda **_: header(FrameKind.GRANT, 0, tag=1),
-    "makes a segment": lambda **_: header(FrameKind.SEGMENT, 0, 65_536, tag=1),
-    "drops": lambda **_: header(FrameKind.DROP, 0, tag=1),
 }
 
 
@@ -524,10 +519,4 @@ def offend(name: str, other: int, block: Block) -> NoReturn:
     """Say what no worker says, with an argument in shared memory."""
     [mine] = segments_mapped(cargo())
     faults.say(OFFENCES[name](mine=mine, other=other))
-    raise AssertionError
-
-
-def offend_on_control(kind: int, block: Block) -> NoReturn:
-    """Say on the control channel what belongs to the other one."""
-    faults.say_to_control(header(FrameKind(kind), 0, 100_000, tag=1))
     raise AssertionError

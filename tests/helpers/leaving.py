@@ -26,16 +26,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-__all__ = [
-    "django_app",
-    "fast",
-    "flask_app",
-    "no_lifespan",
-    "raw_asgi",
-    "raw_wsgi",
-    "starlette_app",
-]
-
 Message = dict[str, Any]
 
 told: Counter[str] = Counter()
@@ -84,13 +74,11 @@ class Endless:
 
 
 def hang() -> None:
-    """Hold a thread until it is released."""
     told["hanging"] += 1
     released.wait()
 
 
 def raw_wsgi(environ: Message, start_response: Callable[..., Any]) -> Any:
-    """Answer without any framework."""
     where, body = environ["PATH_INFO"], b""
     if where in {"/stream", "/write"}:
         write = start_response("200 OK", [("content-type", "text/plain")])
@@ -154,7 +142,6 @@ def flood() -> Iterator[bytes]:
 
 
 def silence() -> Iterator[bytes]:
-    """Yield once."""
     yield PIECE
     hang()
 
@@ -164,13 +151,11 @@ flask_app = flask.Flask(__name__)
 
 @flask_app.get("/stream")
 def flask_stream() -> flask.Response:
-    """Stream for ever."""
     return flask.Response(pieces())
 
 
 @flask_app.post("/upload")
 def flask_upload() -> str:
-    """Read a body."""
     try:
         return str(len(flask.request.get_data()))
     except Exception:
@@ -180,7 +165,6 @@ def flask_upload() -> str:
 
 @flask_app.get("/told")
 def flask_told() -> dict[str, int]:
-    """Tell what happened."""
     return told
 
 
@@ -195,12 +179,10 @@ django.setup()
 
 
 def django_stream(request: HttpRequest) -> StreamingHttpResponse:
-    """Stream for ever."""
     return StreamingHttpResponse(pieces())
 
 
 def django_upload(request: HttpRequest) -> HttpResponse:
-    """Read a body."""
     try:
         return HttpResponse(str(len(request.body)))
     except OSError:
@@ -209,7 +191,6 @@ def django_upload(request: HttpRequest) -> HttpResponse:
 
 
 def django_told(request: HttpRequest) -> HttpResponse:
-    """Tell what happened."""
     return HttpResponse(json.dumps(told))
 
 
@@ -225,7 +206,6 @@ django_app = get_wsgi_application()
 
 
 async def raw_asgi(scope: Message, receive: Any, send: Any) -> None:
-    """Answer without any framework."""
     if scope["type"] != "http":
         return
     where, status, echo = scope["path"], 200, b""
@@ -292,12 +272,10 @@ async def ignore_cancellation() -> None:
 
 
 async def starlette_stream(request: Request) -> StreamingResponse:
-    """Stream for ever."""
     return StreamingResponse(later_pieces())
 
 
 async def starlette_upload(request: Request) -> JSONResponse:
-    """Read a body."""
     try:
         return JSONResponse(len(await request.body()))
     except Exception:
@@ -306,7 +284,6 @@ async def starlette_upload(request: Request) -> JSONResponse:
 
 
 async def starlette_told(request: Request) -> JSONResponse:
-    """Tell what happened."""
     return JSONResponse(told)
 
 
@@ -323,11 +300,9 @@ fast = fastapi.FastAPI()
 
 @fast.get("/stream")
 def fast_stream() -> StreamingResponse:
-    """Stream for ever, in a thread of FastAPI's."""
     return StreamingResponse(pieces())
 
 
 @fast.get("/told")
 async def fast_told() -> dict[str, int]:
-    """Tell what happened."""
     return dict(told)

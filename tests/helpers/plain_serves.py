@@ -6,8 +6,6 @@ import asyncio
 import os
 from typing import cast
 
-__all__ = ["Shouter", "converse"]
-
 
 async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer each line with the pid and that line."""

@@ -28,25 +28,6 @@ from asyncpool.events import Crashed, Event
 from tests.helpers import jobs
 from tests.helpers.faults import Fault
 
-__all__ = [
-    "assert_serves",
-    "assert_told",
-    "broken_by",
-    "by_events",
-    "case",
-    "closing",
-    "collect",
-    "crash_of",
-    "end_of",
-    "idle",
-    "kill_worker",
-    "launcher_of",
-    "next_of",
-    "timeout_of",
-    "until",
-]
-
-
 E = TypeVar("E")
 
 
@@ -63,6 +44,13 @@ def case(*what: object) -> Iterator[None]:
 def broken_by(poison: Path) -> dict[str, Any]:
     """Return the options of a pool whose workers do not start while the file *poison* exists."""
     return {"initializer": jobs.fail_if_there, "initargs": (str(poison),)}
+
+
+async def started(workers: int, **options: Any) -> Pool:
+    """Return a pool whose workers are all ready; whoever has it closes it."""
+    pool = Pool(workers, ready="all", **options)
+    await pool.start()
+    return pool
 
 
 async def until(pool: Pool, predicate: Callable[[PoolStats], bool]) -> PoolStats:

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-__all__ = ["quiet", "quiet_loop", "resource_tracked"]
-
 
 @pytest.fixture(scope="module")
 def resource_tracked() -> Iterator[None]:

@@ -15,8 +15,6 @@ from typing import Any
 from asyncpool.cluster import Connection, Worker
 from tests.helpers import jobs
 
-__all__: list[str] = []
-
 
 class Talker:
     """Serves conversations of lines, each of which is answered by another one."""
@@ -205,7 +203,6 @@ async def keep(worker: Worker) -> None:
 
 
 async def answer_messages(worker: Worker) -> None:
-    """Send every message back."""
     worker.ready()
     async for message in worker.messages():
         await worker.send(("back", message))
@@ -320,7 +317,6 @@ async def send_files_without_end(worker: Worker) -> None:
 
 
 async def take_sockets(worker: Worker) -> None:
-    """Say that a socket has come."""
     worker.ready()
     async for sock in worker.incoming_sockets():
         sock.close()
@@ -358,7 +354,6 @@ async def send_sockets_without_end(worker: Worker) -> None:
 
 
 async def not_yet(worker: Worker) -> None:
-    """Never be ready."""
     await worker.wait_draining()
 
 
@@ -379,6 +374,5 @@ async def fail_before(worker: Worker) -> None:
 
 
 async def never_end(worker: Worker) -> None:
-    """Serve on, whatever the worker is asked for."""
     worker.ready()
     await asyncio.Event().wait()

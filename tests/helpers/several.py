@@ -11,8 +11,6 @@ from typing import Any
 from asyncpool import current_job, heartbeat, retire_worker, worker_state
 from tests.helpers import jobs
 
-__all__ = ["colour"]
-
 colour: ContextVar[str] = ContextVar("colour", default="none")
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from tests.helpers import jobs
 
-__all__ = ["NO_VARIABLE", "request", "tenant", "user"]
-
 request: ContextVar[Any] = ContextVar("request")
 tenant: ContextVar[Any] = ContextVar("tenant", default="nobody")
 user: ContextVar[Any] = ContextVar("user")

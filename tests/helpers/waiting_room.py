@@ -10,8 +10,6 @@ from typing import Self
 from tests.helpers.gate import short_folder
 from tests.helpers.patience import PATIENCE
 
-__all__ = ["WaitingRoom"]
-
 
 class WaitingRoom:
     """Where jobs wait that call ``jobs.wait_at(room.path)``, until they are let go."""

@@ -8,17 +8,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "app",
-    "broken",
-    "explaining",
-    "make_app",
-    "make_app_unless",
-    "make_flood",
-    "plain",
-    "raising",
-]
-
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -42,7 +31,6 @@ def plain(scope: Message, receive: Receive, send: Send) -> Awaitable[None]:
 
 
 def make_app() -> Callable[..., Awaitable[None]]:
-    """Return the application: a factory."""
     return app
 
 
@@ -75,7 +63,6 @@ def make_flood(counted: Path) -> Callable[..., Awaitable[None]]:
 
 
 async def broken(scope: Message, receive: Receive, send: Send) -> None:
-    """Refuse to start."""
     assert scope["type"] == "lifespan"
     await receive()
     await send({"type": "lifespan.startup.failed", "message": "no database"})
@@ -90,7 +77,6 @@ async def explaining(scope: Message, receive: Receive, send: Send) -> None:
 
 
 async def raising(scope: Message, receive: Receive, _send: Send) -> None:
-    """Refuse to start, as an application does that knows nothing of lifespans."""
     assert scope["type"] == "lifespan"
     await receive()
     raise ValueError("no database")
@@ -145,7 +131,6 @@ def _leave(descriptors: int) -> None:
 
 
 async def _read(receive: Receive) -> int:
-    """Return how many bytes were uploaded, when that is over."""
     size, more = 0, True
     while more:
         message = await receive()
