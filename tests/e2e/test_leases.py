@@ -29,14 +29,14 @@ from asyncpool import (
     WorkerCrashedError,
 )
 from asyncpool.events import LeaseEvent, LeaseLapsed
-from tests.e2e.test_pipelining import learn, stop
+from tests.e2e.test_pipelining import learn
 from tests.helpers import jobs, several
 from tests.helpers.gate import Gate
 from tests.helpers.inside import break_core, in_hand, look_for_stalls_never, ring
 from tests.helpers.lapses import begun, unless_over
 from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import PATIENCE, patience
-from tests.helpers.pools import assert_serves, closing, idle, until
+from tests.helpers.pools import assert_serves, closing, idle, stop, until
 from tests.helpers.scripts import run_script
 
 pytestmark = ONE_LOOP
@@ -197,7 +197,7 @@ async def test_until_a_worker_has_said_that_it_will_not_begin(
         await learn(pool, jobs.perhaps_wait)
         running = pool.submit(jobs.perhaps_wait, gate.path)
         worker = await gate.visitor()
-        stop(worker.pid)
+        await stop(worker.pid)
         try:
             view = pool.options(lease=(keeper, "mine"))
             if why == "too late":
