@@ -43,8 +43,8 @@ async def test_keys_that_were_chosen_to_meet_end_their_worker(
 ) -> None:
     text = await error_of_the_worker_killed_by(function)
     assert text.startswith(
-        "the job's outcome cannot be read, and its worker is killed: it sent the job's "
-        f"result that is no msgspec: {CHOSEN}"
+        "the job's outcome cannot be read, and its worker is at fault: it sent the "
+        f"job's result that is no msgspec: {CHOSEN}"
     )
 
 
@@ -106,7 +106,7 @@ async def test_the_limit_is_one_for_all_that_a_message_holds() -> None:
                 match="cannot be sent as msgspec: it holds more than 500,000 values",
             ):
                 await call
-        with pytest.raises(JobNotPicklableError, match="its worker is killed"):
+        with pytest.raises(JobNotPicklableError, match="its worker is at fault"):
             await pool.submit(data_jobs.send_instead, TABLE)
 
 

@@ -198,7 +198,7 @@ async def test_what_is_no_message_ends_its_worker_as_protocol_and_no_other_job(
             with case(payload[:100]):
                 with pytest.raises(JobNotPicklableError) as caught:
                     await pool.submit(data_jobs.send_instead, payload, what)
-                text = "cannot be read, and its worker is killed: it sent"
+                text = "cannot be read, and its worker is at fault: it sent"
                 assert text in str(caught.value)
                 assert await pool.submit(data_jobs.echo, (1,)) == (1,)
     kinds = [crash.kind for crash in crashes]
@@ -208,7 +208,7 @@ async def test_what_is_no_message_ends_its_worker_as_protocol_and_no_other_job(
 async def test_a_message_in_another_codec_is_not_read_even_if_it_is_large() -> None:
     crashes: list[Any] = []
     async with Pool(1, codec="msgspec", on_crash=crashes.append) as pool:
-        with pytest.raises(JobNotPicklableError, match="its worker is killed"):
+        with pytest.raises(JobNotPicklableError, match="its worker is at fault"):
             await pool.submit(data_jobs.send_instead, b"\x01\x00" + b" " * 300_000)
         assert await pool.submit(data_jobs.echo, 1) == 1
     assert [crash.kind for crash in crashes] == [CrashKind.PROTOCOL]

@@ -42,7 +42,7 @@ from asyncpool.errors import (
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, SharedPool, connect
 from asyncpool.sharedpool._server import MOST_STRANGERS
-from tests.helpers import jobs
+from tests.helpers import data_jobs, jobs
 from tests.helpers.crashes import crash_with
 from tests.helpers.gate import short_folder
 from tests.helpers.inside import connect_within, waiting_jobs
@@ -665,7 +665,8 @@ async def test_a_data_only_pool_stays_data_only_through_its_agent(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "pool.sock"
-    options: dict[str, Any] = {"codec": "json", "functions": ["tests.helpers.jobs:*"]}
+    names = ["tests.helpers.jobs:*", "tests.helpers.data_jobs:*"]
+    options: dict[str, Any] = {"codec": "msgspec", "functions": names}
     async with (
         patience(),
         Pool(1, **options) as pool,
@@ -682,6 +683,12 @@ async def test_a_data_only_pool_stays_data_only_through_its_agent(
         async with client.worker() as mine:
             await mine.submit(jobs.fill_state)
             assert await mine.submit(jobs.count_state) == 1
+        told = "cannot be read, and its worker is at fault: it sent "
+        with pytest.raises(JobNotPicklableError, match=f"{told}an item"):
+            await anext(client.stream(data_jobs.meet_in_a_stream))
+        for payload in (b"\x01\x00", bytes(300_000)):
+            with pytest.raises(JobNotPicklableError, match=f"{told}the job's result"):
+                await client.submit(data_jobs.send_instead, payload)
 
 
 @pytest.mark.parametrize("is_left", [True, False])
