@@ -717,7 +717,9 @@ class Supervisor:
             "resized": self.replacement.resized,
             "roll_ended": self.replacement.rolled,
             "left_empty": lambda _: self.replacement.resize_waits.check(),
-            "broken": lambda _: self.status.note_broken(broken_errors(self._state)(None)),
+            "broken": lambda _: self.status.note_broken(
+                broken_errors(self._state)(None)
+            ),
             "recovered": self.status.note_recovered,
             "finished": self._finished.set,
         }
