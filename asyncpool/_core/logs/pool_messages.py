@@ -160,6 +160,13 @@ SANDBOX_INCOMPLETE = LogMessage(
     "%(title)s: its sandbox (strict=False) does not keep everything in: %(missing)s",
     "pool settings",
 )
+MEMORY_SHARED = LogMessage(
+    "memory-shared",
+    WARNING,
+    "%(title)s: in spite of fresh=True a job sees what others wrote into memory that preload "
+    "left: %(memory)s; make it in the initializer, or name another preload",
+    "pool memory",
+)
 CALL_REFUSED = LogMessage(
     "call-refused",
     WARNING,

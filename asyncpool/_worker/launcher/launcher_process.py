@@ -47,6 +47,7 @@ from asyncpool._worker.process.os_setup import (
     take_stdio,
 )
 from asyncpool._worker.process.preloading import Preloading, forking, warm_up
+from asyncpool._worker.sandbox.leftovers import shared_memory
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -213,10 +214,14 @@ class LauncherProcess:
             os.close(self._imports)
         faulthandler.unregister(STACKS)
         signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
+        shared = ""
+        if config.fork and config.namespaces is None:
+            with contextlib.suppress(OSError):  # no Linux
+                shared = shared_memory()
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
         lost = preloading.left(whole=True) if config.fork else []
-        self._send(FrameKind.HELLO, json.dumps(lost).encode() if lost else b"")
+        self._send(FrameKind.HELLO, json.dumps([lost, shared]).encode())
 
     def _note(self, name: str) -> None:
         """Note what is imported now: the process may die of it."""
