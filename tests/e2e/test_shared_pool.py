@@ -170,6 +170,8 @@ async def test_a_killed_server_costs_what_had_begun_and_nothing_hangs(
             assert str(process.pid) in lost.value.node
             with pytest.raises(PoolClosedError):
                 pool.submit(double, 1)
+            with pytest.raises(PoolClosedError):
+                await pool.stats()
             name, registry = {"pool": pool.name}, CollectorRegistry()
             register(pool, registry)
             assert registry.get_sample_value("asyncpool_nodes_lost_total", name) == 1
