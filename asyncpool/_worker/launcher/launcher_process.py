@@ -47,7 +47,6 @@ from asyncpool._worker.process.os_setup import (
     take_stdio,
 )
 from asyncpool._worker.process.preloading import Preloading, forking, warm_up
-from asyncpool._worker.sandbox.leftovers import shared_memory
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -216,8 +215,12 @@ class LauncherProcess:
         signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
         shared = ""
         if config.fork and config.namespaces is None:
-            with contextlib.suppress(OSError):  # no Linux
-                shared = shared_memory()
+            # It is missing where this is no Linux.
+            with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
+                if b"w-s " in maps.read():
+                    from asyncpool._worker.sandbox.leftovers import shared_memory  # noqa: PLC0415 - few need it
+
+                    shared = shared_memory()
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
         lost = preloading.left(whole=True) if config.fork else []
