@@ -163,8 +163,8 @@ SANDBOX_INCOMPLETE = LogMessage(
 MEMORY_SHARED = LogMessage(
     "memory-shared",
     WARNING,
-    "%(title)s: in spite of fresh=True a job sees what others wrote into memory that preload "
-    "left: %(memory)s; make it in the initializer, or name another preload",
+    "%(title)s: preload left memory that all workers share, in spite of fresh=True: "
+    "%(memory)s; make it in the initializer",
     "pool memory",
 )
 CALL_REFUSED = LogMessage(
