@@ -97,8 +97,8 @@ fuzz: $(VENV)/.installed-test bytecode ## Anything for the decoders of what work
 unit: $(VENV)/.installed-test bytecode ## The tests alone; ARGS="-n0 -k takeover"
 	$(PY) -m pytest -q $(AT_ONCE) $(ARGS)
 
-real: $(VENV)/.installed-real bytecode ## With freezers, servers, data libraries and APM agents that are heavy to install
-	$(PY) -m pytest -q -n0 tests/e2e/test_threads.py tests/real $(ARGS)
+real: $(VENV)/.installed-real $(VENV)/.installed-ray bytecode ## With freezers, servers, data libraries, APM agents and Ray, all heavy to install
+	$(PY) -m pytest -q -n0 tests/e2e/test_threads.py tests/real tests/ray $(ARGS)
 
 # Processes of a test may run in another folder: hence the whole name of the file that theirs
 # begin with.  One that is killed while it writes leaves a broken one.

@@ -27,7 +27,8 @@ def greeting() -> bytes:
     """Return the first line on a launcher's channel: whether it can run what this Python runs."""
     threaded = "t" * ("t" in sys.abiflags)
     tag, version = sys.implementation.cache_tag, sys.version.split()[0]
-    return f"{tag}{threaded} {version}\n".encode()
+    folder = os.path.realpath(os.path.dirname(getattr(os, "__file__", "")))  # noqa: PTH120 - as the other side
+    return f"{tag}{threaded} {version} in {folder!a}\n".encode()
 
 
 def frozen(executable: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from asyncpool._core.logs import pool_messages
 from asyncpool._core.logs.log_message import LogMessage
 from asyncpool._observe.control.watch import Watching, plain
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
-from asyncpool._runtime.cluster.signals import SignalHandlers, name_of, obeyed
+from asyncpool._runtime.cluster.signals import name_of, obeyed
 from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
 from asyncpool._runtime.state.life_log import (
     count_workers,
@@ -121,14 +121,15 @@ class Operation:
         Cancellation:
             Ends the cluster at once.
         """
-        orders = SignalHandlers(
-            stop=self._heeded(lambda number: self.stop(number, name_of(number))),
-            reload=self._heeded(lambda: self.reload_soon("SIGHUP")),
-            resize=self._heeded(self._resize_by),
-            dump=self._heeded(lambda: self._soon(self._dump)),
-            quit=self._heeded(lambda: self._stop_now("SIGQUIT")),
-            refuse=self._heeded(self._refuse),
-        )
+        orders: dict[str, Callable[..., object]] = {
+            "stop": lambda number: self.stop(number, name_of(number)),
+            "reload": lambda: self.reload_soon("SIGHUP"),
+            "resize": self._resize_by,
+            "dump": lambda: self._soon(self._dump),
+            "quit": lambda: self._stop_now("SIGQUIT"),
+            "refuse": self._refuse,
+        }
+        orders = {name: self._heeded(order) for name, order in orders.items()}
         self._notifier = Notifier()
         control = None
         try:
@@ -150,14 +151,9 @@ class Operation:
         cut = self._stops[-1] if len(self._stops) > 1 else 0
         return 128 + cut if cut else STOPPED
 
-    def _heeded(self, order: Callable[P, object]) -> Callable[P, None]:
+    def _heeded(self, order: Callable[..., object]) -> Callable[..., object]:
         """Return what gives an order, unless it comes when the cluster has ended."""
-
-        def give(*args: P.args, **kwargs: P.kwargs) -> None:
-            if not self._is_over:
-                order(*args, **kwargs)
-
-        return give
+        return lambda *args: None if self._is_over else order(*args)
 
     def stop(self, number: int = 0, why: str = "") -> None:
         """Drain and end; when it is asked for again, end at once.

@@ -6,7 +6,9 @@ import asyncio
 import functools
 import os
 import re
+import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -307,6 +309,27 @@ async def test_the_calls_of_a_session_share_a_worker_that_no_job_has_had() -> No
         async with pool.worker(fresh=False) as worker:
             assert [await worker.submit(jobs.count_state) for _ in "ab"] == [1, 2]
         assert await pool.submit(jobs.count_state) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is shared")
+@pytest.mark.logs("memory-shared")
+async def test_memory_that_a_preload_has_all_workers_share_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "ap_table.py").write_text("import mmap\nTABLE = mmap.mmap(-1, 8192)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    quiet: list[dict[str, Any]] = [
+        {"preload": ["ap_table"], "fresh": False},
+        {"preload": ["ap_table"], "launcher": "spawn"},
+        {"preload": ["ctypes", "multiprocessing.sharedctypes"]},
+    ]
+    for options in ({"preload": ["ap_table"]}, *quiet):
+        async with patience(), Pool(1, **{"fresh": True, **options}) as pool:
+            assert await pool.submit(jobs.square, 3) == 9
+    [told] = [
+        it for it in caplog.records if vars(it).get("message_id") == "memory-shared"
+    ]
+    assert vars(told)["memory"] == "8192 bytes of /dev/zero (deleted) (module ap_table)"
 
 
 async def test_items_cannot_share_a_worker() -> None:

@@ -166,8 +166,9 @@ async def test_who_leaves_the_queue_costs_no_thread() -> None:
             await come_true(lambda: cluster.stats().requests.open == 1)
 
 
-async def test_a_stream_that_was_asked_for_its_head_ends_there() -> None:
-    async with serving("raw_wsgi") as cluster:
+@pytest.mark.parametrize("name", ["raw_wsgi", "raw_asgi", "starlette_app"])
+async def test_a_stream_that_was_asked_for_its_head_ends_there(name: str) -> None:
+    async with serving(name) as cluster:
         for number in range(1, CLIENTS + 1):
             async with Caller(cluster) as caller:
                 caller.say(GET.format("/stream").replace("GET", "HEAD"))
@@ -243,12 +244,17 @@ async def test_a_worker_with_what_cannot_be_ended_is_replaced(
     assert reason.endswith("which were given up after 0.5 s (request_timeout)")
 
 
-async def test_a_quiet_stream_whose_client_has_left_is_given_up() -> None:
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_threads_that_are_quiet_streams_cost_their_worker(
+    *, leaves: bool
+) -> None:
     async with serving("raw_wsgi", request_timeout=0.5) as cluster:
-        for _ in range(THREADS):
-            async with Caller(cluster) as caller:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(THREADS):
+                caller = await stack.enter_async_context(Caller(cluster))
                 caller.say(GET.format("/silence"))
                 await caller.head()
+            await come_true(lambda: leaves or cluster.stats().spawned == 2)
         await come_true(lambda: cluster.stats().spawned == 2)
         await get(cluster, "/told")
 
@@ -369,7 +375,8 @@ async def test_no_connection_goes_where_nothing_is_free(
     caplog.set_level("INFO", "asyncpool")
     async with serving(name, **options) as cluster:
         async with contextlib.AsyncExitStack() as stack:
-            await hold(cluster, stack, path, 1 if path == "/block" else MOST)
+            alone = path == "/block" or "spread" in options  # nobody waits
+            await hold(cluster, stack, path, 1 if alone else MOST)
             assert [slot.ready for slot in cluster.stats().slots] == [False]
             await cluster.resize(2)
             for _ in range(20):

@@ -209,7 +209,7 @@ async def test_what_is_no_message_ends_its_worker_as_protocol_and_no_other_job(
             with case(payload[:100]):
                 with pytest.raises(JobNotPicklableError) as caught:
                     await pool.submit(data_jobs.send_instead, payload, what)
-                text = "cannot be read, and its worker is killed: it sent"
+                text = "cannot be read, and its worker is at fault: it sent"
                 assert text in str(caught.value)
                 assert await pool.submit(data_jobs.echo, (1,)) == (1,)
     kinds = [crash.kind for crash in crashes]
@@ -469,7 +469,7 @@ async def test_what_would_hold_up_the_service_ends_its_worker() -> None:
                     await pool.submit(function, *args)
                 start, _, told = str(caught.value).partition(" that is no msgspec: ")
                 assert start == (
-                    "the job's outcome cannot be read, and its worker is killed: it sent "
+                    "the job's outcome cannot be read, and its worker is at fault: it sent "
                     "the job's result"
                 )
                 assert re.search(why, told)

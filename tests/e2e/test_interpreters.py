@@ -41,10 +41,13 @@ EMBEDDED = "sys.executable = name; sys.orig_argv.clear()"
 
 # No "#!" names an interpreter whose path has a blank.
 PYTHON = f'exec "{sys.executable}"'
-ANOTHER = f"""#!/bin/sh
-{PYTHON} -c 'import os, sys; os.write(int(sys.argv[-1]), b"cpython-38 3.8.1\\n")' "$@"
-"""
 OWN = f"{sys.implementation.cache_tag} {platform.python_version()}"
+ELSEWHERE = f"{OWN} in '/opt/lib/python'"
+
+
+def saying(what: str) -> str:
+    write = "import os, sys; os.write(int(sys.argv[-1]), sys.argv[1].encode())"
+    return f"""#!/bin/sh\n{PYTHON} -c '{write}' "{what}\n" "$@"\n"""
 
 
 @pytest.fixture
@@ -76,7 +79,16 @@ def test_the_executable_that_multiprocessing_has_is_used(
         ("#!/bin/sh\nexit 7\n", "60", "it ended with exit status 7"),
         ("#!/bin/sh\nkill -SEGV $$\n", "60", "signal SIGSEGV ended it"),
         ("#!/bin/sh\nexec sleep 600\n", "1", "it does not answer within start_timeout"),
-        (ANOTHER, "60", f"it is cpython-38 3.8.1, and this process is {OWN}"),
+        (
+            saying("cpython-38 3.8.1"),
+            "60",
+            f"it is cpython-38 3.8.1, and this process is {OWN} in '/",
+        ),
+        (
+            saying(ELSEWHERE),
+            "60",
+            f"it is {ELSEWHERE}, and this process is {OWN} in '/",
+        ),
         ("no program", "60", "it cannot be started: [Errno 8] Exec format error: "),
     ],
 )

@@ -33,7 +33,7 @@ from asyncpool.errors import (
 from asyncpool.events import Exited, JobEnded, JobQueued, JobStarted, Ready
 from asyncpool.prometheus import register
 from asyncpool.sharedpool import PoolServer, connect
-from tests.helpers import beats, jobs, streams
+from tests.helpers import beats, data_jobs, jobs, streams
 from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
 from tests.helpers.inside import check_for_stalls
@@ -142,6 +142,8 @@ async def test_a_killed_server_costs_what_had_begun_and_nothing_hangs(
             assert str(process.pid) in lost.value.node
             with pytest.raises(PoolClosedError):
                 pool.submit(jobs.square, 1)
+            with pytest.raises(PoolClosedError):
+                await pool.stats()
             name, registry = {"pool": pool.name}, CollectorRegistry()
             register(pool, registry)
             assert registry.get_sample_value("asyncpool_nodes_lost_total", name) == 1
@@ -172,13 +174,14 @@ async def test_a_data_only_pool_stays_data_only_and_refuses_others_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "pool.sock"
-    data: dict[str, Any] = {"codec": "json", "functions": ["tests.helpers.jobs:*"]}
+    names = ["tests.helpers.jobs:*", "tests.helpers.data_jobs:*"]
+    data: dict[str, Any] = {"codec": "msgspec", "functions": names}
     for name in ("functions", "errors"):
         wrong: dict[str, Any] = {name: [ValueError]}
         with pytest.raises(ValueError, match=f"{name} is for pools with a codec"):
             connect(f"unix:{path}", **wrong)
     async with patience(), Pool(1, **data) as pool, PoolServer(pool, path):
-        with pytest.raises(ProtocolError, match="codec json, and the client pickle"):
+        with pytest.raises(ProtocolError, match="codec msgspec, and the client pickle"):
             await connect(f"unix:{path}").start()
         async with connect(f"unix:{path}", **data) as client:
             squares = [n * n for n in range(20)]
@@ -191,9 +194,15 @@ async def test_a_data_only_pool_stays_data_only_and_refuses_others_by_name(
             async with client.worker() as mine:
                 await mine.submit(jobs.fill_state)
                 assert await mine.submit(jobs.count_state) == 1
+            told = "cannot be read, and its worker is at fault: it sent "
+            with pytest.raises(JobNotPicklableError, match=f"{told}an item"):
+                await anext(client.stream(data_jobs.meet_in_a_stream))
+            for payload in (b"\x01\x00", bytes(300_000)):
+                with pytest.raises(JobNotPicklableError, match=f"{told}the job's"):
+                    await client.submit(data_jobs.send_instead, payload)
         monkeypatch.setattr("asyncpool.sharedpool._client.__version__", "0.0")
         with pytest.raises(ProtocolError, match=r"asyncpool .*, and the client 0\.0"):
-            await connect(f"unix:{path}", codec="json").start()
+            await connect(f"unix:{path}", codec="msgspec").start()
 
 
 async def test_a_stream_comes_item_by_item_and_waits_for_its_caller(

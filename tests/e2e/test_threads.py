@@ -308,6 +308,7 @@ async def test_a_sandboxed_pool_that_preloads_pymupdf_reads_documents(
     [
         ("import ap_missing", 1),
         ("raise RuntimeError('no licence')", 1),
+        ("import ctypes\nctypes.CDLL('libap_missing.so.9')", 1),
         ("raise ConnectionRefusedError", 3),
         ("import os\ntry:\n    os.close(-1)\nexcept OSError:\n    raise KeyError", 3),
         ("raise MemoryError", 3),

@@ -20,7 +20,7 @@ import pytest
 from asyncpool._core.control.control_protocol import Request
 from asyncpool._runtime.base.pool_hub import EventStream
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
-from asyncpool._runtime.cluster.signals import SignalHandlers, name_of, obeyed
+from asyncpool._runtime.cluster.signals import name_of, obeyed
 from asyncpool._runtime.control.client import ControlClient
 from asyncpool._runtime.control.paths import live_names, path_of
 from asyncpool.cluster._run import Operation
@@ -479,14 +479,10 @@ class Notes:
     def __init__(self) -> None:
         self.news: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
         note = self.news.put_nowait
-        self.orders = SignalHandlers(
-            stop=lambda number: note(("stop", int(number))),
-            reload=lambda: note(("reload",)),
-            resize=lambda change: note(("resize", change)),
-            dump=lambda: note(("dump",)),
-            quit=lambda: note(("quit",)),
-            refuse=lambda number: note(("refuse", int(number))),
-        )
+        names = "stop", "reload", "resize", "dump", "quit", "refuse"
+        self.orders = {
+            name: lambda *of, name=name: note((name, *map(int, of))) for name in names
+        }
 
 
 ORDERS: dict[int, tuple[object, ...]] = {

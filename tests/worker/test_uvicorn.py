@@ -179,7 +179,9 @@ def counts(figures: RequestFigures) -> dict[str, int]:
 async def ask(app: Any) -> RequestFigures:
     figures = RequestFigures()
     with suppress(ArithmeticError):
-        await counted(app, figures, set())({"type": "http"}, None, ignore)
+        await counted(app, figures, set())(
+            {"type": "http", "method": "GET"}, None, ignore
+        )
     return figures
 
 

@@ -160,6 +160,13 @@ SANDBOX_INCOMPLETE = LogMessage(
     "%(title)s: its sandbox (strict=False) does not keep everything in: %(missing)s",
     "pool settings",
 )
+MEMORY_SHARED = LogMessage(
+    "memory-shared",
+    WARNING,
+    "%(title)s: preload left memory that all workers share, in spite of fresh=True: "
+    "%(memory)s; make it in the initializer",
+    "pool memory",
+)
 CALL_REFUSED = LogMessage(
     "call-refused",
     WARNING,

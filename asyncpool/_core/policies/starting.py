@@ -156,7 +156,9 @@ def cannot_succeed(error: BaseException, *, fixed: bool) -> bool:
         seen.add(id(reason))  # `raise error from error` makes a ring
         if isinstance(reason, MemoryError):
             return False
-        if isinstance(reason, OSError) and not isinstance(reason, _FINDINGS):
+        # Such as that of ctypes: there is no such library.
+        bare = type(reason) is OSError and reason.errno is None
+        if isinstance(reason, OSError) and not (bare or isinstance(reason, _FINDINGS)):
             return False  # a connection, a limit of the machine, a time that was over
         reason = reason.__cause__ or reason.__context__
     return fixed or isinstance(error, ImportError | NameError | SyntaxError)

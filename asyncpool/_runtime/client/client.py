@@ -25,6 +25,7 @@ from asyncpool._runtime.client.node_figures import NodeFigures
 from asyncpool._runtime.client.nodes import Nodes, no_agent
 from asyncpool._runtime.client.submissions import Submissions
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.outcomes import unreadable
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
@@ -34,7 +35,7 @@ from asyncpool._runtime.state.registry import JobRegistry, JobWatch
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.large_jobs import load_item
 from asyncpool.enums import Delivery
-from asyncpool.errors import PoolClosedError
+from asyncpool.errors import PoolClosedError, ProtocolError
 
 
 class JobWaits:
@@ -252,7 +253,10 @@ class Client:
 
     async def load(self, job: Job[Any], frame: Frame) -> Any:
         """Return the item of a stream."""
-        return await load_item(self.threads, job, frame)
+        try:
+            return await load_item(self.threads, job, frame)
+        except ProtocolError as error:
+            raise unreadable(error) from error
 
     def _again(self, job: Job[Any]) -> None:
         if self.agent_closes:

@@ -15,18 +15,8 @@ import sys
 
 # Signals that the first process must not pass on, since each process has its own: those of a fault
 # in itself, and the one that a child has ended.
-_OWN = frozenset(
-    (
-        signal.SIGCHLD,
-        signal.SIGSEGV,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGABRT,
-        signal.SIGSYS,
-        signal.SIGTRAP,
-    )
-)
+_NAMES = "SIGCHLD SIGSEGV SIGBUS SIGFPE SIGILL SIGABRT SIGSYS SIGTRAP"
+_OWN = {signal.Signals[name] for name in _NAMES.split()}
 
 
 def look_after_orphans() -> None:

@@ -5,34 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignalHandlers:
-    """What is done at each signal; each is called in the loop.
-
-    Attributes:
-        stop: For ``SIGTERM`` and ``SIGINT``, called with the number.  The first one asks for
-            a drain, the next one for an end at once.
-        reload: For ``SIGHUP``.
-        resize: For ``SIGTTIN`` with 1, for ``SIGTTOU`` with -1.
-        dump: For ``SIGUSR1``.
-        quit: For ``SIGQUIT``.
-        refuse: Called with the number of a signal that means nothing here, and that would
-            end the process without a word by default.
-    """
-
-    stop: Callable[[int], object]
-    reload: Callable[[], object]
-    resize: Callable[[int], object]
-    dump: Callable[[], object]
-    quit: Callable[[], object]
-    refuse: Callable[[int], object]
-
 
 # Signals that a cluster obeys; then those that it leaves alone: nobody can handle them, they report
 # a fault in this process, they stop or continue it, or they are ignored by default.  Not every
@@ -75,7 +50,9 @@ def _is_real_time(number: int) -> bool:
 
 @contextmanager
 def obeyed(
-    orders: SignalHandlers, *, is_last: Callable[[], bool] = lambda: False
+    orders: Mapping[str, Callable[..., object]],
+    *,
+    is_last: Callable[[], bool] = lambda: False,
 ) -> Generator[None]:
     """Obey signals while the context lasts.
 
@@ -83,7 +60,11 @@ def obeyed(
     that with ``SIGINT`` for what runs in the background, and nohup with ``SIGHUP``.
 
     Args:
-        orders: What each signal does.
+        orders: What to call in the loop: *stop* with the number of ``SIGTERM`` or ``SIGINT``, of
+            which the first one asks for a drain and the next one for an end at once; *reload* at
+            ``SIGHUP``; *resize* with 1 at ``SIGTTIN`` and with -1 at ``SIGTTOU``; *dump* at
+            ``SIGUSR1``; *quit* at ``SIGQUIT``; and *refuse* with the number of a signal that
+            means nothing here, and that would end the process without a word by default.
         is_last: Called at the end, unless an exception ends the context; returns whether
             this process ends now as well.  Then signals are ignored, so that none of them
             changes how it ends.
@@ -95,17 +76,17 @@ def obeyed(
         raise RuntimeError("signals reach the main thread only: run the cluster there")
     loop = asyncio.get_running_loop()
     actions: list[tuple[int, Callable[..., object], tuple[int, ...]]] = [
-        (signal.SIGTERM, orders.stop, (signal.SIGTERM,)),
-        (signal.SIGINT, orders.stop, (signal.SIGINT,)),
-        (signal.SIGHUP, orders.reload, ()),
-        (signal.SIGTTIN, orders.resize, (1,)),
-        (signal.SIGTTOU, orders.resize, (-1,)),
-        (signal.SIGUSR1, orders.dump, ()),
-        (signal.SIGQUIT, orders.quit, ()),
+        (signal.SIGTERM, orders["stop"], (signal.SIGTERM,)),
+        (signal.SIGINT, orders["stop"], (signal.SIGINT,)),
+        (signal.SIGHUP, orders["reload"], ()),
+        (signal.SIGTTIN, orders["resize"], (1,)),
+        (signal.SIGTTOU, orders["resize"], (-1,)),
+        (signal.SIGUSR1, orders["dump"], ()),
+        (signal.SIGQUIT, orders["quit"], ()),
     ]
     # A signal with a handler means something to the program that the cluster is a part of.
     actions += [
-        (number, orders.refuse, (number,))
+        (number, orders["refuse"], (number,))
         for number in meaningless()
         if signal.getsignal(number) is signal.SIG_DFL
     ]
@@ -127,7 +108,7 @@ def obeyed(
                     signal.signal(number, signal.SIG_IGN)
                 elif (
                     handler is not None
-                ):  # None is a handler in C code, which was not replaced
+                ):  # which is one in C code, and was not replaced
                     # The loop has set the default action, and there may have been another one.
                     signal.signal(number, handler)
 

@@ -50,7 +50,7 @@ def load_outcome(
 def unreadable(why: ProtocolError) -> JobNotPicklableError:
     """Return the error of a job whose worker has sent what no worker sends."""
     error = JobNotPicklableError(
-        f"the job's outcome cannot be read, and its worker is killed: {why}",
+        f"the job's outcome cannot be read, and its worker is at fault: {why}",
         direction="result",
         name="",
     )

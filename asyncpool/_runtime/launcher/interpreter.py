@@ -33,9 +33,10 @@ _BOOTSTRAP = (
 )
 # A launcher first says which Python it is: another one may not even understand what follows.
 _GREET = (
-    "import os, sys; v = sys.implementation.cache_tag + 't' * ('t' in sys.abiflags); "
-    "os.write(int(sys.argv[3]), (v + ' ' + sys.version.split()[0] + '\\n').encode()); "
-    "v == %r or sys.exit(1); "
+    "import os, sys; k = [sys.implementation.cache_tag + 't' * ('t' in sys.abiflags), "
+    "ascii(os.path.realpath(os.path.dirname(os.__file__)))]; "
+    "s = k[0] + ' ' + sys.version.split()[0] + ' in ' + k[1] + '\\n'; "
+    "os.write(int(sys.argv[3]), s.encode()); k == %r or sys.exit(1); "
 )
 _ROOT = str(Path(__file__).parents[3])
 
@@ -116,13 +117,15 @@ class NewLauncher:
         line, end, rest = self._heard.partition(b"\n")
         if not end and len(line) < _LONGEST:
             return None
-        if _kind(line) == _kind(greeting()):
+        said, due = _kind(line), _kind(greeting())
+        # Some frozen programs unpack their library anew for each process.
+        if said == due or (self._frozen and said[0] == due[0]):
             return rest
         if line == REFUSAL.strip():
             what = "it runs the program again, which has started a pool in turn"
         else:
             theirs, own = (it.decode(errors="replace") for it in (line, greeting()))
-            what = f"it is {theirs[:100]}, and this process is {own.strip()}"
+            what = f"it is {theirs[:500]}, and this process is {own.strip()}"
         raise ValueError(self.fault(what))
 
     def is_hopeless(self) -> bool:
@@ -192,8 +195,9 @@ def _plain(executable: str) -> tuple[str, ...]:
     return (executable, *flags, *([] if "-P" in flags else ["-P"]), "-c")
 
 
-def _kind(line: bytes) -> str:
-    return line.decode(errors="replace").partition(" ")[0]
+def _kind(line: bytes) -> list[str]:
+    """Return what has to be the same: the version, and the folder of the standard library."""
+    return line.decode(errors="replace").rstrip().split(" ", 3)[::3]
 
 
 def _is_passed_on(fd: int) -> bool:

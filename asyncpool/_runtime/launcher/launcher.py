@@ -106,6 +106,11 @@ class Launcher:
         if imports and script is None and confinement is None:
             main_module.listen(self._on_use)
 
+    @property
+    def shared(self) -> str:
+        """What memory the workers share with each other, for people."""
+        return "" if self._process is None else self._process.shared
+
     async def launch(self, fds: list[int], variables: Variables = ()) -> Process:
         """Start a worker on *fds* and return its process.
 

@@ -225,13 +225,14 @@ class LauncherProcess:
         lost: Whether the pool can ask it for nothing any more.
         asked_at: When the pool asked it for something that it has not answered.
         users: How many pools get their workers from it; it ends with the last one.
+        shared: What memory its workers share with each other, for people.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, config: LauncherConfig, known: set[str]
     ) -> None:
         self._loop = loop
-        self.users = 0
+        self.users, self.shared = 0, ""
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
         self.lost = self._useless = self._ends = self._died = False
@@ -447,10 +448,13 @@ class LauncherProcess:
 
     def _hear(self, frame: Frame, fds: list[int]) -> None:
         match frame.kind:
-            case FrameKind.HELLO if frame.payload:
-                self._share([Thread(*row) for row in json.loads(frame.payload)])
             case FrameKind.HELLO:
-                _settle(self.ready)
+                lost, shared = json.loads(frame.payload)
+                self.shared = printable_lines(shared)
+                if lost:
+                    self._share([Thread(*row) for row in lost])
+                else:
+                    _settle(self.ready)
             case FrameKind.SWEPT if self._swept:
                 _settle(self._swept.pop(0))
             case FrameKind.LAUNCHED:

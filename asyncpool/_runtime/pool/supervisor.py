@@ -853,6 +853,8 @@ class Supervisor:
         ready = sum(slot.state in UP for slot in state.core.slots)
         size = state.core.exits.sizing.size
         state.log.started(ready, size, state.loop.time() - began)
+        if state.config.fresh and self.launcher.shared:
+            state.log.memory_shared(self.launcher.shared)
 
     # Figures.
 

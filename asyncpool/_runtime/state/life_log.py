@@ -86,6 +86,10 @@ class LifeLog:
         settings = ", ".join(lack.settings for lack in lacks)
         self._log(say.SANDBOX_INCOMPLETE, words, settings=settings)
 
+    def memory_shared(self, memory: str) -> None:
+        """Log that jobs see what others wrote, though each has a new worker."""
+        self._log(say.MEMORY_SHARED, memory=memory)
+
     def dropped(self) -> None:
         """Log that nobody has the pool any more, and that nobody has closed it."""
         self._log(say.POOL_DROPPED)

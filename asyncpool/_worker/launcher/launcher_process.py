@@ -213,10 +213,18 @@ class LauncherProcess:
             os.close(self._imports)
         faulthandler.unregister(STACKS)
         signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
+        shared = ""
+        if config.fork and config.namespaces is None:
+            # It is missing where this is no Linux.
+            with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
+                if b"w-s " in maps.read():
+                    from asyncpool._worker.sandbox.leftovers import shared_memory  # noqa: PLC0415 - few need it
+
+                    shared = shared_memory()
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
         lost = preloading.left(whole=True) if config.fork else []
-        self._send(FrameKind.HELLO, json.dumps(lost).encode() if lost else b"")
+        self._send(FrameKind.HELLO, json.dumps([lost, shared]).encode())
 
     def _note(self, name: str) -> None:
         """Note what is imported now: the process may die of it."""

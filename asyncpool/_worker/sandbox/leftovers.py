@@ -9,7 +9,7 @@ import sys
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 # The device and the number of a file.
 _File = tuple[int, int]
@@ -53,12 +53,10 @@ def check_leftovers(known: Iterable[int]) -> None:
         RuntimeError: If something would be outside of the sandbox, or common to workers.
     """
     files = {_identity(fd) for fd in known}
-    with open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
-        mapped = _SHARED.findall(maps.read())
-    if shared := [told for each in mapped if (told := _told(files, *each))]:
+    if shared := shared_memory(files):
         raise RuntimeError(
             "preload left memory that all workers share, by which a job could reach the others: "
-            f"{', '.join(shared)}; make it in the initializer, or name another preload"
+            f"{shared}; make it in the initializer, or name another preload"
         )
     if left := [
         f"{fd} ({where})"
@@ -69,6 +67,13 @@ def check_leftovers(known: Iterable[int]) -> None:
             f"preload left descriptors open, which jobs would have: {', '.join(left)}; "
             "close them after the import, or name another preload"
         )
+
+
+def shared_memory(files: Collection[_File] = ()) -> str:
+    """Return what memory the copies of this process share with it, but for that of *files*."""
+    with open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
+        mapped = _SHARED.findall(maps.read())
+    return ", ".join(told for each in mapped if (told := _told(files, *each)))
 
 
 def _identity(fd: int) -> _File:
@@ -109,7 +114,7 @@ def _unshare(fd: int) -> None:
 
 
 def _told(
-    files: set[_File],
+    files: Collection[_File],
     begin: bytes,
     end: bytes,
     writes: bytes,

@@ -736,9 +736,8 @@ class Requests:
 
         async def count(scope: Any, receive: Any, send: Any) -> None:
             self.figures.refused += 1
-            if (
-                not self.figures.busy
-            ):  # at once, or the next connection may come here as well
+            # At once, or the next connection may come here as well.
+            if not self.figures.busy:
                 self._tell_busy(self._why_busy())
                 self._tell()
             await refuse(scope, receive, send)
@@ -771,8 +770,7 @@ class Requests:
             return
         self._busy_since = self._busy_since if was_busy else now
         # Requests that take some seconds, in a worker with one thread, are nothing to be told of.
-        threads = self._threads
-        matters = threads is None or threads.waits_for(now) > _HELD
+        matters = self._threads is None or self._threads.waits_for(now) > _HELD
         if not self._busy_said and (matters or now - self._busy_since > _LONG):
             self._busy_said = True
             say.WORKER_BUSY.log(self._logger, {}, why=why)
@@ -788,12 +786,13 @@ class Requests:
                 lost += 1
             elif request.cycle is not None:
                 self._judge(request, now, timeout)
-        threads = self._threads
         if lost:
             self._worker.request_replacement(
                 f"{lost} of its requests go on, which were given up after {timeout:g} s (request_timeout)"
             )
-        elif threads is not None and threads.stuck_for(now) > timeout:
+        elif (threads := self._threads) and threads.stuck_for(
+            now
+        ) > timeout + _INTERVAL:
             self._worker.request_replacement(
                 f"its {threads.count} threads are in requests that have done nothing for "
                 f"{timeout:g} s (request_timeout)"
@@ -984,10 +983,8 @@ class _Request:
         """Tell whether the application has ended with *error* only because it was told to."""
         if isinstance(error, asyncio.CancelledError):
             return self.answer is not None
-        group: Any = error
-        if isinstance(error, BaseExceptionGroup):
-            return group.split(ClientLeftError)[1] is None
-        return isinstance(error, ClientLeftError)
+        group: Any = BaseExceptionGroup("", [error])
+        return group.split(ClientLeftError)[1] is None
 
     def leave(self) -> None:
         """Note that the client is gone, of which uvicorn tells the last request alone."""
@@ -1145,8 +1142,7 @@ class Drain:
 
         Unless another worker may go on with these.
         """
-        closing = [] if self._moves else [_CLOSE]
-        self._state.default_headers = [*self._headers, *closing]
+        self._state.default_headers = self._headers + [_CLOSE] * (not self._moves)
 
     @property
     def _moves(self) -> bool:
@@ -1192,11 +1188,8 @@ class Drain:
     def _move(self, protocol: Any) -> bool:
         """Have another worker go on with a connection, if it is at rest."""
         transport = protocol.transport
-        if (
-            not self._moves
-            or transport.get_write_buffer_size()
-            or not _is_at_rest(protocol)
-        ):
+        unsent = transport.get_write_buffer_size()
+        if unsent or not self._moves or not _is_at_rest(protocol):
             return False
         # The copy outlives the transport, which closes without a word to the client.
         transport.pause_reading()
@@ -1258,6 +1251,5 @@ def _is_at_rest(protocol: Any) -> bool:
 def _is_open(protocol: Any) -> bool:
     """Tell whether the handshake of a WebSocket is over."""
     event = getattr(protocol, "handshake_completed_event", None)
-    if event is not None:
-        return bool(event.is_set())
-    return bool(getattr(protocol, "handshake_complete", True))
+    done = getattr(protocol, "handshake_complete", True)
+    return bool(done if event is None else event.is_set())
