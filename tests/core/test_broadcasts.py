@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.base.names import function_name
-from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
+from asyncpool._core.supervision.broadcasts import Broadcast, StartBroadcasts
 
 HERE = "tests.core.test_broadcasts"
 

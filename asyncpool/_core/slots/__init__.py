@@ -1,5 +1,1 @@
-"""One worker after another in each slot.
-
-Here are the states of a slot, the starts and ends of its workers, and the number of
-slots.  Decisions are returned as commands.
-"""
+"""The states of a slot and of a job that is to end, the size of a pool, and the words for ends."""

@@ -1,4 +1,4 @@
-"""All of the decisions together.
+"""All that a pool decides.
 
-How jobs and workers end, what replaces workers, and how a pool closes.
+How jobs and workers come and end, what replaces workers, and how a pool closes.
 """

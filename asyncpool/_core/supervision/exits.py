@@ -2,14 +2,13 @@
 
 There are four reasons for a planned exit.  A worker is due for recycling.  A worker has
 been idle for too long.  There are too many workers since the pool was resized.  A roll
-replaces the worker.  All of them use one *budget* (``capacity.py``): how many workers
+replaces the worker.  All of them use one *budget*: how many workers
 there may be beyond the pool's size (*max_surge*), and how many may be missing
 (*max_unavailable*).  So the pool never takes out more workers of its size at a time
 than the budget allows.
 
 A worker that is to be replaced goes on working until its replacement is ready.  Then it
-*leaves*.  The replacement starts in a slot that is not needed
-otherwise, an *unused* one.
+*leaves*.  The replacement starts in a slot that is not needed otherwise, an *unused* one.
 
 A worker of a cluster that fails also finishes what it has.  But its end is a crash, and
 needs no grant: its successor starts at once, outside the budget.  There may be as many

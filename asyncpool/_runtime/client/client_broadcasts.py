@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncpool._core.base.names import function_name
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.pickling.serializers import Serializer
-from asyncpool._core.placement.broadcasts import Broadcast, StartBroadcasts
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._core.remote.remote_options import write_options
+from asyncpool._core.supervision.broadcasts import Broadcast, StartBroadcasts
 from asyncpool._core.wire.messages import MAX_BROADCASTS
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.node.node import Node
