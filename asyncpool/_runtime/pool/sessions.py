@@ -1,6 +1,6 @@
 """Sessions, from the pool's side: who waits for a worker of their own, and what it runs.
 
-The core decides which worker belongs to which session (``_core/placement/sessions.py``).  It
+The core decides which worker belongs to which session (``_core/supervision/sessions.py``).  It
 knows how many callers wait.  This module knows which callers, and in which order they came.
 """
 
