@@ -122,7 +122,7 @@ class Operation:
             Ends the cluster at once.
         """
         orders: dict[str, Callable[..., object]] = {
-            "stop": lambda number: self.stop(number, name_of(number)),
+            "stop": self.stop,
             "reload": lambda: self.reload_soon("SIGHUP"),
             "resize": self._resize_by,
             "dump": lambda: self._soon(self._dump),
@@ -160,20 +160,17 @@ class Operation:
 
         Args:
             number: The signal that asks for it, 0 if none does.
-            why: What asks for it, for the log, which is not told otherwise.
+            why: What else asks for it, for the log, which is not told otherwise.
         """
         self._stops.append(number)
-        how = (
-            "workers finish their connections; when asked again, it ends at once"
-            if len(self._stops) == 1
-            else "it ends at once"
-        )
+        why = name_of(number) if number else why
+        how, first = "it ends at once", len(self._stops) == 1
+        if first:
+            how = f"workers finish their connections; when asked again, {how}"
+            self._notifier.stopping()
         if why:
             self._tell(say.STOP_ASKED, {"by": why}, how=how)
-        if len(self._stops) == 1:
-            self._notifier.stopping()
-        within = None if len(self._stops) == 1 else 0.0
-        self._closing.add(self._soon(self._close, within))
+        self._closing.add(self._soon(self._close, None if first else 0.0))
 
     def _stop_now(self, why: str) -> None:
         """End at once, which is no failure."""

@@ -22,7 +22,7 @@ from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.core import Core
 from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._core.wire.messages import WorkerConfig, pack_numbers
+from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.stacks import are_whole
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.event_loop import check_home
@@ -348,6 +348,9 @@ class Pings:
             self._stack_dumps.hang(handle, text)
 
 
+# The effects that are methods of the handle of a worker.
+_OF_WORKERS = {"revoke", "interrupt", "stop", "terminate", "kill", "abandon"}
+
 _ALIVE = UP | {SlotState.STARTING, SlotState.STOPPING}
 
 
@@ -666,12 +669,16 @@ class Supervisor:
             effects, lifecycle = todo.copy(), False
             todo.clear()
             for effect in effects:
-                if effect[0] == "assign":
+                name = effect[0]
+                if name == "assign":
                     jobs = self._state.registry.jobs
                     self.traffic.send(effect[1], [jobs[n] for n in effect[2]])
+                    continue
+                lifecycle = True
+                if name in _OF_WORKERS:
+                    getattr(self._state.handles[effect[1]], name)(*effect[2:])
                 else:
-                    lifecycle = True
-                    self._effects[effect[0]](*effect[1:])
+                    self._effects[name](*effect[1:])
             if lifecycle:
                 self.rearm()
         # Checked here, since only effects take jobs out of the queue.
@@ -690,8 +697,8 @@ class Supervisor:
         self.rearm()
 
     def _table_of_effects(self) -> dict[str, Callable[..., object]]:
-        """Return what does each effect; see ``_core/supervision/core.py``."""
-        handles, publish = self._state.handles, self.hub.publish
+        """Return what does each effect that is not one worker's alone."""
+        publish = self.hub.publish
         return {
             "spawn": self._start_worker,
             "unassign": self._take_back,
@@ -699,25 +706,15 @@ class Supervisor:
             "offer": self.sessions.offer,
             "end_session": self.sessions.end,
             "refuse_sessions": self.sessions.refuse,
-            "revoke": lambda slot, sequences: handles[slot].ask(
-                FrameKind.REVOKE, pack_numbers(sequences)
-            ),
-            "interrupt": lambda slot, sequence: handles[slot].ask(
-                FrameKind.INTERRUPT, pack_numbers((sequence,))
-            ),
             "write_stacks": self._write_stacks,
-            "stop": lambda slot: handles[slot].stop(),
-            "terminate": lambda slot: handles[slot].terminate(),
-            "kill": lambda slot, reason: handles[slot].kill(reason),
-            "abandon": lambda slot: handles[slot].abandon(),
             "fail_jobs": self._bulk_failure.fail,
             "restarting": lambda *told: publish(events.Restarting(*told)),
             "parked": self._parked,
             "retiring": self.replacement.retiring,
             "resized": self.replacement.resized,
             "roll_ended": self.replacement.rolled,
-            "left_empty": lambda _: self.replacement.resize_waits.check(),
-            "broken": lambda _: self.status.note_broken(
+            "left_empty": lambda *_: self.replacement.resize_waits.check(),
+            "broken": lambda *_: self.status.note_broken(
                 broken_errors(self._state)(None)
             ),
             "recovered": self.status.note_recovered,

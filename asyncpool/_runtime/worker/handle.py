@@ -36,6 +36,7 @@ from asyncpool._core.wire.messages import (
     Failure,
     Identity,
     Variables,
+    pack_numbers,
     unpack_numbers,
 )
 from asyncpool._runtime.channel.channel import Channel
@@ -281,6 +282,14 @@ class WorkerHandle:
         assert self.control is not None
         self.control.put(header(kind, len(payload), *fields), payload)
         self.control.flush()
+
+    def revoke(self, sequences: tuple[int, ...]) -> None:
+        """Ask it not to begin the jobs with these sequence numbers."""
+        self.ask(FrameKind.REVOKE, pack_numbers(sequences))
+
+    def interrupt(self, sequence: int) -> None:
+        """Ask it to end the running job with this sequence number."""
+        self.ask(FrameKind.INTERRUPT, pack_numbers((sequence,)))
 
     def ask_for_stacks(self, job: int = 0, attempt: int = 0) -> None:
         """Ask the worker to write the stacks of its threads, and of *job*, on its page."""
