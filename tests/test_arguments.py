@@ -197,79 +197,79 @@ def refused(text: str) -> Iterator[None]:
         # Sizes.
         (
             {"workers": (3, 2)},
-            ValueError,
-            "workers must be the least and the most, not (3, 2)",
+            ("ValueError: workers must be the least and the most, not (3, 2)"),
         ),
         (
             {"workers": (1, 2, 3)},
-            TypeError,
-            "workers must be an int, or a pair such as (2, 16), not (1, 2, 3)",
+            (
+                "TypeError: workers must be an int, or a pair such as (2, 16), not (1, 2, 3)"
+            ),
         ),
-        ({"workers": (1, "2")}, TypeError, "workers must be an int, not '2'"),
-        ({"max_surge": -1}, ValueError, "max_surge must be at least 0, not -1"),
-        ({"concurrency": 0}, ValueError, "concurrency must be at least 1, not 0"),
+        ({"workers": (1, "2")}, ("TypeError: workers must be an int, not '2'")),
+        ({"max_surge": -1}, ("ValueError: max_surge must be at least 0, not -1")),
+        ({"concurrency": 0}, ("ValueError: concurrency must be at least 1, not 0")),
         (
             {"concurrency": 1025},
-            ValueError,
-            "concurrency must be at most 1024, not 1025: have more workers instead",
+            (
+                "ValueError: concurrency must be at most 1024, not 1025: have more workers instead"
+            ),
         ),
-        ({"concurrency": 2.0}, TypeError, "concurrency must be an int, not 2.0"),
-        ({"fresh": 1}, TypeError, "fresh must be True or False, not 1"),
+        ({"concurrency": 2.0}, ("TypeError: concurrency must be an int, not 2.0")),
+        ({"fresh": 1}, ("TypeError: fresh must be True or False, not 1")),
         (
             {"fresh": True, "concurrency": 2},
-            ValueError,
-            "fresh gives each job a worker of its own, and concurrency is 2",
+            (
+                "ValueError: fresh gives each job a worker of its own, and concurrency is 2"
+            ),
         ),
         (
             {"fresh": True, "worker_limits": WorkerLimits(max_jobs=3)},
-            ValueError,
-            "fresh gives each job a worker of its own, and max_jobs of worker_limits is 3",
+            (
+                "ValueError: fresh gives each job a worker of its own, and max_jobs of worker_limits is 3"
+            ),
         ),
         # What travels.
         (
             {"codec": 3},
-            TypeError,
             (
-                "codec must be 'json', 'msgspec' or an object with name, encode() and "
+                "TypeError: codec must be 'json', 'msgspec' or an object with name, encode() and "
                 "decode(), not 3"
             ),
         ),
         (
             {"errors": [KeyError]},
-            ValueError,
-            "errors is for pools with a codec, and this one has none",
+            ("ValueError: errors is for pools with a codec, and this one has none"),
         ),
         (
             {"codec": "json", "functions": ["a"]},
-            ValueError,
             (
-                "functions takes functions and names such as 'package.module:name' and "
+                "ValueError: functions takes functions and names such as 'package.module:name' and "
                 "'package.module:*', not 'a'"
             ),
         ),
         (
             {"codec": "json", "errors": [3]},
-            TypeError,
-            "errors takes classes of exceptions, not 3",
+            ("TypeError: errors takes classes of exceptions, not 3"),
         ),
         (
             {"codec": "json", "initializer": lambda: None},
-            JobNotPicklableError,
             (
-                "initializer cannot be sent by its name, as this pool does: "
+                "JobNotPicklableError: initializer cannot be sent by its name, as this pool does: "
                 "tests.test_arguments.<lambda> is a lambda: use a function of a module"
             ),
         ),
-        ({"around": 3}, TypeError, "around must be callable, not 3"),
+        ({"around": 3}, ("TypeError: around must be callable, not 3")),
         (
             {"around": "shop.tracing"},
-            ValueError,
-            "around takes a name such as 'package.module:name', not 'shop.tracing'",
+            (
+                "ValueError: around takes a name such as 'package.module:name', not 'shop.tracing'"
+            ),
         ),
         (
             {"around": LOCK.acquire},
-            JobNotPicklableError,
-            "around cannot be pickled: TypeError: cannot pickle '_thread.lock' object",
+            (
+                "JobNotPicklableError: around cannot be pickled: TypeError: cannot pickle '_thread.lock' object"
+            ),
         ),
     ],
 )

@@ -89,9 +89,7 @@ class LeaveEmpty(NamedTuple):
     slot: int
 
 
-class KeepWorker(NamedTuple):
-    """No effect, but what :meth:`ended` returns: the worker stays that was to be replaced."""
-
+class KeepWorker(NamedTuple):  # no effect, but what ended() returns
     slot: int
     again_in: float | None
 

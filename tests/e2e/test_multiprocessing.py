@@ -334,9 +334,10 @@ SHARES = """
     async def main():
         async with asyncpool.Pool(1, launcher=sys.argv[1]) as pool:
             # It has made one, and waits until this loop lends it the tracker.
-            before, job = {*os.listdir("/dev/shm")}, pool.submit(make, "cancelled")
+            maps = Path(f"/proc/{pool.stats().slots[0].pid}/maps")
+            job = pool.submit(make, "cancelled")
             await asyncio.sleep(0)
-            while not {*os.listdir("/dev/shm")} - before:
+            while "/dev/shm/psm_" not in maps.read_text():
                 pass
             job.cancel()
             await asyncio.wait([job])
