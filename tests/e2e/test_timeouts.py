@@ -66,7 +66,7 @@ async def _runs_too_long(
     pool: Pool, work: Callable[[str, str], Any], on_cancel: Any
 ) -> None:
     async with Gate() as gate:
-        view = pool.options(timeout=LONG, cancel_grace=SHORT, on_cancel=on_cancel)
+        view = pool.options(timeout=LONG, cancel_grace=1.0, on_cancel=on_cancel)
         job = view.submit(work, gate.path, "")
         visitor = await gate.visitor()
         run_out(pool, job)
