@@ -175,7 +175,7 @@ class Core:
 
     def ended(self, slot: int, now: float, **options: Any) -> Commands:
         """Let the process of a worker be gone."""
-        after = self._core.ended(slot, now, **options)
+        after, _ = self._core.ended(slot, now, **options)
         todo = self._take()
         if after.next_step is NextStep.KEEP_WORKER:
             todo.insert(0, cmd.KeepWorker(slot, after.next_start))

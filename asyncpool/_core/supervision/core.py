@@ -94,8 +94,6 @@ class Core:
 
     Attributes:
         todo: What is to be done; see above.
-        given_up: The jobs that can have no other worker, of the last call of
-            :meth:`ended`.
         serving: As above.
         slots: Every slot.
         dispatcher: The jobs that have no worker, and which workers may have them.
@@ -123,7 +121,8 @@ class Core:
     ) -> None:
         least, most = workers
         self.todo: list[Effect] = []
-        self.given_up: set[int] = set()
+        # While a worker ends, the jobs that can have no other one.
+        self._given_up: set[int] | None = None
         self.serving = serving
         self.slots: list[Slot] = []
         self.dispatcher = Dispatcher()
@@ -158,7 +157,8 @@ class Core:
 
     def give_up(self, jobs: Collection[int], *effect: Any) -> None:
         """Have *jobs* ended by an effect."""
-        self.given_up.update(jobs)
+        if self._given_up is not None:
+            self._given_up.update(jobs)
         self.todo.append(effect)
 
     def fail(
@@ -395,7 +395,7 @@ class Core:
         started: bool,
         requeue: Sequence[int],
         jitter: float,
-    ) -> Aftermath:
+    ) -> tuple[Aftermath, set[int]]:
         """Record that the process in slot *index* is gone.
 
         Args:
@@ -407,10 +407,10 @@ class Core:
             jitter: A random number in ``[0, 1)``, which shortens the delay.
 
         Returns:
-            What follows in the slot.
+            What follows in the slot, and which jobs can have no other worker.
         """
         slot = self.slots[index]
-        self.given_up.clear()
+        given_up = self._given_up = set()
         self.dispatcher.exclude(index)
         in_flight, slot.in_flight = slot.in_flight, InFlight(slot.concurrency)
         slot.due = None
@@ -436,7 +436,8 @@ class Core:
         self.sessions.gone(slot)
         self.sessions.hand_out()
         self._go_on(now)
-        return aftermath
+        self._given_up = None
+        return aftermath, given_up
 
     def _follow_exit(self, slot: Slot, now: float, *, needed: bool) -> Aftermath:
         if not needed:

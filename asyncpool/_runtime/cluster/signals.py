@@ -106,10 +106,9 @@ def obeyed(
                 loop.remove_signal_handler(number)
                 if ignore:
                     signal.signal(number, signal.SIG_IGN)
-                elif (
-                    handler is not None
-                ):  # which is one in C code, and was not replaced
-                    # The loop has set the default action, and there may have been another one.
+                # None is a handler in C code, which was not replaced.  Of others the loop has set
+                # the default action, and there may have been another one.
+                elif handler is not None:
                     signal.signal(number, handler)
 
 

@@ -156,9 +156,7 @@ class WorkerReplacement:
         """Have a worker begin no other job, since its job has asked for that."""
         core, registry = self._state.core, self._state.registry
         slot, now = core.slots[handle.slot], self._state.loop.time()
-        unsent = (
-            core.slots[slot.index].in_flight.last if handle.outbox.withdraw() else None
-        )
+        unsent = slot.in_flight.last if handle.outbox.withdraw() else None
         jobs = self._state.config.serving is None
         why = _why("retire_worker()" if jobs else "retire()", reason)
         self._exits.retire(slot, why, now, unsent=unsent)

@@ -659,7 +659,7 @@ class Supervisor:
             ].hung:  # or else it is only too late
                 raise
 
-    # Commands of the core become effects here, and nowhere else.
+    # What the core has decided is carried out here, and nowhere else.
 
     def act(self) -> None:
         """Carry out what the core has decided, in its order."""

@@ -277,7 +277,7 @@ class WorkerExit:
         blamed = bool(begun)
         if self._serving is not None:
             blamed = self._serving.ended(handle)
-        after = core.ended(
+        after, given_up = core.ended(
             handle.slot,
             now,
             started=blamed,
@@ -311,7 +311,7 @@ class WorkerExit:
                 self._log_exit(crash, handle, losses, reason, killed_for)
         # Told before the effects, since with them an idle worker gets such a job at once, and
         # that is its next attempt.
-        self._take_over(losses, crash)
+        self._take_over(losses, given_up, crash)
         self._queue_again(losses)
         # The next worker starts before a log handler, a callback or a future hears of this end:
         # those take half a millisecond and more.
@@ -388,7 +388,7 @@ class WorkerExit:
         """
         await self._reporter.finish()
 
-    def _take_over(self, losses: list[Loss], crash: events.Crash) -> None:
+    def _take_over(self, losses: list[Loss], lost: set[int], crash: Crash) -> None:
         """Count and tell which jobs wait for another worker, or are about to get one."""
         registry, hub = self._state.registry, self._state.hub
         taken = {
@@ -396,9 +396,8 @@ class WorkerExit:
             for loss in losses
             # One that is not blamed had not begun, and is only queued again.
             if loss.again and loss.blamed and not loss.job.done()
+            if loss.job.id not in lost
         }
-        for number in self._state.core.given_up:
-            taken.pop(number, None)
         for number, loss in taken.items():
             job = loss.job
             self._note(loss, crash)
@@ -415,7 +414,7 @@ class WorkerExit:
                 self._traffic.timers.wait_again(loss.job)
 
     def _fail(self, loss: Loss, crash: events.Crash) -> None:
-        """Fail a job that is not tried again, unless its end came with the commands."""
+        """Fail a job that is not tried again, unless its end came with the effects."""
         job = loss.job
         if not job.done():
             self._note(loss, crash)

@@ -110,7 +110,7 @@ class JobControl:
         now, mode = state.loop.time(), job._limits.cancel_mode
         state.core.cancel(job.id, now, index=slot, begun=begun, mode=mode)
         state.performer.act()
-        # There may be no command and yet a deadline, if the worker owes an answer already.
+        # There may be no effect and yet a deadline, if the worker owes an answer already.
         state.performer.rearm()
 
     @decision
