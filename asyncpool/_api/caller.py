@@ -459,7 +459,10 @@ class Caller(MapCaller):
             of the queue at no cost.  A running job gets :exc:`JobCancelled`;
             see *on_cancel* in :meth:`Pool.options`.
         """
-        return self._submit(fn, args, kwargs, self._options)
+        options = self._options
+        if options.lease is None and callable(fn):  # as _submit() does, at once
+            return self._running_supervisor().traffic.submit(fn, args, kwargs, options)
+        return self._submit(fn, args, kwargs, options)
 
     @overload
     def stream(

@@ -30,10 +30,8 @@ SLOT_ARROWS = """
     STARTING READY   IDLE
     STARTING STOP    STOPPING
     STARTING EXITED  VACANT
-    IDLE     ASSIGN  BUSY
     IDLE     STOP    STOPPING
     IDLE     EXITED  VACANT
-    BUSY     RELEASE IDLE
     BUSY     STOP    STOPPING
     BUSY     EXITED  VACANT
     STOPPING EXITED  VACANT
@@ -115,7 +113,6 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         3,
         state=SlotState.STARTING,
         generation=4,
-        outcomes=5,
         seen=(17,),
         job_endings=JobEndings({17: JobEnding(mode=KILL)}),
         hung=True,
@@ -151,7 +148,7 @@ def test_a_new_slot_has_nothing_in_hand_and_nothing_in_common_with_others() -> N
     first.in_flight.add(17, JobTraits())
     first.job_endings.of(17).mode = KILL
     assert (slot.state, slot.generation) == (SlotState.VACANT, 0)
-    assert (slot.in_flight.jobs, slot.outcomes, slot.job_endings) == ({}, 0, {})
+    assert (slot.in_flight.jobs, slot.in_flight.ended, slot.job_endings) == ({}, 0, {})
     assert (slot.rank, slot.concurrency) == (0, 1)
     assert (slot.began_at, slot.idle_since) == (0.0, 0.0)
     assert (slot.ready_at, slot.due, slot.seen) == (None, None, ())

@@ -77,6 +77,8 @@ class JobTraits:
             self.cost = duration
             return
         self.cost += (duration - self.cost) * _WEIGHT
+        if self.cost < LEAST + 1:
+            self.cost = LEAST  # which it would only come near, and be noted for ever
 
 
 class _Exclusive(JobTraits):

@@ -192,11 +192,12 @@ class Dispatcher:
         oldest_every: As in :class:`JobQueue`.
 
     Attributes:
+        queue: The jobs without a key that wait.
         wanted: How many workers callers want for sessions; see ``sessions.py``.
     """
 
     def __init__(self, *, oldest_every: int = OLDEST_EVERY) -> None:
-        self._queue = JobQueue(oldest_every)
+        self.queue = JobQueue(oldest_every)
         # Jobs that are still being pickled, and then come to the queue.
         self._preparing: dict[int, None] = {}
         # The workers that have room, by slot; no worker is in two of them.  One has
@@ -213,7 +214,7 @@ class Dispatcher:
     @property
     def waiting(self) -> int:
         """How many jobs have no worker yet."""
-        queue = self._queue
+        queue = self.queue
         count = len(queue.usual) + queue.others + len(self._preparing)
         return count + len(self._affinity_queues) if self._open_queues else count
 
@@ -256,7 +257,7 @@ class Dispatcher:
 
     def submit(self, job: int, traits: JobTraits, priority: int = 0) -> int | None:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
-        queue = self._queue
+        queue = self.queue
         if priority or queue.others:
             return self._submit_among_others(job, traits, priority)
         usual = queue.usual
@@ -276,7 +277,7 @@ class Dispatcher:
             slot, traits, priority
         ):
             in_flight = self._with_time_left.pop(slot)
-            self._queue.note_turn(job)
+            self.queue.note_turn(job)
         else:
             self._affinity_queues.add(job, traits, priority)
             if slot is not None:
@@ -301,7 +302,7 @@ class Dispatcher:
         Returns:
             The jobs that need not wait, each as a pair of its slot and the job.
         """
-        queue = self._queue
+        queue = self.queue
         keyed = {job: jobs[job] for job in jobs if jobs[job].key is not None}
         placed: list[tuple[int, int]] = []
         if keyed:
@@ -324,7 +325,7 @@ class Dispatcher:
 
     def refill(self, slot: int, in_flight: InFlight) -> list[int]:
         """Return the jobs that *slot* gets now, and record whether it has room."""
-        queue = self._queue
+        queue = self.queue
         jobs: list[int] = []
         if self._open_queues:
             own_queue = self._affinity_queues.queue_of(slot)
@@ -335,15 +336,8 @@ class Dispatcher:
                     return jobs
         if queue.others:
             jobs += self._take_in_turn(in_flight)
-        usual = queue.usual
-        while usual and not queue.others:
-            job = next(iter(usual))
-            traits = usual[job]
-            if not in_flight.takes(traits):
-                break
-            del usual[job]
-            in_flight.add(job, traits)
-            jobs.append(job)
+        if queue.usual and not queue.others:
+            jobs += in_flight.fill(queue.usual)
         self._classify(slot, in_flight)
         return jobs
 
@@ -352,7 +346,7 @@ class Dispatcher:
         if job in self._preparing:
             del self._preparing[job]
             return True
-        return self._queue.remove(job) or self._affinity_queues.remove(job)
+        return self.queue.remove(job) or self._affinity_queues.remove(job)
 
     def assign_buckets(
         self, slots_by_bucket: Mapping[int, int]
@@ -376,7 +370,7 @@ class Dispatcher:
     def take_all(self) -> list[int]:
         """Forget every job that waits, and return them in their order."""
         jobs = [
-            *self._queue.take_all(),
+            *self.queue.take_all(),
             *self._affinity_queues.take_all(),
             *self._preparing,
         ]
@@ -387,7 +381,7 @@ class Dispatcher:
         self, job: int, traits: JobTraits, priority: int
     ) -> int | None:
         """Submit a job when its priority, or that of the others, matters."""
-        queue = self._queue
+        queue = self.queue
         if queue.would_be_first(priority):
             slot = self._place(job, traits)
             if slot is not None:
@@ -399,7 +393,7 @@ class Dispatcher:
     def _take_in_turn(self, in_flight: InFlight) -> list[int]:
         """Fill *in_flight* while the order of the jobs matters."""
         jobs: list[int] = []
-        queue = self._queue
+        queue = self.queue
         while queue.others:
             job, traits = queue.head()
             if not in_flight.takes(traits):
@@ -412,7 +406,7 @@ class Dispatcher:
     def _take_from_both(self, own_queue: JobQueue, in_flight: InFlight) -> list[int]:
         """Fill *in_flight* from its own queue and the common one, until its own is empty."""
         jobs: list[int] = []
-        queue = self._queue
+        queue = self.queue
         while own_queue:
             first, second, precedence = own_queue, queue, own_queue.precedence()
             if queue and queue.precedence() < precedence:
@@ -448,7 +442,7 @@ class Dispatcher:
 
     def _may_go_ahead(self, slot: int, traits: JobTraits, priority: int) -> bool:
         """Tell whether the job may be sent to a worker that has other jobs in flight."""
-        return self._with_time_left[slot].takes(traits) and self._queue.would_be_first(
+        return self._with_time_left[slot].takes(traits) and self.queue.would_be_first(
             priority
         )
 

@@ -17,7 +17,7 @@ one job further, so that is the cost of a job there.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from itertools import islice
 
@@ -47,6 +47,7 @@ class InFlight:
         closed: Whether the pool may send nothing beside the last job, because that job
             is not sent itself yet, or must run alone.  With one lane it stays false.
         sent: How many jobs the pool has sent.
+        ended: How many of them have an outcome.
         most: How many jobs the pool may send; each job that comes back allows one more.
     """
 
@@ -56,6 +57,7 @@ class InFlight:
         "backlog",
         "closed",
         "concurrency",
+        "ended",
         "jobs",
         "most",
         "sent",
@@ -68,7 +70,7 @@ class InFlight:
         self.concurrency = concurrency
         self.closed = False
         self.most = NEVER
-        self.sent = 0
+        self.sent = self.ended = 0
         self._asked: deque[tuple[int, ...]] = deque()
         # Those of them that somebody still wants, and that may come back to the queue.
         self._wanted: set[int] = set()
@@ -124,6 +126,31 @@ class InFlight:
             return True
         return self.backlog + self._cost(traits) <= BUDGET
 
+    def fill(self, waiting: OrderedDict[int, JobTraits]) -> list[int]:
+        """Add the jobs at the head of *waiting* that this may have now, and return them."""
+        jobs: list[int] = []
+        if self.concurrency > 1:
+            for job, traits in waiting.items():
+                if not self.takes(traits):
+                    break
+                self.add(job, traits)
+                jobs.append(job)
+        else:
+            # As takes() and add() do, whose calls would be a tenth of what a short job costs.
+            for job, traits in waiting.items():
+                cost = traits.cost
+                if self.sent >= self.most or (
+                    self.jobs and self.backlog + cost > BUDGET
+                ):
+                    break
+                self.sent += 1
+                self.backlog += cost
+                self.jobs[job] = (self.sent, cost, traits)
+                jobs.append(job)
+        for job in jobs:
+            del waiting[job]
+        return jobs
+
     @property
     def revoking(self) -> bool:
         """Whether the worker has been asked for jobs, and has not answered."""
@@ -139,16 +166,20 @@ class InFlight:
         self.jobs[job] = (self.sent, cost, traits)
         self.backlog += cost
 
-    def complete(self, job: int) -> None:
-        """Record an outcome of *job*.
+    def complete(self, *ended: int) -> None:
+        """Record the outcomes of the jobs that have *ended*, in this order.
 
         Raises:
-            ProtocolError: If it was not this job's turn.
+            ProtocolError: If it was not the turn of one of them; those before it are recorded.
         """
         jobs = self.jobs
-        if next(iter(jobs), None) != job:
-            self._check_turn(job)
-        self.backlog -= jobs.pop(job)[1]
+        in_turn = (*islice(jobs, len(ended)),) == ended
+        for job in ended:
+            if not in_turn:
+                self._check_turn(job)
+            self.backlog -= jobs[job][1]
+            del jobs[job]
+            self.ended += 1
         if not jobs:
             self.backlog = 0.0  # corrects rounding errors
             self.closed = False
@@ -241,7 +272,8 @@ class InFlight:
     def _cost(self, traits: JobTraits) -> float:
         # The lower bound is that of one lane, since more than DEEPEST jobs gain nothing
         # either.
-        return max(traits.cost / self.concurrency, LEAST)
+        lanes = self.concurrency
+        return traits.cost if lanes == 1 else max(traits.cost / lanes, LEAST)
 
     def _check_turn(self, job: int) -> None:
         # It can have begun only if all jobs before it have begun, except those that the

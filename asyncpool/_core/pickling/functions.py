@@ -85,6 +85,9 @@ class FunctionTable:
 
     Args:
         totals: Where their jobs are counted.
+
+    Attributes:
+        known: What is known of functions: by themselves, or by their kin and their name.
     """
 
     # The types of functions that may be known by themselves, and not only by their kin.
@@ -95,7 +98,7 @@ class FunctionTable:
 
     def __init__(self, totals: FunctionTotals) -> None:
         self._totals = totals
-        self._functions: dict[object, Function] = {}
+        self.known: dict[object, Function] = {}
         self._numbers: Iterator[int] = count(1)
 
     def find(
@@ -113,7 +116,7 @@ class FunctionTable:
             name = name or known.name
             return known.known_as(name, self._totals.of(name, via))
         if type(function) in self._plain:
-            found = self._functions.get(function)
+            found = self.known.get(function)
             if found is not None:
                 return found
         name = function_name(function)
@@ -122,7 +125,7 @@ class FunctionTable:
         if 0 < number <= MAX_NUMBER:
             return self._enter(function, number, payload, name, serializer)
         kin = _kin_of(function), name
-        return self._functions.get(kin) or self._enter(kin, 0, b"", name, serializer)
+        return self.known.get(kin) or self._enter(kin, 0, b"", name, serializer)
 
     def _describe(self, function: Callable[..., Any]) -> tuple[bytes, Serializer]:
         """Return what a ``FUNCTION`` frame carries, or nothing, and how its calls travel."""
@@ -137,11 +140,11 @@ class FunctionTable:
         name: str,
         serializer: Serializer,
     ) -> Function:
-        if len(self._functions) >= KNOWN:
-            del self._functions[next(iter(self._functions))]
+        if len(self.known) >= KNOWN:
+            del self.known[next(iter(self.known))]
         figures = self._totals.of(name, "submit")
         known = Function(number, payload, name, figures, serializer)
-        self._functions[key] = known
+        self.known[key] = known
         return known
 
 

@@ -35,8 +35,6 @@ class SlotEvent(enum.Enum):
 
     SPAWN = enum.auto()
     READY = enum.auto()
-    ASSIGN = enum.auto()
-    RELEASE = enum.auto()
     STOP = enum.auto()
     EXITED = enum.auto()
     PARK = enum.auto()
@@ -64,8 +62,8 @@ TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
         _E.RETIRE: _S.RETIRED,
     },
     _S.STARTING: {_E.READY: _S.IDLE, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
-    _S.IDLE: {_E.ASSIGN: _S.BUSY, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
-    _S.BUSY: {_E.RELEASE: _S.IDLE, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
+    _S.IDLE: {_E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
+    _S.BUSY: {_E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
     _S.STOPPING: {_E.EXITED: _S.VACANT},
     _S.PARKED: {
         _E.SPAWN: _S.STARTING,
@@ -107,7 +105,6 @@ class Slot:
         state: See :data:`TRANSITIONS`.
         generation: Which worker of the slot it is, or was last, counting from 1.
         in_flight: The jobs that its worker has in flight.
-        outcomes: How many outcomes its worker has delivered.
         concurrency: How many jobs its workers run at once.
         job_endings: The jobs of its worker that the pool ends; see
             ``job_ending.py``.  All that concerns one such job is there; the attributes
@@ -155,7 +152,6 @@ class Slot:
     generation: int = 0
     in_flight: InFlight = field(default_factory=InFlight)
     concurrency: int = 1
-    outcomes: int = 0
     job_endings: JobEndings = field(default_factory=JobEndings)
     seen: tuple[int, ...] = ()
     hung: bool = False
@@ -189,10 +185,17 @@ class Slot:
         """
         self.state = next_state(self.state, event)
 
+    # The two steps that each call takes, without a look into the table.
+
     def assign(self) -> None:
         """Record that its worker has a job in flight."""
         if self.state is SlotState.IDLE:
-            self.apply(SlotEvent.ASSIGN)
+            self.state = SlotState.BUSY
+
+    def release(self, now: float) -> None:
+        """Record that its worker, which was busy, has nothing in flight any more."""
+        self.state = SlotState.IDLE
+        self.idle_since = now
 
     def renew(self) -> None:
         """Begin the next generation."""
@@ -201,7 +204,6 @@ class Slot:
         self.job_endings = JobEndings()
         self.ready_at = self.due = None
         self.seen = ()
-        self.outcomes = 0
         self.exit_planned = self.faulty = self.hung = self.hopeless = False
         self.replace_reason = self.replaces = self.drain_deadline = None
         self.draining = self.oversized = self.is_overdue = False

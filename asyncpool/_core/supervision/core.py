@@ -177,6 +177,10 @@ class Core:
 
     def submit(self, job: int, traits: JobTraits, priority: int = 0) -> int | None:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
+        queue = self.dispatcher.queue
+        if queue.usual and not priority and not queue.others:
+            queue.usual[job] = traits  # since no worker had room for those before it
+            return None
         index = self.dispatcher.submit(job, traits, priority)
         if index is not None:
             self.slots[index].assign()
@@ -189,17 +193,21 @@ class Core:
             self.slots[index].assign()
         return index
 
-    def outcome(self, index: int, job: int) -> None:
-        """Record that the worker in slot *index* finished *job*.
+    def outcome(self, index: int, *jobs: int) -> None:
+        """Record that the worker in slot *index* has finished *jobs*, in this order.
 
         Raises:
-            ProtocolError: If it was not this job's turn there.
+            ProtocolError: If it was not the turn of one of them there.  Those before it are
+                recorded.
         """
         slot = self.slots[index]
-        slot.in_flight.complete(job)
-        slot.outcomes += 1
-        if slot.job_endings:
-            self.endings.clear(slot, job)
+        before = slot.in_flight.ended
+        try:
+            slot.in_flight.complete(*jobs)
+        finally:
+            if slot.job_endings:
+                for job in jobs[: slot.in_flight.ended - before]:
+                    self.endings.clear(slot, job)
 
     def refill(self, index: int, now: float) -> None:
         """Give the worker in slot *index* more jobs, or let it go, after it has sent outcomes."""
@@ -212,14 +220,14 @@ class Core:
             self.endings.end_worker(slot, now)
         elif in_flight.wants_more and not (endings and endings.by_itself):
             if not in_flight.jobs:
-                slot.apply(SlotEvent.RELEASE)
-                slot.idle_since = now
+                slot.release(now)
             self._feed(slot, now)
-            if in_flight.exhausted and not in_flight.jobs and slot.session is None:
+            exhausted = in_flight.sent >= in_flight.most
+            if exhausted and not in_flight.jobs and slot.session is None:
                 # It may run no more jobs, so it goes even before its replacement is
                 # ready.
                 self.exits.retire(slot, "max_jobs", now, unsent=None)
-            elif in_flight.exhausted or slot.outcomes >= slot.recycle_limits.jobs:
+            elif exhausted or in_flight.ended >= slot.recycle_limits.jobs:
                 self.exits.replace(slot, "max_jobs", now)
         if self.closing.finish is not None:
             self.settle(now)
@@ -428,7 +436,7 @@ class Core:
         elif old is not None:
             aftermath = self.exits.failed(slot, old, now, jitter)
         else:
-            by_jobs = slot.faulty and slot.outcomes > 0 and not self.serving
+            by_jobs = slot.faulty and slot.in_flight.ended > 0 and not self.serving
             blamed = started or by_jobs
             aftermath = self._follow_death(
                 slot, now, needed=needed, blamed=blamed, jitter=jitter
@@ -469,7 +477,7 @@ class Core:
     def served(self, index: int, served: int, now: float) -> None:
         """Record how many connections the worker in slot *index* has served in all."""
         slot = self.slots[index]
-        slot.outcomes = served
+        slot.in_flight.ended = served
         if served >= slot.recycle_limits.jobs:
             self.exits.replace(slot, "max_jobs", now)
 

@@ -32,6 +32,8 @@ class Alarm:
 
     def set_at(self, when: float | None) -> None:
         """Call back at *when* instead of at any time set before; ``None`` sets no time."""
+        if self.is_set and when == self.due:
+            return
         self.cancel()
         if when is not None:
             self._timer = self._loop.call_at(when, self._ring)

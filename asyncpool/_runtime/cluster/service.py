@@ -260,9 +260,8 @@ class Service:
             # Perhaps it has accepted what was waiting.
             self._at_end += spread.totals(link.slot) - had
             self._cut += cut - cut_before
-        now = self._state.loop.time()
-        self._state.core.served(link.slot, closed, now)
-        self._state.performer.act()
+        with self._state.turn as now:
+            self._state.core.served(link.slot, closed, now)
 
     def note_busy(self, link: WorkerLink) -> None:
         """Give connections to others while a worker can take no request."""

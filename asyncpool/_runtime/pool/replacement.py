@@ -12,7 +12,7 @@ from asyncpool._core.base.text import in_units
 from asyncpool._core.slots.slots import UP, Slot
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool._system.processes import memory_at_most, private_memory
 from asyncpool.enums import SlotState
@@ -69,8 +69,8 @@ class ResizeWaits:
         if self._starts_fail:
             self._end(began_at, crash)
         if any(asked_at > began_at for asked_at in self._waits.values()):
-            self._state.core.lifecycle.try_now(self._state.loop.time())
-            self._state.performer.rearm()
+            with self._state.turn as now:
+                self._state.core.lifecycle.try_now(now)
 
     @property
     def _starts_fail(self) -> bool:
@@ -151,53 +151,47 @@ class WorkerReplacement:
 
     # Requests.
 
-    @decision
     def retire(self, handle: WorkerHandle, reason: str = "") -> None:
         """Have a worker begin no other job, since its job has asked for that."""
-        core, registry = self._state.core, self._state.registry
-        slot, now = core.slots[handle.slot], self._state.loop.time()
-        unsent = slot.in_flight.last if handle.outbox.withdraw() else None
-        jobs = self._state.config.serving is None
-        why = _why("retire_worker()" if jobs else "retire()", reason)
-        self._exits.retire(slot, why, now, unsent=unsent)
-        self._state.performer.act()
-        if unsent is not None:
-            core.withdraw(slot.index, unsent, now)
-            self._state.performer.act()
-            traits = registry.jobs[unsent]._traits
-            core.requeue({unsent: traits}, now)
-            self._state.performer.act()
+        state, slot = self._state, self._state.core.slots[handle.slot]
+        with state.turn as now:
+            unsent = slot.in_flight.last if handle.outbox.withdraw() else None
+            jobs = state.config.serving is None
+            why = _why("retire_worker()" if jobs else "retire()", reason)
+            self._exits.retire(slot, why, now, unsent=unsent)
+            if unsent is not None:
+                state.performer.act()
+                state.core.withdraw(slot.index, unsent, now)
+                state.performer.act()
+                state.core.requeue({unsent: state.registry.jobs[unsent]._traits}, now)
 
-    @decision
     def replace(self, handle: WorkerHandle, reason: str = "") -> None:
         """Start another worker for the slot of one that has asked for it."""
-        slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
-        self._exits.replace(slot, _why("request_replacement()", reason), now)
-        self._state.performer.act()
-        self._state.performer.rearm()
+        self._replace(
+            self._state.core.slots[handle.slot], _why("request_replacement()", reason)
+        )
 
-    @decision
     def retire_from(self, index: int) -> None:
         """Retire the worker in a slot.
 
         Raises:
             NoWorkerError: If no worker is ready there.
         """
-        slot, now = self._worker_in(index), self._state.loop.time()
-        self._exits.replace(slot, "retire", now)
-        self._state.performer.act()
-        self._state.performer.rearm()
+        self._replace(self._worker_in(index), "retire")
 
-    @decision
+    def _replace(self, slot: Slot, why: str) -> None:
+        with self._state.turn as now:
+            self._exits.replace(slot, why, now)
+
     def kill(self, index: int) -> None:
         """Kill the worker in a slot.
 
         Raises:
             NoWorkerError: If no worker is ready there.
         """
-        slot, now = self._worker_in(index), self._state.loop.time()
-        self._state.core.kill(slot.index, now)
-        self._state.performer.act()
+        slot = self._worker_in(index)
+        with self._state.turn as now:
+            self._state.core.kill(slot.index, now)
 
     def _worker_in(self, index: int) -> Slot:
         slots = {
@@ -214,17 +208,11 @@ class WorkerReplacement:
 
         Who cancels the future has no effect on the pool.
         """
-        now = self._state.loop.time()
-        wait = self.resize_waits.add(least, most, now)
-        self._resize(least, most, now)
+        with self._state.turn as now:
+            wait = self.resize_waits.add(least, most, now)
+            self._exits.resize(least, most, now)
         self.resize_waits.check()
         return wait
-
-    @decision
-    def _resize(self, least: int, most: int, now: float) -> None:
-        self._exits.resize(least, most, now)
-        self._state.performer.act()
-        self._state.performer.rearm()
 
     def roll(self) -> asyncio.Future[events.RollResult]:
         """Have every worker replaced; return a future of the result.
@@ -237,16 +225,11 @@ class WorkerReplacement:
                 f"{self._state.config.title} is being rolled: one roll at a time"
             )
         roll = self._roll = self._state.loop.create_future()
-        self._roll_began = self._state.loop.time()
-        self._state.log.roll_begun(self._exits.sizing.size)
-        self._begin_roll()
+        with self._state.turn as now:
+            self._roll_began = now
+            self._state.log.roll_begun(self._exits.sizing.size)
+            self._exits.roll(now)
         return roll
-
-    @decision
-    def _begin_roll(self) -> None:
-        self._exits.roll(self._state.loop.time())
-        self._state.performer.act()
-        self._state.performer.rearm()
 
     # Results.
 
@@ -316,24 +299,19 @@ class WorkerReplacement:
         self._weighed[handle] = math.inf, math.inf  # until there is an answer
         self._threads.copy(weigh).add_done_callback(note)
 
-    @decision
     def _judge(self, handle: WorkerHandle, memory: int) -> None:
         """Kill or replace a worker that has so much memory to itself, if that is too much."""
-        slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
+        slot = self._state.core.slots[handle.slot]
         if self._state.handles.get(handle.slot) is not handle or slot.state not in UP:
             return
+        soft = slot.recycle_limits.memory
         if self._hard is not None and memory >= self._hard:
             had, most = in_units(memory), in_units(self._hard)
             reason = f"it had {had} of memory, and kill_memory is {most}"
-            self._state.core.oversized(slot.index, reason, now)
-            self._state.performer.act()
-        elif (
-            slot.recycle_limits.memory is not None
-            and memory >= slot.recycle_limits.memory
-        ):
-            self._exits.replace(slot, "max_memory", now)
-            self._state.performer.act()
-        self._state.performer.rearm()
+            with self._state.turn as now:
+                self._state.core.oversized(slot.index, reason, now)
+        elif soft is not None and memory >= soft:
+            self._replace(slot, "max_memory")
 
 
 def _why(call: str, reason: str) -> str:

@@ -18,7 +18,7 @@ from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.draining import Draining, SessionHold
 from asyncpool._runtime.state.job_errors import broken_errors
-from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool.errors import (
     AsyncPoolError,
@@ -187,7 +187,6 @@ class Sessions:
         broken = self._state.core.broken is not None
         return broken_errors(self._state)(None) if broken else None
 
-    @decision
     def _enter_queue(self, *, first: bool = False) -> _Waiter:
         waiter = _Waiter(self._state.loop.create_future())
         if first:
@@ -195,19 +194,17 @@ class Sessions:
         else:
             self._waiters.append(waiter)
         core = self._state.core
-        core.want_worker()
-        self._state.performer.act()
+        with self._state.turn:
+            core.want_worker()
         if core.dispatcher.wanted and core.exits.sizing.watching:
             self._admission.note_queued()
         return waiter
 
-    @decision
     def _leave_queue(self, waiter: _Waiter) -> None:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
-            core, now = self._state.core, self._state.loop.time()
-            core.leave_queue(now)
-            self._state.performer.act()
+            with self._state.turn as now:
+                self._state.core.leave_queue(now)
         elif isinstance(waiter.offer, SessionWorker):
             # The caller was cancelled in the turn in which it got a worker.
             self._end(waiter.offer, fresh=False)
@@ -284,11 +281,9 @@ class Sessions:
             self._end(session_worker, fresh=fresh)
             session_worker.hold.release()
 
-    @decision
     def _end(self, session_worker: SessionWorker, *, fresh: bool) -> None:
         self._session_workers.pop(session_worker.session, None)
         core = self._state.core
         if not core.closing.over:
-            now = self._state.loop.time()
-            core.end_session(session_worker.session, now, fresh=fresh)
-            self._state.performer.act()
+            with self._state.turn as now:
+                core.end_session(session_worker.session, now, fresh=fresh)

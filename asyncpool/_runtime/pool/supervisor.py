@@ -43,7 +43,7 @@ from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.crash_report import WorkerExit
 from asyncpool._runtime.state.draining import Draining
 from asyncpool._runtime.state.job_errors import broken_errors, closed_error, expire
-from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.state.stats import pool_stats
 from asyncpool._runtime.traffic.broadcasts import Broadcaster
 from asyncpool._runtime.traffic.large_jobs import load_item
@@ -328,7 +328,6 @@ class Pings:
         """Send no more pings."""
         self._alarm.cancel()
 
-    @decision
     def _look(self, now: float) -> None:
         state = self._state
         for handle in self._ledger.suspects(now):
@@ -450,8 +449,8 @@ class Supervisor:
                 sandbox = state.config.confinement
                 if sandbox is not None and sandbox.missing:
                     state.log.sandbox_incomplete(sandbox.missing)
-                state.core.start(state.loop.time())
-                self.act()
+                with state.turn as now:
+                    state.core.start(now)
                 try:
                     await self._finished.wait()
                 except asyncio.CancelledError:
@@ -559,33 +558,29 @@ class Supervisor:
         state.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
         state.log.worker_started(handle)
 
-    @decision
     def on_ready(self, handle: WorkerHandle) -> None:
         """Have a worker that is ready get its first jobs, or serve."""
-        state, now = self._state, self._state.loop.time()
+        state = self._state
         assert handle.pid is not None
-        took = now - handle.began_at
-        state.registry.figures.starts.note(took)
-        handle.since = monotonic()
-        state.hub.publish(
-            events.Ready(handle.slot, handle.generation, handle.pid, took)
-        )
-        state.log.worker_ready(handle, took)
-        state.core.ready(handle.slot, now)
-        state.performer.act()
+        with state.turn as now:
+            took = now - handle.began_at
+            state.registry.figures.starts.note(took)
+            handle.since = monotonic()
+            state.hub.publish(
+                events.Ready(handle.slot, handle.generation, handle.pid, took)
+            )
+            state.log.worker_ready(handle, took)
+            state.core.ready(handle.slot, now)
         if self.serving is not None:
             self.serving.ready(handle)
-        state.performer.rearm()  # it grows old from now on
         self.replacement.resize_waits.check()
         self.status.worker_ready()
         self.profiles.join(handle)
 
-    @decision
     def on_fault(self, handle: WorkerHandle) -> None:
         """Have a worker replaced that has lost a thread."""
-        core, now = self._state.core, self._state.loop.time()
-        core.replace_faulty(handle.slot, now)
-        self._state.performer.act()
+        with self._state.turn as now:
+            self._state.core.replace_faulty(handle.slot, now)
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Settle the jobs whose outcomes a dead worker has noted, and not sent."""
@@ -597,12 +592,11 @@ class Supervisor:
     def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
         """Settle jobs, and give their worker the next ones."""
         state = self._state
-        # As @decision does, whose call costs 0.4 us.
-        before, state.deciding = state.deciding, True
+        state.deciding += 1  # as in Traffic.submit()
         try:
             self.traffic.on_outcomes(handle, frames)
         finally:
-            state.deciding = before
+            state.deciding -= 1
 
     def on_items(self, handle: WorkerHandle, frames: list[Frame]) -> None:
         """Hand over what streams have yielded."""
@@ -630,14 +624,11 @@ class Supervisor:
         """Have a worker replaced that asks for it."""
         self.replacement.replace(handle, reason)
 
-    @decision
     def on_stacks(self, handle: WorkerHandle, job: int | None) -> None:
         """Read where a worker's threads are, which may be what its end waits for."""
-        core, now = self._state.core, self._state.loop.time()
         self.stacks.written(handle)
-        core.endings.stacks_written(handle.slot, now, job)
-        self._state.performer.act()
-        self._state.performer.rearm()  # it may have to give back other jobs first
+        with self._state.turn as now:
+            self._state.core.endings.stacks_written(handle.slot, now, job)
 
     def on_samples(self, handle: WorkerHandle, frame: Frame) -> None:
         """Count what a worker's sampler has found."""
@@ -680,7 +671,7 @@ class Supervisor:
                 else:
                     self._effects[name](*effect[1:])
             if lifecycle:
-                self.rearm()
+                self.rearm()  # for those who take no turn
         # Checked here, since only effects take jobs out of the queue.
         if self.admission.saturated:
             self.admission.update_saturated()
@@ -690,11 +681,9 @@ class Supervisor:
         self._alarm.set_at(self._state.core.next_deadline())
         self.traffic.stack_dumps.rearm()
 
-    @decision
     def _on_alarm(self, now: float) -> None:
-        self._state.core.on_timer(now)
-        self.act()
-        self.rearm()
+        with self._state.turn:
+            self._state.core.on_timer(now)
 
     def _table_of_effects(self) -> dict[str, Callable[..., object]]:
         """Return what does each effect that is not one worker's alone."""
@@ -800,11 +789,11 @@ class Supervisor:
                 self._state.handles[job._slot].distrust(str(broken))
             raise unreadable(broken) from broken
 
-    @decision
     def close(self, finish: Finish, timeout: float | None) -> None:
         """Begin to close, or close faster than was asked before."""
-        if not self._state.core.closing.over and not self.status.ended.done():
-            now = self._state.loop.time()
+        if self._state.core.closing.over or self.status.ended.done():
+            return
+        with self._state.turn as now:
             if self.serving is not None:
                 self.serving.stop()
             else:
@@ -815,8 +804,6 @@ class Supervisor:
             self._state.registry.mark_close(self._state.core.lifecycle.kills)
             deadline = None if timeout is None else now + timeout
             self._state.core.close(finish, deadline, now)
-            self.act()
-            self.rearm()  # nothing may happen before the deadline of the close
 
     def drop(self) -> None:
         """Begin to close, since nobody has the pool any more."""
@@ -834,15 +821,12 @@ class Supervisor:
             self.close(Finish.NONE, 0.0)
             return
         self.close(Finish.RUNNING, None)
-        self._give_up_running()
+        with self._state.turn:
+            for job in list(self._state.registry.jobs.values()):
+                if (slot := job._slot) is not None:
+                    self._bulk_failure.fail((job.id,), "closed")
+                    self.traffic.job_control.take_out(job, slot)
         self.close(Finish.RUNNING, self._state.core.endings.grace)
-
-    @decision
-    def _give_up_running(self) -> None:
-        for job in list(self._state.registry.jobs.values()):
-            if (slot := job._slot) is not None:
-                self._bulk_failure.fail((job.id,), "closed")
-                self.traffic.job_control.take_out(job, slot)
 
     def tell_start(self, began: float) -> None:
         """Log that the pool is ready, which was started at *began*."""

@@ -75,7 +75,7 @@ class PackedFunctions(FunctionTable):
             name: Its name.
             reference: What a worker makes it of; empty if it travels with each call.
         """
-        found = self._functions.get((name, reference))
+        found = self.known.get((name, reference))
         if found is not None:
             return found
         number = next(self._numbers) if reference else 0

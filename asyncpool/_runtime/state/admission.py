@@ -7,7 +7,7 @@ import asyncio
 from asyncpool import events
 from asyncpool._core.policies.job_options import DrainHold, JobOptions
 from asyncpool._runtime.state.job_errors import broken_errors
-from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool.errors import PoolClosedError, PoolFullError
 
 
@@ -45,8 +45,8 @@ class Admission:
         ):
             raise PoolClosedError
         if self._core.broken is not None:
-            self._core.lifecycle.try_sooner(self._state.loop.time())
-            self._state.performer.rearm()
+            with self._state.turn as now:
+                self._core.lifecycle.try_sooner(now)
             raise broken_errors(self._state)(None)
 
     def check_trying(self) -> None:
@@ -111,13 +111,11 @@ class Admission:
         if limit is not None and not core.dispatcher.idle and waiting >= limit:
             raise PoolFullError(waiting=waiting, max_queued=limit)
 
-    @decision
     def note_queued(self) -> None:
         """Tell the core that a job is queued, since a new worker could take it."""
-        core = self._core
-        if core.dispatcher.unserved:
-            core.exits.sizing.job_waits(self._state.loop.time())
-            self._state.performer.rearm()
+        if self._core.dispatcher.unserved:
+            with self._state.turn as now:
+                self._core.exits.sizing.job_waits(now)
 
     def update_saturated(self) -> None:
         """Wake the callers that wait for room, if nobody waits for a worker; too many did before."""

@@ -22,7 +22,6 @@ from asyncpool._runtime.base.callbacks import Reporter
 from asyncpool._runtime.base.machine import OomKills
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.job_errors import crash_error, stacks_of
-from asyncpool._runtime.state.pool_state import decision
 from asyncpool._runtime.state.registry import Loss
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool._system.signals import signal_name
@@ -254,18 +253,20 @@ class WorkerExit:
         """Note the kernel's count of kills, so that a later kill shows as a new one."""
         self._crash_reporter.look(self._state.loop.time())
 
-    @decision
     def handle_exit(self, handle: WorkerHandle) -> None:
         """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
+        with self._state.turn as now:
+            self._handle_exit(handle, now)
+        self._replacement.resize_waits.check()
+
+    def _handle_exit(self, handle: WorkerHandle, now: float) -> None:
         self._heartbeats.look(handle)
         if handle.process is not None:
             self._state.registry.figures.exited_cpu += handle.process.cpu
         registry, core = self._state.registry, self._state.core
-        slot, now = core.slots[handle.slot], self._state.loop.time()
-        planned, kind = (
-            slot.exit_planned,
-            self._crash_reporter.kind_of(handle, slot, now),
-        )
+        slot = core.slots[handle.slot]
+        planned = slot.exit_planned
+        kind = self._crash_reporter.kind_of(handle, slot, now)
         was_ready = slot.ready_at is not None
         slot.hopeless = handle.final and not was_ready
         losses = registry.losses(handle, slot, kind)
@@ -327,7 +328,6 @@ class WorkerExit:
         registry.leases.worker_gone(handle.slot)
         if not planned and not was_ready:
             self._replacement.resize_waits.start_failed(crash, handle.began_at)
-        self._replacement.resize_waits.check()
 
     def _on_crash(self, crash: events.Crash) -> None:
         self._state.crashes.append(crash)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.pool_state import PoolState
 
 # Say in words what a closing pool waits for.
 
@@ -184,11 +184,10 @@ class Draining:
                 names=list_functions(unheard),
             )
 
-    @decision
     def _let_go(self, hold: Hold) -> None:
         del self._holds[hold]
-        self._state.core.release(self._state.loop.time())
-        self._state.performer.act()
+        with self._state.turn as now:
+            self._state.core.release(now)
 
     def _say(self, _: float) -> None:
         assert self._began is not None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from asyncpool._core.figures.durations import Durations
 from asyncpool._core.supervision.core import Core
@@ -89,9 +88,10 @@ class PoolState:
         log: Logs the steps of its life.
         handles: The worker handles, by slot.
         crashes: The last crashes, oldest first.
-        deciding: Whether a method that is a :func:`decision` runs just now.
+        turn: In its context the core may be asked to decide.
+        deciding: How many turns there are just now, one inside another.
         performer: Carries out what the core decides; the supervisor sets it before the first
-            decision.
+            turn.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -101,44 +101,42 @@ class PoolState:
     registry: JobRegistry = field(init=False)
     handles: dict[int, WorkerHandle] = field(default_factory=dict)
     crashes: deque[Crash] = field(default_factory=lambda: deque(maxlen=_CRASHES_KEPT))
-    deciding: bool = False
+    deciding: int = 0
+    turn: Turn = field(init=False, repr=False)
     performer: Supervisor = field(init=False, repr=False)
     thread: int = field(init=False, repr=False, default_factory=get_ident)
     loop_lag: LoopLag = field(init=False, repr=False)
     log: LifeLog = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.turn = Turn(self)
         self.log = LifeLog(self.loop, self.config)
         self.registry = JobRegistry(JobWatch(self.hub))
         serves = self.config.serving is not None
         self.loop_lag = LoopLag(self.loop, lambda: serves or bool(self.registry.jobs))
 
 
-class _Part(Protocol):
-    _state: PoolState
+class Turn:
+    """A step in which the core decides; afterwards, what it has decided is carried out.
 
+    It is a context manager, whose value is the time.  There may be one inside another.  On Ctrl-C,
+    asyncio's handler cancels tasks, and with them jobs, between any two bytecodes.  While the core
+    decides about a job, the cancellation of that job waits for the end of the turn.
 
-S = TypeVar("S", bound=_Part)
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def decision(
-    method: Callable[Concatenate[S, P], R],
-) -> Callable[Concatenate[S, P], R]:
-    """Have cancellations of jobs wait until *method* has returned.
-
-    On Ctrl-C, asyncio's handler cancels tasks, and with them jobs, between any two
-    bytecodes.  Without this, it could cancel a job while the core decides about that job.
+    Args:
+        state: The pool's state.
     """
 
-    @functools.wraps(method)
-    def decide(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        state = self._state
-        before, state.deciding = state.deciding, True  # decisions may be nested
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            state.deciding = before
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
 
-    return decide  # type: ignore[return-value] # only the name of self differs
+    def __enter__(self) -> float:
+        self._state.deciding += 1
+        return self._state.loop.time()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._state.performer.act()
+            self._state.performer.rearm()
+        finally:
+            self._state.deciding -= 1

@@ -531,13 +531,7 @@ class JobRegistry:
             self.cancelled(job)
             return False
         if type(loaded) is not Failed:
-            self._leave(job)
-            self.completed += 1
-            job._function.figures.ok += 1
-            hub = self._hub
-            if hub.telling and (hub.listened or job.id in hub.traced):
-                self.watch.ended(job, JobOutcome.OK)
-            job.set_result(loaded)
+            self.returned(job, loaded)
             return False
         error = loaded.error
         if not loaded.may_retry:
@@ -556,6 +550,28 @@ class JobRegistry:
             return True
         self._complete(job, error)
         return False
+
+    def returned(self, job: Job[Any], value: Any) -> None:
+        """End *job* with the value that it has returned."""
+        if job.done():  # as in settle()
+            self.cancelled(job)
+            return
+        number = job.id
+        # As _leave() does, whose call would take as long again.
+        del self.jobs[number]
+        if job._limits.timed:
+            self.timed -= 1
+            self.deadlines.discard(number)
+        if self.leases.open:
+            self.leases.settle(job)
+        job._slot = job.worker_pid = None
+        job._payload = b""
+        self.completed += 1
+        job._function.figures.ok += 1
+        hub = self._hub
+        if hub.telling and (hub.listened or number in hub.traced):
+            self.watch.ended(job, JobOutcome.OK)
+        job.set_result(value)
 
     def losses(self, handle: WorkerHandle, slot: Slot, kind: CrashKind) -> list[Loss]:
         """Take the jobs that a dead worker had in flight off it; return what becomes of each."""

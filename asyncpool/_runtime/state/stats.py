@@ -127,7 +127,7 @@ def _slot_stats(
         job_id=slot.in_flight.head,
         job_ids=slot.in_flight.running,
         running=running,
-        jobs=slot.outcomes,
+        jobs=slot.in_flight.ended,
         uptime=now - handle.started_at if handle is not None and has_process else 0.0,
         cpu=0.0 if pid is None else cpu_time(pid),
         memory=0 if pid is None else memory_at_most(pid),

@@ -12,7 +12,7 @@ from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
-from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.traffic.large_jobs import LargeObjects
 from asyncpool._runtime.traffic.stack_dump import LiveStacks
 from asyncpool._runtime.worker.handle import CancelledJob, WorkerHandle
@@ -80,19 +80,19 @@ class JobControl:
 
     def take_out(self, job: Job[Any], slot: int | None) -> None:
         """Free the place of a job, which is settled, in the queue or in its worker."""
-        state, now = self._state, self._state.loop.time()
+        state = self._state
         if slot is None:
+            now = state.loop.time()
             state.core.drop(job.id, now)
-            self._state.performer.act()
             state.core.outcome_unpacked(job.id, now)
-            self._state.performer.act()
+            state.performer.act()  # no turn: what leaves the queue changes no deadline
             self._large.go_on()
         elif (
             state.core.slots[slot].in_flight.last == job.id
             and state.handles[slot].outbox.withdraw()
         ):
-            state.core.withdraw(slot, job.id, now)
-            self._state.performer.act()
+            with state.turn as now:
+                state.core.withdraw(slot, job.id, now)
         else:
             handle = state.handles[slot]
             begun = handle.page.begun(job.id, job.attempt)
@@ -106,14 +106,10 @@ class JobControl:
 
     def _end(self, handle: WorkerHandle, job: Job[Any], *, begun: bool) -> None:
         """End a job that its worker has begun, or ask the worker for it."""
-        state, slot = self._state, handle.slot
-        now, mode = state.loop.time(), job._limits.cancel_mode
-        state.core.cancel(job.id, now, index=slot, begun=begun, mode=mode)
-        state.performer.act()
-        # There may be no effect and yet a deadline, if the worker owes an answer already.
-        state.performer.rearm()
+        slot, mode = handle.slot, job._limits.cancel_mode
+        with self._state.turn as now:
+            self._state.core.cancel(job.id, now, index=slot, begun=begun, mode=mode)
 
-    @decision
     def _look_again(self, _: float) -> None:
         """End the jobs that their workers have begun meanwhile, without an answer to the pool.
 
@@ -136,17 +132,13 @@ class JobControl:
         same = state.handles.get(slot) is handle
         return same and state.core.endings.unanswered(job.id, slot)
 
-    @decision
     def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
         """Note which jobs a worker will not begin."""
-        now = self._state.loop.time()
         try:
-            self._state.core.revoked(handle.slot, sequences, now)
+            with self._state.turn as now:
+                self._state.core.revoked(handle.slot, sequences, now)
         except ProtocolError as error:
             handle.distrust(str(error))
-        else:
-            self._state.performer.act()
-            self._state.performer.rearm()  # as in _end()
 
     # Streams that yield items.
 

@@ -22,7 +22,7 @@ from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.state.job_errors import expire
-from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.traffic.job_control import JobControl
 from asyncpool._runtime.traffic.stack_dump import StackDumps
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -255,7 +255,6 @@ class JobTimers:
             if (job._slot, job._began) == known:
                 self._on_over(job, now)
 
-    @decision
     def _on_over(self, job: Job[Any], now: float) -> None:
         """End a job whose time is over; if it is not over, set the next look."""
         if job.done():
@@ -265,8 +264,9 @@ class JobTimers:
             self._timer.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
             # Its outcome may have come, and take long to load.
-            state.registry.fail(job, expire(job, now))
-            self._job_control.take_out(job, slot)
+            with state.turn:
+                state.registry.fail(job, expire(job, now))
+                self._job_control.take_out(job, slot)
         elif state.core.slots[slot].in_flight.runs(job.id):
             end = job._limits.run_end(began)
             if end is None or now < end:
@@ -274,8 +274,8 @@ class JobTimers:
                 return
             job._exceeded = job._limits.exceeded(now, running=True)
             mode = job._limits.cancel_mode
-            state.core.endings.expire(job.id, now, index=slot, mode=mode)
-            self._state.performer.act()
+            with state.turn:
+                state.core.endings.expire(job.id, now, index=slot, mode=mode)
             self._stack_dumps.signal_before_end(state.handles[slot], now, job.id)
 
     def _is_given_up(self, job: Job[Any], slot: int) -> bool:
@@ -288,8 +288,8 @@ class JobTimers:
         if handle.outbox.loading or core.endings.is_revoked(job.id, slot):
             return True
         if not handle.page.begun(job.id, job.attempt):
-            core.endings.revoke(job.id, slot)
-            self._state.performer.act()
+            with self._state.turn:
+                core.endings.revoke(job.id, slot)
         return False
 
     def _check_silence(self, job: Job[Any], slot: int, now: float) -> None:

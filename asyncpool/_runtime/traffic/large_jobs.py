@@ -21,7 +21,7 @@ from asyncpool._runtime.base.threads import Pause, Threads
 from asyncpool._runtime.job.job import Job, claim
 from asyncpool._runtime.job.outcomes import Failed, load_outcome
 from asyncpool._runtime.state.admission import Admission
-from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import JobNotPicklableError
 
@@ -66,7 +66,6 @@ class LargeObjects:
         """Pickle the next jobs, now that a job has left the queue."""
         self._packer.go_on()
 
-    @decision
     def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
         """Put a job into the queue, unless it is done or too large."""
         if job.done():
@@ -75,21 +74,19 @@ class LargeObjects:
             self.refused(job, too_large(len(payload), self._max_payload))
             return
         job._payload = payload
-        now = self._state.loop.time()
-        self._state.core.submit_prepared(
-            job.id, job._traits, now, job._options.priority
-        )
-        self._state.performer.act()
+        with self._state.turn as now:
+            self._state.core.submit_prepared(
+                job.id, job._traits, now, job._options.priority
+            )
         if self._sizing.watching:
             self._admission.note_queued()
 
-    @decision
     def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job whose call cannot be pickled."""
         claim(error, job)
-        self._state.registry.fail(job, error)
-        self._state.core.drop(job.id, self._state.loop.time())
-        self._state.performer.act()
+        with self._state.turn as now:
+            self._state.registry.fail(job, error)
+            self._state.core.drop(job.id, now)
 
     # From the worker.
 
@@ -105,15 +102,13 @@ class LargeObjects:
         """Return whether the outcome of a job has come and is being unpickled."""
         return job.id in self._unpacker.unpacking
 
-    @decision
     def unpacked(self, job: Job[Any], outcome: Any) -> None:
         """Settle a job."""
-        core, now = self._state.core, self._state.loop.time()
-        if self._state.registry.settle(job, outcome):
-            core.requeue({job.id: job._traits}, now)
-            self._state.performer.act()
-        core.outcome_unpacked(job.id, now)
-        self._state.performer.act()
+        core = self._state.core
+        with self._state.turn as now:
+            if self._state.registry.settle(job, outcome):
+                core.requeue({job.id: job._traits}, now)
+            core.outcome_unpacked(job.id, now)
 
 
 class PackedJobs(Protocol):

@@ -17,7 +17,7 @@ from asyncpool._core.wire.stacks import are_whole
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.machine import is_stopped
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import SlotState
 from asyncpool.errors import NoWorkerError, ProtocolError
@@ -147,15 +147,15 @@ class StackDumps:
         """Stop the timer."""
         self._alarm.cancel()
 
-    @decision
     def _look_at_late(self, now: float) -> None:
         """Ask the workers for their stacks whose time to end is nearly over."""
-        for slot, due in self._state.core.take_overdue(now):
+        with self._state.turn:
+            late = self._state.core.take_overdue(now)
+        for slot, due in late:
             handle = self._state.handles[slot]
             handle.page.read_stacks()  # erases an older dump
             handle.ask_for_stacks()
             self._state.loop.call_at(_demand_at(due, now), self._demand_late, handle)
-        self.rearm()
 
     def _demand_late(self, handle: WorkerHandle) -> None:
         is_there = self._state.handles[handle.slot] is handle
@@ -171,9 +171,8 @@ class StackDumps:
             silence += "; the process is stopped"
         handle.silence = silence
         handle.page.read_stacks()  # erases an older dump
-        now = self._state.loop.time()
-        self._state.core.endings.hang(handle.slot, now, job)
-        self._state.performer.act()
+        with self._state.turn as now:
+            self._state.core.endings.hang(handle.slot, now, job)
         self.signal_before_end(
             handle, now, job or self._state.core.slots[handle.slot].in_flight.head
         )
@@ -189,30 +188,26 @@ class StackDumps:
                 demand_at, self._demand, handle, job, due - demand_at
             )
 
-    @decision
     def _demand(self, handle: WorkerHandle, job: int | None, seconds: float) -> None:
         """Send the signal, and give the worker so many seconds from now to write its stacks."""
         # The job holds the GIL then, or the control thread had answered.  So no other thread of
         # Python's runs, and a signal handler can read the stacks; else it might crash.
         if self._runs(handle, job) and not handle.page.written_stacks:
             handle.demand_stacks()
-            self._state.core.endings.stacks_demanded(
-                handle.slot, self._state.loop.time() + seconds
-            )
-            self._state.performer.rearm()
+            with self._state.turn as now:
+                self._state.core.endings.stacks_demanded(handle.slot, now + seconds)
             self._look(handle, job, b"")
 
-    @decision
     def _look(self, handle: WorkerHandle, job: int | None, before: bytes) -> None:
         """Let a worker be killed once it has written its stacks to their end."""
         if not self._runs(handle, job):
             return
-        written, loop = handle.page.written_stacks, self._state.loop
+        written = handle.page.written_stacks
         if are_whole(written, before):
-            self._state.core.endings.stacks_written(handle.slot, loop.time())
-            self._state.performer.act()
-            self._state.performer.rearm()  # it may have to give back other jobs first
+            with self._state.turn as now:
+                self._state.core.endings.stacks_written(handle.slot, now)
         else:
+            loop = self._state.loop
             loop.call_later(_NEXT_LOOK, self._look, handle, job, written)
 
     def _runs(self, handle: WorkerHandle, job: int | None) -> bool:

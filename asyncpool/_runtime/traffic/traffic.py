@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from threading import get_ident
 from time import monotonic
+from types import FunctionType
 from typing import Any
 
 from asyncpool._core.base.job_traits import LEAST
+from asyncpool._core.pickling.calls import unloadable
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
@@ -24,7 +27,7 @@ from asyncpool._core.pickling.out_of_band import (
     OutOfBandPickle,
     StreamTooLongError,
 )
-from asyncpool._core.pickling.serializers import Serializer
+from asyncpool._core.pickling.serializers import PICKLE, Serializer
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._core.wire.messages import pack_moment
@@ -34,9 +37,10 @@ from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.outbox import NOT_PUT
 from asyncpool._runtime.job.chunk_job import Chunk
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.outcomes import Failed
 from asyncpool._runtime.job.stream_job import JOB_TYPES
 from asyncpool._runtime.state.admission import Admission
-from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.traffic.function_tables import FunctionTables
 from asyncpool._runtime.traffic.job_control import JobControl
 from asyncpool._runtime.traffic.job_timers import Heartbeats, JobTimers
@@ -107,10 +111,9 @@ class StallWatch:
         """Make no more rounds."""
         self._alarm.cancel()
 
-    @decision
     def _check_for_stalls(self) -> None:
-        self._core.endings.check_for_stalls()
-        self._state.performer.act()
+        with self._state.turn:
+            self._core.endings.check_for_stalls()
         watched = self._look_for_long_chunks()
         if watched or self._core.pipelining:
             self.go()
@@ -165,7 +168,6 @@ class LargeSender:
         handle.outbox.load(pickled, send)
         self._large.go_on()
 
-    @decision
     def _send_loaded(
         self,
         handle: WorkerHandle,
@@ -189,10 +191,11 @@ class LargeSender:
             self._timers.begin(job)
         outbox.flush()
         if self._lanes:
-            core.arguments_loaded(handle.slot, self._state.loop.time())
-            self._state.performer.act()
+            with self._state.turn as now:
+                core.arguments_loaded(handle.slot, now)
 
 
+_VALUE = FrameKind.VALUE
 _MANAGERS = "multiprocessing.managers"
 _modules = sys.modules
 
@@ -221,6 +224,8 @@ class Traffic:
         self._admission = admission
         self._propagation = state.config.propagation
         self._max_payload = state.config.worker.max_payload
+        self._bounded = state.config.max_queued is not None
+        self._leases = state.registry.leases
         self._sizing = state.core.exits.sizing
         self._concurrency = state.config.worker.concurrency
         self.functions = FunctionTables(
@@ -253,21 +258,29 @@ class Traffic:
         # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 50.
         if get_ident() != state.thread or not state.loop.is_running():
             self._check_home()
-        # The same as @decision, whose call would cost 0.4 us.
-        before, state.deciding = state.deciding, True
+        # As a turn does, which would take 1 us more: a job in the queue changes no deadline.
+        state.deciding += 1
         try:
-            try:
-                self._admission.check(options)
-            except AsyncPoolError:
-                self._count_refusal(function, options)
-                raise
-            functions, registry, types = self._functions, state.registry, JOB_TYPES
+            core, registry = state.core, state.registry
+            closing, broken = core.closing.finish, core.lifecycle.broken
+            if self._bounded or closing is not None or broken is not None:
+                try:
+                    self._admission.check(options)
+                except AsyncPoolError:
+                    self._count_refusal(function, options)
+                    raise
+            functions, types = self._functions, JOB_TYPES
             if options.codec is not None:
                 functions = self.functions.of(options)
                 types = functions.job_types or types
-            known = functions.find(function, options.name, options.via)
+            known = None
+            if type(function) is FunctionType and options.via == "submit":
+                known = functions.known.get(function)
+            if known is None or options.name:
+                known = functions.find(function, options.name, options.via)
+            registry.submitted = number = registry.submitted + 1
             job: Job[Any] = types[options.via](
-                registry.next_id(), known, options, self.job_control, state.loop
+                number, known, options, self.job_control, state.loop
             )
             if _MANAGERS in _modules:
                 # A manager drops an object that has no proxy left, and the worker has none yet.
@@ -284,10 +297,13 @@ class Traffic:
                 return self._refuse(job, error)
             if len(payload) > self._max_payload:
                 return self._refuse(job, too_large(len(payload), self._max_payload))
-            registry.enter(job)
+            if options.limits.timed or self._leases.coming or state.hub.on_new:
+                registry.enter(job)
+            else:
+                registry.jobs[number] = job
             if options.limits.timed and not self.timers.wait(job):
                 return job
-            if before:
+            if state.deciding > 1:
                 # A listener has called this, say, while a decision is carried out: a worker
                 # would get this job before one that it was assigned sooner.
                 self._large.put_off(job, payload)
@@ -299,7 +315,7 @@ class Traffic:
                 and options.bound is None
                 and not job._credit
             ):
-                slot = state.core.submit(job.id, known.traits, options.priority)
+                slot = core.submit(number, known.traits, options.priority)
             else:
                 slot = self._place(job)
             if slot is not None:
@@ -308,7 +324,7 @@ class Traffic:
                 self._admission.note_queued()
             return job
         finally:
-            state.deciding = before
+            state.deciding -= 1
 
     def _check_home(self) -> None:
         if asyncio._get_running_loop() is not self._state.loop:  # noqa: SLF001 - no exception if there is none
@@ -347,13 +363,12 @@ class Traffic:
         core = self._state.core
         options = job._options
         if options.bound is not None:
-            core.sessions.call(job.id, options.bound)
-            self._state.performer.act()
+            with self._state.turn:
+                core.sessions.call(job.id, options.bound)
             return None
         submit = core.submit if options.key is None else core.submit_keyed
         return submit(job.id, job._traits, options.priority)
 
-    @decision
     def send_pinned(
         self,
         slot: int,
@@ -370,10 +385,10 @@ class Traffic:
             state.registry.next_id(), function, options, self.job_control, state.loop
         )
         job._payload = payload
-        state.registry.enter(job)
-        if not options.limits.timed or self.timers.wait(job):
-            state.core.submit_pinned(slot, job.id)
-            self._state.performer.act()
+        with state.turn:
+            state.registry.enter(job)
+            if not options.limits.timed or self.timers.wait(job):
+                state.core.submit_pinned(slot, job.id)
         return job
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
@@ -392,7 +407,7 @@ class Traffic:
             if hub.traced and job.id in hub.traced:
                 self._state.registry.watch.sending(job, slot)
             payload = job._payload
-            if isinstance(payload, OutOfBandPickle):
+            if type(payload) is OutOfBandPickle:
                 job._frame_end = NOT_PUT
                 self._large_sender.send(handle, job, payload)
             else:
@@ -441,24 +456,37 @@ class Traffic:
 
     def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
         """Settle jobs, and give their worker the next ones; part of a decision."""
-        core, registry = self._state.core, self._state.registry
+        state, index = self._state, handle.slot
+        core, registry = state.core, state.registry
         handle.since = at = monotonic()
         to_settle = self._take_outcomes(handle, frames, at)
         # The worker gets its next jobs before the pool looks at these outcomes.
-        now = self._state.loop.time()
-        core.refill(handle.slot, now)
+        now = state.loop.time()
+        core.refill(index, now)
         # Others may have waited for this worker, if it is idle now.
         if core.todo or self._admission.saturated:
-            self._state.performer.act()
+            state.performer.act()
         self._stall_watch.look_soon()
         if registry.timed:
-            self.timers.begin_first(handle.slot)
-        if self._state.hub.listened:
-            self._tell_begun(handle.slot, at)
+            self.timers.begin_first(index)
+        if state.hub.listened:
+            self._tell_begun(index, at)
         for job, frame in to_settle:
-            if registry.settle(job, registry.outcome_of(job, handle, frame)):
+            if (
+                frame.kind is _VALUE
+                and job._function.serializer is PICKLE
+                and job._exceeded is None
+                and type(frame.payload) is bytes
+            ):
+                try:
+                    value = pickle.loads(frame.payload)  # noqa: S301 - of a worker without a codec
+                except BaseException as error:  # noqa: BLE001 - what is unpickled may raise anything
+                    registry.settle(job, Failed(unloadable(error), may_retry=False))
+                else:
+                    registry.returned(job, value)
+            elif registry.settle(job, registry.outcome_of(job, handle, frame)):
                 core.requeue({job.id: job._traits}, now)
-                self._state.performer.act()
+                state.performer.act()
 
     def _tell_begun(self, slot: int, at: float) -> None:
         """Tell those who listen which jobs of a worker have begun by now."""
@@ -471,43 +499,50 @@ class Traffic:
         self, handle: WorkerHandle, frames: list[Frame], at: float
     ) -> list[tuple[Job[Any], Frame]]:
         """Take jobs off their worker; return those that still have to be settled."""
-        core, registry = self._state.core, self._state.registry
-        slot, hub, telling = handle.slot, self._state.hub, self._state.hub.telling
-        to_settle: list[tuple[Job[Any], Frame]] = []
+        state, slot = self._state, handle.slot
+        registry, hub = state.registry, state.hub
+        jobs, telling = registry.jobs, hub.telling
+        numbers: list[int] = []
         for frame in frames:
-            job = registry.jobs.get(frame.job)
-            if job is not None and job.attempt != frame.attempt:
+            number = frame.job
+            if number in jobs and jobs[number].attempt != frame.attempt:
+                job = jobs[number]
                 handle.distrust(f"it sent attempt {frame.attempt} of {job!r}")
                 break
-            try:
-                core.outcome(slot, frame.job)
-            except ProtocolError as error:
-                handle.distrust(str(error))
-                break
-            if job is None:  # its caller has given the job up
-                registry.leases.give_back(frame.job)
+            numbers.append(number)
+        taken = state.core.slots[slot].in_flight
+        before = taken.ended
+        try:
+            state.core.outcome(slot, *numbers)
+        except ProtocolError as error:
+            handle.distrust(str(error))
+        to_settle: list[tuple[Job[Any], Frame]] = []
+        for frame in frames[: taken.ended - before]:
+            number = frame.job
+            if number not in jobs:  # its caller has given the job up
+                registry.leases.give_back(number)
+                continue
+            job = jobs[number]
+            function, run = job._function, frame.number
+            traits = function.traits
+            if run > LEAST or traits.cost != LEAST:  # else it changes nothing
+                traits.note(run)
+            function.figures.ran(run, int((at - job._queued_at) * 1e6) - run)
+            if telling and (hub.listened or number in hub.traced):
+                registry.watch.ran(job, slot, frame, at)
+            job._slot = job.worker_pid = None
+            payload = frame.payload
+            # Most are short, for which the call would cost 50 ns and say the same.
+            heavy = (
+                type(payload) is not bytes or len(payload) > LIGHT
+            ) and function.serializer.is_heavy(payload)
+            if heavy and job._exceeded is None:
+                self.timers.end(job)
+                self._large.unpack(job, frame, handle)
             else:
-                function, run = job._function, frame.number
-                traits = function.traits
-                if run > LEAST or traits.cost != LEAST:  # else it changes nothing
-                    traits.note(run)
-                function.figures.ran(run, int((at - job._queued_at) * 1e6) - run)
-                if telling and (hub.listened or job.id in hub.traced):
-                    registry.watch.ran(job, slot, frame, at)
-                job._slot = job.worker_pid = None
-                payload = frame.payload
-                # Most are short, for which the call would cost 50 ns and say the same.
-                heavy = (
-                    type(payload) is not bytes or len(payload) > LIGHT
-                ) and function.serializer.is_heavy(payload)
-                if heavy and job._exceeded is None:
-                    self.timers.end(job)
-                    self._large.unpack(job, frame, handle)
-                else:
-                    to_settle.append((job, frame))
+                to_settle.append((job, frame))
         return to_settle
 
-    @decision
     def on_exit(self, handle: WorkerHandle) -> None:
         """Use outcomes that a worker noted on its page and could not send before it died."""
         noted = handle.page.outcomes()
@@ -520,7 +555,8 @@ class Traffic:
             if frame is not None:
                 frames.append(frame)
         if frames:
-            self.on_outcomes(handle, frames)
+            with self._state.turn:
+                self.on_outcomes(handle, frames)
 
     def stop(self) -> None:
         """Stop all timers."""
