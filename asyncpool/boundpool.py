@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from asyncpool._api.caller import Caller
 from asyncpool._core.policies.job_options import JobOptions, Options
 from asyncpool._runtime.options.job_options import changed
-from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool._runtime.pool.engine import Engine
 
 __all__ = ["BoundPool"]
 
@@ -25,7 +25,7 @@ class BoundPool(Caller):
         """Return another bound pool, with *changes* to the options of this one."""
         return BoundPool(self._pool, changed(self._options, changes))
 
-    def _running_supervisor(self) -> Supervisor:
+    def _running_supervisor(self) -> Engine:
         return self._pool._running_supervisor()  # noqa: SLF001
 
     async def _broadcast(

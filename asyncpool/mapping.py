@@ -31,7 +31,7 @@ from asyncpool._runtime.map.batch_runner import (
     TimeSlice,
     open_source,
 )
-from asyncpool._runtime.state.draining import MapHold
+from asyncpool._runtime.pool.admission import MapHold
 
 __all__ = ["Map", "Outcome", "Plan"]
 

@@ -32,8 +32,8 @@ from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.options.pool_options import pool_options
 from asyncpool._runtime.options.worker_options import OutputMode
+from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
-from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import SupervisorConfig, pool_config
 from asyncpool._worker.api.context import CurrentJob
 from asyncpool.boundpool import BoundPool
@@ -454,7 +454,7 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         """
         if slot is not None:
             check_int("slot", slot, at_least=0)
-        return await self._life.running_here().traffic.live_stacks.of_workers(slot)
+        return await self._life.running_here().stacks.of_workers(slot)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:
         """Change the number of workers: to *workers*, or to between the two if it is a pair.
@@ -584,14 +584,14 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         )
 
     @property
-    def _supervisor(self) -> Supervisor | None:
+    def _supervisor(self) -> Engine | None:
         return self._life.supervisor
 
     @property
     def _is_started(self) -> bool:
         return self._life.supervisor is not None
 
-    def _running_supervisor(self) -> Supervisor:
+    def _running_supervisor(self) -> Engine:
         return self._life.supervisor or self._life.running()
 
     async def _broadcast(

@@ -18,8 +18,8 @@ from asyncpool._runtime.base.arguments import (
 )
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.options.job_options import changed
+from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.pool.sessions import SessionWorker
-from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.stream import Stream
 
 __all__ = ["WorkerSession"]
@@ -45,7 +45,7 @@ class WorkerSession:
 
     def __init__(
         self,
-        supervisor: Callable[[], Supervisor],
+        supervisor: Callable[[], Engine],
         options: JobOptions,
         *,
         timeout: float | None,

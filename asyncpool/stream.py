@@ -8,8 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.iteration import Demand, HomeIterator, Iteration
-from asyncpool._runtime.job.job import Job, claim
-from asyncpool._runtime.job.stream_job import StreamJob
+from asyncpool._runtime.job.job import Job, StreamJob, claim
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = ["Loader", "Stream"]

@@ -14,8 +14,8 @@ from asyncpool._runtime.base.arguments import check_int, not_callable, not_pickl
 from asyncpool._runtime.base.pool_hub import EventStream
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.map.batch_runner import Task
+from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
-from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.events import Event, JobEvent
 from asyncpool.mapping import Map, Plan
 from asyncpool.session import WorkerSession
@@ -139,7 +139,7 @@ class MapCaller(ABC):
     _options: JobOptions
 
     @abstractmethod
-    def _running_supervisor(self) -> Supervisor:
+    def _running_supervisor(self) -> Engine:
         """Return what makes the calls.
 
         Raises:

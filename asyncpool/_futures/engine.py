@@ -27,8 +27,8 @@ from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool._runtime.traffic.large_jobs import unpicklable
+from asyncpool._runtime.pool.engine import Engine as PoolEngine
+from asyncpool._runtime.pool.large import unpicklable
 from asyncpool.errors import (
     AsyncPoolError,
     JobRaisedError,
@@ -236,7 +236,7 @@ class EnginePool(Protocol):
         """Whether it has been started before."""
         ...
 
-    def _running_supervisor(self) -> Supervisor:
+    def _running_supervisor(self) -> PoolEngine:
         """Return what runs its jobs."""
         ...
 
@@ -274,7 +274,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop
         self._finished: asyncio.Future[None]
         self._delivery: Delivery
-        self._supervisor: Supervisor
+        self._supervisor: PoolEngine
         self.thread = threading.Thread(target=self._run, name=f"asyncpool {pool.name}")
 
     # Any thread may call these.

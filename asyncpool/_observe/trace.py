@@ -22,7 +22,7 @@ from asyncpool._core.trace.trace_book import LONG, TraceBook
 from asyncpool._core.trace.trace_lines import HEAD
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub, waited_since
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.registry import job_ended, job_queued, job_started
+from asyncpool._runtime.pool.registry import job_ended, job_queued, job_started
 from asyncpool.enums import JobOutcome
 from asyncpool.events import Event, JobQueued, JobStarted
 from asyncpool.stats import PoolStats, SlotStats

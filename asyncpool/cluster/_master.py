@@ -52,7 +52,7 @@ from asyncpool.errors import NoWorkerError
 from asyncpool.events import CloseSummary, RollResult
 
 if TYPE_CHECKING:
-    from asyncpool._runtime.state.pool_state import PoolState
+    from asyncpool._runtime.pool.engine import Engine
     from asyncpool._worker.cluster.worker import Worker
 
 
@@ -209,8 +209,8 @@ class Cluster(Supervised):
             listeners=self._listeners,
         )
 
-        def serve(state: PoolState, worker: WorkerConfig) -> Service:
-            self._made = Service(serving, state, worker)
+        def serve(engine: Engine, worker: WorkerConfig) -> Service:
+            self._made = Service(serving, engine, worker)
             return self._made
 
         return dataclasses.replace(self._config, serving=serve)
@@ -332,7 +332,7 @@ class Cluster(Supervised):
     async def stacks(self) -> dict[int, str]:
         """Return the stacks of the threads of all workers, by slot.
 
-        Workers that cannot write their stacks, since they are stopped, are left out.
+        If a worker has not answered within two seconds, the text says so.
 
         Raises:
             PoolClosedError: If the cluster was never started.
@@ -341,7 +341,7 @@ class Cluster(Supervised):
         Cancellation:
             Safe.
         """
-        return await self._life.running_here().where()
+        return await self._life.running_here().stacks.of_workers()
 
     def stats(self) -> ClusterStats:
         """Return the figures of the cluster: how it stands, and what happened since its start."""

@@ -18,7 +18,7 @@ from asyncpool._observe.control.watch import Watching, plain
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 from asyncpool._runtime.cluster.signals import name_of, obeyed
 from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
-from asyncpool._runtime.state.life_log import (
+from asyncpool._runtime.pool.life_log import (
     count_workers,
     describe_roll,
     roll_trouble,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from asyncpool._core.figures.request_figures import CLASSES, RequestFigures
 from asyncpool._runtime.cluster.service import Service
-from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool._runtime.state.stats import read_beside_loop
+from asyncpool._runtime.pool.engine import Engine
+from asyncpool._runtime.pool.stats import read_beside_loop
 from asyncpool.enums import CrashKind, RunState, SlotState
 from asyncpool.stats import NO_DURATIONS, Histogram, SlotStats
 
@@ -142,7 +142,7 @@ class ClusterStats:
 
 
 def cluster_stats(
-    supervisor: Supervisor | None,
+    supervisor: Engine | None,
     service: Service | None,
     *,
     closed: bool,
@@ -167,7 +167,7 @@ def cluster_stats(
 
 
 def _read(
-    supervisor: Supervisor, service: Service, spread: str, addresses: tuple[str, ...]
+    supervisor: Engine, service: Service, spread: str, addresses: tuple[str, ...]
 ) -> ClusterStats:
     stats = supervisor.stats()
     requests = service.requests()

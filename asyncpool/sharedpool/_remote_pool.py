@@ -23,7 +23,7 @@ from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.client.client import Client
 from asyncpool._runtime.options.job_options import changed
-from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool._runtime.pool.engine import Engine
 from asyncpool.boundpool import BoundPool
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
@@ -310,9 +310,9 @@ class RemotePool(Orders, JobsListened, Caller):
     def _is_started(self) -> bool:
         return self._life.client is not None
 
-    def _running_supervisor(self) -> Supervisor:
+    def _running_supervisor(self) -> Engine:
         # What callers, maps, streams and sessions need of a supervisor, a client has too.
-        return cast("Supervisor", self._open())
+        return cast("Engine", self._open())
 
     async def _broadcast(
         self,

@@ -17,8 +17,8 @@ from asyncpool._core.slots.reasons import (
     killed_since,
     reason_for_client,
 )
-from asyncpool._runtime.state.crash_report import FRESH, OomLedger
-from asyncpool._runtime.state.draining import describe_waiting, list_functions
+from asyncpool._runtime.pool.admission import describe_waiting, list_functions
+from asyncpool._runtime.pool.deaths import FRESH, OomLedger
 from tests.helpers.crashes import crash_with
 
 # Why a worker ended, as a pool writes and reads it.

@@ -23,7 +23,6 @@ from asyncpool import (
 from tests.helpers import faults, jobs, streams, values
 from tests.helpers.clusters import Client, all_ready, cluster_of
 from tests.helpers.gate import Gate
-from tests.helpers.inside import supervisor_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import idle, launcher_of
@@ -127,11 +126,6 @@ async def test_task_names_of_a_pool() -> None:
             [slot] = pool.stats().slots
             before |= {t for t in asyncio.all_tasks() if "Gate" in repr(t.get_coro())}
             names = names_since(before)
-            stacks = asyncio.ensure_future(supervisor_of(pool).where())
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            names |= names_since(before | {stacks})
-            await stacks
             visitor.release()
             await job
     assert {
@@ -139,7 +133,6 @@ async def test_task_names_of_a_pool() -> None:
         "asyncpool worker in slot 0 of shop",
         f"asyncpool end of worker {slot.pid} in slot 0 of shop",
         f"asyncpool errors of worker {slot.pid} in slot 0 of shop",
-        "asyncpool stacks of slot 0",
     } <= names
     assert [name for name in names if not name.startswith("asyncpool ")] == []
 

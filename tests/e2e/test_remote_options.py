@@ -19,7 +19,7 @@ from asyncpool import LeaseKeeper, Pool
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import OPTIONS, JobLimits, JobOptions
 from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.state.draining import SessionHold
+from asyncpool._runtime.pool.admission import SessionHold
 from asyncpool.sharedpool import SharedPool
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate

@@ -68,9 +68,10 @@ if TYPE_CHECKING:
         private_folder,
     )
     from asyncpool._runtime.launcher.launcher import Launcher
-    from asyncpool._runtime.pool.supervisor import Pings, Supervisor
+    from asyncpool._runtime.pool.engine import Engine as PoolEngine
+    from asyncpool._runtime.pool.registry import JobRegistry
+    from asyncpool._runtime.pool.timers import Pings
     from asyncpool._runtime.state.config import SupervisorConfig
-    from asyncpool._runtime.state.registry import JobRegistry
     from asyncpool._runtime.worker.handle import WorkerHandle
     from asyncpool._system.memory import Memory
     from asyncpool._system.processes import private_memory
@@ -148,7 +149,7 @@ def trace_no_more(pool: Pool | RemotePool) -> None:
         tracer.limit.next_at = math.inf  # type: ignore[attr-defined]
 
 
-def supervisor_of(pool: Pool | Cluster) -> Supervisor:
+def supervisor_of(pool: Pool | Cluster) -> PoolEngine:
     """Return what runs *pool*, which has been started; it stays after the end."""
     supervisor = pool._life.supervisor
     assert supervisor is not None
@@ -157,7 +158,7 @@ def supervisor_of(pool: Pool | Cluster) -> Supervisor:
 
 def core_of(pool: Pool | Cluster) -> Core:
     """Return what decides for *pool*."""
-    return supervisor_of(pool)._state.core
+    return supervisor_of(pool).core
 
 
 def slot_of(pool: Pool, index: int = 0) -> Slot:
@@ -167,12 +168,12 @@ def slot_of(pool: Pool, index: int = 0) -> Slot:
 
 def handle_of(pool: Pool, slot: int = 0) -> WorkerHandle:
     """Return the pool's end of one worker."""
-    return supervisor_of(pool)._state.handles[slot]
+    return supervisor_of(pool).handles[slot]
 
 
 def registry_of(pool: Pool) -> JobRegistry:
     """Return the table of open jobs."""
-    return supervisor_of(pool)._state.registry
+    return supervisor_of(pool).registry
 
 
 async def start_threads(pool: Pool) -> None:
@@ -231,7 +232,7 @@ def segments_by_number(pool: Pool) -> dict[int, Segment]:
 
 def deciding(pool: Pool) -> bool:
     """Return whether *pool* makes a decision and carries it out just now."""
-    return supervisor_of(pool)._state.deciding
+    return bool(supervisor_of(pool).deciding)
 
 
 def break_core(pool: Pool | Cluster, error: Exception) -> None:
@@ -299,12 +300,12 @@ def loading(pool: Pool, slot: int = 0) -> bool:
 
 def pickling(pool: Pool) -> bool:
     """Return whether a large argument is being pickled, or waits for that."""
-    return bool(supervisor_of(pool).traffic._large._packer._begun)
+    return bool(supervisor_of(pool).large._packer._begun)
 
 
 def check_for_stalls(pool: Pool) -> None:
     """Look for workers that have stalled, as the timer of that does."""
-    supervisor_of(pool).traffic._stall_watch._check_for_stalls()
+    supervisor_of(pool).stalls._check_for_stalls()
 
 
 # The channels.
@@ -346,7 +347,7 @@ def _block_until_readable(channel: Channel) -> None:
 
 def ring(pool: Pool, when: float) -> None:
     """Have the timer of the jobs' times fire as if it were *when* already."""
-    timer = supervisor_of(pool).traffic.timers._timer
+    timer = supervisor_of(pool).timers._timer
     timer._alarm.due = when
     timer._on_alarm(when)
 
@@ -362,7 +363,7 @@ def run_out(pool: Pool, job: Job[Any], *, within: float = 0.0) -> None:
         job._began = end - limits.timeout
     else:
         job._limits = replace(limits, deadline=end)
-    supervisor_of(pool).traffic.timers._timer.watch(job.id, end)
+    supervisor_of(pool).timers._timer.watch(job.id, end)
 
 
 async def hold_up_until_due(pool: Pool) -> None:
@@ -376,7 +377,7 @@ async def hold_up_until_due(pool: Pool) -> None:
 
 def heartbeats_awaited(pool: Pool) -> int:
     """Return of how many workers heartbeats are going to be read."""
-    return len(supervisor_of(pool).traffic.heartbeats._alarms)
+    return len(supervisor_of(pool).heartbeats._alarms)
 
 
 # Pings.
@@ -416,10 +417,10 @@ def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     A worker that gets no processor for a moment does so too late.
     """
     from asyncpool._core.supervision import endings as termination
-    from asyncpool._runtime.traffic import stack_dump
+    from asyncpool._runtime.pool import stacks
 
     monkeypatch.setattr(termination, "STACK_GRACE", 3600.0)
-    monkeypatch.setattr(stack_dump, "_demand_at", lambda _, now: now + 0.1)
+    monkeypatch.setattr(stacks, "_demand_at", lambda _, now: now + 0.1)
 
 
 def block_until_pong(pool: Pool) -> None:
@@ -635,9 +636,9 @@ def terminate_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def look_for_stalls_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no job moved to another worker since it waits behind one that takes long."""
-    from asyncpool._runtime.traffic import traffic
+    from asyncpool._runtime.pool import timers
 
-    monkeypatch.setattr(traffic, "EVERY", 3600.0)
+    monkeypatch.setattr(timers, "EVERY", 3600.0)
 
 
 def read_notes_by(
@@ -679,9 +680,9 @@ def live_in_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def shorten_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give workers little time to say where their jobs are."""
-    from asyncpool._runtime.traffic import stack_dump as live_stacks
+    from asyncpool._runtime.pool import stacks
 
-    monkeypatch.setattr(live_stacks, "_PATIENCE", 0.2)
+    monkeypatch.setattr(stacks, "_PATIENCE", 0.2)
 
 
 def pretend_machine(

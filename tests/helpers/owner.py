@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.job.stream_job import StreamJob
+from asyncpool._runtime.job.job import Job, StreamJob
 
 __all__ = ["Owner"]
 

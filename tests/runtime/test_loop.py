@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.job.stream_job import StreamJob
-from asyncpool._runtime.state.pool_state import PERIOD, LoopLag
+from asyncpool._runtime.job.job import StreamJob
+from asyncpool._runtime.pool.engine import PERIOD, LoopLag
 from asyncpool.errors import ProtocolError
 from tests.helpers import virtual_time
 from tests.helpers.functions import known_function

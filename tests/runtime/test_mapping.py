@@ -22,11 +22,10 @@ from asyncpool._core.map.chunks import ChunkResult, run_chunk
 from asyncpool._core.pickling.errors import pack_error
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._runtime.job.chunk_job import ChunkJob
-from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.job import ChunkJob, Job
 from asyncpool._runtime.map import batch_runner as turn_module
 from asyncpool._runtime.map.batch_runner import Task
-from asyncpool._runtime.state.draining import Hold, MapHold
+from asyncpool._runtime.pool.admission import Hold, MapHold
 from asyncpool.enums import Delivery
 from asyncpool.mapping import Map, Outcome, Plan
 from tests.helpers.crashes import crash_with

@@ -21,7 +21,7 @@ from asyncpool._core.trace.trace_lines import LineMaker
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._observe.trace import Trace, TraceFile
 from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.state.registry import JobWatch
+from asyncpool._runtime.pool.registry import JobWatch
 from asyncpool.enums import JobOutcome, RunState
 from asyncpool.events import Event, JobEnded, JobEvent, JobStarted, Recovered
 from asyncpool.stats import PoolStats

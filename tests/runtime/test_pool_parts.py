@@ -17,14 +17,12 @@ from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.slots.slots import Slot
 from asyncpool._core.supervision.lifecycle import Aftermath
 from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.job.chunk_job import ChunkJob
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.job.stream_job import StreamJob
-from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool._runtime.state import crash_report
-from asyncpool._runtime.state.crash_report import CrashReporter
-from asyncpool._runtime.state.draining import MapHold
-from asyncpool._runtime.state.job_errors import crash_error, delivery_of
+from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
+from asyncpool._runtime.pool import deaths
+from asyncpool._runtime.pool.admission import MapHold
+from asyncpool._runtime.pool.deaths import CrashReporter
+from asyncpool._runtime.pool.engine import Engine
+from asyncpool._runtime.pool.registry import crash_error, delivery_of
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.errors import PoolClosedError
@@ -44,14 +42,11 @@ class Parts:
     """The parts of the pool *x*; what they have to carry out stays undone."""
 
     def __init__(self) -> None:
-        parts = Supervisor(config_of(Pool(ping_timeout=None, name="x")), PoolHub())
-        parts.state.performer = cast("Supervisor", self)
-        self.core = parts.state.core
-        self.registry = parts.state.registry
-        self.draining = parts.draining
-
-    def act(self) -> None:
-        self.core.todo.clear()
+        engine: Any = Engine(config_of(Pool(ping_timeout=None, name="x")), PoolHub())
+        engine.act = engine.core.todo.clear
+        self.core = engine.core
+        self.registry = engine.registry
+        self.draining = engine.draining
 
     def queue(self, count: int) -> None:
         """Have so many more jobs wait, since there is no worker."""
@@ -180,7 +175,7 @@ async def test_whom_the_kernel_has_killed_lacked_memory(
 ) -> None:
     counted: list[int | None] = [3]
     kernel = SimpleNamespace(count=lambda: counted[0])
-    monkeypatch.setattr(crash_report, "OomKills", lambda: kernel)
+    monkeypatch.setattr(deaths, "OomKills", lambda: kernel)
     reporter, slot = CrashReporter(start_timeout=30.0), Slot(0, ready_at=1.0)
 
     def kind(now: float, *, slot: Slot = slot, **worker: Any) -> str:
@@ -206,7 +201,7 @@ async def test_where_nobody_counts_it_may_have_been_memory(
     count: int | None, detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = SimpleNamespace(count=lambda: count)
-    monkeypatch.setattr(crash_report, "OomKills", lambda: kernel)
+    monkeypatch.setattr(deaths, "OomKills", lambda: kernel)
     crash = report_of(DeadWorker(), None, planned=False)
     assert (crash.kind, crash.detail, crash.signal) == ("crash", detail, "SIGKILL")
 

@@ -90,7 +90,7 @@ class LocalOrders:
 
     async def stacks(self, slot: int | None) -> Mapping[int, str]:
         """Return the stacks of one worker or of all."""
-        return await self._life.running().traffic.live_stacks.of_workers(slot)
+        return await self._life.running().stacks.of_workers(slot)
 
     async def stack_of(self, number: int) -> tuple[int, str]:
         """Return the slot of a job and its stack."""

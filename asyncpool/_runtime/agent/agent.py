@@ -15,7 +15,7 @@ from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.agent_client import AgentClient
 from asyncpool._runtime.agent.relay import Relay
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.remote.begun_page import make_page
 from asyncpool._runtime.remote.carrier import (
     LEASE,
@@ -53,7 +53,7 @@ class Agent:
     def __init__(
         self,
         pool: Any,
-        supervisor: Supervisor,
+        supervisor: Engine,
         name: str,
         version: str,
         *,
@@ -86,7 +86,7 @@ class Agent:
         self._beat.set_in(self._beat_every)
         self._closing = False
         self._idle = asyncio.Event()
-        supervisor.traffic.heartbeats.listeners.append(self._relay.on_heartbeat)
+        supervisor.heartbeats.listeners.append(self._relay.on_heartbeat)
 
     # Clients that come and go.
 
@@ -144,7 +144,7 @@ class Agent:
     def close(self) -> None:
         """End all sessions, whose jobs are cancelled."""
         self._beat.cancel()
-        self._supervisor.traffic.heartbeats.listeners.remove(self._relay.on_heartbeat)
+        self._supervisor.heartbeats.listeners.remove(self._relay.on_heartbeat)
         for client in [*self._clients.values()]:
             del self._clients[client.number]
             self._jobs.close(client.number)

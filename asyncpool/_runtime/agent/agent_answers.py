@@ -11,7 +11,7 @@ from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote.remote_options import read_call
 from asyncpool._core.remote_wire.remote_messages import Message, unpack_question
 from asyncpool._runtime.agent.client_numbers import numbers_of, stats_for_client
-from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.remote.agent_errors import pack_failure, pack_results
 from asyncpool._runtime.remote.packed_calls import PACKED
 from asyncpool.errors import AsyncPoolError, BroadcastError
@@ -32,7 +32,7 @@ class Answers:
         supervisor: What runs it.
     """
 
-    def __init__(self, pool: Any, supervisor: Supervisor) -> None:
+    def __init__(self, pool: Any, supervisor: Engine) -> None:
         self._pool = pool
         self._supervisor = supervisor
         self._plain: dict[str, Callable[[ClientQuestions, dict[str, Any]], Any]] = {

@@ -26,11 +26,9 @@ from asyncpool._core.remote_wire.remote_messages import (
 from asyncpool._core.wire.context import with_trace
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub
-from asyncpool._runtime.job.chunk_job import Chunk
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.job.stream_job import StreamJob
+from asyncpool._runtime.job.job import Chunk, Job, StreamJob
+from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.pool.sessions import SessionWorker
-from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.remote.found_items import pack_log, pack_result
 from asyncpool._runtime.remote.own_objects import pack_own
 from asyncpool._runtime.remote.packed_calls import PackedError, PackedFunctions
@@ -261,7 +259,7 @@ class Relay:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: Engine,
         functions: PackedFunctions,
         stored: StoredPayloads | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ from asyncpool._core.logs import pool_messages as say
 from asyncpool.events import Crash
 
 if TYPE_CHECKING:
-    from asyncpool._runtime.state.life_log import LifeLog
+    from asyncpool._runtime.pool.life_log import LifeLog
 
 CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
 

@@ -24,16 +24,14 @@ from asyncpool._runtime.client.job_ends import JobEnds
 from asyncpool._runtime.client.node_figures import NodeFigures
 from asyncpool._runtime.client.nodes import Nodes, no_agent
 from asyncpool._runtime.client.submissions import Submissions
-from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.job.outcomes import unreadable
-from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
-from asyncpool._runtime.state.draining import Hold
-from asyncpool._runtime.state.job_errors import crash_error, expire
-from asyncpool._runtime.state.registry import JobRegistry, JobWatch
-from asyncpool._runtime.traffic.function_tables import FunctionTables
-from asyncpool._runtime.traffic.large_jobs import load_item
+from asyncpool._runtime.pool.admission import Hold
+from asyncpool._runtime.pool.large import load_item
+from asyncpool._runtime.pool.registry import JobRegistry, JobWatch, crash_error, expire
+from asyncpool._runtime.pool.traffic import FunctionTables
 from asyncpool.enums import Delivery
 from asyncpool.errors import PoolClosedError, ProtocolError
 

@@ -18,13 +18,13 @@ from asyncpool._core.wire.messages import MAX_BROADCASTS
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
-from asyncpool._runtime.remote.agent_errors import AgentErrors, Answer, read_broadcast
-from asyncpool._runtime.state.draining import Hold
-from asyncpool._runtime.traffic.broadcasts import (
+from asyncpool._runtime.pool.admission import Hold
+from asyncpool._runtime.pool.broadcasts import (
     check_broadcast,
     pack_broadcast,
     serializer_of,
 )
+from asyncpool._runtime.remote.agent_errors import AgentErrors, Answer, read_broadcast
 from asyncpool.errors import AsyncPoolError, PoolClosedError
 
 if TYPE_CHECKING:

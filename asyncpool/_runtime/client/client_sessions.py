@@ -13,9 +13,9 @@ from asyncpool._core.remote_wire.remote_messages import Kind, Message
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
+from asyncpool._runtime.pool.admission import SessionHold
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.remote.own_objects import kind_of, load_own
-from asyncpool._runtime.state.draining import SessionHold
 from asyncpool.errors import (
     ProtocolError,
     WorkerCrashedError,

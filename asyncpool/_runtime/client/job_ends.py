@@ -17,15 +17,13 @@ from asyncpool._core.remote_wire.remote_messages import (
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.client.client_sessions import ClientSessions
-from asyncpool._runtime.job.chunk_job import ChunkJob
-from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.job import ChunkJob, Job
 from asyncpool._runtime.job.outcomes import load_outcome
 from asyncpool._runtime.node.node import Node
+from asyncpool._runtime.pool.deaths import with_job
+from asyncpool._runtime.pool.large import Unpacker
+from asyncpool._runtime.pool.registry import JobRegistry, crash_error, timeout_error
 from asyncpool._runtime.remote.own_objects import kind_of, load_own
-from asyncpool._runtime.state.crash_report import with_job
-from asyncpool._runtime.state.job_errors import crash_error, timeout_error
-from asyncpool._runtime.state.registry import JobRegistry
-from asyncpool._runtime.traffic.large_jobs import Unpacker
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import (
     AsyncPoolError,

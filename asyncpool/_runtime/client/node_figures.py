@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.node.node import Node
-from asyncpool._runtime.state.stats import read_beside_loop
+from asyncpool._runtime.pool.stats import read_beside_loop
 from asyncpool.enums import RunState
 from asyncpool.errors import AsyncPoolError
 from asyncpool.events import RollResult

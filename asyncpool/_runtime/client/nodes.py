@@ -25,9 +25,7 @@ from asyncpool._core.remote_wire.remote_messages import (
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.client.job_ends import frame_of
-from asyncpool._runtime.job.chunk_job import ChunkJob
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.job.stream_job import StreamJob
+from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
 from asyncpool._runtime.remote import found_items

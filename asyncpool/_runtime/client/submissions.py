@@ -16,11 +16,10 @@ from asyncpool._core.pickling.out_of_band import (
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD
 from asyncpool._runtime.client.nodes import no_agent
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.job.stream_job import JOB_TYPES
+from asyncpool._runtime.job.job import JOB_TYPES, Job
+from asyncpool._runtime.pool.large import Packer, too_large, unpicklable
+from asyncpool._runtime.pool.traffic import FunctionTables
 from asyncpool._runtime.remote.stored_calls import StoredArguments, StoredCall
-from asyncpool._runtime.traffic.function_tables import FunctionTables
-from asyncpool._runtime.traffic.large_jobs import Packer, too_large, unpicklable
 from asyncpool.errors import JobNotPicklableError, PoolFullError
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from asyncpool._runtime.cluster.balancer import ConnectionBalancer
 from asyncpool._runtime.cluster.link import WorkerLink
 from asyncpool._runtime.cluster.listeners import Listeners
 from asyncpool._runtime.cluster.message_queues import MessageQueues
-from asyncpool._runtime.state.pool_state import PoolState
+from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.worker.handle import WorkerHandle
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -62,7 +62,7 @@ class Service:
 
     Args:
         config: What the workers do.
-        state: The state of their supervisor.
+        engine: The engine of their pool.
         worker: Their configuration.
 
     Attributes:
@@ -76,19 +76,19 @@ class Service:
     def __init__(
         self,
         config: ServingConfig,
-        state: PoolState,
+        engine: Engine,
         worker: WorkerConfig,
     ) -> None:
-        self._state = state
+        self._engine = engine
         self._config = config
         self._worker = worker
         self.links: dict[int, WorkerLink] = {}
-        self.queues = MessageQueues(state.config.name)
+        self.queues = MessageQueues(engine.config.name)
         listeners, own = config.listeners, list[socket.socket]()
         if listeners is not None and config.spread == "handoff":
             own = listeners.sockets()
         self.balancer = ConnectionBalancer(
-            state.loop, state.config.name, own, self.links
+            engine.loop, engine.config.name, own, self.links
         )
         # Broadcasts, which each new worker gets in their order.
         self._remembered: dict[Hashable, bytes] = {}
@@ -99,7 +99,7 @@ class Service:
         self._at_end = self._cut = 0
         self.cut = 0
         self._past = RequestFigures()  # of workers that are gone
-        state.loop_lag.go()
+        engine.loop_lag.go()
 
     # The life of a worker.
 
@@ -141,14 +141,14 @@ class Service:
     def ready(self, handle: WorkerHandle) -> None:
         """Note that a worker is ready."""
         self._served = True
-        if self._state.core.slots[handle.slot].state in UP:
+        if self._engine.core.slots[handle.slot].state in UP:
             link = self.links[handle.slot]
             link.open = True
             self.balancer.joined(link)
 
     def ended(self, handle: WorkerHandle) -> bool:
         """Note that a worker is dead; return whether it has served anybody."""
-        slot, link = self._state.core.slots[handle.slot], self.links.get(handle.slot)
+        slot, link = self._engine.core.slots[handle.slot], self.links.get(handle.slot)
         if handle.status == 0 and not slot.exit_planned and slot.ready_at is not None:
             handle.detail = handle.detail or "serve() returned"
         if link is None:
@@ -203,14 +203,14 @@ class Service:
         if cut or handle.late_stacks:
             cost = f": {cut} of {served} connections are cut off" if cut else ""
             extra = {
-                "pool": self._state.config.name,
+                "pool": self._engine.config.name,
                 "slot": handle.slot,
                 "generation": handle.generation,
                 "pid": handle.pid,
                 "limit": limit.name,
                 "cut_off": cut,
             }
-            title, stack = self._state.config.title, handle.late_stacks
+            title, stack = self._engine.config.title, handle.late_stacks
             say.WORKER_OVERRAN.log(
                 _LOGGER, extra, stack=stack, title=title, why=why, cost=cost
             )
@@ -242,8 +242,8 @@ class Service:
 
     def begin_drain(self, link: WorkerLink) -> None:
         """Note that a worker gets nothing more."""
-        self._drains[link.slot] = self._state.loop.time(), not self.stopped
-        self._state.handles[link.slot].since = monotonic()
+        self._drains[link.slot] = self._engine.loop.time(), not self.stopped
+        self._engine.handles[link.slot].since = monotonic()
         self.balancer.left(link)
 
     def count_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
@@ -260,8 +260,8 @@ class Service:
             # Perhaps it has accepted what was waiting.
             self._at_end += spread.totals(link.slot) - had
             self._cut += cut - cut_before
-        with self._state.turn as now:
-            self._state.core.served(link.slot, closed, now)
+        with self._engine.turn as now:
+            self._engine.core.served(link.slot, closed, now)
 
     def note_busy(self, link: WorkerLink) -> None:
         """Give connections to others while a worker can take no request."""
@@ -292,7 +292,7 @@ class Service:
         if not self.stopped:
             self.balancer.stop()
             self.stopped = True
-            self._stopped_at = self._state.loop.time()
+            self._stopped_at = self._engine.loop.time()
             if self._config.listeners is not None:
                 self._config.listeners.close()
             spread = self.balancer.core
@@ -300,21 +300,21 @@ class Service:
             self._cut = sum(map(spread.still_open, self.links))
             for slot, link in self.links.items():
                 if link.is_shut:  # the others hear soon that nobody goes on serving
-                    self._state.handles[slot].ask(FrameKind.CLOSING)
+                    self._engine.handles[slot].ask(FrameKind.CLOSING)
 
     def close(self) -> None:
         """Close everything, and log what the end has cost; there are no workers any more."""
         self.stop()
         if self._served:
             finished, cut = self.close_counts
-            state = self._state
-            killed = state.registry.summary(state.core.lifecycle.kills).killed
+            engine = self._engine
+            killed = engine.registry.summary(engine.core.lifecycle.kills).killed
             extra = {
-                "pool": state.config.name,
+                "pool": engine.config.name,
                 "finished": finished,
                 "failed": cut,
                 "killed": killed,
             }
-            say.SERVER_ENDED.log(_LOGGER, extra, title=state.config.title)
+            say.SERVER_ENDED.log(_LOGGER, extra, title=engine.config.title)
         self.balancer.close()
         self.queues.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
@@ -13,17 +14,19 @@ from asyncpool._core.base.job_traits import (
     JobTraits,
     KeyedTraits,
 )
+from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, ChunkResult
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
+from asyncpool._core.wire.frames import Frame
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool.enums import JobState, TimeLimit
-from asyncpool.errors import JobError, job_text
-from asyncpool.events import Crash
+from asyncpool.errors import JobError, ProtocolError, job_text
+from asyncpool.events import Crash, Via
 
-if TYPE_CHECKING:  # which is a job itself
-    from asyncpool._runtime.job.stream_job import StreamJob
+if TYPE_CHECKING:
+    from asyncpool._runtime.channel.page import WorkerPage
 
 
 # What a running job reports, for any number of readers.
@@ -317,3 +320,202 @@ def claim_as(error: JobError, number: int, attempt: int, name: str) -> None:
     if not error.job_id:
         error.job_id, error.attempt, error.function = number, attempt, name
         error.add_note(f"It is the error of {job_text(number, name)}.")
+
+
+# A job that has several items of a map.
+
+
+class Chunk:
+    """What a job is besides that has several items of a map; see ``_core/map/chunks.py``.
+
+    A chunk that fails has no result.  Then the pool finds out which of its items are done.
+
+    Attributes:
+        rounds: How many rounds of the stall watch have found it running.
+    """
+
+    __slots__ = ()
+
+    rounds: int
+
+    # No abstract base class: each time a job is sent isinstance() is asked, which takes longer there.
+
+    def find_in_log(self, page: WorkerPage) -> bool:
+        """Find what its worker, which is dead, has noted; return whether it has begun with its first item."""
+        raise NotImplementedError
+
+    def find_in_result(self, result: Any) -> None:
+        """Find it in a result that came after the time was over."""
+        raise NotImplementedError
+
+    def find_nothing(self) -> None:
+        """Take it that each item may have begun."""
+        raise NotImplementedError
+
+
+class ChunkJob(Chunk, Job[R]):
+    """A chunk whose map is here.
+
+    Attributes:
+        found: The outcomes of the items that are done, if the chunk has not ended with a
+            result; ``None`` if it has not begun with its first item.
+    """
+
+    __slots__ = ("found", "rounds")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.rounds = 0
+        self.found: list[Any] | None = None
+
+    def find_in_log(self, page: WorkerPage) -> bool:
+        """Find what its worker has noted; return whether it has begun with its first item."""
+        self.found = page.log(self.id, self.attempt)
+        return self.found is not None
+
+    def find_in_result(self, result: ChunkResult) -> None:
+        """Find all but the last item, which was running when the time was over."""
+        self.found = result.load()[:-1]
+
+    def find_nothing(self) -> None:
+        """Take it that each item may have begun."""
+        self.found = [LOST] * CHUNK_SIZE
+
+
+# A job whose caller takes what it yields, item by item.
+
+_ONCE = AttemptPolicy()
+
+
+class StreamJob(Job[Any]):
+    """A job whose caller takes what it yields, item by item.
+
+    An item counts as a heartbeat, and so does waiting for the caller.
+
+    Attributes:
+        _credit: How many items the worker may send in all, in this attempt.
+    """
+
+    __slots__ = (
+        "_first",
+        "_heard_at",
+        "_items",
+        "_news",
+        "_prefetch",
+        "_received",
+        "_taken",
+    )
+
+    def __init__(
+        self, number: int, function: Function, options: JobOptions, *args: Any
+    ) -> None:
+        super().__init__(number, function, options, *args)
+        self._credit = self._prefetch = options.prefetch
+        self._items: deque[Frame] = deque()
+        self._received = self._taken = 0
+        self._heard_at = 0.0
+        self._news: asyncio.Future[None] | None = None
+        self._first: asyncio.Future[None] | None = None
+        self.add_done_callback(StreamJob._ring)
+
+    def receive(self, frame: Frame) -> None:
+        """Take the next item.
+
+        Raises:
+            ProtocolError: If the worker has sent more items than it may.
+        """
+        if self._received >= self._credit:
+            raise ProtocolError(f"it sent more than {self._credit} items of {self!r}")
+        self._received += 1
+        self._heard_at = self.get_loop().time()
+        self._items.append(frame)
+        self._ring()
+
+    def heard_at(self, now: float) -> float:
+        """Return when the stream last showed that it is alive, by an item or by waiting."""
+        return now if self._received >= self._credit else self._heard_at
+
+    def begin_again(self) -> None:
+        """Drop the items that came: another attempt begins, and the caller has taken none."""
+        self._items.clear()
+        self._received, self._credit = 0, self._prefetch
+
+    @property
+    def _title(self) -> str:
+        waits = self._received >= self._credit
+        return f"{super()._title} (a stream{' that nobody reads' if waits else ''})"
+
+    async def started(self) -> None:
+        """Wait until there is a first item, or the job is done.
+
+        Raises:
+            BaseException: The job's error, if there was none before that.
+
+        Cancellation:
+            Safe, and any number may wait.
+        """
+        while not self._received and not self.done():
+            if self._first is None:
+                self._first = self.get_loop().create_future()
+            await asyncio.wait([self._first])
+        if not self._received:
+            self.result()
+
+    async def take(self) -> Frame | None:
+        """Wait for the next item and return it; ``None`` if the job is done.
+
+        Cancellation:
+            Safe: nothing is taken.
+        """
+        while not self._items:
+            if self.done():
+                return None
+            self._news = self.get_loop().create_future()
+            await self._news
+        # The caller has an item now, and another attempt would yield that item again.
+        self._attempt_policy = _ONCE
+        self._taken += 1
+        frame = self._items.popleft()
+        due = self._taken + self._prefetch - self._credit
+        if not self.done() and due > self._prefetch // 2:
+            self._credit += due
+            self._heard_at = self.get_loop().time()
+            self._owner.give_credit(self)
+        return frame
+
+    async def pass_on(self) -> list[Frame]:
+        """Wait for items and take all that are there; none if the job is done.
+
+        They count as taken by whoever they are passed to, which gives the credit.
+        """
+        while not self._items and not self.done():
+            self._news = self.get_loop().create_future()
+            await self._news
+        items = [*self._items]
+        self._items.clear()
+        return items
+
+    def allow(self, credit: int) -> None:
+        """Let the worker send *credit* items in all."""
+        if credit > self._credit and not self.done():
+            self._credit = credit
+            self._heard_at = self.get_loop().time()
+            self._owner.give_credit(self)
+
+    def _ring(self, _: Any = None) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
+        first, self._first = self._first, None
+        if first is not None:
+            first.set_result(None)
+
+
+# Which class of job there is for each way to call a function.
+
+# Those whose caller is in this process.
+JOB_TYPES: dict[Via, type[Job[Any]]] = {
+    "submit": Job,
+    "map": ChunkJob,
+    "stream": StreamJob,
+}

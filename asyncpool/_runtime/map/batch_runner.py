@@ -27,10 +27,9 @@ from asyncpool._core.pickling.functions import travels_by_name
 from asyncpool._core.pickling.out_of_band import dumps_call
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._runtime.job.chunk_job import ChunkJob
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.draining import MapHold
-from asyncpool._runtime.traffic.large_jobs import unpicklable
+from asyncpool._runtime.job.job import ChunkJob, Job
+from asyncpool._runtime.pool.admission import MapHold
+from asyncpool._runtime.pool.large import unpicklable
 from asyncpool.enums import Delivery
 from asyncpool.errors import (
     AsyncPoolError,

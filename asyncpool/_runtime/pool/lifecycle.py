@@ -15,7 +15,7 @@ import anyio
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.base.event_loop import check_home, shielded
 from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.preparation.script import check_not_imported
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool.errors import PoolClosedError
@@ -35,7 +35,7 @@ class SupervisorRunner:
     """
 
     def __init__(self, what: str, name: str) -> None:
-        self.supervisor: Supervisor | None = None
+        self.supervisor: Engine | None = None
         self.closed_unused = False
         self._what = what
         self._name = name
@@ -45,9 +45,7 @@ class SupervisorRunner:
         self._process = os.getpid()
         self._making = asyncio.Lock()
 
-    async def start(
-        self, config: Callable[[], Awaitable[SupervisorConfig]]
-    ) -> Supervisor:
+    async def start(self, config: Callable[[], Awaitable[SupervisorConfig]]) -> Engine:
         """Start the supervisor, unless there is one; return when a worker is ready.
 
         Args:
@@ -84,9 +82,7 @@ class SupervisorRunner:
             supervisor.tell_start(began)
         return supervisor
 
-    async def _make(
-        self, config: Callable[[], Awaitable[SupervisorConfig]]
-    ) -> Supervisor:
+    async def _make(self, config: Callable[[], Awaitable[SupervisorConfig]]) -> Engine:
         """Make the supervisor, and have it begin.
 
         Raises:
@@ -102,7 +98,7 @@ class SupervisorRunner:
         except PoolClosedError:
             await self.hub.close_companions()
             raise
-        supervisor = self.supervisor = Supervisor(made, self.hub)
+        supervisor = self.supervisor = Engine(made, self.hub)
         self._task = asyncio.create_task(
             supervisor.run(),
             name=f"asyncpool supervisor of {self._name}",
@@ -222,7 +218,7 @@ class SupervisorRunner:
         if self._task is not None:
             check_home(self._task.get_loop(), f"{self._what} {self._name}")
 
-    def running(self) -> Supervisor:
+    def running(self) -> Engine:
         """Return the supervisor, which may have ended.
 
         Raises:
@@ -238,7 +234,7 @@ class SupervisorRunner:
             )
         return self.supervisor
 
-    def running_here(self) -> Supervisor:
+    def running_here(self) -> Engine:
         """Return the supervisor, which may have ended, to code that runs in its loop.
 
         Raises:
@@ -249,7 +245,7 @@ class SupervisorRunner:
         self.check_loop()
         return supervisor
 
-    def open(self) -> Supervisor:
+    def open(self) -> Engine:
         """Return a supervisor that works.
 
         Raises:
@@ -261,7 +257,7 @@ class SupervisorRunner:
         supervisor.admission.check_open()
         return supervisor
 
-    def trying(self) -> Supervisor:
+    def trying(self) -> Engine:
         """Return a supervisor that works, or that tries to start workers.
 
         Raises:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import NoWorkerError, ProfileInProgressError
 
 if TYPE_CHECKING:  # few pools are profiled
     from asyncpool._core.profile.profile_book import ProfileBook
     from asyncpool._core.profile.profile_messages import ProfileRequest
+    from asyncpool._runtime.pool.engine import Engine
     from asyncpool.profile import Profile
 
 # Seconds that the workers have for their last samples.  A worker whose GIL is held in C for
@@ -50,11 +50,11 @@ class Profiles:
     """The profiles of one pool, one at a time.
 
     Args:
-        state: The pool's state.
+        engine: The pool's engine.
     """
 
-    def __init__(self, state: PoolState) -> None:
-        self._state = state
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._numbers = itertools.count(1)
         self._run: _Run | None = None
 
@@ -70,7 +70,7 @@ class Profiles:
         """
         if self._run is not None:
             raise ProfileInProgressError(
-                f"a profile of {self._state.config.title} is being taken already: wait "
+                f"a profile of {self._engine.config.title} is being taken already: wait "
                 "until it is over"
             )
         handles = self._ready()
@@ -78,7 +78,7 @@ class Profiles:
             raise NoWorkerError(slot, there=tuple(handles))
         from asyncpool._core.profile.profile_book import ProfileBook  # noqa: PLC0415 - few take one
 
-        now = self._state.loop.time()
+        now = self._engine.loop.time()
         run = self._run = _Run(
             number=next(self._numbers),
             request=request,
@@ -91,7 +91,7 @@ class Profiles:
             self.join(handle)
         try:
             await _wait(run.over, request.seconds)
-            took = self._state.loop.time() - now
+            took = self._engine.loop.time() - now
             self._look(run)
             await _wait(run.over, _LAST_SAMPLES)
         finally:
@@ -101,7 +101,7 @@ class Profiles:
 
     def join(self, handle: WorkerHandle) -> None:
         """Ask a worker for samples that is ready, if a profile is being taken."""
-        run, now = self._run, self._state.loop.time()
+        run, now = self._run, self._engine.loop.time()
         if run is None or run.slot not in {None, handle.slot} or now >= run.until:
             return
         assert handle.pid is not None
@@ -137,21 +137,21 @@ class Profiles:
 
     def _look(self, run: _Run) -> None:
         """End a profile whose time is over when all workers have sent everything."""
-        if self._state.loop.time() >= run.until and not run.book.is_open:
+        if self._engine.loop.time() >= run.until and not run.book.is_open:
             run.over.set()
 
     def _ready(self) -> dict[int, WorkerHandle]:
-        state = self._state
+        engine = self._engine
         return {
-            slot.index: state.handles[slot.index]
-            for slot in state.core.slots
+            slot.index: engine.handles[slot.index]
+            for slot in engine.core.slots
             if slot.state in UP
         }
 
     def _end(self, run: _Run) -> None:
         """End the samplers that are still at work."""
         open_ones = {(r.slot, r.generation) for r in run.book.records if r.is_open}
-        for handle in self._state.handles.values():
+        for handle in self._engine.handles.values():
             if (handle.slot, handle.generation) in open_ones and not handle.ignored:
                 handle.ask(FrameKind.PROFILE, b"", run.number)
 
@@ -159,7 +159,7 @@ class Profiles:
         from asyncpool.profile import Profile, ProfiledWorker, StackSamples  # noqa: PLC0415 - see above
 
         return Profile(
-            pool=self._state.config.title,
+            pool=self._engine.config.title,
             seconds=took,
             rate=run.request.rate,
             slot=run.slot,

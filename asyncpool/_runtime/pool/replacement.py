@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from asyncpool import events
 from asyncpool._core.base.text import in_units
 from asyncpool._core.slots.slots import UP, Slot
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool._system.processes import memory_at_most, private_memory
 from asyncpool.enums import SlotState
@@ -23,6 +22,9 @@ from asyncpool.errors import (
     RollInProgressError,
 )
 
+if TYPE_CHECKING:
+    from asyncpool._runtime.pool.engine import Engine
+
 # Who waits until the pool has its new size, and what ends that wait.
 
 
@@ -30,12 +32,12 @@ class ResizeWaits:
     """The calls of ``resize()`` that have not returned.
 
     Args:
-        state: The pool's state.
+        engine: The pool's engine.
     """
 
-    def __init__(self, state: PoolState) -> None:
-        self._state = state
-        self._exits = state.core.exits
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._exits = engine.core.exits
         self._size = 0, 0
         self._waits: dict[asyncio.Future[None], float] = {}  # and when they began
 
@@ -45,7 +47,7 @@ class ResizeWaits:
         Call :meth:`check` when it is being resized.
         """
         self._size = least, most
-        wait: asyncio.Future[None] = self._state.loop.create_future()
+        wait: asyncio.Future[None] = self._engine.loop.create_future()
         self._waits[wait] = now
         wait.add_done_callback(self._forget)  # the caller may have been cancelled
         return wait
@@ -56,8 +58,8 @@ class ResizeWaits:
             return
         if self._exits.settled:
             self._end(math.inf, None)
-        elif self._state.core.lifecycle.retry_in(self._state.loop.time()) is None:
-            self._end(math.inf, self._state.crashes[-1])
+        elif self._engine.core.lifecycle.retry_in(self._engine.loop.time()) is None:
+            self._end(math.inf, self._engine.crashes[-1])
 
     def start_failed(self, crash: events.Crash, began_at: float) -> None:
         """End the waits with *crash*, if starts fail, and that one was for the size.
@@ -69,21 +71,21 @@ class ResizeWaits:
         if self._starts_fail:
             self._end(began_at, crash)
         if any(asked_at > began_at for asked_at in self._waits.values()):
-            with self._state.turn as now:
-                self._state.core.lifecycle.try_now(now)
+            with self._engine.turn as now:
+                self._engine.core.lifecycle.try_now(now)
 
     @property
     def _starts_fail(self) -> bool:
-        core = self._state.core
+        core = self._engine.core
         # Who resizes a server wants to hear of the first one that fails: its code may be broken.
-        serving = self._state.config.serving is not None
+        serving = self._engine.config.serving is not None
         return serving or core.lifecycle.ledger.starts_fail or core.broken is not None
 
     def _end(self, until: float, crash: events.Crash | None) -> None:
         """End the waits of the calls that were made *until* then."""
         ended = [wait for wait, asked_at in self._waits.items() if asked_at <= until]
         if ended:
-            self._state.log.resized(*self._size, crash)
+            self._engine.log.resized(*self._size, crash)
         for wait in ended:
             self._forget(wait)
             if wait.done():
@@ -124,27 +126,25 @@ class WorkerReplacement:
     """Retires, replaces and kills workers on request.
 
     Args:
-        state: The pool's state.
-        threads: Weigh workers, which may take some ten ms.
+        engine: The pool's engine.
 
     Attributes:
         resize_waits: Who waits until the pool has its new size.
     """
 
-    def __init__(self, state: PoolState, threads: Threads) -> None:
-        self._state = state
-        self._threads = threads
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         # From which upper bound on a worker may have reached the next limit, and when to weigh it
         # again even below that.
         self._weighed: WeakKeyDictionary[WorkerHandle, tuple[float, float]] = (
             WeakKeyDictionary()
         )
-        self._exits = state.core.exits
+        self._exits = engine.core.exits
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._roll_began = 0.0
-        self.resize_waits = ResizeWaits(state)
-        self._watch = Alarm(state.loop, self._look_at_memory)
-        limits = state.config.worker_limits
+        self.resize_waits = ResizeWaits(engine)
+        self._watch = Alarm(engine.loop, self._look_at_memory)
+        limits = engine.config.worker_limits
         self._hard = limits.kill_memory
         if limits.max_memory is not None or limits.kill_memory is not None:
             self._watch.set_in(_LOOK_EVERY)
@@ -153,22 +153,22 @@ class WorkerReplacement:
 
     def retire(self, handle: WorkerHandle, reason: str = "") -> None:
         """Have a worker begin no other job, since its job has asked for that."""
-        state, slot = self._state, self._state.core.slots[handle.slot]
-        with state.turn as now:
+        engine, slot = self._engine, self._engine.core.slots[handle.slot]
+        with engine.turn as now:
             unsent = slot.in_flight.last if handle.outbox.withdraw() else None
-            jobs = state.config.serving is None
+            jobs = engine.config.serving is None
             why = _why("retire_worker()" if jobs else "retire()", reason)
             self._exits.retire(slot, why, now, unsent=unsent)
             if unsent is not None:
-                state.performer.act()
-                state.core.withdraw(slot.index, unsent, now)
-                state.performer.act()
-                state.core.requeue({unsent: state.registry.jobs[unsent]._traits}, now)
+                engine.act()
+                engine.core.withdraw(slot.index, unsent, now)
+                engine.act()
+                engine.core.requeue({unsent: engine.registry.jobs[unsent]._traits}, now)
 
     def replace(self, handle: WorkerHandle, reason: str = "") -> None:
         """Start another worker for the slot of one that has asked for it."""
         self._replace(
-            self._state.core.slots[handle.slot], _why("request_replacement()", reason)
+            self._engine.core.slots[handle.slot], _why("request_replacement()", reason)
         )
 
     def retire_from(self, index: int) -> None:
@@ -180,7 +180,7 @@ class WorkerReplacement:
         self._replace(self._worker_in(index), "retire")
 
     def _replace(self, slot: Slot, why: str) -> None:
-        with self._state.turn as now:
+        with self._engine.turn as now:
             self._exits.replace(slot, why, now)
 
     def kill(self, index: int) -> None:
@@ -190,13 +190,13 @@ class WorkerReplacement:
             NoWorkerError: If no worker is ready there.
         """
         slot = self._worker_in(index)
-        with self._state.turn as now:
-            self._state.core.kill(slot.index, now)
+        with self._engine.turn as now:
+            self._engine.core.kill(slot.index, now)
 
     def _worker_in(self, index: int) -> Slot:
         slots = {
             slot.index: slot
-            for slot in self._state.core.slots
+            for slot in self._engine.core.slots
             if slot.state in _THERE and slot.ready_at is not None
         }
         if index not in slots:
@@ -208,7 +208,7 @@ class WorkerReplacement:
 
         Who cancels the future has no effect on the pool.
         """
-        with self._state.turn as now:
+        with self._engine.turn as now:
             wait = self.resize_waits.add(least, most, now)
             self._exits.resize(least, most, now)
         self.resize_waits.check()
@@ -222,12 +222,12 @@ class WorkerReplacement:
         """
         if self._exits.rolling:
             raise RollInProgressError(
-                f"{self._state.config.title} is being rolled: one roll at a time"
+                f"{self._engine.config.title} is being rolled: one roll at a time"
             )
-        roll = self._roll = self._state.loop.create_future()
-        with self._state.turn as now:
+        roll = self._roll = self._engine.loop.create_future()
+        with self._engine.turn as now:
             self._roll_began = now
-            self._state.log.roll_begun(self._exits.sizing.size)
+            self._engine.log.roll_begun(self._exits.sizing.size)
             self._exits.roll(now)
         return roll
 
@@ -235,18 +235,18 @@ class WorkerReplacement:
 
     def retiring(self, slot: int, reason: str) -> None:
         """Tell that a worker gets no more jobs."""
-        handle = self._state.handles[slot]
-        self._state.hub.publish(events.Retiring(slot, handle.generation, reason))
-        self._state.log.worker_retiring(handle, reason)
+        handle = self._engine.handles[slot]
+        self._engine.hub.publish(events.Retiring(slot, handle.generation, reason))
+        self._engine.log.worker_retiring(handle, reason)
 
     def resized(self, workers: int) -> None:
         """Tell that the size has changed."""
-        self._state.hub.publish(events.Resized(workers))
-        self._state.log.size_changed(workers)
+        self._engine.hub.publish(events.Resized(workers))
+        self._engine.log.size_changed(workers)
 
     def rolled(self, replaced: int, reason: str, filled: int) -> None:
         """Tell the caller of a roll that it is over."""
-        crashes = self._state.crashes
+        crashes = self._engine.crashes
         failed = reason and not self._exits.stopped
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
@@ -255,7 +255,7 @@ class WorkerReplacement:
                 replaced=replaced, filled=filled, reason=reason, crash=crash
             )
             roll.set_result(result)
-            self._state.log.rolled(result, self._state.loop.time() - self._roll_began)
+            self._engine.log.rolled(result, self._engine.loop.time() - self._roll_began)
 
     def stop(self) -> None:
         """End all waits: the pool closes."""
@@ -266,9 +266,9 @@ class WorkerReplacement:
     # Memory.
 
     def _look_at_memory(self, now: float) -> None:
-        for slot in self._state.core.slots:
+        for slot in self._engine.core.slots:
             if slot.state in UP:
-                self._look_at(slot, self._state.handles[slot.index], now)
+                self._look_at(slot, self._engine.handles[slot.index], now)
         self._watch.set_in(_LOOK_EVERY)
 
     def _look_at(self, slot: Slot, handle: WorkerHandle, now: float) -> None:
@@ -290,26 +290,26 @@ class WorkerReplacement:
         def note(weight: asyncio.Future[tuple[int, float]]) -> None:
             if not weight.cancelled():  # the pool does not close
                 memory, took = weight.result()
-                again_at = self._state.loop.time() + took / _WEIGHING
+                again_at = self._engine.loop.time() + took / _WEIGHING
                 # One that has reached max_memory may go on for long, with its job.
                 left = min((it for it in limits if it > memory), default=math.inf)
                 self._weighed[handle] = max(0, most - memory) + left, again_at
                 self._judge(handle, memory)
 
         self._weighed[handle] = math.inf, math.inf  # until there is an answer
-        self._threads.copy(weigh).add_done_callback(note)
+        self._engine.threads.copy(weigh).add_done_callback(note)
 
     def _judge(self, handle: WorkerHandle, memory: int) -> None:
         """Kill or replace a worker that has so much memory to itself, if that is too much."""
-        slot = self._state.core.slots[handle.slot]
-        if self._state.handles.get(handle.slot) is not handle or slot.state not in UP:
+        slot = self._engine.core.slots[handle.slot]
+        if self._engine.handles.get(handle.slot) is not handle or slot.state not in UP:
             return
         soft = slot.recycle_limits.memory
         if self._hard is not None and memory >= self._hard:
             had, most = in_units(memory), in_units(self._hard)
             reason = f"it had {had} of memory, and kill_memory is {most}"
-            with self._state.turn as now:
-                self._state.core.oversized(slot.index, reason, now)
+            with self._engine.turn as now:
+                self._engine.core.oversized(slot.index, reason, now)
         elif soft is not None and memory >= soft:
             self._replace(slot, "max_memory")
 

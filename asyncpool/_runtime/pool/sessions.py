@@ -10,16 +10,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base.job_traits import SessionTraits
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.admission import Admission
-from asyncpool._runtime.state.draining import Draining, SessionHold
-from asyncpool._runtime.state.job_errors import broken_errors
-from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.traffic.traffic import Traffic
+from asyncpool._runtime.pool.admission import SessionHold
+from asyncpool._runtime.pool.registry import broken_errors
 from asyncpool.errors import (
     AsyncPoolError,
     JobError,
@@ -27,6 +24,9 @@ from asyncpool.errors import (
     WorkerGoneError,
 )
 from asyncpool.events import Crash
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.pool.engine import Engine
 
 
 class SessionWorker:
@@ -110,23 +110,11 @@ class Sessions:
     """The sessions of one pool.
 
     Args:
-        state: The pool's state.
-        admission: Checks whether the pool takes a session, or a call.
-        draining: Keeps the pool open while it drains.
-        traffic: Submits the calls.
+        engine: The pool's engine.
     """
 
-    def __init__(
-        self,
-        state: PoolState,
-        admission: Admission,
-        draining: Draining,
-        traffic: Traffic,
-    ) -> None:
-        self._state = state
-        self._admission = admission
-        self._draining = draining
-        self._traffic = traffic
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._waiters: deque[_Waiter] = deque()  # the core counts as many
         self._session_workers: dict[int, SessionWorker] = {}
 
@@ -137,9 +125,9 @@ class Sessions:
         timeout: float | None,  # noqa: ASYNC109 - it is only for the wait
     ) -> SessionWorker:
         """Wait for a worker; see :meth:`asyncpool.Pool.worker`."""
-        self._admission.check_session()
+        self._engine.admission.check_session()
         hold = SessionHold()
-        self._draining.hold(hold)
+        self._engine.draining.hold(hold)
         try:
             session_worker = await self._wait(timeout)
         except BaseException:
@@ -165,7 +153,7 @@ class Sessions:
         except BaseException as error:
             self._leave_queue(waiter)
             if isinstance(error, TimeoutError) and limit.expired():
-                name = self._state.config.title
+                name = self._engine.config.title
                 text = f"no worker of {name} was free within {timeout:g} s"
                 raise TimeoutError(text) from None
             raise
@@ -181,37 +169,37 @@ class Sessions:
 
     def _refusal(self) -> AsyncPoolError | None:
         """Return why nobody who waits gets a worker any more; ``None`` if that is not so."""
-        closing = self._state.core.closing
+        closing = self._engine.core.closing
         if closing.finish is not None and not closing.draining:
             return PoolClosedError()
-        broken = self._state.core.broken is not None
-        return broken_errors(self._state)(None) if broken else None
+        broken = self._engine.core.broken is not None
+        return broken_errors(self._engine)(None) if broken else None
 
     def _enter_queue(self, *, first: bool = False) -> _Waiter:
-        waiter = _Waiter(self._state.loop.create_future())
+        waiter = _Waiter(self._engine.loop.create_future())
         if first:
             self._waiters.appendleft(waiter)
         else:
             self._waiters.append(waiter)
-        core = self._state.core
-        with self._state.turn:
+        core = self._engine.core
+        with self._engine.turn:
             core.want_worker()
         if core.dispatcher.wanted and core.exits.sizing.watching:
-            self._admission.note_queued()
+            self._engine.admission.note_queued()
         return waiter
 
     def _leave_queue(self, waiter: _Waiter) -> None:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
-            with self._state.turn as now:
-                self._state.core.leave_queue(now)
+            with self._engine.turn as now:
+                self._engine.core.leave_queue(now)
         elif isinstance(waiter.offer, SessionWorker):
             # The caller was cancelled in the turn in which it got a worker.
             self._end(waiter.offer, fresh=False)
 
     def offer(self, slot: int, session: int) -> None:
         """Give the worker in *slot* to the caller that has waited longest."""
-        pid = self._state.handles[slot].pid
+        pid = self._engine.handles[slot].pid
         assert pid is not None
         session_worker = self._session_workers[session] = SessionWorker(
             session, slot, pid
@@ -235,10 +223,12 @@ class Sessions:
     ) -> Job[Any]:
         """Have the worker of a session run a call after the session's other calls."""
         if session_worker.gone:
-            self._admission.check_open(session_worker.hold)  # raises that error first
+            self._engine.admission.check_open(
+                session_worker.hold
+            )  # raises that error first
             raise session_worker.error()
         options = session_worker.options_of_call(options)
-        job = self._traffic.submit(function, args, kwargs, options)
+        job = self._engine.traffic.submit(function, args, kwargs, options)
         session_worker.add(job)
         return job
 
@@ -258,14 +248,14 @@ class Sessions:
         session_worker.gone = True
         if calls:
             # Later, since the error of the running call is their cause, and must be known first.
-            loop = self._state.loop
+            loop = self._engine.loop
             loop.call_soon(loop.call_soon, self._fail, session_worker, calls)
 
     def _fail(self, session_worker: SessionWorker, calls: tuple[int, ...]) -> None:
         for number in calls:
-            job = self._state.registry.jobs.get(number)
+            job = self._engine.registry.jobs.get(number)
             if job is not None:
-                self._state.registry.fail(job, session_worker.error())
+                self._engine.registry.fail(job, session_worker.error())
 
     async def leave(
         self, session_worker: SessionWorker, *, fresh: bool, failed: bool
@@ -283,7 +273,7 @@ class Sessions:
 
     def _end(self, session_worker: SessionWorker, *, fresh: bool) -> None:
         self._session_workers.pop(session_worker.session, None)
-        core = self._state.core
+        core = self._engine.core
         if not core.closing.over:
-            with self._state.turn as now:
+            with self._engine.turn as now:
                 core.end_session(session_worker.session, now, fresh=fresh)

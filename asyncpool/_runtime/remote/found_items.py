@@ -12,7 +12,7 @@ from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.map.chunks import read_log
 from asyncpool._core.remote_wire.remote_messages import load_parts, pack_parts
 from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._runtime.job.chunk_job import ChunkJob
+from asyncpool._runtime.job.job import ChunkJob
 from asyncpool._runtime.job.outcomes import Failed, load_outcome
 
 _LOGGER = logging.getLogger("asyncpool")

@@ -22,8 +22,8 @@ from asyncpool._runtime.worker.serving import Serving
 
 if TYPE_CHECKING:  # few pools have a codec or a sandbox
     from asyncpool._core.codec.data_only import DataOnly
+    from asyncpool._runtime.pool.engine import Engine
     from asyncpool._runtime.sandbox.confinement import Confinement
-    from asyncpool._runtime.state.pool_state import PoolState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class SupervisorConfig(WorkerOptions):
     propagation: Propagation | None = None
     stop_grace: float = STOP_GRACE
     end_grace: float | None = None
-    serving: Callable[[PoolState, WorkerConfig], Serving] | None = None
+    serving: Callable[[Engine, WorkerConfig], Serving] | None = None
     handover: Handover | None = None
     data: DataOnly | None = None
     confinement: Confinement | None = None

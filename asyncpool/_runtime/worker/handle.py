@@ -51,7 +51,7 @@ from asyncpool._system.sockets import socket_pair
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from asyncpool._runtime.pool.supervisor import Supervisor
+    from asyncpool._runtime.pool.engine import Engine
     from asyncpool._runtime.sandbox.places import Place
     from asyncpool._runtime.worker.serving import ServingLink
 
@@ -180,7 +180,7 @@ class WorkerHandle:
     """
 
     def __init__(
-        self, supervisor: Supervisor, slot: int, generation: int, rank: int
+        self, supervisor: Engine, slot: int, generation: int, rank: int
     ) -> None:
         self.slot = slot
         self.generation = generation
@@ -192,8 +192,8 @@ class WorkerHandle:
         self.broke_protocol = self.final = False
         self.taken_in_trust = -1
         self._pool = supervisor
-        self._config = supervisor.state.config
-        loop = self._loop = supervisor.state.loop
+        self._config = supervisor.config
+        loop = self._loop = supervisor.loop
         self.began_at = self._heard_at = loop.time()
         self.started_at = self.since = monotonic()
         self.page = WorkerPage(self._config.worker.concurrency)

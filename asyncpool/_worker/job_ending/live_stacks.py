@@ -56,6 +56,8 @@ def live_stacks(
         if wanted in {0, job}
     ]
     if not wanted:
+        if not waiting and interrupts.stacks is not None:  # a server's tasks
+            parts.append(interrupts.stacks().strip())
         if not waiting and main:  # its initializer, say
             parts.append(f"Main thread {_ORDER}\n{main}")
         parts += _threads(frames)

@@ -1,7 +1,7 @@
 """The supervisor of a pool: it makes the parts, runs until all is over, and closes them.
 
 It carries out what the core decides, hears what workers send, and passes each thing to the part
-that it is for; ``crash_report.py`` does what the end of a worker requires.  All of this runs in the
+that it is for; ``deaths.py`` does what the end of a worker requires.  All of this runs in the
 loop's thread and does not wait in between, so there are no locks.
 """
 
@@ -11,19 +11,20 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
 from asyncpool import events
-from asyncpool._core.base.deadlines import PingLedger
+from asyncpool._core.base.deadlines import earliest
+from asyncpool._core.figures.durations import Durations
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.core import Core
-from asyncpool._core.wire.frames import Frame, FrameKind
+from asyncpool._core.wire.frames import Frame
 from asyncpool._core.wire.messages import WorkerConfig
-from asyncpool._core.wire.stacks import are_whole
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
@@ -35,28 +36,33 @@ from asyncpool._runtime.job.outcomes import unreadable
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError
 from asyncpool._runtime.output.log_records import WorkerLogs, explicit_levels
+from asyncpool._runtime.pool.admission import Admission, Draining
+from asyncpool._runtime.pool.broadcasts import Broadcaster
+from asyncpool._runtime.pool.deaths import WorkerExit
+from asyncpool._runtime.pool.large import LargeObjects, load_item
+from asyncpool._runtime.pool.life_log import LifeLog
 from asyncpool._runtime.pool.profiles import Profiles
+from asyncpool._runtime.pool.registry import (
+    JobRegistry,
+    JobWatch,
+    broken_errors,
+    closed_error,
+    expire,
+)
 from asyncpool._runtime.pool.replacement import WorkerReplacement
 from asyncpool._runtime.pool.sessions import Sessions
-from asyncpool._runtime.state.admission import Admission
+from asyncpool._runtime.pool.stacks import Stacks
+from asyncpool._runtime.pool.stats import pool_stats
+from asyncpool._runtime.pool.timers import Heartbeats, JobTimers, Pings, StallWatch
+from asyncpool._runtime.pool.traffic import Traffic
 from asyncpool._runtime.state.config import SupervisorConfig
-from asyncpool._runtime.state.crash_report import WorkerExit
-from asyncpool._runtime.state.draining import Draining
-from asyncpool._runtime.state.job_errors import broken_errors, closed_error, expire
-from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.state.stats import pool_stats
-from asyncpool._runtime.traffic.broadcasts import Broadcaster
-from asyncpool._runtime.traffic.large_jobs import load_item
-from asyncpool._runtime.traffic.stack_dump import StackDumps
-from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool.enums import SlotState
 from asyncpool.errors import (
-    JobTimeoutError,
     PoolBrokenError,
     PoolClosedError,
     ProtocolError,
 )
+from asyncpool.events import Crash
 from asyncpool.stats import PoolStats
 
 if TYPE_CHECKING:  # few pools have a sandbox
@@ -64,133 +70,86 @@ if TYPE_CHECKING:  # few pools have a sandbox
     from asyncpool._runtime.sandbox.places import Places
 
 
-# Fail many jobs at once: when their pool closes or breaks, or when their time is over.
-
 # How many jobs fail in one turn of the loop.  Each takes some microseconds, and a queue may have a
 # million of them.
 _FAILED_A_TURN = 500
 
+_CRASHES_KEPT = 10
 
-class BulkFailure:
-    """Fails the jobs that the core has given up.
+
+class Turn:
+    """A step in which the core decides; afterwards, what it has decided is carried out.
+
+    It is a context manager, whose value is the time.  There may be one inside another.  On Ctrl-C,
+    asyncio's handler cancels tasks, and with them jobs, between any two bytecodes.  While the core
+    decides about a job, the cancellation of that job waits for the end of the turn.
 
     Args:
-        state: The pool's state.
-        tasks: The pool's task group, for which it waits.
+        engine: The pool's engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> float:
+        self._engine.deciding += 1
+        return self._engine.loop.time()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._engine.act()
+            self._engine.rearm()
+        finally:
+            self._engine.deciding -= 1
+
+
+# How late the event loop of the service runs what is due.
+
+PERIOD = 1.0
+"""Seconds from one measurement to the next."""
+
+
+class LoopLag:
+    """Measures once a second, as long as there is something to measure for.
+
+    An idle pool has no timer, so that the service may sleep.
+
+    Args:
+        loop: The event loop.
+        is_needed: Tells whether to go on.
+
+    Attributes:
+        durations: What was measured, in seconds.
+        active: Whether there is a next measurement.
     """
 
     def __init__(
-        self,
-        state: PoolState,
-        tasks: asyncio.TaskGroup,
+        self, loop: asyncio.AbstractEventLoop, is_needed: Callable[[], bool]
     ) -> None:
-        self._state = state
-        self._tasks = tasks
+        self.durations = Durations()
+        self.active = False
+        self._loop = loop
+        self._is_needed = is_needed
+        self._timer: asyncio.TimerHandle | None = None
 
-    def fail(
-        self, numbers: tuple[int, ...], why: Literal["closed", "broken", "expired"]
-    ) -> None:
-        """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
-        jobs = deque(self._state.registry.jobs[number] for number in numbers)
-        error_for: Callable[[Job[Any]], Exception]
-        match why:
-            case "closed":
-                error_for = self._closed_error
-            case "broken":
-                error_for = broken_errors(self._state)
-            case "expired":
-                error_for = self._expire
-        self._fail_some(jobs, error_for)
-        if jobs:
-            self._tasks.create_task(
-                self._fail_rest(jobs, error_for), name="asyncpool: fail queued jobs"
-            )
+    def go(self) -> None:
+        """Begin to measure."""
+        self.active = True
+        due = self._loop.time() + PERIOD
+        self._timer = self._loop.call_at(due, self._look, due)
 
-    async def _fail_rest(
-        self, jobs: deque[Job[Any]], error_for: Callable[[Job[Any]], Exception]
-    ) -> None:
-        while jobs:
-            self._fail_some(jobs, error_for)
-            await asyncio.sleep(0)
+    def stop(self) -> None:
+        """Measure no more."""
+        self.active = False
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _fail_some(
-        self, jobs: deque[Job[Any]], error_for: Callable[[Job[Any]], Exception]
-    ) -> None:
-        for _ in range(min(len(jobs), _FAILED_A_TURN)):
-            job = jobs.popleft()
-            self._state.registry.fail(job, error_for(job))
-
-    def _expire(self, job: Job[Any]) -> JobTimeoutError:
-        return expire(job, self._state.loop.time())
-
-    def _closed_error(self, job: Job[Any]) -> PoolClosedError:
-        handle = None if job._slot is None else self._state.handles[job._slot]
-        return closed_error(job, handle)
-
-
-# Ask workers for the stacks of their threads, all at once.
-
-# Seconds that a worker's control thread has to write the stacks, before a signal makes a handler
-# in C write them; and seconds that the pool then waits for that handler.
-_PATIENCE = 1.0
-_LOOKS = 80
-_NEXT_LOOK = 0.01
-
-
-class Stacks:
-    """The questions for stacks that have no answer yet."""
-
-    def __init__(self) -> None:
-        self._asked: dict[WorkerHandle, asyncio.Event] = {}
-        self._lock = asyncio.Lock()  # since reading a page's stacks erases them
-
-    def written(self, handle: WorkerHandle) -> None:
-        """Note that a worker has written its stacks."""
-        if handle in self._asked:
-            self._asked[handle].set()
-
-    async def ask(self, handles: Iterable[WorkerHandle]) -> dict[int, str]:
-        """Return the stacks of all threads of these workers, by slot.
-
-        Cancellation:
-            Safe.
-        """
-        alive = [handle for handle in handles if handle.pid is not None]
-        async with self._lock, asyncio.TaskGroup() as group:
-            asked = [
-                group.create_task(
-                    self._ask(handle), name=f"asyncpool stacks of slot {handle.slot}"
-                )
-                for handle in alive
-            ]
-        texts = [task.result() for task in asked]
-        return {
-            handle.slot: text for handle, text in zip(alive, texts, strict=True) if text
-        }
-
-    async def _ask(self, handle: WorkerHandle) -> str:
-        handle.page.read_stacks()  # erases an older dump
-        answered = self._asked[handle] = asyncio.Event()
-        handle.ask_for_stacks()
-        try:
-            async with asyncio.timeout(_PATIENCE):
-                await answered.wait()
-        except TimeoutError:
-            handle.demand_stacks()
-            await self._watch(handle)
-        finally:
-            del self._asked[handle]
-        return handle.page.read_stacks()
-
-    async def _watch(self, handle: WorkerHandle) -> None:
-        """Wait until the worker writes no more; the handler in C gives no notice."""
-        before = b""
-        for _ in range(_LOOKS):
-            await asyncio.sleep(_NEXT_LOOK)
-            written = handle.page.written_stacks
-            if are_whole(written, before):
-                return
-            before = written
+    def _look(self, due: float) -> None:
+        self.durations.note(self._loop.time() - due)
+        if self._is_needed():
+            self.go()
+        else:
+            self.active = False
 
 
 # The status of a pool, for callers that wait until it is ready, or until it has ended.
@@ -200,7 +159,7 @@ class PoolStatus:
     """Whether a pool works, has ended, or has failed.
 
     Args:
-        state: The pool's state.
+        engine: The pool's engine.
 
     Attributes:
         ready: Done when the first worker is ready, or all are, as the options say; failed if
@@ -210,11 +169,11 @@ class PoolStatus:
             when its supervisor fails.
     """
 
-    def __init__(self, state: PoolState) -> None:
-        self._state = state
-        self.ready: asyncio.Future[None] = state.loop.create_future()
-        self.ended: asyncio.Future[None] = state.loop.create_future()
-        self.outcome: asyncio.Future[None] = state.loop.create_future()
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.ready: asyncio.Future[None] = engine.loop.create_future()
+        self.ended: asyncio.Future[None] = engine.loop.create_future()
+        self.outcome: asyncio.Future[None] = engine.loop.create_future()
 
     @property
     def was_ready(self) -> bool:
@@ -226,27 +185,27 @@ class PoolStatus:
         """Whether the pool was never ready and cannot become ready, so that it ends."""
         if self.ready.done():
             return self.ready.exception() is not None
-        core = self._state.core
-        breaks_pool = self._state.config.wait_for_all and core.failure is not None
+        core = self._engine.core
+        breaks_pool = self._engine.config.wait_for_all and core.failure is not None
         return breaks_pool or core.broken is not None
 
     def worker_ready(self) -> None:
         """Note that a worker is ready."""
-        if self._state.config.wait_for_all:
+        if self._engine.config.wait_for_all:
             self.check_all_ready()
         elif not self.ready.done():
             self.ready.set_result(None)
 
     def check_all_ready(self) -> None:
         """End the wait for all workers, if they are ready, or if some have failed to start."""
-        core = self._state.core
-        if self.ready.done() or not self._state.config.wait_for_all:
+        core = self._engine.core
+        if self.ready.done() or not self._engine.config.wait_for_all:
             return
         if core.minimum_ready:
             self.ready.set_result(None)
         elif core.failure is not None:
             reason = f"{core.failure}, and not all workers are ready"
-            crashes = tuple(self._state.crashes)
+            crashes = tuple(self._engine.crashes)
             self._fail_waiters(
                 PoolBrokenError(reason=reason, crashes=crashes, retry_after=None)
             )
@@ -257,21 +216,21 @@ class PoolStatus:
             error = PoolBrokenError(
                 reason=error.reason, crashes=error.crashes, retry_after=None
             )
-        self._state.log.broken(error.reason, error.retry_after)
-        self._state.hub.publish(events.Broken(error.reason, error.crashes))
+        self._engine.log.broken(error.reason, error.retry_after)
+        self._engine.hub.publish(events.Broken(error.reason, error.crashes))
         if error.retry_after is None:
             self._fail_waiters(error)
 
     def note_recovered(self, slot: int) -> None:
         """Note that starts succeed again, since the worker in *slot* is ready."""
-        self._state.log.recovered(slot)
-        self._state.hub.publish(events.Recovered(slot))
+        self._engine.log.recovered(slot)
+        self._engine.hub.publish(events.Recovered(slot))
 
     def note_failure(self, error: Exception) -> PoolClosedError:
         """Note that the supervisor has failed; return the error for open jobs."""
-        self._state.log.failed(error)
+        self._engine.log.failed(error)
         text = f"the supervisor failed: {error!r}"
-        crashes = tuple(self._state.crashes)
+        crashes = tuple(self._engine.crashes)
         self._fail_waiters(
             PoolBrokenError(reason=text, crashes=crashes, retry_after=None)
         )
@@ -290,79 +249,30 @@ class PoolStatus:
                 future.exception()  # marks it as retrieved, since nobody may wait for it
 
 
-# Ping the workers of a pool, and have those killed that do not answer.
-#
-# The worker's control thread answers, whatever its job does.  So an answer shows that the process
-# runs, and that its threads get the GIL.  In a worker that serves, the event loop answers, since
-# without its event loop it serves nobody.
-
-
-class Pings:
-    """The pings of one pool.
-
-    Args:
-        state: The pool's state.
-        stack_dumps: Ends workers that are silent.
-        timeout: Seconds for which a worker may be silent.
-    """
-
-    def __init__(
-        self, state: PoolState, stack_dumps: StackDumps, timeout: float
-    ) -> None:
-        self._state = state
-        self._stack_dumps = stack_dumps
-        self._timeout = timeout
-        self._ledger: PingLedger[WorkerHandle] = PingLedger(timeout, state.loop.time())
-        self._alarm = Alarm(state.loop, self._look)
-        self._alarm.set_at(self._ledger.due)
-
-    def answered(self, handle: WorkerHandle) -> None:
-        """Note that a worker has answered a ping.
-
-        Raises:
-            ProtocolError: If there was no ping.
-        """
-        self._ledger.answered(handle)
-
-    def stop(self) -> None:
-        """Send no more pings."""
-        self._alarm.cancel()
-
-    def _look(self, now: float) -> None:
-        state = self._state
-        for handle in self._ledger.suspects(now):
-            handle.catch_up()
-            self._ledger.heard(handle, handle.heard_at)
-        up = [
-            state.handles[slot.index]
-            for slot in state.core.slots
-            if slot.state in UP and not slot.hung
-        ]
-        silent, asked = self._ledger.tick(up, now)
-        self._alarm.set_at(self._ledger.due)
-        for handle in asked:
-            handle.ask(FrameKind.PING)
-        for handle in silent:
-            text = f"no answer to pings for {self._timeout:g} s"
-            self._stack_dumps.hang(handle, text)
-
-
 # The effects that are methods of the handle of a worker.
 _OF_WORKERS = {"revoke", "interrupt", "stop", "terminate", "kill", "abandon"}
 
-_ALIVE = UP | {SlotState.STARTING, SlotState.STOPPING}
 
-
-class Supervisor:
-    """Everything that lives as long as a pool.
+class Engine:
+    """A pool's side of the service's process; it lives as long as the pool.
 
     Args:
         config: What the user wants.
         hub: Where its events go.
 
     Attributes:
+        config: As above.
         hub: As above.
-        state: What all parts share.
+        loop: Its event loop.
+        thread: The thread that made it; its loop runs there.
+        core: The pure part, which decides what happens.
+        registry: The open jobs.
+        handles: The worker handles, by slot.
+        crashes: The last crashes, oldest first.
+        turn: In its context the core may be asked to decide.
+        deciding: How many turns there are just now, one inside another.
+        loop_lag: Measures how late the loop runs what is due.
+        log: Logs the steps of its life.
         threads: Pickle and copy large objects.
         serving: What workers do instead of jobs, if they serve.
         status: Whether the pool is ready, broken or over.
@@ -374,7 +284,11 @@ class Supervisor:
         replacement: Retires, replaces and kills workers.
         sessions: Gives workers to sessions.
         broadcasts: Has every worker make a call.
-        stacks: Asks workers for their stacks.
+        stacks: Gets the stacks of workers.
+        large: Pickles large arguments, and unpickles large results.
+        heartbeats: Reads the heartbeats of jobs.
+        timers: Watches the time limits of jobs.
+        stalls: Looks at workers in which jobs wait.
         profiles: Has workers sample their stacks.
         tasks: The tasks that the pool waits for before it ends: one for each worker, and
             others that take more than a turn of the loop.
@@ -389,29 +303,33 @@ class Supervisor:
 
     def __init__(self, config: SupervisorConfig, hub: PoolHub) -> None:
         loop, worker = asyncio.get_running_loop(), _first_config(config)
-        self.hub = hub
-        state = self.state = self._state = PoolState(
-            loop=loop, config=config, core=_core_of(config), hub=hub
-        )
-        state.performer = self
+        self.loop, self.thread, self.config, self.hub = loop, get_ident(), config, hub
+        self.core = _core_of(config)
+        self.log = LifeLog(loop, config)
+        self.registry = JobRegistry(JobWatch(hub))
+        self.leases, self.figures = self.registry.leases, self.registry.figures
+        self.handles: dict[int, WorkerHandle] = {}
+        self.crashes: deque[Crash] = deque(maxlen=_CRASHES_KEPT)
+        self.turn, self.deciding = Turn(self), 0
+        serves = config.serving is not None
+        self.loop_lag = LoopLag(loop, lambda: serves or bool(self.registry.jobs))
         self.threads = Threads(loop)
-        self.serving = None if config.serving is None else config.serving(state, worker)
-        self.status = PoolStatus(state)
-        self.admission = Admission(state)
-        self.draining = Draining(state)
-        self.traffic = Traffic(state, self.admission, self.threads)
-        self.leases, self.figures = state.registry.leases, state.registry.figures
-        self.replacement = WorkerReplacement(state, self.threads)
-        self.sessions = Sessions(state, self.admission, self.draining, self.traffic)
-        self.broadcasts = Broadcaster(
-            state, self.admission, self.traffic, self.threads, worker
-        )
-        self.stacks = Stacks()
-        self.profiles = Profiles(state)
+        self.serving = None if config.serving is None else config.serving(self, worker)
+        self.status = PoolStatus(self)
+        self.admission = Admission(self)
+        self.draining = Draining(self)
+        self.large = LargeObjects(self)
+        self.heartbeats = Heartbeats(self)
+        self.timers = JobTimers(self)
+        self.stalls = StallWatch(self)
+        self.stacks = Stacks(self)
+        self.traffic = Traffic(self)
+        self.replacement = WorkerReplacement(self)
+        self.sessions = Sessions(self)
+        self.broadcasts = Broadcaster(self, worker)
+        self.profiles = Profiles(self)
         timeout = config.ping_timeout
-        self._pings = (
-            None if timeout is None else Pings(state, self.traffic.stack_dumps, timeout)
-        )
+        self._pings = None if timeout is None else Pings(self, timeout)
         # Not a task group of anyio's, which needs a current task: workers are also started in
         # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()
@@ -429,7 +347,6 @@ class Supervisor:
         self.worker_logs = WorkerLogs(loop, config.name)
         self.buffer = memoryview(bytearray(READ_SIZE))
         self._worker_exit = WorkerExit(self)
-        self._bulk_failure = BulkFailure(state, self.tasks)
         self._alarm = Alarm(loop, self._on_alarm)
         self._finished = asyncio.Event()
         self._effects = self._table_of_effects()
@@ -445,18 +362,17 @@ class Supervisor:
         reason = PoolClosedError("the pool was closed before the job was done")
         try:
             async with self.tasks:
-                state = self._state
-                sandbox = state.config.confinement
+                sandbox = self.config.confinement
                 if sandbox is not None and sandbox.missing:
-                    state.log.sandbox_incomplete(sandbox.missing)
-                with state.turn as now:
-                    state.core.start(now)
+                    self.log.sandbox_incomplete(sandbox.missing)
+                with self.turn as now:
+                    self.core.start(now)
                 try:
                     await self._finished.wait()
                 except asyncio.CancelledError:
                     # At once: the session of another task that is cancelled now would else have
                     # its worker replaced, by a task that this group takes no more.
-                    state.core.closing.abandon()
+                    self.core.closing.abandon()
                     raise
             await self._worker_exit.finish()
             await self.worker_logs.finish()
@@ -482,46 +398,46 @@ class Supervisor:
                         await self.places.close()
         finally:
             self.leases.close()
-            if (handover := self._state.config.handover) is not None:
+            if (handover := self.config.handover) is not None:
                 handover.close()
             if self.serving is not None:
                 self.serving.close()
             self.admission.wake_all()
             try:
-                await self._state.hub.close_companions()
+                await self.hub.close_companions()
             finally:
-                self._state.hub.end()
+                self.hub.end()
                 if self.status.was_ready:
-                    self._state.log.closed(self.summary())
+                    self.log.closed(self.summary())
                 self.status.note_ended()
 
     def _stop(self, reason: PoolClosedError) -> None:
         self._alarm.cancel()
-        self.traffic.stack_dumps.stop()
-        self.traffic.stop()
-        self._state.loop_lag.stop()
+        for part in (self.traffic, self.timers, self.stalls, self.heartbeats):
+            part.stop()
+        self.loop_lag.stop()
         self.replacement.stop()
         self.profiles.stop()
         if self._pings is not None:
             self._pings.stop()
-        self._state.core.closing.abandon()
+        self.core.closing.abandon()
         self.sessions.refuse()
-        self._state.registry.fail_all(reason)
+        self.registry.fail_all(reason)
         self.draining.stop()
         # Also what workers had whose end was not handled.
         self.worker_logs.close()
         self.segments.close()
-        for handle in self._state.handles.values():
+        for handle in self.handles.values():
             handle.page.close()
 
     def _start_worker(self, slot: int, generation: int) -> None:
-        rank = self._state.core.slots[slot].rank
+        rank = self.core.slots[slot].rank
         handle = WorkerHandle(self, slot, generation, rank)
-        self._state.handles[slot] = handle
+        self.handles[slot] = handle
         self.broadcasts.on_spawn(slot)
         self.tasks.create_task(
             self._run_worker(handle),
-            name=f"asyncpool worker in slot {slot} of {self._state.config.name}",
+            name=f"asyncpool worker in slot {slot} of {self.config.name}",
             context=contextvars.Context(),  # not that of the caller that happens to be here
         )
 
@@ -532,7 +448,7 @@ class Supervisor:
             handle.detail = str(error)
         except LaunchError as error:
             why = error
-            if handle.killed and not self._state.core.slots[handle.slot].exit_planned:
+            if handle.killed and not self.core.slots[handle.slot].exit_planned:
                 why = await self.launcher.on_start_timeout(error)
             handle.detail, handle.traceback = str(why), why.trace
             handle.final, handle.status = why.final, why.status
@@ -551,26 +467,24 @@ class Supervisor:
 
     def on_spawned(self, handle: WorkerHandle) -> None:
         """Count a worker that has a process, and tell the listeners."""
-        state = self._state
-        state.registry.figures.spawned += 1
+        self.registry.figures.spawned += 1
         self._worker_exit.on_spawned()
         assert handle.pid is not None
-        state.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
-        state.log.worker_started(handle)
+        self.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
+        self.log.worker_started(handle)
 
     def on_ready(self, handle: WorkerHandle) -> None:
         """Have a worker that is ready get its first jobs, or serve."""
-        state = self._state
         assert handle.pid is not None
-        with state.turn as now:
+        with self.turn as now:
             took = now - handle.began_at
-            state.registry.figures.starts.note(took)
+            self.registry.figures.starts.note(took)
             handle.since = monotonic()
-            state.hub.publish(
+            self.hub.publish(
                 events.Ready(handle.slot, handle.generation, handle.pid, took)
             )
-            state.log.worker_ready(handle, took)
-            state.core.ready(handle.slot, now)
+            self.log.worker_ready(handle, took)
+            self.core.ready(handle.slot, now)
         if self.serving is not None:
             self.serving.ready(handle)
         self.replacement.resize_waits.check()
@@ -579,8 +493,8 @@ class Supervisor:
 
     def on_fault(self, handle: WorkerHandle) -> None:
         """Have a worker replaced that has lost a thread."""
-        with self._state.turn as now:
-            self._state.core.replace_faulty(handle.slot, now)
+        with self.turn as now:
+            self.core.replace_faulty(handle.slot, now)
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Settle the jobs whose outcomes a dead worker has noted, and not sent."""
@@ -591,28 +505,27 @@ class Supervisor:
 
     def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
         """Settle jobs, and give their worker the next ones."""
-        state = self._state
-        state.deciding += 1  # as in Traffic.submit()
+        self.deciding += 1  # as in Traffic.submit()
         try:
             self.traffic.on_outcomes(handle, frames)
         finally:
-            state.deciding -= 1
+            self.deciding -= 1
 
     def on_items(self, handle: WorkerHandle, frames: list[Frame]) -> None:
         """Hand over what streams have yielded."""
-        self.traffic.job_control.on_items(handle, frames)
+        self.traffic.on_items(handle, frames)
 
     def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
         """Give jobs to others that a worker will not begin."""
-        self.traffic.job_control.on_revoked(handle, sequences)
+        self.traffic.on_revoked(handle, sequences)
 
     def on_heartbeat(self, handle: WorkerHandle) -> None:
         """Look for heartbeats on a worker's page."""
-        self.traffic.heartbeats.on_notice(handle)
+        self.heartbeats.on_notice(handle)
 
     def on_last_beat(self, handle: WorkerHandle, frame: Frame) -> None:
         """Hear the last heartbeat of a job."""
-        self.traffic.heartbeats.on_last_heartbeat(handle, frame)
+        self.heartbeats.on_last_heartbeat(handle, frame)
 
     # What they ask for, and answer.
 
@@ -626,9 +539,8 @@ class Supervisor:
 
     def on_stacks(self, handle: WorkerHandle, job: int | None) -> None:
         """Read where a worker's threads are, which may be what its end waits for."""
-        self.stacks.written(handle)
-        with self._state.turn as now:
-            self._state.core.endings.stacks_written(handle.slot, now, job)
+        with self.turn as now:
+            self.core.endings.stacks_written(handle.slot, now, job)
 
     def on_samples(self, handle: WorkerHandle, frame: Frame) -> None:
         """Count what a worker's sampler has found."""
@@ -636,7 +548,7 @@ class Supervisor:
 
     def on_where(self, handle: WorkerHandle, job: int, payload: bytes) -> None:
         """Tell those who have asked where a worker's jobs are."""
-        self.traffic.live_stacks.answered(handle, job, payload)
+        self.stacks.answered(handle, job, payload)
 
     def on_pong(self, handle: WorkerHandle) -> None:
         """Take a worker for healthy that has answered a ping."""
@@ -645,16 +557,14 @@ class Supervisor:
         try:
             self._pings.answered(handle)
         except ProtocolError:
-            if not self._state.core.slots[
-                handle.slot
-            ].hung:  # or else it is only too late
+            if not self.core.slots[handle.slot].hung:  # or else it is only too late
                 raise
 
     # What the core has decided is carried out here, and nowhere else.
 
     def act(self) -> None:
         """Carry out what the core has decided, in its order."""
-        todo = self._state.core.todo
+        todo = self.core.todo
         if todo:
             # What is decided meanwhile is carried out by whoever has asked for it.
             effects, lifecycle = todo.copy(), False
@@ -662,12 +572,12 @@ class Supervisor:
             for effect in effects:
                 name = effect[0]
                 if name == "assign":
-                    jobs = self._state.registry.jobs
+                    jobs = self.registry.jobs
                     self.traffic.send(effect[1], [jobs[n] for n in effect[2]])
                     continue
                 lifecycle = True
                 if name in _OF_WORKERS:
-                    getattr(self._state.handles[effect[1]], name)(*effect[2:])
+                    getattr(self.handles[effect[1]], name)(*effect[2:])
                 else:
                     self._effects[name](*effect[1:])
             if lifecycle:
@@ -678,12 +588,14 @@ class Supervisor:
 
     def rearm(self) -> None:
         """Set the pool's timer to the core's next deadline."""
-        self._alarm.set_at(self._state.core.next_deadline())
-        self.traffic.stack_dumps.rearm()
+        due = earliest(self.core.next_deadline(), self.core.next_overdue())
+        self._alarm.set_at(due)
 
     def _on_alarm(self, now: float) -> None:
-        with self._state.turn:
-            self._state.core.on_timer(now)
+        with self.turn:
+            for slot, due in self.core.take_overdue(now):
+                self.stacks.ask_late(slot, due)
+            self.core.on_timer(now)
 
     def _table_of_effects(self) -> dict[str, Callable[..., object]]:
         """Return what does each effect that is not one worker's alone."""
@@ -696,24 +608,51 @@ class Supervisor:
             "end_session": self.sessions.end,
             "refuse_sessions": self.sessions.refuse,
             "write_stacks": self._write_stacks,
-            "fail_jobs": self._bulk_failure.fail,
+            "fail_jobs": self._fail_jobs,
             "restarting": lambda *told: publish(events.Restarting(*told)),
             "parked": self._parked,
             "retiring": self.replacement.retiring,
             "resized": self.replacement.resized,
             "roll_ended": self.replacement.rolled,
             "left_empty": lambda *_: self.replacement.resize_waits.check(),
-            "broken": lambda *_: self.status.note_broken(
-                broken_errors(self._state)(None)
-            ),
+            "broken": lambda *_: self.status.note_broken(broken_errors(self)(None)),
             "recovered": self.status.note_recovered,
             "finished": self._finished.set,
         }
 
+    def _fail_jobs(
+        self, numbers: tuple[int, ...], why: Literal["closed", "broken", "expired"]
+    ) -> None:
+        """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
+        jobs = deque(self.registry.jobs[number] for number in numbers)
+        error_for: Callable[[Job[Any]], Exception] = {
+            "closed": self._closed_error,
+            "broken": broken_errors(self),
+            "expired": lambda job: expire(job, self.loop.time()),
+        }[why]
+
+        def fail_some() -> None:
+            for _ in range(min(len(jobs), _FAILED_A_TURN)):
+                job = jobs.popleft()
+                self.registry.fail(job, error_for(job))
+
+        async def fail_rest() -> None:
+            while jobs:
+                fail_some()
+                await asyncio.sleep(0)
+
+        fail_some()
+        if jobs:
+            self.tasks.create_task(fail_rest(), name="asyncpool: fail queued jobs")
+
+    def _closed_error(self, job: Job[Any]) -> PoolClosedError:
+        handle = None if job._slot is None else self.handles[job._slot]
+        return closed_error(job, handle)
+
     def _write_stacks(self, slot: int, number: int | None) -> None:
-        job = self._state.registry.jobs.get(number or 0)
+        job = self.registry.jobs.get(number or 0)
         attempt = 0 if job is None else job.attempt
-        self._state.handles[slot].ask_for_stacks(number or 0, attempt)
+        self.handles[slot].ask_for_stacks(number or 0, attempt)
 
     def _parked(self, slot: int, reason: str, probe_in: float | None) -> None:
         if self.status.cannot_start:
@@ -722,41 +661,41 @@ class Supervisor:
 
     def _take_back(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            job = self._state.registry.take_back(number)
+            job = self.registry.take_back(number)
             if job is not None:
-                self.traffic.timers.wait_again(job)
+                self.timers.wait_again(job)
 
     # What others ask.
 
     @property
     def closing(self) -> bool:
         """Whether it closes, or has ended."""
-        return self._state.core.closing.finish is not None
+        return self.core.closing.finish is not None
 
     @property
     def most_workers(self) -> int:
         """How many workers there may be."""
-        return self._state.core.exits.sizing.most
+        return self.core.exits.sizing.most
 
     @property
     def concurrency(self) -> int:
         """How many jobs each worker runs at once."""
-        return self._state.config.worker.concurrency
+        return self.config.worker.concurrency
 
     @property
     def unserved(self) -> int:
         """How many jobs wait that more workers could serve."""
-        return self._state.core.dispatcher.unserved
+        return self.core.dispatcher.unserved
 
     @property
     def counts_jobs(self) -> bool:
         """Whether no worker may begin more than so many jobs."""
-        return self._state.config.worker_limits.exact
+        return self.config.worker_limits.exact
 
     @property
     def fresh(self) -> bool:
         """Whether each job has a new worker."""
-        return self._state.config.fresh
+        return self.config.fresh
 
     def are_stored(self, items: list[Any], *, star: bool) -> bool:
         """Tell that no engine brings arguments."""
@@ -766,7 +705,7 @@ class Supervisor:
     @property
     def max_payload(self) -> int:
         """The most bytes that an outcome may have."""
-        return self._state.config.worker.max_payload
+        return self.config.worker.max_payload
 
     def check_home(self) -> None:
         """Check that this is the pool's event loop.
@@ -774,7 +713,7 @@ class Supervisor:
         Raises:
             RuntimeError: If it is not.
         """
-        check_home(self._state.loop, self._state.config.title)
+        check_home(self.loop, self.config.title)
 
     async def load(self, job: Job[Any], frame: Frame) -> Any:
         """Return the item of a stream that is in *frame*.
@@ -786,29 +725,29 @@ class Supervisor:
             return await load_item(self.threads, job, frame)
         except ProtocolError as broken:
             if job._slot is not None:
-                self._state.handles[job._slot].distrust(str(broken))
+                self.handles[job._slot].distrust(str(broken))
             raise unreadable(broken) from broken
 
     def close(self, finish: Finish, timeout: float | None) -> None:
         """Begin to close, or close faster than was asked before."""
-        if self._state.core.closing.over or self.status.ended.done():
+        if self.core.closing.over or self.status.ended.done():
             return
-        with self._state.turn as now:
+        with self.turn as now:
             if self.serving is not None:
                 self.serving.stop()
             else:
                 self.draining.begin()
             if self.status.was_ready and not self.closing:
-                jobs = len(self._state.registry.jobs)
-                self._state.log.closing(jobs, finish.name.lower(), timeout)
-            self._state.registry.mark_close(self._state.core.lifecycle.kills)
+                jobs = len(self.registry.jobs)
+                self.log.closing(jobs, finish.name.lower(), timeout)
+            self.registry.mark_close(self.core.lifecycle.kills)
             deadline = None if timeout is None else now + timeout
-            self._state.core.close(finish, deadline, now)
+            self.core.close(finish, deadline, now)
 
     def drop(self) -> None:
         """Begin to close, since nobody has the pool any more."""
         if not self.closing:
-            self._state.log.dropped()
+            self.log.dropped()
             self.close(Finish.ALL, None)
 
     def give_up(self) -> None:
@@ -821,48 +760,42 @@ class Supervisor:
             self.close(Finish.NONE, 0.0)
             return
         self.close(Finish.RUNNING, None)
-        with self._state.turn:
-            for job in list(self._state.registry.jobs.values()):
+        with self.turn:
+            for job in list(self.registry.jobs.values()):
                 if (slot := job._slot) is not None:
-                    self._bulk_failure.fail((job.id,), "closed")
-                    self.traffic.job_control.take_out(job, slot)
-        self.close(Finish.RUNNING, self._state.core.endings.grace)
+                    self._fail_jobs((job.id,), "closed")
+                    self.traffic.take_out(job, slot)
+        self.close(Finish.RUNNING, self.core.endings.grace)
 
     def tell_start(self, began: float) -> None:
         """Log that the pool is ready, which was started at *began*."""
-        state = self._state
-        ready = sum(slot.state in UP for slot in state.core.slots)
-        size = state.core.exits.sizing.size
-        state.log.started(ready, size, state.loop.time() - began)
-        if state.config.fresh and self.launcher.shared:
-            state.log.memory_shared(self.launcher.shared)
+        ready = sum(slot.state in UP for slot in self.core.slots)
+        size = self.core.exits.sizing.size
+        self.log.started(ready, size, self.loop.time() - began)
+        if self.config.fresh and self.launcher.shared:
+            self.log.memory_shared(self.launcher.shared)
 
     # Figures.
 
     @property
     def queued(self) -> int:
         """How many jobs are with no worker."""
-        return self._state.core.dispatcher.waiting
+        return self.core.dispatcher.waiting
 
     def limit_ahead(self) -> None:
         """Do nothing: its workers never have more jobs than they can begin soon."""
 
-    async def where(self) -> dict[int, str]:
-        """Return where the threads of all workers are, by slot."""
-        slots = [slot for slot in self._state.core.slots if slot.state in _ALIVE]
-        return await self.stacks.ask(self._state.handles[s.index] for s in slots)
-
     def stats(self) -> PoolStats:
         """Return the pool as it stands."""
-        return pool_stats(self._state, shared_memory=self.segments.total)
+        return pool_stats(self, shared_memory=self.segments.total)
 
     def job(self, number: int) -> Job[Any] | None:
         """Return an open job."""
-        return self._state.registry.jobs.get(number)
+        return self.registry.jobs.get(number)
 
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""
-        return self._state.registry.summary(self._state.core.lifecycle.kills)
+        return self.registry.summary(self.core.lifecycle.kills)
 
 
 def _first_config(config: SupervisorConfig) -> WorkerConfig:

@@ -28,10 +28,7 @@ from asyncpool._core.supervision.broadcasts import Broadcast, StartBroadcasts
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._runtime.base.threads import Pause, Threads
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.admission import Admission
-from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.traffic.large_jobs import Call, too_large, unpicklable
-from asyncpool._runtime.traffic.traffic import Traffic
+from asyncpool._runtime.pool.large import Call, too_large, unpicklable
 from asyncpool.enums import SlotState
 from asyncpool.errors import (
     BroadcastError,
@@ -43,6 +40,7 @@ from asyncpool.errors import (
 if TYPE_CHECKING:
     from asyncpool._core.codec.data_only import DataOnly
     from asyncpool._core.codec.formats import Format
+    from asyncpool._runtime.pool.engine import Engine
 
 
 # The calls of broadcasts, which a thread pickles in one piece: a worker's configuration has no other.
@@ -167,25 +165,12 @@ class Broadcaster:
     """The broadcasts of one pool.
 
     Args:
-        state: The pool's state.
-        admission: Checks whether the pool is open.
-        traffic: Sends the pinned jobs.
-        threads: Pickle the calls.
+        engine: The pool's engine.
         config: The configuration of workers before any broadcast.
     """
 
-    def __init__(
-        self,
-        state: PoolState,
-        admission: Admission,
-        traffic: Traffic,
-        threads: Threads,
-        config: WorkerConfig,
-    ) -> None:
-        self._state = state
-        self._admission = admission
-        self._traffic = traffic
-        self._threads = threads
+    def __init__(self, engine: Engine, config: WorkerConfig) -> None:
+        self._engine = engine
         self._config = config
         self._packed: bytes | None = None
         self._remembered = StartBroadcasts(MAX_BROADCASTS)
@@ -215,11 +200,11 @@ class Broadcaster:
     ) -> dict[int, Any]:
         """Run a call in every worker; see :meth:`asyncpool.Pool.broadcast`."""
         check_broadcast(options)
-        data = self._state.config.data
+        data = self._engine.config.data
         serializer = serializer_of(data, function, options)
         async with self._order:
             payload = await pack_broadcast(
-                self._threads, data, (function, args, kwargs), options
+                self._engine.threads, data, (function, args, kwargs), options
             )
             number = next(self._numbers)
             broadcast = Broadcast(number, function_name(function), payload)
@@ -252,7 +237,7 @@ class Broadcaster:
         self, broadcast: Broadcast, options: JobOptions, serializer: Serializer
     ) -> _Run:
         """Send the call to all workers that there are, if the pool takes it."""
-        self._admission.check_open()
+        self._engine.admission.check_open()
         if len(broadcast.payload) > self._config.max_payload:
             raise too_large(len(broadcast.payload), self._config.max_payload)
         self._remembered.check(broadcast, [run.broadcast for run in self._runs])
@@ -264,14 +249,14 @@ class Broadcaster:
                 via="broadcast",
                 name=broadcast.name,
             ),
-            over=self._state.loop.create_future(),
+            over=self._engine.loop.create_future(),
             serializer=serializer,
         )
         self._runs.append(run)
-        for slot in self._state.core.slots:
+        for slot in self._engine.core.slots:
             if slot.state in _COMING and not slot.draining:
                 self._run_in(slot.index, run)
-        self._state.loop.call_soon(self._look, run)
+        self._engine.loop.call_soon(self._look, run)
         return run
 
     # What happens to workers while a broadcast is open.
@@ -287,13 +272,15 @@ class Broadcaster:
     def on_dropped(self, numbers: Iterable[int]) -> None:
         """Cancel pinned jobs whose workers leave before they begin them."""
         for number in numbers:
-            call = self._state.registry.jobs[number]
-            self._state.registry.cancelled(call)
+            call = self._engine.registry.jobs[number]
+            self._engine.registry.cancelled(call)
             super(Job, call).cancel()  # not Job.cancel(), which would tell the pool
 
     def _run_in(self, slot: int, run: _Run) -> None:
         payload = run.broadcast.payload
-        call = self._traffic.send_pinned(slot, payload, run.options, run.serializer)
+        call = self._engine.traffic.send_pinned(
+            slot, payload, run.options, run.serializer
+        )
         run.calls[slot] = call
         call.add_done_callback(functools.partial(self._on_done, slot, run))
 

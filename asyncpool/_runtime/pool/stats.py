@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from asyncpool._core.slots.slots import Slot
 from asyncpool._runtime.base.machine import cpu_time
-from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool._system.processes import memory_at_most
 from asyncpool.enums import RunState, SlotState
 from asyncpool.stats import PoolStats, RunningJob, SlotStats
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.pool.engine import Engine
+
 
 T = TypeVar("T")
 
@@ -27,17 +30,17 @@ _WITHOUT_PROCESS = frozenset(
 _READS = 10
 
 
-def pool_stats(state: PoolState, *, shared_memory: int) -> PoolStats:
+def pool_stats(engine: Engine, *, shared_memory: int) -> PoolStats:
     """Return the figures of the pool.
 
     It reads two files of ``/proc`` for each worker, which takes some 30 us.  Any thread may
     call it beside the event loop.
 
     Args:
-        state: The pool.
+        engine: The pool's engine.
         shared_memory: The bytes that it shares with its workers.
     """
-    return read_beside_loop(lambda: _read(state, shared_memory))
+    return read_beside_loop(lambda: _read(engine, shared_memory))
 
 
 def read_beside_loop(read: Callable[[], T]) -> T:
@@ -49,18 +52,18 @@ def read_beside_loop(read: Callable[[], T]) -> T:
     return read()
 
 
-def _read(state: PoolState, shared_memory: int) -> PoolStats:
-    core, registry, now = state.core, state.registry, monotonic()
+def _read(engine: Engine, shared_memory: int) -> PoolStats:
+    core, registry, now = engine.core, engine.registry, monotonic()
     states = [_state_of(slot) for slot in core.slots]
     totals = registry.figures
     functions = totals.functions.stats()
     return PoolStats(
-        state=_run_state(state),
+        state=_run_state(engine),
         workers=core.exits.sizing.size,
         idle=states.count(SlotState.IDLE),
         busy=states.count(SlotState.BUSY),
         queued=core.waiting,
-        oldest_queued=_oldest_queued(state, now),
+        oldest_queued=_oldest_queued(engine, now),
         submitted=registry.submitted,
         completed=registry.completed,
         failed=registry.failed,
@@ -76,22 +79,22 @@ def _read(state: PoolState, shared_memory: int) -> PoolStats:
         spawned=totals.spawned,
         started=totals.starts.histogram(),
         exited_cpu=totals.exited_cpu,
-        loop_lag=state.loop_lag.durations.histogram(),
-        dropped_events=state.hub.dropped,
+        loop_lag=engine.loop_lag.durations.histogram(),
+        dropped_events=engine.hub.dropped,
         shared_memory=shared_memory,
         lost_clients=totals.lost_clients,
         refused_clients=totals.refused_clients,
         functions=functions,
         slots=tuple(
-            _slot_stats(state, slot, state.handles.get(slot.index), now)
+            _slot_stats(engine, slot, engine.handles.get(slot.index), now)
             for slot in core.slots
             if slot.state is not SlotState.UNUSED
         ),
     )
 
 
-def _run_state(state: PoolState) -> RunState:
-    core = state.core
+def _run_state(engine: Engine) -> RunState:
+    core = engine.core
     if core.closing.over:
         return RunState.CLOSED
     if core.broken is not None:
@@ -100,24 +103,24 @@ def _run_state(state: PoolState) -> RunState:
     return RunState.CLOSING if closes else RunState.RUNNING
 
 
-def _oldest_queued(state: PoolState, now: float) -> float:
+def _oldest_queued(engine: Engine, now: float) -> float:
     """Return for how long the oldest queued job has waited, in seconds."""
-    if not state.core.waiting:
+    if not engine.core.waiting:
         return 0.0
     # The registry has them in the order in which they came.  So this loop ends early: only the
     # few jobs before the oldest queued one are with a worker, or have their outcome unpickled.
-    for job in state.registry.jobs.values():
-        if job._slot is None and job.id not in state.core.closing.unpacking:
+    for job in engine.registry.jobs.values():
+        if job._slot is None and job.id not in engine.core.closing.unpacking:
             return max(0.0, now - job._queued_at)
     return 0.0
 
 
 def _slot_stats(
-    state: PoolState, slot: Slot, handle: WorkerHandle | None, now: float
+    engine: Engine, slot: Slot, handle: WorkerHandle | None, now: float
 ) -> SlotStats:
     has_process = handle is not None and slot.state not in _WITHOUT_PROCESS
     pid = handle.pid if handle is not None and has_process else None
-    running = () if handle is None else _running(state, slot, handle, now)
+    running = () if handle is None else _running(engine, slot, handle, now)
     return SlotStats(
         slot=slot.index,
         generation=slot.generation,
@@ -135,9 +138,9 @@ def _slot_stats(
 
 
 def _running(
-    state: PoolState, slot: Slot, handle: WorkerHandle, now: float
+    engine: Engine, slot: Slot, handle: WorkerHandle, now: float
 ) -> tuple[RunningJob, ...]:
-    found = map(state.registry.jobs.get, slot.in_flight.running)
+    found = map(engine.registry.jobs.get, slot.in_flight.running)
     # A job whose caller has given it up is in no table any more, and still runs.
     jobs = [job for job in found if job is not None]
     lanes = slot.in_flight.concurrency > 1

@@ -6,38 +6,45 @@ step.  So each job ends once.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.base.deadlines import Deadlines
 from asyncpool._core.figures.durations import Durations
 from asyncpool._core.figures.function_figures import FunctionTotals
-from asyncpool._core.policies.attempts import costs_attempt
+from asyncpool._core.policies.attempts import begun_attempts, costs_attempt
 from asyncpool._core.policies.job_options import Keeper
 from asyncpool._core.slots.slots import Slot
 from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub
-from asyncpool._runtime.job.chunk_job import Chunk
-from asyncpool._runtime.job.job import Job, claim
+from asyncpool._runtime.job.job import Chunk, Job, StreamJob, claim
 from asyncpool._runtime.job.lease_renewals import Holder
 from asyncpool._runtime.job.outcomes import Failed, load_outcome
-from asyncpool._runtime.job.stream_job import StreamJob
-from asyncpool._runtime.state.job_errors import delivery_of, stacks_of, timeout_error
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
     JobTimeoutError,
+    PoolBrokenError,
     PoolClosedError,
     RemoteError,
     WorkerCrashedError,
+    WorkerHungError,
+    WorkerOutOfMemoryError,
+    WorkerStartError,
+    job_text,
 )
-from asyncpool.events import CloseSummary, JobEnded, JobQueued, JobStarted
+from asyncpool.events import CloseSummary, Crash, JobEnded, JobQueued, JobStarted
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.pool.engine import Engine
+
 
 # Decide what becomes of the jobs of a dead worker.
 
@@ -712,3 +719,120 @@ class JobRegistry:
             self.leases.settle(job)
         job._slot = job.worker_pid = None
         job._payload = b""
+
+
+# The errors that the pool gives to a job, and what they tell of its worker.
+
+_ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
+    CrashKind.CRASH: WorkerCrashedError,
+    CrashKind.PROTOCOL: WorkerCrashedError,
+    CrashKind.FAILED_START: WorkerStartError,
+    CrashKind.OUT_OF_MEMORY: WorkerOutOfMemoryError,
+    CrashKind.HUNG: WorkerHungError,
+}
+
+
+def stacks_of(job: Job[object], handle: WorkerHandle) -> str:
+    """Return the stack of a job that its worker has written, and erase it."""
+    parts = (handle.page.stack(job.id, job.attempt), handle.page.read_stacks())
+    return "\n".join(part for part in parts if part)
+
+
+def delivery_of(job: Job[object], handle: WorkerHandle) -> Delivery:
+    """Return how far *job*, which was assigned to a worker, has got on its way."""
+    if handle.page.begun(job.id, job.attempt):
+        return Delivery.STARTED
+    # A worker that has a part of the frame cannot begin the job.
+    taken = job._frame_end <= handle.outbox.taken
+    return Delivery.SENT if taken else Delivery.NEVER_SENT
+
+
+def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
+    """Return the error of a job whose worker has crashed."""
+    if begun_attempts(attempts=job.attempt, times_returned=job._times_returned):
+        delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
+    cls = _ERRORS[job._crashes[-1].kind]
+    return cls(
+        job_id=job.id,
+        crashes=job._crashes,
+        delivery=delivery,
+        function=job._function.name,
+    )
+
+
+def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
+    """Return the error of a job that has exceeded a time limit.
+
+    Args:
+        job: The job; it is noted there which limit it has exceeded.
+        stack: What it did then, if it ran.
+    """
+    limit = job._exceeded
+    assert limit is not None
+    seconds = getattr(job._limits, limit)
+    attempt = job.attempt if job._began is not None else 0
+    return JobTimeoutError(
+        job_id=job.id,
+        attempt=attempt,
+        limit=limit,
+        seconds=seconds,
+        stack=stack,
+        function=job._function.name,
+    )
+
+
+def expire(job: Job[object], now: float) -> JobTimeoutError:
+    """Note which of its limits a job has exceeded *now*, and return its error."""
+    job._exceeded = job._limits.exceeded(now, running=job._began is not None)
+    return timeout_error(job)
+
+
+def closed_error(job: Job[object], handle: WorkerHandle | None) -> PoolClosedError:
+    """Return the error of a job whose pool closes before the job is done.
+
+    Args:
+        job: The job.
+        handle: The worker that has it, if one has.
+    """
+    delivery = Delivery.NEVER_SENT if handle is None else delivery_of(job, handle)
+    earlier_attempts = job.attempt if handle is None else job.attempt - 1
+    if earlier_attempts > 0:
+        # It had begun before.  Or it has ended, and its outcome is being unpickled.
+        delivery = Delivery.STARTED
+    name = job._function.name
+    return PoolClosedError(
+        f"the pool was closed before {job_text(job.id, name)} was done",
+        job_id=job.id,
+        function=name,
+        delivery=delivery,
+    )
+
+
+def broken_errors(engine: Engine) -> Callable[[Job[object] | None], PoolBrokenError]:
+    """Return what makes the errors of a broken pool, for each of its jobs or for a caller.
+
+    All of them tell what is known now.  The pool may have recovered before the last one is made.
+    """
+    return functools.partial(
+        _broken_error,
+        engine.core.broken or "",
+        tuple(engine.crashes),
+        engine.core.lifecycle.retry_in(engine.loop.time()),
+    )
+
+
+def _broken_error(
+    reason: str,
+    crashes: tuple[Crash, ...],
+    retry_after: float | None,
+    job: Job[object] | None,
+) -> PoolBrokenError:
+    error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
+    if job is not None and crashes[-1].kind is CrashKind.FAILED_START:
+        error.__cause__ = WorkerStartError(
+            job_id=job.id,
+            crashes=crashes[-1:],
+            delivery=Delivery.NEVER_SENT,
+            function=job._function.name,
+        )
+    return error

@@ -21,8 +21,7 @@ from asyncpool._core.supervision.lifecycle import Aftermath
 from asyncpool._runtime.base.callbacks import Reporter
 from asyncpool._runtime.base.machine import OomKills
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.job_errors import crash_error, stacks_of
-from asyncpool._runtime.state.registry import Loss
+from asyncpool._runtime.pool.registry import Loss, crash_error, stacks_of
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool._system.signals import signal_name
 from asyncpool.enums import CrashKind, NextStep
@@ -30,7 +29,8 @@ from asyncpool.errors import JobTimeoutError
 from asyncpool.events import Crash
 
 if TYPE_CHECKING:
-    from asyncpool._runtime.pool.supervisor import Supervisor
+    from asyncpool._runtime.pool.engine import Engine
+
 
 # Decide which deaths of workers the kernel caused because memory ran out.
 #
@@ -234,36 +234,30 @@ class WorkerExit:
     """Does what the end of a worker requires: for its jobs, its slot, the log and listeners.
 
     Args:
-        supervisor: The supervisor of the pool.
+        engine: The pool's engine.
     """
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        state = self._state = supervisor.state
-        config = state.config
-        self._traffic = supervisor.traffic
-        self._heartbeats = supervisor.traffic.heartbeats
-        self._replacement = supervisor.replacement
-        self._serving = supervisor.serving
-        self._sessions = supervisor.sessions
-        self._status = supervisor.status
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        config = engine.config
         self._crash_reporter = CrashReporter(config.start_timeout)
-        self._reporter = Reporter(state.loop, config.name, config.on_crash, state.log)
+        self._reporter = Reporter(engine.loop, config.name, config.on_crash, engine.log)
 
     def on_spawned(self) -> None:
         """Note the kernel's count of kills, so that a later kill shows as a new one."""
-        self._crash_reporter.look(self._state.loop.time())
+        self._crash_reporter.look(self._engine.loop.time())
 
     def handle_exit(self, handle: WorkerHandle) -> None:
         """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
-        with self._state.turn as now:
+        with self._engine.turn as now:
             self._handle_exit(handle, now)
-        self._replacement.resize_waits.check()
+        self._engine.replacement.resize_waits.check()
 
     def _handle_exit(self, handle: WorkerHandle, now: float) -> None:
-        self._heartbeats.look(handle)
+        self._engine.heartbeats.look(handle)
         if handle.process is not None:
-            self._state.registry.figures.exited_cpu += handle.process.cpu
-        registry, core = self._state.registry, self._state.core
+            self._engine.registry.figures.exited_cpu += handle.process.cpu
+        registry, core = self._engine.registry, self._engine.core
         slot = core.slots[handle.slot]
         planned = slot.exit_planned
         kind = self._crash_reporter.kind_of(handle, slot, now)
@@ -276,8 +270,8 @@ class WorkerExit:
         silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
         decided = slot.exit_reason
         blamed = bool(begun)
-        if self._serving is not None:
-            blamed = self._serving.ended(handle)
+        if self._engine.serving is not None:
+            blamed = self._engine.serving.ended(handle)
         after, given_up = core.ended(
             handle.slot,
             now,
@@ -286,12 +280,12 @@ class WorkerExit:
             jitter=random.random(),  # noqa: S311 - jitter
         )
         if after.next_step is NextStep.PARK and (
-            after.next_start is None or self._status.cannot_start
+            after.next_start is None or self._engine.status.cannot_start
         ):
             after = after._replace(next_step=NextStep.GIVE_UP, next_start=None)
         # A worker that was told to end may still have died of something else, and connections
         # died with it.  (In a pool it has no job in flight then.)  Its slot goes on as planned.
-        served = self._serving is not None and was_ready
+        served = self._engine.serving is not None and was_ready
         crashed = not planned or (served and handle.failed)
         crash = self._crash_reporter.report(
             handle,
@@ -316,7 +310,7 @@ class WorkerExit:
         self._queue_again(losses)
         # The next worker starts before a log handler, a callback or a future hears of this end:
         # those take half a millisecond and more.
-        self._state.performer.act()
+        self._engine.act()
         if crashed:
             report = handle.take_report()
             self._reporter.report(crash, handle.late_stacks, report)
@@ -327,18 +321,18 @@ class WorkerExit:
                 self._fail(loss, crash)
         registry.leases.worker_gone(handle.slot)
         if not planned and not was_ready:
-            self._replacement.resize_waits.start_failed(crash, handle.began_at)
+            self._engine.replacement.resize_waits.start_failed(crash, handle.began_at)
 
     def _on_crash(self, crash: events.Crash) -> None:
-        self._state.crashes.append(crash)
-        self._sessions.worker_crashed(crash)
-        self._state.registry.figures.crash_kinds[crash.kind] += 1
-        self._state.registry.figures.exits[CRASH] += 1
-        self._state.hub.publish(events.Crashed(crash))
+        self._engine.crashes.append(crash)
+        self._engine.sessions.worker_crashed(crash)
+        self._engine.registry.figures.crash_kinds[crash.kind] += 1
+        self._engine.registry.figures.exits[CRASH] += 1
+        self._engine.hub.publish(events.Crashed(crash))
 
     def _on_exit(self, end: events.Crash, reason: str) -> None:
-        self._state.registry.figures.exits[exit_cause(reason)] += 1
-        self._state.hub.publish(
+        self._engine.registry.figures.exits[exit_cause(reason)] += 1
+        self._engine.hub.publish(
             events.Exited(
                 slot=end.slot,
                 generation=end.generation,
@@ -356,7 +350,7 @@ class WorkerExit:
             late = {loss.job.id for loss in losses if loss.error is not None}
             cause = "timeout" if killed_for in late else "cancellation"
             return reason_for_job(cause, killed_for)
-        closing = self._state.core.closing.finish is not None
+        closing = self._engine.core.closing.finish is not None
         return decided or ("close" if closing else "")
 
     def _log_exit(
@@ -368,14 +362,16 @@ class WorkerExit:
         killed_for: int | None,
     ) -> None:
         """Log an exit that the pool wanted, and for which job, if it was for one."""
-        log = self._state.log
+        log = self._engine.log
         errors = (it.error for it in losses if it.job.id == killed_for)
         error = next(errors, None)
         if isinstance(error, JobTimeoutError):
             log.killed_for_timeout(handle, end, error)
         elif killed_for is not None:
             log.killed_for_cancellation(handle, end, killed_for)
-        elif handle.late_stacks and self._serving is None:  # a cluster says that itself
+        elif (
+            handle.late_stacks and self._engine.serving is None
+        ):  # a cluster says that itself
             log.killed_late(handle, end)
         else:
             log.worker_ended(handle, end, reason)
@@ -390,7 +386,7 @@ class WorkerExit:
 
     def _take_over(self, losses: list[Loss], lost: set[int], crash: Crash) -> None:
         """Count and tell which jobs wait for another worker, or are about to get one."""
-        registry, hub = self._state.registry, self._state.hub
+        registry, hub = self._engine.registry, self._engine.hub
         taken = {
             loss.job.id: loss
             for loss in losses
@@ -411,7 +407,7 @@ class WorkerExit:
         """Watch how long those jobs wait for a worker that have not begun in this one."""
         for loss in losses:
             if loss.again and not loss.begun and not loss.job.done():
-                self._traffic.timers.wait_again(loss.job)
+                self._engine.timers.wait_again(loss.job)
 
     def _fail(self, loss: Loss, crash: events.Crash) -> None:
         """Fail a job that is not tried again, unless its end came with the effects."""
@@ -419,7 +415,7 @@ class WorkerExit:
         if not job.done():
             self._note(loss, crash)
             error = loss.error or crash_error(job, loss.delivery)
-            self._state.registry.fail(job, error)
+            self._engine.registry.fail(job, error)
 
     def _note(self, loss: Loss, crash: events.Crash) -> None:
         if loss.error is None:

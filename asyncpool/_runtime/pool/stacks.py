@@ -8,19 +8,21 @@ handler in C writes the stacks.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.frames import FrameKind
 from asyncpool._core.wire.stacks import are_whole
-from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.machine import is_stopped
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import SlotState
 from asyncpool.errors import NoWorkerError, ProtocolError
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.pool.engine import Engine
+
 
 # Ask workers where their jobs are, while the jobs go on.
 #
@@ -33,19 +35,28 @@ _PATIENCE = 2.0
 
 MAX_TEXT = 1 << 16
 
-_THERE = UP | {SlotState.STARTING}
+_THERE = UP | {SlotState.STARTING, SlotState.STOPPING}
+
+# How many seconds before the worker's end the pool sends that signal.  Until then the control
+# thread has had its chance to run, which comes every 5 ms.  24 ms were sometimes not enough, on
+# two cores that other processes computed on.
+_DUMP_TIME = 0.15
+_NEXT_LOOK = 0.001
 
 
-class LiveStacks:
-    """The questions that have no answer yet.
+class Stacks:
+    """Gets the stacks of the workers of a pool.
 
     Args:
-        state: The pool's state.
+        engine: The pool's engine.
     """
 
-    def __init__(self, state: PoolState) -> None:
-        self._state = state
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # The questions that have no answer yet.
         self._asked: dict[tuple[WorkerHandle, int], list[asyncio.Future[str]]] = {}
+
+    # Of workers that go on.
 
     def answered(self, handle: WorkerHandle, job: int, payload: bytes) -> None:
         """Hear where a worker is, or a job of it.
@@ -72,7 +83,7 @@ class LiveStacks:
         Cancellation:
             Safe.
         """
-        core, handles = self._state.core, self._state.handles
+        core, handles = self._engine.core, self._engine.handles
         there = {it.index: handles[it.index] for it in core.slots if it.state in _THERE}
         if slot is not None:
             if slot not in there:
@@ -89,13 +100,13 @@ class LiveStacks:
         """
         if job._slot is None:
             return ""
-        return await self._ask(self._state.handles[job._slot], job.id)
+        return await self._ask(self._engine.handles[job._slot], job.id)
 
     async def _ask(self, handle: WorkerHandle, job: int) -> str:
-        if handle.pid is None or handle.ignored:  # it starts, or ends
+        if handle.pid is None or self._ends(handle):
             return ""
         asked = self._asked.setdefault((handle, job), [])
-        future: asyncio.Future[str] = self._state.loop.create_future()
+        future: asyncio.Future[str] = self._engine.loop.create_future()
         asked.append(future)
         if len(asked) == 1:
             handle.ask(FrameKind.WHERE, b"", job)
@@ -111,8 +122,8 @@ class LiveStacks:
                 self._asked.pop((handle, job), None)
 
     def _silence(self, handle: WorkerHandle, pid: int) -> str:
-        if self._state.handles.get(handle.slot) is not handle or handle.ignored:
-            return ""  # it has ended meanwhile
+        if self._engine.handles.get(handle.slot) is not handle or self._ends(handle):
+            return ""
         if is_stopped(pid):
             return f"The process {pid} is stopped, and cannot say where it is."
         return (
@@ -120,45 +131,25 @@ class LiveStacks:
             "GIL, or it gets no CPU."
         )
 
+    def _ends(self, handle: WorkerHandle) -> bool:
+        # A server that was told to stop goes on with its connections.
+        goes_on = handle.link is not None and not (
+            handle.broke_protocol or handle.killed
+        )
+        return handle.ignored and not goes_on
 
-# How many seconds before the worker's end the pool sends that signal.  Until then the control
-# thread has had its chance to run, which comes every 5 ms.  24 ms were sometimes not enough, on
-# two cores that other processes computed on.
-_DUMP_TIME = 0.15
-_NEXT_LOOK = 0.001
+    # Of workers that are about to be killed.
 
-
-class StackDumps:
-    """The stack dumps of a pool's workers.
-
-    Args:
-        state: The pool's state.
-    """
-
-    def __init__(self, state: PoolState) -> None:
-        self._state = state
-        self._alarm = Alarm(state.loop, self._look_at_late)
-
-    def rearm(self) -> None:
-        """Set the timer for the stopping workers whose time to end is limited, as it is now."""
-        self._alarm.set_at(self._state.core.next_overdue())
-
-    def stop(self) -> None:
-        """Stop the timer."""
-        self._alarm.cancel()
-
-    def _look_at_late(self, now: float) -> None:
-        """Ask the workers for their stacks whose time to end is nearly over."""
-        with self._state.turn:
-            late = self._state.core.take_overdue(now)
-        for slot, due in late:
-            handle = self._state.handles[slot]
-            handle.page.read_stacks()  # erases an older dump
-            handle.ask_for_stacks()
-            self._state.loop.call_at(_demand_at(due, now), self._demand_late, handle)
+    def ask_late(self, slot: int, due: float) -> None:
+        """Ask the worker in *slot* for its stacks, whose time to end is over at *due*."""
+        handle = self._engine.handles[slot]
+        handle.page.read_stacks()  # erases an older dump
+        handle.ask_for_stacks()
+        demand_at = _demand_at(due, self._engine.loop.time())
+        self._engine.loop.call_at(demand_at, self._demand_late, handle)
 
     def _demand_late(self, handle: WorkerHandle) -> None:
-        is_there = self._state.handles[handle.slot] is handle
+        is_there = self._engine.handles[handle.slot] is handle
         if is_there and not handle.page.written_stacks:
             handle.demand_stacks()
 
@@ -171,20 +162,20 @@ class StackDumps:
             silence += "; the process is stopped"
         handle.silence = silence
         handle.page.read_stacks()  # erases an older dump
-        with self._state.turn as now:
-            self._state.core.endings.hang(handle.slot, now, job)
+        with self._engine.turn as now:
+            self._engine.core.endings.hang(handle.slot, now, job)
         self.signal_before_end(
-            handle, now, job or self._state.core.slots[handle.slot].in_flight.head
+            handle, now, job or self._engine.core.slots[handle.slot].in_flight.head
         )
 
     def signal_before_end(
         self, handle: WorkerHandle, now: float, job: int | None
     ) -> None:
         """Send the signal shortly before the worker's time is over, if it has not answered."""
-        due = self._state.core.slots[handle.slot].due
+        due = self._engine.core.slots[handle.slot].due
         if due is not None:
             demand_at = _demand_at(due, now)
-            self._state.loop.call_at(
+            self._engine.loop.call_at(
                 demand_at, self._demand, handle, job, due - demand_at
             )
 
@@ -194,8 +185,8 @@ class StackDumps:
         # Python's runs, and a signal handler can read the stacks; else it might crash.
         if self._runs(handle, job) and not handle.page.written_stacks:
             handle.demand_stacks()
-            with self._state.turn as now:
-                self._state.core.endings.stacks_demanded(handle.slot, now + seconds)
+            with self._engine.turn as now:
+                self._engine.core.endings.stacks_demanded(handle.slot, now + seconds)
             self._look(handle, job, b"")
 
     def _look(self, handle: WorkerHandle, job: int | None, before: bytes) -> None:
@@ -204,16 +195,16 @@ class StackDumps:
             return
         written = handle.page.written_stacks
         if are_whole(written, before):
-            with self._state.turn as now:
-                self._state.core.endings.stacks_written(handle.slot, now)
+            with self._engine.turn as now:
+                self._engine.core.endings.stacks_written(handle.slot, now)
         else:
-            loop = self._state.loop
+            loop = self._engine.loop
             loop.call_later(_NEXT_LOOK, self._look, handle, job, written)
 
     def _runs(self, handle: WorkerHandle, job: int | None) -> bool:
         """Return whether the worker still runs *job*; without a job, whether it runs nothing."""
-        core, slot = self._state.core, handle.slot
-        if self._state.handles[slot] is not handle:
+        core, slot = self._engine.core, handle.slot
+        if self._engine.handles[slot] is not handle:
             return False
         return (
             core.slots[slot].in_flight.head is None

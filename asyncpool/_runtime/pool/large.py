@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from asyncpool._core.pickling.calls import describe
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
@@ -20,10 +20,12 @@ from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import Pause, Threads
 from asyncpool._runtime.job.job import Job, claim
 from asyncpool._runtime.job.outcomes import Failed, load_outcome
-from asyncpool._runtime.state.admission import Admission
-from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import JobNotPicklableError
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.pool.engine import Engine
+
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 
@@ -32,35 +34,28 @@ class LargeObjects:
     """The jobs of one pool whose arguments are being pickled, or whose results are unpickled.
 
     Args:
-        state: The pool's state.
-        threads: Pickle and unpickle.
-        admission: Hears when jobs wait for a worker.
+        engine: The pool's engine.
     """
 
-    def __init__(
-        self,
-        state: PoolState,
-        threads: Threads,
-        admission: Admission,
-    ) -> None:
-        self._state = state
-        self._max_payload = state.config.worker.max_payload
-        self._sizing = state.core.exits.sizing
-        self._admission = admission
-        self._packer = Packer(threads, self, ahead=state.config.workers[1] + 1)
-        self._unpacker = Unpacker(threads, self.unpacked)
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._max_payload = engine.config.worker.max_payload
+        self._sizing = engine.core.exits.sizing
+        ahead = engine.config.workers[1] + 1
+        self._packer = Packer(engine.threads, self, ahead=ahead)
+        self._unpacker = Unpacker(engine.threads, self.unpacked)
 
     # To the queue.
 
     def pack(self, job: Job[Any], call: Call) -> None:
         """Pickle a job's call, and queue the job then; it counts as queued from now on."""
-        self._state.core.dispatcher.prepare(job.id)
+        self._engine.core.dispatcher.prepare(job.id)
         self._packer.add(job, call)
 
     def put_off(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
         """Queue a job in the next turn of the loop; it counts as queued from now on."""
-        self._state.core.dispatcher.prepare(job.id)
-        self._state.loop.call_soon(self.packed, job, payload)
+        self._engine.core.dispatcher.prepare(job.id)
+        self._engine.loop.call_soon(self.packed, job, payload)
 
     def go_on(self) -> None:
         """Pickle the next jobs, now that a job has left the queue."""
@@ -74,27 +69,66 @@ class LargeObjects:
             self.refused(job, too_large(len(payload), self._max_payload))
             return
         job._payload = payload
-        with self._state.turn as now:
-            self._state.core.submit_prepared(
+        with self._engine.turn as now:
+            self._engine.core.submit_prepared(
                 job.id, job._traits, now, job._options.priority
             )
         if self._sizing.watching:
-            self._admission.note_queued()
+            self._engine.admission.note_queued()
 
     def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job whose call cannot be pickled."""
         claim(error, job)
-        with self._state.turn as now:
-            self._state.registry.fail(job, error)
-            self._state.core.drop(job.id, now)
+        with self._engine.turn as now:
+            self._engine.registry.fail(job, error)
+            self._engine.core.drop(job.id, now)
+
+    # To the worker, in whose memory the large buffers come first.
+
+    def send(
+        self, handle: WorkerHandle, job: Job[Any], pickled: OutOfBandPickle
+    ) -> None:
+        """Put a job's large buffers where its worker sees them, then send the job.
+
+        The worker gets nothing else before.
+        """
+        send = partial(self._send_loaded, handle, job, job.attempt, pickled)
+        handle.outbox.load(pickled, send)
+        self.go_on()
+
+    def _send_loaded(
+        self,
+        handle: WorkerHandle,
+        job: Job[Any],
+        attempt: int,
+        pickled: OutOfBandPickle,
+    ) -> None:
+        """Send a job whose large buffers the worker can see by now."""
+        outbox, core = handle.outbox, self._engine.core
+        # The pool may have been closed meanwhile, which has failed the job.
+        if core.slots[handle.slot].in_flight.last == job.id:
+            self._engine.registry.leases.before_sending(job, handle.slot)
+            job._frame_end = outbox.put_job(
+                job.id,
+                attempt,
+                job._function,
+                pickled.payload,
+                job._context,
+                credit=job._credit,
+            )
+            self._engine.timers.begin(job)
+        outbox.flush()
+        if self._engine.config.worker.concurrency > 1:
+            with self._engine.turn as now:
+                core.arguments_loaded(handle.slot, now)
 
     # From the worker.
 
     def unpack(self, job: Job[Any], frame: Frame, handle: WorkerHandle) -> None:
         """Unpickle the outcome of a job, which has left its worker, and settle the job then."""
-        self._state.core.closing.unpacking[job.id] = None
+        self._engine.core.closing.unpacking[job.id] = None
         if frame.kind is FrameKind.ERROR:
-            watch = self._state.registry.watch
+            watch = self._engine.registry.watch
             watch.failed(job, handle.slot, frame, handle.since)
         self._unpacker.add(job, frame, handle.distrust)
 
@@ -104,9 +138,9 @@ class LargeObjects:
 
     def unpacked(self, job: Job[Any], outcome: Any) -> None:
         """Settle a job."""
-        core = self._state.core
-        with self._state.turn as now:
-            if self._state.registry.settle(job, outcome):
+        core = self._engine.core
+        with self._engine.turn as now:
+            if self._engine.registry.settle(job, outcome):
                 core.requeue({job.id: job._traits}, now)
             core.outcome_unpacked(job.id, now)
 

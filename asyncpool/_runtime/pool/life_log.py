@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from asyncpool._runtime.state.config import SupervisorConfig
     from asyncpool._runtime.worker.handle import WorkerHandle
 
+
 _LOGGER = logging.getLogger("asyncpool")
 
 # Why workers retire, for those who do not know the names of the limits.

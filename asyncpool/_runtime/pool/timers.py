@@ -13,20 +13,21 @@ import math
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.base.deadlines import LATE, Deadlines
-from asyncpool._core.wire.frames import Frame
+from asyncpool._core.base.deadlines import LATE, Deadlines, PingLedger
+from asyncpool._core.slots.slots import UP
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat, unpack
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.job.stream_job import StreamJob
-from asyncpool._runtime.state.job_errors import expire
-from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.traffic.job_control import JobControl
-from asyncpool._runtime.traffic.stack_dump import StackDumps
+from asyncpool._runtime.job.job import Chunk, Job, StreamJob
+from asyncpool._runtime.pool.registry import expire
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.pool.engine import Engine
+
 
 # Read the heartbeats of jobs.
 #
@@ -38,14 +39,14 @@ class Heartbeats:
     """The heartbeats of a pool's jobs.
 
     Args:
-        state: The pool's state.
+        engine: The pool's engine.
 
     Attributes:
         listeners: Called with each job that was heard, and its heartbeat.
     """
 
-    def __init__(self, state: PoolState) -> None:
-        self._state = state
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self.listeners: list[Callable[[Job[Any], Beat], object]] = []
         self._alarms: dict[WorkerHandle, Alarm] = {}
 
@@ -54,7 +55,7 @@ class Heartbeats:
         self.look(handle)
         alarm = self._alarms.get(handle)
         if alarm is None:
-            alarm = Alarm(self._state.loop, partial(self._look_again, handle))
+            alarm = Alarm(self._engine.loop, partial(self._look_again, handle))
             self._alarms[handle] = alarm
         alarm.set_in(INTERVAL)
 
@@ -72,10 +73,10 @@ class Heartbeats:
         beat = unpack(bytes(frame.payload))
         if beat is None:
             raise ProtocolError("a heartbeat cannot be read")
-        job = self._state.registry.jobs.get(
+        job = self._engine.registry.jobs.get(
             beat.job
         )  # None if its caller has given it up
-        in_flight = self._state.core.slots[handle.slot].in_flight
+        in_flight = self._engine.core.slots[handle.slot].in_flight
         if beat.job in in_flight.jobs and (job is None or job.attempt == beat.attempt):
             self._hear(handle, beat)
         else:
@@ -96,14 +97,14 @@ class Heartbeats:
 
     def _hear(self, handle: WorkerHandle, beat: Beat) -> None:
         """Add a heartbeat to its job, if the worker runs that attempt of the job."""
-        job = self._state.registry.jobs.get(beat.job)
+        job = self._engine.registry.jobs.get(beat.job)
         if (
             job is not None
             and job._slot == handle.slot
             and job.attempt == beat.attempt
             and not job.done()
         ):
-            job._listen().add(beat, self._state.loop.time())
+            job._listen().add(beat, self._engine.loop.time())
             for listener in self.listeners:
                 listener(job, beat)
 
@@ -167,25 +168,15 @@ class JobTimers:
     """Watches the time limits of a pool's jobs.
 
     Args:
-        state: The pool's state.
-        heartbeats: Reads the heartbeats of its jobs.
-        stack_dumps: Gets the stacks of workers that will be killed.
-        job_control: Takes out jobs that are settled before they are run.
+        engine: The pool's engine.
     """
 
-    def __init__(
-        self,
-        state: PoolState,
-        heartbeats: Heartbeats,
-        stack_dumps: StackDumps,
-        job_control: JobControl,
-    ) -> None:
-        self._state = state
-        self._time = state.loop.time
-        self._heartbeats = heartbeats
-        self._stack_dumps = stack_dumps
-        self._job_control = job_control
-        self._timer = DeadlineTimer(state.loop, state.registry.deadlines, self._on_due)
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._time = engine.loop.time
+        self._timer = DeadlineTimer(
+            engine.loop, engine.registry.deadlines, self._on_due
+        )
 
     def wait(self, job: Job[Any]) -> bool:
         """Watch how long a job is queued; if its time is over already, fail it and return false."""
@@ -195,7 +186,7 @@ class JobTimers:
         now = self._time()
         until = limits.queue_end(now)
         if until is not None and until <= now:
-            self._state.registry.fail(job, expire(job, now))
+            self._engine.registry.fail(job, expire(job, now))
             return False
         self._timer.watch(job.id, until)
         return True
@@ -213,8 +204,8 @@ class JobTimers:
 
     def begin_first(self, slot: int) -> None:
         """Watch how long the first jobs in a worker's hands run."""
-        for number in self._state.core.slots[slot].in_flight.running:
-            job = self._state.registry.jobs.get(number)
+        for number in self._engine.core.slots[slot].in_flight.running:
+            job = self._engine.registry.jobs.get(number)
             if job is not None and job._began is None and type(job._payload) is bytes:
                 self.begin(job)
 
@@ -224,7 +215,7 @@ class JobTimers:
             job._began = now = self._time()
             look = job._limits.first_check(now)
             # If there is an earlier look, since the job had to begin by then, that one will do.
-            if look is None or not self._state.registry.deadlines.is_set(job.id, look):
+            if look is None or not self._engine.registry.deadlines.is_set(job.id, look):
                 self._timer.watch(job.id, look)
 
     def end(self, job: Job[Any]) -> None:
@@ -241,7 +232,7 @@ class JobTimers:
 
     def _on_due(self, numbers: list[int], now: float) -> None:
         """Check the jobs whose time may be over."""
-        registry, handles = self._state.registry, self._state.handles
+        registry, handles = self._engine.registry, self._engine.handles
         due = [
             job for number in numbers if (job := registry.jobs.get(number)) is not None
         ]
@@ -259,24 +250,24 @@ class JobTimers:
         """End a job whose time is over; if it is not over, set the next look."""
         if job.done():
             return  # it is ending already
-        state, slot, began = self._state, job._slot, job._began
+        engine, slot, began = self._engine, job._slot, job._began
         if slot is not None and began is None and not self._is_given_up(job, slot):
             self._timer.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
             # Its outcome may have come, and take long to load.
-            with state.turn:
-                state.registry.fail(job, expire(job, now))
-                self._job_control.take_out(job, slot)
-        elif state.core.slots[slot].in_flight.runs(job.id):
+            with engine.turn:
+                engine.registry.fail(job, expire(job, now))
+                self._engine.traffic.take_out(job, slot)
+        elif engine.core.slots[slot].in_flight.runs(job.id):
             end = job._limits.run_end(began)
             if end is None or now < end:
                 self._check_silence(job, slot, now)
                 return
             job._exceeded = job._limits.exceeded(now, running=True)
             mode = job._limits.cancel_mode
-            with state.turn:
-                state.core.endings.expire(job.id, now, index=slot, mode=mode)
-            self._stack_dumps.signal_before_end(state.handles[slot], now, job.id)
+            with engine.turn:
+                engine.core.endings.expire(job.id, now, index=slot, mode=mode)
+            self._engine.stacks.signal_before_end(engine.handles[slot], now, job.id)
 
     def _is_given_up(self, job: Job[Any], slot: int) -> bool:
         """Return whether a job that its worker has not begun is given up now.
@@ -284,27 +275,27 @@ class JobTimers:
         If not, ask the worker to give the job back.  The worker may be beginning it just now,
         and then the job is in time.
         """
-        core, handle = self._state.core, self._state.handles[slot]
+        core, handle = self._engine.core, self._engine.handles[slot]
         if handle.outbox.loading or core.endings.is_revoked(job.id, slot):
             return True
         if not handle.page.begun(job.id, job.attempt):
-            with self._state.turn:
+            with self._engine.turn:
                 core.endings.revoke(job.id, slot)
         return False
 
     def _check_silence(self, job: Job[Any], slot: int, now: float) -> None:
         """Have a worker killed if its job has sent no heartbeat for too long."""
-        handle = self._state.handles[slot]
-        self._heartbeats.look(handle)
+        handle = self._engine.handles[slot]
+        self._engine.heartbeats.look(handle)
         next_look = self._next_look(job)
         if next_look is None or now < next_look:
             self._timer.watch(job.id, next_look)
         else:
             seconds = job._limits.heartbeat_timeout
-            several = self._state.config.worker.concurrency > 1
+            several = self._engine.config.worker.concurrency > 1
             whose = f" of job {job.id}" if several else ""
             silence = f"no heartbeat{whose} for {seconds:g} s"
-            self._stack_dumps.hang(handle, silence, job.id)
+            self._engine.stacks.hang(handle, silence, job.id)
 
     def _next_look(self, job: Job[Any]) -> float | None:
         """Return until when a job may run on, by what is known now."""
@@ -317,3 +308,130 @@ class JobTimers:
         if isinstance(job, StreamJob):
             beat = max(beat, job.heard_at(self._time()))
         return job._limits.next_check(began, beat)
+
+
+# The stall watch: a look, every few milliseconds, at workers that have several jobs in flight.
+#
+# Each look is a *round*.  A round finds jobs that others wait behind.
+
+# Seconds from one round to the next.  A running job counts as long if two rounds in succession
+# find it with others behind it.
+EVERY = 0.004
+
+# Seconds to the next round if an idle worker could take jobs that wait behind a long one.
+SOON = 0.0005
+
+# After so many rounds a running chunk of a map counts as long.
+_LONG = 2
+
+
+class StallWatch:
+    """The rounds of one pool, as long as there is a reason for them.
+
+    Args:
+        engine: The pool's engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._core = engine.core
+        self._alarm = Alarm(engine.loop, lambda _: self._check_for_stalls())
+        self._soon = False
+
+    @property
+    def active(self) -> bool:
+        """Whether a next round is set."""
+        return self._alarm.is_set
+
+    def go(self) -> None:
+        """Set the next round, if none is set."""
+        if not self.active:
+            self._soon = self._core.unbalanced
+            self._alarm.set_in(SOON if self._soon else EVERY)
+
+    def look_soon(self) -> None:
+        """Move the next round forward, if a worker has become idle meanwhile."""
+        if not self._alarm.is_set or self._soon or not self._core.unbalanced:
+            return
+        self._alarm.cancel()
+        self.go()
+
+    def stop(self) -> None:
+        """Make no more rounds."""
+        self._alarm.cancel()
+
+    def _check_for_stalls(self) -> None:
+        with self._engine.turn:
+            self._core.endings.check_for_stalls()
+        watched = self._look_for_long_chunks()
+        if watched or self._core.pipelining:
+            self.go()
+
+    def _look_for_long_chunks(self) -> bool:
+        """Stop long chunks, so that their other items go elsewhere; return whether to go on."""
+        watched = False
+        for slot, handle in self._engine.handles.items():
+            for number in self._core.slots[slot].in_flight.running:
+                job = self._engine.registry.jobs.get(number)
+                if job is None or not isinstance(job, Chunk):
+                    continue
+                job.rounds += 1
+                watched = watched or job.rounds <= _LONG
+                if job.rounds == _LONG:
+                    handle.page.stop_chunk(job.id, job.attempt)
+                    # The item that runs now has the whole time limit, from now on.
+                    self._engine.timers.begin(job)
+        return watched
+
+
+# Ping the workers of a pool, and have those killed that do not answer.
+#
+# The worker's control thread answers, whatever its job does.  So an answer shows that the process
+# runs, and that its threads get the GIL.  In a worker that serves, the event loop answers, since
+# without its event loop it serves nobody.
+
+
+class Pings:
+    """The pings of one pool.
+
+    Args:
+        engine: The pool's engine.
+        timeout: Seconds for which a worker may be silent.
+    """
+
+    def __init__(self, engine: Engine, timeout: float) -> None:
+        self._engine = engine
+        self._timeout = timeout
+        self._ledger: PingLedger[WorkerHandle] = PingLedger(timeout, engine.loop.time())
+        self._alarm = Alarm(engine.loop, self._look)
+        self._alarm.set_at(self._ledger.due)
+
+    def answered(self, handle: WorkerHandle) -> None:
+        """Note that a worker has answered a ping.
+
+        Raises:
+            ProtocolError: If there was no ping.
+        """
+        self._ledger.answered(handle)
+
+    def stop(self) -> None:
+        """Send no more pings."""
+        self._alarm.cancel()
+
+    def _look(self, now: float) -> None:
+        engine = self._engine
+        for handle in self._ledger.suspects(now):
+            handle.catch_up()
+            self._ledger.heard(handle, handle.heard_at)
+        up = [
+            engine.handles[slot.index]
+            for slot in engine.core.slots
+            if slot.state in UP and not slot.hung
+        ]
+        silent, asked = self._ledger.tick(up, now)
+        self._alarm.set_at(self._ledger.due)
+        for handle in asked:
+            handle.ask(FrameKind.PING)
+        for handle in silent:
+            text = f"no answer to pings for {self._timeout:g} s"
+            self._engine.stacks.hang(handle, text)
