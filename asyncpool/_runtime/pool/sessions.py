@@ -7,7 +7,6 @@ knows how many callers wait.  This module knows which callers, and in which orde
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -90,22 +89,6 @@ class SessionWorker:
             self.cause = error
 
 
-class _Waiter:
-    """One caller in the queue for a worker."""
-
-    __slots__ = ("offer", "turn")
-
-    def __init__(self, turn: asyncio.Future[None]) -> None:
-        self.turn = turn
-        self.offer: SessionWorker | AsyncPoolError | None = None
-
-    def take(self, offer: SessionWorker | AsyncPoolError) -> None:
-        """Give the caller, who may have been cancelled by now, its worker or its error."""
-        self.offer = offer
-        if not self.turn.done():
-            self.turn.set_result(None)
-
-
 class Sessions:
     """The sessions of one pool.
 
@@ -115,7 +98,12 @@ class Sessions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._waiters: deque[_Waiter] = deque()  # the core counts as many
+        # Of the callers that wait, the core knows how many.  For each there will be a worker, or an
+        # error, in the queue.  A queue may give to who comes late what woke somebody else; a lock
+        # is fair, and who has it is the only one that gets.
+        self._waiting = 0
+        self._offers: asyncio.Queue[SessionWorker | AsyncPoolError] = asyncio.Queue()
+        self._first = asyncio.Lock()
         self._session_workers: dict[int, SessionWorker] = {}
 
     # How sessions begin.
@@ -140,32 +128,31 @@ class Sessions:
         return session_worker
 
     async def _wait(self, timeout: float | None) -> SessionWorker:  # noqa: ASYNC109
+        offer: SessionWorker | AsyncPoolError | None = None
         limit = asyncio.timeout(timeout)
-        waiter = self._enter_queue()
+        self._waiting += 1
         try:
-            async with limit:
-                await waiter.turn
-                while isinstance(waiter.offer, SessionWorker) and waiter.offer.gone:
-                    # The worker died in this turn of the loop, so the caller is first again.
-                    self._check_whether_more_come()
-                    waiter = self._enter_queue(first=True)
-                    await waiter.turn
+            self._want()
+            async with limit, self._first:
+                offer = await self._offers.get()
+                while isinstance(offer, SessionWorker) and offer.gone:
+                    # The worker has died in this turn of the loop.
+                    offer = self._refusal()
+                    if offer is None:
+                        self._want()
+                        offer = await self._offers.get()
         except BaseException as error:
-            self._leave_queue(waiter)
+            self._leave_queue(offer)
             if isinstance(error, TimeoutError) and limit.expired():
                 name = self._engine.config.title
                 text = f"no worker of {name} was free within {timeout:g} s"
                 raise TimeoutError(text) from None
             raise
-        if not isinstance(waiter.offer, SessionWorker):
-            assert waiter.offer is not None
-            raise waiter.offer
-        return waiter.offer
-
-    def _check_whether_more_come(self) -> None:
-        error = self._refusal()
-        if error is not None:
-            raise error
+        finally:
+            self._waiting -= 1
+        if not isinstance(offer, SessionWorker):
+            raise offer
+        return offer
 
     def _refusal(self) -> AsyncPoolError | None:
         """Return why nobody who waits gets a worker any more; ``None`` if that is not so."""
@@ -175,27 +162,22 @@ class Sessions:
         broken = self._engine.core.broken is not None
         return broken_errors(self._engine)(None) if broken else None
 
-    def _enter_queue(self, *, first: bool = False) -> _Waiter:
-        waiter = _Waiter(self._engine.loop.create_future())
-        if first:
-            self._waiters.appendleft(waiter)
-        else:
-            self._waiters.append(waiter)
+    def _want(self) -> None:
         core = self._engine.core
         with self._engine.turn:
             core.want_worker()
         if core.dispatcher.wanted and core.exits.sizing.watching:
             self._engine.admission.note_queued()
-        return waiter
 
-    def _leave_queue(self, waiter: _Waiter) -> None:
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
+    def _leave_queue(self, offer: SessionWorker | AsyncPoolError | None) -> None:
+        """Note that a caller waits no more, who may have been given something in this turn."""
+        if offer is None and self._offers.qsize() >= self._waiting:
+            offer = self._offers.get_nowait()  # there is one for each of the others
+        if isinstance(offer, SessionWorker):
+            self._end(offer, fresh=False)
+        elif offer is None:
             with self._engine.turn as now:
                 self._engine.core.leave_queue(now)
-        elif isinstance(waiter.offer, SessionWorker):
-            # The caller was cancelled in the turn in which it got a worker.
-            self._end(waiter.offer, fresh=False)
 
     def offer(self, slot: int, session: int) -> None:
         """Give the worker in *slot* to the caller that has waited longest."""
@@ -204,12 +186,12 @@ class Sessions:
         session_worker = self._session_workers[session] = SessionWorker(
             session, slot, pid
         )
-        self._waiters.popleft().take(session_worker)
+        self._offers.put_nowait(session_worker)
 
     def refuse(self) -> None:
         """Turn away all callers that wait."""
-        while self._waiters:
-            self._waiters.popleft().take(self._refusal() or PoolClosedError())
+        while self._offers.qsize() < self._waiting:
+            self._offers.put_nowait(self._refusal() or PoolClosedError())
 
     # How sessions go on.
 
