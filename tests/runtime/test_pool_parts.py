@@ -20,7 +20,6 @@ from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
 from asyncpool._runtime.pool import deaths
 from asyncpool._runtime.pool.admission import MapHold
-from asyncpool._runtime.pool.deaths import CrashReporter
 from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.pool.registry import crash_error, delivery_of
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -42,11 +41,14 @@ class Parts:
     """The parts of the pool *x*; what they have to carry out stays undone."""
 
     def __init__(self) -> None:
-        engine: Any = Engine(config_of(Pool(ping_timeout=None, name="x")), PoolHub())
+        engine: Any = Engine(
+            config_of(Pool(ping_timeout=None, start_timeout=30, name="x")), PoolHub()
+        )
         engine.act = engine.core.todo.clear
         self.core = engine.core
         self.registry = engine.registry
         self.draining = engine.draining
+        self.deaths: deaths.Deaths = engine._deaths
 
     def queue(self, count: int) -> None:
         """Have so many more jobs wait, since there is no worker."""
@@ -141,7 +143,7 @@ class DeadWorker:
 
 def report_of(dead: DeadWorker, kind: CrashKind | None, *, planned: bool) -> Crash:
     """Return what is told of its end; without a *kind* it is that of a worker that was ready."""
-    worker, reporter = cast("WorkerHandle", dead), CrashReporter(30.0)
+    worker, reporter = cast("WorkerHandle", dead), Parts().deaths
     return reporter.report(
         worker,
         kind=kind or reporter.kind_of(worker, Slot(0, ready_at=1.0), 1.0),
@@ -176,7 +178,7 @@ async def test_whom_the_kernel_has_killed_lacked_memory(
     counted: list[int | None] = [3]
     kernel = SimpleNamespace(count=lambda: counted[0])
     monkeypatch.setattr(deaths, "OomKills", lambda: kernel)
-    reporter, slot = CrashReporter(start_timeout=30.0), Slot(0, ready_at=1.0)
+    reporter, slot = Parts().deaths, Slot(0, ready_at=1.0)
 
     def kind(now: float, *, slot: Slot = slot, **worker: Any) -> str:
         dead = cast("WorkerHandle", DeadWorker(**worker))

@@ -78,23 +78,122 @@ class OomLedger:
         return True
 
 
-class CrashReporter:
-    """Makes a :class:`Crash` of the end of a worker.
+class Deaths:
+    """Does what the end of a worker requires: for its jobs, its slot, the log and listeners.
 
     Args:
-        start_timeout: Seconds that a worker has to become ready.
+        engine: The pool's engine.
     """
 
-    def __init__(self, start_timeout: float) -> None:
-        self._start_timeout = start_timeout
-        self._counter = OomKills()
-        count = self._counter.count()
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        config = engine.config
+        self._kills = OomKills()
+        count = self._kills.count()
         self._ledger = None if count is None else OomLedger(count)
+        self._reporter = Reporter(engine.loop, config.name, config.on_crash, engine.log)
+
+    async def finish(self) -> None:
+        """Wait for the callbacks that report crashes; see :meth:`Reporter.finish`.
+
+        Cancellation:
+                Safe: the callbacks go on.
+        """
+        await self._reporter.finish()
+
+    def ended(self, handle: WorkerHandle) -> None:
+        """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
+        with self._engine.turn as now:
+            self._handle(handle, now)
+        self._engine.replacement.resize_waits.check()
+
+    def _handle(self, handle: WorkerHandle, now: float) -> None:
+        engine, registry = self._engine, self._engine.registry
+        slot, serving = engine.core.slots[handle.slot], engine.serving
+        # 1. What it has left: the last heartbeats of its jobs, and its CPU time.
+        engine.heartbeats.look(handle)
+        if handle.process is not None:
+            engine.figures.exited_cpu += handle.process.cpu
+        # 2. What it died of.
+        kind, planned = self.kind_of(handle, slot, now), slot.exit_planned
+        was_ready, decided = slot.ready_at is not None, slot.exit_reason
+        slot.hopeless = handle.final and not was_ready
+        silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
+        # 3. What that means for its jobs, which are with no worker from now on.
+        losses = registry.losses(handle, slot, kind)
+        begun = [loss.job for loss in losses if loss.begun]
+        if slot.is_overdue:
+            handle.read_requested_stacks()
+        # 4. What follows in its slot.
+        blamed = bool(begun) if serving is None else serving.ended(handle)
+        after, given_up = engine.core.ended(
+            handle.slot,
+            now,
+            started=blamed,
+            requeue=[loss.job.id for loss in losses if loss.again],
+            jitter=random.random(),  # noqa: S311 - jitter
+        )
+        if after.next_step is NextStep.PARK and (
+            after.next_start is None or engine.status.cannot_start
+        ):
+            after = after._replace(next_step=NextStep.GIVE_UP, next_start=None)
+        # 5. The report.  A worker that was told to end may still have died of something else, and
+        # connections died with it.  (In a pool it has no job in flight then.)  Its slot goes on as
+        # planned.
+        crashed = not planned or (serving is not None and was_ready and handle.failed)
+        crash = self.report(
+            handle,
+            kind=kind,
+            planned=planned,
+            jobs=sorted(begun, key=lambda job: job.id != silent),
+            killed_for=killed_for if planned else None,
+            now=now,
+            after=after,
+        )
+        handle.page.close()
+        # 6. Counters, events, the log.
+        if crashed:
+            engine.crashes.append(crash)
+            engine.sessions.worker_crashed(crash)
+            engine.figures.crash_kinds[kind] += 1
+            engine.figures.exits[CRASH] += 1
+            engine.hub.publish(events.Crashed(crash))
+        else:
+            error = next((it.error for it in losses if it.job.id == killed_for), None)
+            reason = decided or ("" if engine.core.closing.finish is None else "close")
+            if killed_for is not None:
+                cause = "cancellation" if error is None else "timeout"
+                reason = reason_for_job(cause, killed_for)
+            self._tell_exit(crash, reason)
+            if was_ready:  # told in the next turn, and before what follows from it
+                self._log_exit(crash, handle, error, reason, killed_for)
+        # 7. Which jobs go to another worker.  Told before the effects, since with them an idle
+        # worker gets such a job at once, and that is its next attempt.
+        self._take_over(losses, given_up, crash)
+        # 8. The next worker starts before a log handler, a callback or a future hears of this end:
+        # those take half a millisecond and more.
+        engine.act()
+        # 9. The callbacks.
+        if crashed:
+            self._reporter.report(crash, handle.late_stacks, handle.take_report())
+        else:
+            handle.release_report()
+        # 10. The jobs that are not tried again, unless their end came with the effects.
+        for loss in losses:
+            if not loss.again and not loss.job.done():
+                _note(loss, crash)
+                error = loss.error or crash_error(loss.job, loss.delivery)
+                registry.fail(loss.job, error)
+        engine.leases.worker_gone(handle.slot)
+        if not planned and not was_ready:
+            engine.replacement.resize_waits.start_failed(crash, handle.began_at)
+
+    # What it died of.
 
     def kind_of(self, handle: WorkerHandle, slot: Slot, now: float) -> CrashKind:
         """Return the kind of an end that nobody asked for."""
         # Claimed first: whatever the kind is, this may be the death that the kernel counted.
-        lacked_memory = self._was_killed(handle) and (
+        lacked_memory = _was_killed(handle) and (
             self._claim(now) or handle.lacked_memory
         )
         if handle.broke_protocol:
@@ -109,13 +208,9 @@ class CrashReporter:
 
     def look(self, now: float) -> None:
         """Note the kernel's count of kills, so that old kills are not taken for new ones."""
-        count = self._counter.count()
+        count = self._kills.count()
         if self._ledger is not None and count is not None:
             self._ledger.update(count, now)
-
-    def _was_killed(self, handle: WorkerHandle) -> bool:
-        """Return whether SIGKILL has ended a worker, and not the pool's."""
-        return handle.status == -signal.SIGKILL and not handle.killed
 
     def _claim(self, now: float) -> bool:
         self.look(now)
@@ -138,19 +233,23 @@ class CrashReporter:
         the job *killed_for*.  If the end was *planned*, the worker was to end anyhow.
         """
         job = next(iter(jobs), None)
-        status = handle.status
-        late = kind is CrashKind.FAILED_START and handle.killed and not planned
+        status, detail = handle.status, handle.detail
         stack = handle.traceback or handle.late_stacks
         if kind is CrashKind.HUNG:
             detail = handle.silence
             stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)
         else:
-            detail = self._detail(
-                handle,
-                late=late,
-                killed_for=killed_for,
-                beside=any(job.id != killed_for for job in jobs),
-            )
+            if not detail and kind is CrashKind.FAILED_START and not planned:
+                seconds = self._engine.config.start_timeout
+                late = f"it was not ready within {seconds:g} s (start_timeout)"
+                detail = late if handle.killed else ""
+            if not detail and _was_killed(handle) and self._ledger is None:
+                detail = "not by the pool; perhaps there was no memory left"
+            if not detail and killed_for is not None:
+                beside = any(job.id != killed_for for job in jobs)
+                detail = job_not_ended(killed_for, beside=beside)
+            if detail and handle.killed and handle.pid is not None:
+                detail = killed_since(detail)
         crash = Crash(
             slot=handle.slot,
             generation=handle.generation,
@@ -171,33 +270,69 @@ class CrashReporter:
             return crash
         return with_job(job, crash, tuple(other.id for other in jobs[1:]))
 
-    def _detail(
-        self,
-        handle: WorkerHandle,
-        *,
-        late: bool,
-        killed_for: int | None,
-        beside: bool,
-    ) -> str:
-        """Return what is known of an end besides its status.
+    # Who is told of it.
 
-        Args:
-            handle: The worker.
-            late: Whether the pool killed it since it was not ready in time.
-            killed_for: The job for which the pool killed it, if it did so for a job.
-            beside: Whether it ran other jobs as well.
-        """
-        detail = handle.detail
-        if not detail and late:
-            detail = (
-                f"it was not ready within {self._start_timeout:g} s (start_timeout)"
+    def _tell_exit(self, end: Crash, reason: str) -> None:
+        self._engine.figures.exits[exit_cause(reason)] += 1
+        self._engine.hub.publish(
+            events.Exited(
+                slot=end.slot,
+                generation=end.generation,
+                pid=end.pid,
+                exit_code=end.exit_code,
+                signal=end.signal,
+                detail=end.detail,
+                reason=reason,
             )
-        if not detail and self._was_killed(handle) and self._ledger is None:
-            detail = "not by the pool; perhaps there was no memory left"
-        if not detail and killed_for is not None:
-            detail = job_not_ended(killed_for, beside=beside)
-        killed = handle.killed and handle.pid is not None
-        return killed_since(detail) if killed and detail else detail
+        )
+
+    def _log_exit(
+        self,
+        end: Crash,
+        handle: WorkerHandle,
+        error: BaseException | None,
+        reason: str,
+        killed_for: int | None,
+    ) -> None:
+        """Log an exit that the pool wanted, and for which job, if it was for one."""
+        log, serves = self._engine.log, self._engine.serving is not None
+        if isinstance(error, JobTimeoutError):
+            log.killed_for_timeout(handle, end, error)
+        elif killed_for is not None:
+            log.killed_for_cancellation(handle, end, killed_for)
+        elif handle.late_stacks and not serves:  # a cluster says that itself
+            log.killed_late(handle, end)
+        else:
+            log.worker_ended(handle, end, reason)
+
+    def _take_over(self, losses: list[Loss], given_up: set[int], crash: Crash) -> None:
+        """Count and tell which jobs wait for another worker, or are about to get one."""
+        registry, hub = self._engine.registry, self._engine.hub
+        for loss in losses:
+            job = loss.job
+            if not loss.again or job.done():
+                continue
+            if not loss.begun:
+                self._engine.timers.wait_again(job)
+            # One that is not blamed had not begun, and is only queued again.
+            if not loss.blamed or job.id in given_up:
+                continue
+            _note(loss, crash)
+            registry.figures.takeovers += 1
+            job._function.figures.takeovers += 1
+            hub.publish(events.TakenOver(job.id, job.attempt if loss.costs else 0))
+            if hub.watched and loss.begun:  # else it is told as given back
+                registry.watch.again(job, loss.error or crash_error(job, loss.delivery))
+
+
+def _was_killed(handle: WorkerHandle) -> bool:
+    """Return whether SIGKILL has ended a worker, and not the pool's."""
+    return handle.status == -signal.SIGKILL and not handle.killed
+
+
+def _note(loss: Loss, crash: Crash) -> None:
+    if loss.error is None:
+        loss.job._crashes += (crash_of_job(loss.job, crash),)
 
 
 def crash_of_job(job: Job[object], crash: Crash) -> Crash:
@@ -225,198 +360,3 @@ def with_job(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
         concurrent_jobs=beside,
         function=job._function.name,
     )
-
-
-# The exit of workers: what the end of one means for its jobs, its slot and the log.
-
-
-class WorkerExit:
-    """Does what the end of a worker requires: for its jobs, its slot, the log and listeners.
-
-    Args:
-        engine: The pool's engine.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        config = engine.config
-        self._crash_reporter = CrashReporter(config.start_timeout)
-        self._reporter = Reporter(engine.loop, config.name, config.on_crash, engine.log)
-
-    def on_spawned(self) -> None:
-        """Note the kernel's count of kills, so that a later kill shows as a new one."""
-        self._crash_reporter.look(self._engine.loop.time())
-
-    def handle_exit(self, handle: WorkerHandle) -> None:
-        """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
-        with self._engine.turn as now:
-            self._handle_exit(handle, now)
-        self._engine.replacement.resize_waits.check()
-
-    def _handle_exit(self, handle: WorkerHandle, now: float) -> None:
-        self._engine.heartbeats.look(handle)
-        if handle.process is not None:
-            self._engine.registry.figures.exited_cpu += handle.process.cpu
-        registry, core = self._engine.registry, self._engine.core
-        slot = core.slots[handle.slot]
-        planned = slot.exit_planned
-        kind = self._crash_reporter.kind_of(handle, slot, now)
-        was_ready = slot.ready_at is not None
-        slot.hopeless = handle.final and not was_ready
-        losses = registry.losses(handle, slot, kind)
-        begun = [loss.job for loss in losses if loss.begun]
-        if slot.is_overdue:
-            handle.read_requested_stacks()
-        silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
-        decided = slot.exit_reason
-        blamed = bool(begun)
-        if self._engine.serving is not None:
-            blamed = self._engine.serving.ended(handle)
-        after, given_up = core.ended(
-            handle.slot,
-            now,
-            started=blamed,
-            requeue=[loss.job.id for loss in losses if loss.again],
-            jitter=random.random(),  # noqa: S311 - jitter
-        )
-        if after.next_step is NextStep.PARK and (
-            after.next_start is None or self._engine.status.cannot_start
-        ):
-            after = after._replace(next_step=NextStep.GIVE_UP, next_start=None)
-        # A worker that was told to end may still have died of something else, and connections
-        # died with it.  (In a pool it has no job in flight then.)  Its slot goes on as planned.
-        served = self._engine.serving is not None and was_ready
-        crashed = not planned or (served and handle.failed)
-        crash = self._crash_reporter.report(
-            handle,
-            kind=kind,
-            planned=planned,
-            jobs=sorted(begun, key=lambda job: job.id != silent),
-            killed_for=killed_for if planned else None,
-            now=now,
-            after=after,
-        )
-        handle.page.close()
-        reason = self._reason(decided, killed_for, losses)
-        if crashed:
-            self._on_crash(crash)
-        else:
-            self._on_exit(crash, reason)
-            if was_ready:  # told in the next turn, and before what follows from it
-                self._log_exit(crash, handle, losses, reason, killed_for)
-        # Told before the effects, since with them an idle worker gets such a job at once, and
-        # that is its next attempt.
-        self._take_over(losses, given_up, crash)
-        self._queue_again(losses)
-        # The next worker starts before a log handler, a callback or a future hears of this end:
-        # those take half a millisecond and more.
-        self._engine.act()
-        if crashed:
-            report = handle.take_report()
-            self._reporter.report(crash, handle.late_stacks, report)
-        else:
-            handle.release_report()
-        for loss in losses:
-            if not loss.again:
-                self._fail(loss, crash)
-        registry.leases.worker_gone(handle.slot)
-        if not planned and not was_ready:
-            self._engine.replacement.resize_waits.start_failed(crash, handle.began_at)
-
-    def _on_crash(self, crash: events.Crash) -> None:
-        self._engine.crashes.append(crash)
-        self._engine.sessions.worker_crashed(crash)
-        self._engine.registry.figures.crash_kinds[crash.kind] += 1
-        self._engine.registry.figures.exits[CRASH] += 1
-        self._engine.hub.publish(events.Crashed(crash))
-
-    def _on_exit(self, end: events.Crash, reason: str) -> None:
-        self._engine.registry.figures.exits[exit_cause(reason)] += 1
-        self._engine.hub.publish(
-            events.Exited(
-                slot=end.slot,
-                generation=end.generation,
-                pid=end.pid,
-                exit_code=end.exit_code,
-                signal=end.signal,
-                detail=end.detail,
-                reason=reason,
-            )
-        )
-
-    def _reason(self, decided: str, killed_for: int | None, losses: list[Loss]) -> str:
-        """Return why a worker has ended that was asked to."""
-        if killed_for is not None:
-            late = {loss.job.id for loss in losses if loss.error is not None}
-            cause = "timeout" if killed_for in late else "cancellation"
-            return reason_for_job(cause, killed_for)
-        closing = self._engine.core.closing.finish is not None
-        return decided or ("close" if closing else "")
-
-    def _log_exit(
-        self,
-        end: events.Crash,
-        handle: WorkerHandle,
-        losses: list[Loss],
-        reason: str,
-        killed_for: int | None,
-    ) -> None:
-        """Log an exit that the pool wanted, and for which job, if it was for one."""
-        log = self._engine.log
-        errors = (it.error for it in losses if it.job.id == killed_for)
-        error = next(errors, None)
-        if isinstance(error, JobTimeoutError):
-            log.killed_for_timeout(handle, end, error)
-        elif killed_for is not None:
-            log.killed_for_cancellation(handle, end, killed_for)
-        elif (
-            handle.late_stacks and self._engine.serving is None
-        ):  # a cluster says that itself
-            log.killed_late(handle, end)
-        else:
-            log.worker_ended(handle, end, reason)
-
-    async def finish(self) -> None:
-        """Wait for the callbacks that report crashes; see :meth:`Reporter.finish`.
-
-        Cancellation:
-                Safe: the callbacks go on.
-        """
-        await self._reporter.finish()
-
-    def _take_over(self, losses: list[Loss], lost: set[int], crash: Crash) -> None:
-        """Count and tell which jobs wait for another worker, or are about to get one."""
-        registry, hub = self._engine.registry, self._engine.hub
-        taken = {
-            loss.job.id: loss
-            for loss in losses
-            # One that is not blamed had not begun, and is only queued again.
-            if loss.again and loss.blamed and not loss.job.done()
-            if loss.job.id not in lost
-        }
-        for number, loss in taken.items():
-            job = loss.job
-            self._note(loss, crash)
-            registry.figures.takeovers += 1
-            job._function.figures.takeovers += 1
-            hub.publish(events.TakenOver(number, job.attempt if loss.costs else 0))
-            if hub.watched and loss.begun:  # else it is told as given back
-                registry.watch.again(job, loss.error or crash_error(job, loss.delivery))
-
-    def _queue_again(self, losses: list[Loss]) -> None:
-        """Watch how long those jobs wait for a worker that have not begun in this one."""
-        for loss in losses:
-            if loss.again and not loss.begun and not loss.job.done():
-                self._engine.timers.wait_again(loss.job)
-
-    def _fail(self, loss: Loss, crash: events.Crash) -> None:
-        """Fail a job that is not tried again, unless its end came with the effects."""
-        job = loss.job
-        if not job.done():
-            self._note(loss, crash)
-            error = loss.error or crash_error(job, loss.delivery)
-            self._engine.registry.fail(job, error)
-
-    def _note(self, loss: Loss, crash: events.Crash) -> None:
-        if loss.error is None:
-            loss.job._crashes += (crash_of_job(loss.job, crash),)

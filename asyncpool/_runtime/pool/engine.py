@@ -38,7 +38,7 @@ from asyncpool._runtime.launcher.launcher_process import LaunchError
 from asyncpool._runtime.output.log_records import WorkerLogs, explicit_levels
 from asyncpool._runtime.pool.admission import Admission, Draining
 from asyncpool._runtime.pool.broadcasts import Broadcaster
-from asyncpool._runtime.pool.deaths import WorkerExit
+from asyncpool._runtime.pool.deaths import Deaths
 from asyncpool._runtime.pool.large import LargeObjects, load_item
 from asyncpool._runtime.pool.life_log import LifeLog
 from asyncpool._runtime.pool.profiles import Profiles
@@ -346,7 +346,7 @@ class Engine:
         self.places = None if sandbox is None else _places(sandbox, self.threads)
         self.worker_logs = WorkerLogs(loop, config.name)
         self.buffer = memoryview(bytearray(READ_SIZE))
-        self._worker_exit = WorkerExit(self)
+        self._deaths = Deaths(self)
         self._alarm = Alarm(loop, self._on_alarm)
         self._finished = asyncio.Event()
         self._effects = self._table_of_effects()
@@ -374,7 +374,7 @@ class Engine:
                     # its worker replaced, by a task that this group takes no more.
                     self.core.closing.abandon()
                     raise
-            await self._worker_exit.finish()
+            await self._deaths.finish()
             await self.worker_logs.finish()
         except Exception as error:  # noqa: BLE001 - callers wait
             reason = self.status.note_failure(error)
@@ -452,7 +452,7 @@ class Engine:
                 why = await self.launcher.on_start_timeout(error)
             handle.detail, handle.traceback = str(why), why.trace
             handle.final, handle.status = why.final, why.status
-        self._worker_exit.handle_exit(handle)
+        self._deaths.ended(handle)
         self.status.check_all_ready()
 
     # What workers say.
@@ -468,7 +468,7 @@ class Engine:
     def on_spawned(self, handle: WorkerHandle) -> None:
         """Count a worker that has a process, and tell the listeners."""
         self.registry.figures.spawned += 1
-        self._worker_exit.on_spawned()
+        self._deaths.look(self.loop.time())
         assert handle.pid is not None
         self.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
         self.log.worker_started(handle)
