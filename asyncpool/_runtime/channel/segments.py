@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import enum
 import os
-from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, lay_out
 from asyncpool._core.pickling.segments import SegmentLedger, size_class
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.event_loop import shielded
@@ -74,13 +74,9 @@ class Segment:
         self.use = Use.POOL
         self.copied = False
 
-    def fill(
-        self,
-        offsets: Iterable[int],
-        areas: Iterable[Sequence[bytes | memoryview]],
-    ) -> None:
-        """Copy *areas* to these *offsets*; each area comes in pieces."""
-        self.memory.fill(offsets, areas)
+    def fill(self, pickled: OutOfBandPickle) -> None:
+        """Copy the areas of *pickled* into it."""
+        self.memory.fill(lay_out(pickled.sizes)[0], pickled.areas)
 
 
 class Segments:

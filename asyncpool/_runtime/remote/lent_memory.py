@@ -21,7 +21,7 @@ from asyncpool._runtime.channel.segments import Segment, Segments, Use
 # The most bytes that one end of a connection lends the other, and the bound that it expects.
 MOST_LENT = 1 << 30
 
-# As in channel/large_buffers.py: the loop's thread copies so much itself.
+# As in channel/outbox.py: the loop's thread copies so much itself.
 _AT_ONCE = 1 << 20
 
 
@@ -56,7 +56,7 @@ class LentMemory:
         segment = self._segments.take(self, size)
         if segment is None:
             return None
-        _fill(segment, pickled)
+        segment.fill(pickled)
         return _named(segment, pickled)
 
     async def lend(
@@ -74,7 +74,7 @@ class LentMemory:
         if segment is None:
             return None
         # If this is cancelled here, the thread writes on, so the segment stays its own.
-        await self._threads.copy(_fill, segment, pickled)
+        await self._threads.copy(segment.fill, pickled)
         if self.closed:
             return None
         if not wanted():
@@ -115,10 +115,6 @@ class LentMemory:
         """Lend nothing more."""
         self.closed = True
         self._segments.close()
-
-
-def _fill(segment: Segment, pickled: OutOfBandPickle) -> None:
-    segment.fill(lay_out(pickled.sizes)[0], pickled.areas)
 
 
 def _named(segment: Segment, pickled: OutOfBandPickle) -> bytes:

@@ -24,12 +24,11 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import anyio
 
 from asyncpool._core.base.text import printable, printable_lines
-from asyncpool._core.policies.worker_env import WorkerEnv
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import (
     MAX_REASON,
@@ -40,7 +39,6 @@ from asyncpool._core.wire.messages import (
     unpack_numbers,
 )
 from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.channel.large_buffers import LargeBuffers
 from asyncpool._runtime.channel.outbox import Outbox
 from asyncpool._runtime.channel.page import WorkerPage
 from asyncpool._runtime.launcher.launcher_process import LaunchError, Process
@@ -53,72 +51,12 @@ from asyncpool.errors import ProtocolError
 if TYPE_CHECKING:
     from asyncpool._runtime.pool.supervisor import Supervisor
     from asyncpool._runtime.sandbox.places import Place
-    from asyncpool._runtime.worker.serving import ServingLink
-
-# The environment variables of a worker that is started now.
-
-
-def environment_of(
-    worker_env: WorkerEnv | None, rank: int, *, forked: bool
-) -> Variables:
-    """Return the variables that the worker with this *rank* alone has.
-
-    Raises:
-        LaunchError: If the user's function fails, or returns what cannot be had.
-    """
-    if worker_env is None:
-        return ()
-    try:
-        return worker_env.of(rank, forked=forked)
-    except Exception as error:
-        text = str(error)
-        if not text.startswith("worker_env("):
-            text = f"worker_env({rank}) raised {type(error).__name__}: {text}"
-        failure = LaunchError(text)
-        failure.trace = traceback.format_exc()
-        raise failure from error
-
-
-# What workers are to :mod:`multiprocessing`: children of this process.
 
 # Processes that have this key let each other in, so workers in a sandbox have another one.
 _OTHER_KEY = os.urandom(32)
 
 # A worker does not know that of a library which it has not imported, such as loky.
 _START_METHODS = {"fork", "forkserver", "spawn"}
-
-
-def identity_of(
-    pool: str, slot: int, rank: int = 0, environment: Variables = ()
-) -> Identity:
-    """Return the identity of a worker that is started now; see :class:`Identity`.
-
-    Its key must not be on a command line or in an environment, where others could see it.
-    """
-    this = multiprocessing.current_process()
-    arguments: list[object] = [*sys.argv]
-    method: str | None = multiprocessing.get_start_method(allow_none=True)
-    return Identity(
-        name=f"{pool}-worker-{slot}",
-        number=slot + 1,
-        parent=(os.getpid(), this.name),
-        authkey=bytes(this.authkey),
-        start_method=method if method in _START_METHODS else None,
-        argv=tuple(text for text in arguments if isinstance(text, str)),
-        rank=rank,
-        environment=environment,
-    )
-
-
-def confined(identity: Identity, place: Place) -> Identity:
-    """Return the identity of a worker in a sandbox, which is told nothing of the service."""
-    return identity._replace(
-        authkey=_OTHER_KEY,
-        argv=("",),
-        folder=place.folder,
-        cgroup="" if place.cgroup is None else str(place.cgroup.folder),
-    )
-
 
 # Seconds that a process has to end by itself after its channel has ended.
 _EXIT_GRACE = 1.0
@@ -132,6 +70,71 @@ _ANSWERS = frozenset(
 
 # How many cancelled jobs of a worker the log can name.
 _CANCELLED_KEPT = 64
+
+
+# A member of an enum costs 60 ns each time that it is looked up there.
+_VALUE, _ERROR = FrameKind.VALUE, FrameKind.ERROR
+
+
+class ServingLink(Protocol):
+    """Reads and writes the job channel of a worker that serves."""
+
+    def on_frames(self, frames: list[Frame]) -> None:
+        """Take the frames that the worker has sent.
+
+        Raises:
+            ProtocolError: If a frame breaks the protocol.
+        """
+        ...
+
+    def shut(self) -> None:
+        """Send nothing more: the worker leaves, or is gone."""
+        ...
+
+
+class Serving(Protocol):
+    """What workers do instead of jobs, if they serve; hears when they come and go.
+
+    The pool knows no more about a cluster, which hands this to the supervisor.
+    """
+
+    def config(self, handle: WorkerHandle) -> bytes:
+        """Return the configuration of a worker that is being started, packed."""
+        ...
+
+    def open_link(
+        self,
+        handle: WorkerHandle,
+        sock: socket.socket,
+        make_channel: Callable[[socket.socket], Channel],
+    ) -> ServingLink:
+        """Return the link of a worker that is being started.
+
+        Args:
+            handle: The worker.
+            sock: The pool's end of the job channel; the link may wrap it in another socket.
+            make_channel: Makes a channel of a socket; the handle closes it.
+
+        Raises:
+            OSError: If this process lacks the means.
+        """
+        ...
+
+    def ready(self, handle: WorkerHandle) -> None:
+        """Note that a worker is ready."""
+        ...
+
+    def ended(self, handle: WorkerHandle) -> bool:
+        """Note that a worker is dead; return whether it has served anybody."""
+        ...
+
+    def stop(self) -> None:
+        """Accept no more connections: the end has begun."""
+        ...
+
+    def close(self) -> None:
+        """Close everything; there are no workers any more."""
+        ...
 
 
 class CancelledJob(NamedTuple):
@@ -149,11 +152,10 @@ class WorkerHandle:
         slot: The slot.
         generation: Which worker of the slot it is, counting from 1.
         rank: The number by which its jobs know it; see ``_core/slots/lifecycle.py``.
-        environment: The environment variables that it alone has.
         process: Its process; ``None`` until there is one.
+        pid: The pid of its process; ``None`` until there is one.
         page: The worker page: what the worker has noted.
-        large_buffers: Moves large objects through shared memory.
-        outbox: Puts jobs on the job channel.
+        outbox: Puts jobs on the job channel, and moves large objects through shared memory.
         jobs: The job channel; ``None`` until it is open.
         control: The control channel; ``None`` until it is open.
         link: Reads and writes in place of the job channel if the worker serves.
@@ -185,8 +187,8 @@ class WorkerHandle:
         self.slot = slot
         self.generation = generation
         self.rank = rank
-        self.environment: Variables = ()
         self.process: Process | None = None
+        self.pid: int | None = None
         self.status: int | None = None
         self.detail = self.traceback = self.silence = self.late_stacks = ""
         self.broke_protocol = self.final = False
@@ -197,14 +199,7 @@ class WorkerHandle:
         self.began_at = self._heard_at = loop.time()
         self.started_at = self.since = monotonic()
         self.page = WorkerPage(self._config.worker.concurrency)
-        self.large_buffers = LargeBuffers(
-            spawn=supervisor.tasks.create_task,
-            segments=supervisor.segments,
-            threads=supervisor.threads,
-            max_payload=self._config.worker.max_payload,
-            untrusted=self._config.untrusted,
-        )
-        self.outbox = Outbox(self.large_buffers)
+        self.outbox = Outbox(supervisor)
         self.jobs: Channel | None = None
         self.control: Channel | None = None
         self.link: ServingLink | None = None
@@ -246,11 +241,6 @@ class WorkerHandle:
             self.close()
 
     # What the pool does with it.
-
-    @property
-    def pid(self) -> int | None:
-        """The pid of its process."""
-        return self.process.pid if self.process is not None else None
 
     @property
     def stderr_tail(self) -> tuple[str, ...]:
@@ -338,7 +328,7 @@ class WorkerHandle:
     def close(self) -> None:
         """Kill it if it still runs, and close everything but the page."""
         self.ignored = True
-        self.large_buffers.close()
+        self.outbox.close()
         if self.process is not None:
             self.process.signal(signal.SIGKILL)
             self.process.close()
@@ -374,18 +364,16 @@ class WorkerHandle:
     # Its start.
 
     async def _start(self) -> None:
-        config = self._config
-        self.environment = environment_of(
-            config.worker_env, self.rank, forked=config.fork
-        )
+        variables = self._environment()
         self._launching = anyio.CancelScope()
         if self.killed:
             self._launching.cancel()
         with contextlib.ExitStack() as theirs, self._launching:
-            fds = self._open(theirs)
-            self.process = await self._pool.launcher.launch(fds, self.environment)
+            fds = self._open(theirs, variables)
+            self.process = await self._pool.launcher.launch(fds, variables)
         if self.process is None:
             raise LaunchError("the launcher did not answer within start_timeout")
+        self.pid = self.process.pid
         self._label_output()
         if self._wanted is not None:  # the signal was asked for while it was starting
             self.process.signal(self._wanted)
@@ -393,7 +381,56 @@ class WorkerHandle:
         if self.said_hello:
             self._pool.on_ready(self)
 
-    def _open(self, theirs: contextlib.ExitStack) -> list[int]:
+    def _environment(self) -> Variables:
+        """Return the environment variables that it alone has.
+
+        Raises:
+            LaunchError: If the user's function fails, or returns what cannot be had.
+        """
+        worker_env = self._config.worker_env
+        if worker_env is None:
+            return ()
+        try:
+            return worker_env.of(self.rank, forked=self._config.fork)
+        except Exception as error:
+            text = str(error)
+            if not text.startswith("worker_env("):
+                kind = type(error).__name__
+                text = f"worker_env({self.rank}) raised {kind}: {text}"
+            failure = LaunchError(text)
+            failure.trace = traceback.format_exc()
+            raise failure from error
+
+    def _identity(self, variables: Variables) -> Identity:
+        """Return what it is to :mod:`multiprocessing`: a child of this process.
+
+        Its key must not be on a command line or in an environment, where others could see it.
+        """
+        this = multiprocessing.current_process()
+        arguments: list[object] = [*sys.argv]
+        method: str | None = multiprocessing.get_start_method(allow_none=True)
+        identity = Identity(
+            name=f"{self._config.name}-worker-{self.slot}",
+            number=self.slot + 1,
+            parent=(os.getpid(), this.name),
+            authkey=bytes(this.authkey),
+            start_method=method if method in _START_METHODS else None,
+            argv=tuple(text for text in arguments if isinstance(text, str)),
+            rank=self.rank,
+            environment=variables,
+        )
+        if self._place is None:
+            return identity
+        # In a sandbox it is told nothing of the service.
+        cgroup = self._place.cgroup
+        return identity._replace(
+            authkey=_OTHER_KEY,
+            argv=("",),
+            folder=self._place.folder,
+            cgroup="" if cgroup is None else str(cgroup.folder),
+        )
+
+    def _open(self, theirs: contextlib.ExitStack, variables: Variables) -> list[int]:
         """Open everything, and send the worker its configuration; *theirs* closes its ends here.
 
         Returns:
@@ -418,8 +455,7 @@ class WorkerHandle:
             ours, _MAX_CONTROL, self._on_control_frames
         )
         assert self.jobs is not None
-        self.outbox.connect(self.jobs)
-        self.large_buffers.connect(self.jobs, control)
+        self.outbox.connect(self.jobs, control)
         self.logs = LogNotes(self._pool.worker_logs, self, control)
         page = self.page.open()
         theirs.callback(os.close, page)
@@ -431,17 +467,11 @@ class WorkerHandle:
         if self._config.handover is not None:
             for fd in self._config.handover.fds:
                 control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
-        identity = identity_of(
-            self._config.name, self.slot, self.rank, self.environment
-        )
         if self._pool.places is not None:
             self._place = self._pool.places.open()
-            identity = confined(identity, self._place)
-        packed = identity.pack()
+        packed = self._identity(variables).pack()
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
-        packed = self._pool.config_for(self)
-        control.put(header(FrameKind.CONFIG, len(packed)), packed)
-        control.flush()
+        self.ask(FrameKind.CONFIG, self._pool.config_for(self))
         return [job_end, control_end, page, out_end, err_end]
 
     def _lend_tracker(self) -> None:
@@ -460,15 +490,12 @@ class WorkerHandle:
 
         def lend(tracker: asyncio.Future[int | None]) -> None:
             failed = tracker.cancelled() or tracker.exception() is not None
-            fd, frame = (
-                None if failed else tracker.result(),
-                header(FrameKind.TRACKER, 0),
-            )
-            if fd is None:
-                control.put(frame)
+            fd = None if failed else tracker.result()
+            if fd is not None:
+                control.put_descriptor(header(FrameKind.TRACKER, 0), fd, keep=True)
+                control.flush()
             else:
-                control.put_descriptor(frame, fd, keep=True)
-            control.flush()
+                self.ask(FrameKind.TRACKER)
 
         self._pool.threads.copy(_descriptor_of_tracker).add_done_callback(lend)
 
@@ -541,39 +568,36 @@ class WorkerHandle:
         # Also if the worker has been killed: what it has done must not be done again.
         if self.broke_protocol:
             return
+        outbox, trouble = self.outbox, ""
         for frame in frames:
-            if frame.kind is not FrameKind.VALUE and frame.kind is not FrameKind.ERROR:
+            if frame.kind is not _VALUE and frame.kind is not _ERROR:
                 break
         else:
-            if not self.large_buffers.pending:
+            if not outbox.areas:  # nearly always
                 self._pool.on_outcomes(self, frames)
                 return
-        frames, bad_beat = self._take_beats(frames)
-        frames, trouble = self.large_buffers.unload(frames)
-        items = [frame for frame in frames if frame.kind is FrameKind.ITEM]
+        outcomes: list[Frame] = []
+        items: list[Frame] = []
+        try:
+            for frame in frames:
+                if frame.kind is FrameKind.LAST_HEARTBEAT:
+                    self._pool.on_last_beat(self, frame)
+                elif frame.kind is _VALUE or frame.kind is _ERROR:
+                    outcomes.append(outbox.complete(frame))
+                elif frame.kind is FrameKind.ITEM:
+                    items.append(outbox.complete(frame))
+                else:
+                    outbox.take(frame)
+        except ProtocolError as error:
+            trouble = str(error)
+        # Items before outcomes: a stream's outcome comes after its items, and the outcomes of
+        # other jobs have nothing to do with these items.
         if items:
-            # Items before outcomes: a stream's outcome comes after its items, and the outcomes
-            # of other jobs have nothing to do with these items.
             self._pool.on_items(self, items)
-            frames = [frame for frame in frames if frame.kind is not FrameKind.ITEM]
-        if frames and not self.broke_protocol:
-            self._pool.on_outcomes(self, frames)
-        trouble = trouble or bad_beat
-        if trouble is not None:
+        if outcomes and not self.broke_protocol:
+            self._pool.on_outcomes(self, outcomes)
+        if trouble:
             self.distrust(trouble)
-
-    def _take_beats(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
-        """Return the frames that are no heartbeats; and what was wrong, if anything was."""
-        others: list[Frame] = []
-        for frame in frames:
-            if frame.kind is not FrameKind.LAST_HEARTBEAT:
-                others.append(frame)
-                continue
-            try:
-                self._pool.on_last_beat(self, frame)
-            except ProtocolError as error:
-                return others, str(error)
-        return others, None
 
     def _on_link_frames(self, frames: list[Frame]) -> None:
         """Hand the frames of a worker that serves to its link."""
