@@ -300,22 +300,20 @@ class WorkerHandle:
 
     def stop(self) -> None:
         """Tell it that no more jobs will come."""
-        self.ignored = True
-        self._shut_link()
+        self._ignore()
         if self.jobs is not None:
             self.jobs.half_close()
 
     def terminate(self) -> None:
         """Send it SIGTERM."""
-        self.ignored = True
-        self._shut_link()
+        self._ignore()
         self._signal(signal.SIGTERM)
 
     def kill(self, reason: str = "") -> None:
         """Send it SIGKILL; the launcher kills all processes that it has started."""
         self.detail = self.detail or reason
-        self.ignored = self.killed = True
-        self._shut_link()
+        self.killed = True
+        self._ignore()
         self._signal(signal.SIGKILL)
         if self.process is None and self._launching is not None:
             self._launching.cancel()
@@ -349,8 +347,12 @@ class WorkerHandle:
         if self.stderr is not None:
             self.stderr.release_report()
 
+    def _ignore(self) -> None:
+        """Heed its requests and answers no more; send nothing more to it if it serves."""
+        self.ignored = True
+        self._shut_link()
+
     def _shut_link(self) -> None:
-        """Send nothing more to a worker that serves."""
         if self.link is not None:
             self.link.shut()
 
@@ -633,26 +635,38 @@ class WorkerHandle:
             self._pool.on_heartbeat(self)
 
     def _on_control_frame(self, frame: Frame) -> None:
-        if frame.kind in _ANSWERS:
+        pool, kind = self._pool, frame.kind
+        if kind in _ANSWERS and self.ignored:
             # The pool may ask a worker that drains for its stacks too, so that answer counts.
             drains = self.link is not None and not self.broke_protocol
-            if not self.ignored or (frame.kind is FrameKind.STACKS and drains):
-                self._on_answer(frame)
-        elif frame.kind is FrameKind.SAMPLES:
-            self._pool.on_samples(self, frame)
-        elif frame.kind is FrameKind.WHERE:
-            self._pool.on_where(self, frame.job, frame.payload)
-        elif frame.kind is FrameKind.HELLO and not self.said_hello:
-            self.said_hello = True
-            # If a worker is quick, its hello may come before the launcher's answer.
-            if self.process is not None:
-                self._pool.on_ready(self)
-        elif frame.kind is FrameKind.FAILED:
-            self._on_failure(frame)
-        elif frame.kind is FrameKind.TRACKER:
-            self._lend_tracker()
-        else:
-            raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
+            if not (kind is FrameKind.STACKS and drains):
+                return
+        match kind:
+            case FrameKind.REVOKED:
+                pool.on_revoked(self, unpack_numbers(frame.payload))
+            case FrameKind.STACKS:
+                pool.on_stacks(self, frame.job or None)
+            case FrameKind.RETIRE:
+                reason = bytes(frame.payload[:MAX_REASON]).decode(errors="replace")
+                retire = pool.on_worn if frame.number else pool.on_retire
+                retire(self, printable(reason))
+            case FrameKind.PONG:
+                pool.on_pong(self)
+            case FrameKind.SAMPLES:
+                pool.on_samples(self, frame)
+            case FrameKind.WHERE:
+                pool.on_where(self, frame.job, frame.payload)
+            case FrameKind.HELLO if not self.said_hello:
+                self.said_hello = True
+                # If a worker is quick, its hello may come before the launcher's answer.
+                if self.process is not None:
+                    pool.on_ready(self)
+            case FrameKind.FAILED:
+                self._on_failure(frame)
+            case FrameKind.TRACKER:
+                self._lend_tracker()
+            case _:
+                raise ProtocolError(f"it sent {kind.name} on its control channel")
 
     def _on_failure(self, frame: Frame) -> None:
         if self.detail:
@@ -663,18 +677,6 @@ class WorkerHandle:
         self.final = failure.final
         if failure.stage == "thread" or (failure.stage == "serve" and self.said_hello):
             self._pool.on_fault(self)
-
-    def _on_answer(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.REVOKED:
-            self._pool.on_revoked(self, unpack_numbers(frame.payload))
-        elif frame.kind is FrameKind.STACKS:
-            self._pool.on_stacks(self, frame.job or None)
-        elif frame.kind is FrameKind.RETIRE and frame.number:
-            self._pool.on_worn(self, _reason_in(frame))
-        elif frame.kind is FrameKind.RETIRE:
-            self._pool.on_retire(self, _reason_in(frame))
-        else:
-            self._pool.on_pong(self)
 
     # How its channels end.
 
@@ -692,16 +694,11 @@ class WorkerHandle:
         if not self.broke_protocol:
             self.taken_in_trust = self.outbox.taken
         self.broke_protocol = True
-        self.ignored = True
-        self._shut_link()
+        self._ignore()
         for channel in (self.jobs, self.control):
             if channel is not None:
                 channel.ignore()
         self._trouble.set()
-
-
-def _reason_in(frame: Frame) -> str:
-    return printable(bytes(frame.payload[:MAX_REASON]).decode(errors="replace"))
 
 
 def _descriptor_of_tracker() -> int | None:
