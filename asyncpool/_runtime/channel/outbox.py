@@ -30,7 +30,7 @@ from asyncpool._core.wire.frames import (
 )
 from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
 from asyncpool._runtime.channel.channel import SMALL, Channel
-from asyncpool._runtime.channel.segments import Segment, Use
+from asyncpool._runtime.channel.segments import Segment, SegmentOwner, Use
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _TOO_MANY = "it sent an outcome in more parts than an outcome can have"
 _JOB = FrameKind.JOB
 
 
-class Outbox:
+class Outbox(SegmentOwner):
     """What goes to one worker for its jobs; the segments that it sees belong to this.
 
     Args:
@@ -59,7 +59,6 @@ class Outbox:
 
     Attributes:
         areas: Large buffers that have come, and whose outcome is still to come.
-        closed: Whether the worker is gone.
         flush: Sends what was put.
         flush_soon: Sends, at the end of this turn of the loop, what was put until then.
     """
@@ -76,17 +75,16 @@ class Outbox:
         # the job channel, into memory of this process alone.
         self._untrusted = pool.state.config.untrusted
         self._jobs: Channel | None = None
-        self._control: Channel | None = None
         self._functions = FunctionCache()
         self._context = b""  # the context that the worker has now
         self._load: object | None = None
         self.areas: list[memoryview] = []
         self._expected = 0  # bytes of the next outcome
-        self._wanting = self.closed = False
+        self._wanting = False
 
     def connect(self, jobs: Channel, control: Channel) -> None:
         """Send on these channels from now on."""
-        self._jobs, self._control = jobs, control
+        self._jobs, self.channel = jobs, control
         self.flush, self.flush_soon = jobs.flush, jobs.flush_soon
 
     # Jobs.
@@ -197,19 +195,6 @@ class Outbox:
             head = header(FrameKind.LENT, len(numbers), tag=segment.number)
             self._jobs.put(head, numbers)
 
-    def announce(self, segment: Segment, fd: int) -> None:
-        """Tell the worker about a new segment, and send its descriptor."""
-        assert self._control is not None
-        head = header(FrameKind.SEGMENT, 0, segment.memory.size, tag=segment.number)
-        self._control.put_descriptor(head, fd)
-        self._control.flush()
-
-    def drop(self, number: int) -> None:
-        """Tell the worker to forget a segment."""
-        if self._control is not None and not self.closed:
-            self._control.put(header(FrameKind.DROP, 0, tag=number))
-            self._control.flush_soon()
-
     def close(self) -> None:
         """Give up the segments of the worker, which is gone."""
         self.closed = True
@@ -289,9 +274,9 @@ class Outbox:
             self._segments.free(segment)
 
     def _grant(self, segment: Segment | None) -> None:
-        assert self._control is not None
+        assert self.channel is not None
         number = 0
         if segment is not None:
             number, segment.use = segment.number, Use.GRANTED
-        self._control.put(header(FrameKind.GRANT, 0, tag=number))
-        self._control.flush()
+        self.channel.put(header(FrameKind.GRANT, 0, tag=number))
+        self.channel.flush()

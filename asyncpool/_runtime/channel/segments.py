@@ -17,13 +17,15 @@ import contextlib
 import enum
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, lay_out
+from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.channel.channel import Channel
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -171,16 +173,29 @@ class Use(enum.Enum):
     CALLER = "caller"  # the caller of a job has a view of its outcome
 
 
-class SegmentOwner(Protocol):
-    """The worker that a segment belongs to."""
+class SegmentOwner:
+    """The worker that a segment belongs to, or another process that maps it.
 
-    closed: bool
+    Attributes:
+        channel: Where it hears of its segments.
+        closed: Whether it is gone.
+    """
 
-    def announce(self, segment: Segment, fd: int, /) -> None:
-        """Tell the worker about a new segment; the callee owns the descriptor."""
+    channel: Channel | None = None
+    closed = False
 
-    def drop(self, number: int, /) -> None:
-        """Tell the worker to forget a segment."""
+    def announce(self, segment: Segment, fd: int) -> None:
+        """Tell it about a new segment, and send the descriptor, which belongs to the channel then."""
+        assert self.channel is not None
+        head = header(FrameKind.SEGMENT, 0, segment.memory.size, tag=segment.number)
+        self.channel.put_descriptor(head, fd)
+        self.channel.flush()
+
+    def drop(self, number: int) -> None:
+        """Tell it to forget a segment."""
+        if self.channel is not None and not self.closed:
+            self.channel.put(header(FrameKind.DROP, 0, tag=number))
+            self.channel.flush_soon()
 
 
 class Segment:

@@ -13,10 +13,9 @@ from collections.abc import Callable
 
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, lay_out
 from asyncpool._core.remote.lent_parts import LentParts
-from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.channel.segments import Segment, Segments, Use
+from asyncpool._runtime.channel.segments import Segment, SegmentOwner, Segments, Use
 
 # The most bytes that one end of a connection lends the other, and the bound that it expects.
 MOST_LENT = 1 << 30
@@ -25,7 +24,7 @@ MOST_LENT = 1 << 30
 _AT_ONCE = 1 << 20
 
 
-class LentMemory:
+class LentMemory(SegmentOwner):
     """What this end has lent.
 
     Args:
@@ -40,8 +39,7 @@ class LentMemory:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, threads: Threads, channel: Channel
     ) -> None:
-        self.closed = False
-        self._threads, self._channel = threads, channel
+        self._threads, self.channel = threads, channel
         self._segments = Segments(loop, MOST_LENT, threads)
 
     def lend_at_once(self, pickled: OutOfBandPickle) -> bytes | None:
@@ -97,19 +95,6 @@ class LentMemory:
             ProtocolError: If there is no such segment.
         """
         self._segments.forget(self._segments.find(self, number, Use.WORKER))
-
-    def announce(self, segment: Segment, fd: int) -> None:
-        """Send the descriptor of a new segment."""
-        size = segment.memory.size
-        head = header(FrameKind.SEGMENT, 0, size, tag=segment.number)
-        self._channel.put_descriptor(head, fd)
-        self._channel.flush()
-
-    def drop(self, number: int) -> None:
-        """Tell the other end to forget a segment."""
-        if not self.closed:
-            self._channel.put(header(FrameKind.DROP, 0, tag=number))
-            self._channel.flush_soon()
 
     def close(self) -> None:
         """Lend nothing more."""
