@@ -26,8 +26,6 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import anyio
-
 from asyncpool._core.base.text import printable, printable_lines
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import (
@@ -216,7 +214,7 @@ class WorkerHandle:
         self.ignored = False
         self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
         self._wanted: signal.Signals | None = None
-        self._launching: anyio.CancelScope | None = None
+        self._launching: asyncio.Timeout | None = None
 
     async def run(self) -> None:
         """Start the worker; return when it has ended and all that it sent has been read.
@@ -230,13 +228,12 @@ class WorkerHandle:
         """
         try:
             await self._start()
-            async with anyio.create_task_group() as watchers:
-                whose = (
-                    f"of worker {self.pid} in slot {self.slot} of {self._config.name}"
+            whose = f"of worker {self.pid} in slot {self.slot} of {self._config.name}"
+            async with asyncio.TaskGroup() as watchers:
+                watchers.create_task(self._watch_exit(), name=f"asyncpool end {whose}")
+                watchers.create_task(
+                    self._watch_errors(), name=f"asyncpool errors {whose}"
                 )
-                end, trouble = f"asyncpool end {whose}", f"asyncpool errors {whose}"
-                watchers.start_soon(self._watch_exit, name=end)
-                watchers.start_soon(self._watch_errors, name=trouble)
         finally:
             self.close()
 
@@ -315,8 +312,8 @@ class WorkerHandle:
         self.killed = True
         self._ignore()
         self._signal(signal.SIGKILL)
-        if self.process is None and self._launching is not None:
-            self._launching.cancel()
+        if self._launching is not None and not self._launching.expired():
+            self._launching.reschedule(self._loop.time())  # ends the wait
 
     def abandon(self) -> None:
         """Stop waiting for the end of its process."""
@@ -367,14 +364,19 @@ class WorkerHandle:
 
     async def _start(self) -> None:
         variables = self._environment()
-        self._launching = anyio.CancelScope()
-        if self.killed:
-            self._launching.cancel()
-        with contextlib.ExitStack() as theirs, self._launching:
+        with contextlib.ExitStack() as theirs:
             fds = self._open(theirs, variables)
-            self.process = await self._pool.launcher.launch(fds, variables)
-        if self.process is None:
-            raise LaunchError("the launcher did not answer within start_timeout")
+            delay = 0 if self.killed else None
+            try:
+                async with asyncio.timeout(delay) as self._launching:
+                    self.process = await self._pool.launcher.launch(fds, variables)
+            except TimeoutError:
+                if self._launching is None or not self._launching.expired():
+                    raise
+                text = "the launcher did not answer within start_timeout"
+                raise LaunchError(text) from None
+            finally:
+                self._launching = None
         self.pid = self.process.pid
         self._label_output()
         if self._wanted is not None:  # the signal was asked for while it was starting
@@ -547,9 +549,10 @@ class WorkerHandle:
         await self._trouble.wait()
         if self.broke_protocol:
             self.kill()
-        with anyio.move_on_after(_EXIT_GRACE):
-            await self._exited.wait()
-        if not self._exited.is_set():
+        try:
+            async with asyncio.timeout(_EXIT_GRACE):
+                await self._exited.wait()
+        except TimeoutError:
             self.broke_protocol = True
             self.detail = self.detail or "it closed its channel and went on"
             self.kill()
