@@ -17,9 +17,8 @@ from types import CoroutineType
 from asyncpool._core.map import chunks
 from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
 from asyncpool._core.policies.starting import SCRIPT
-from asyncpool._core.wire.context import MAX_CONTEXT, PLAIN
 from asyncpool._core.wire.frames import FrameKind, header
-from asyncpool._core.wire.messages import WorkerConfig
+from asyncpool._core.wire.messages import MAX_CONTEXT, PLAIN, WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
 from asyncpool._system.descriptors import HANDED
 from asyncpool._system.sockets import socket_of

@@ -37,7 +37,7 @@ from opentelemetry.trace import (
 
 from asyncpool._core.base.deadlines import RateLimit
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._core.wire.context import JobContext, with_trace
+from asyncpool._core.wire.messages import JobContext, with_trace
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub, waited_since
 from asyncpool._runtime.job.job import Job
 from asyncpool.enums import JobOutcome

@@ -27,7 +27,7 @@ from asyncpool._core.remote_wire.remote_messages import (
     unpack_question,
 )
 from asyncpool._core.remote_wire.trace_headers import unpack_headers
-from asyncpool._core.wire.context import MAX_TRACE
+from asyncpool._core.wire.messages import MAX_TRACE
 from asyncpool.errors import ProtocolError
 
 TOO_MANY = {"a": "b" * MAX_TRACE}

@@ -17,20 +17,6 @@ from uuid import UUID
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.wire.context import (
-    JobContext,
-    with_details,
-    with_trace,
-    with_variables,
-)
-from asyncpool._core.wire.heartbeat_records import (
-    BEATS_SIZE,
-    MAX_DETAILS,
-    Beat,
-    offset_of,
-    read,
-    unpack,
-)
 from asyncpool._core.wire.log_records import (
     MAX_ENTRY,
     MAX_LEVEL,
@@ -38,14 +24,20 @@ from asyncpool._core.wire.log_records import (
     plain_fields,
 )
 from asyncpool._core.wire.messages import (
+    MAX_DETAILS,
     MAX_TEXT,
     Failure,
+    JobContext,
     pack_exit,
     pack_pid,
     unpack_exit,
     unpack_pid,
+    with_details,
+    with_trace,
+    with_variables,
 )
 from asyncpool._core.wire.page import (
+    BEATS_SIZE,
     BEGUN,
     LANE_OUTCOME_SIZE,
     LANE_STACK_SIZE,
@@ -53,7 +45,11 @@ from asyncpool._core.wire.page import (
     MAX_LANES,
     STACKS_SIZE,
     STACKS_START,
+    Beat,
     PageLayout,
+    beat_offset,
+    read_beats,
+    unpack_beat,
 )
 from asyncpool._core.wire.stacks import COROUTINE, are_whole, tidy
 from asyncpool.errors import ProtocolError
@@ -197,15 +193,15 @@ def memory(*beats: Beat) -> bytearray:
 
 def write(memory: bytearray, beat: Beat, size: int) -> None:
     """Write the beginning of a record."""
-    start = START + offset_of(beat.number)
+    start = START + beat_offset(beat.number)
     part = beat.pack()[:size]
     memory[start : start + len(part)] = part
 
 
 @given(BEATS)
 def test_a_beat_comes_back(beat: Beat) -> None:
-    assert unpack(beat.pack()) == beat
-    assert unpack(bytes(5) + beat.pack() + b"more", 5) == beat
+    assert unpack_beat(beat.pack()) == beat
+    assert unpack_beat(bytes(5) + beat.pack() + b"more", 5) == beat
 
 
 @given(BEATS, st.data())
@@ -215,8 +211,8 @@ def test_a_record_in_which_anything_is_changed_is_none(
     record = bytearray(beat.pack())
     index = data.draw(st.integers(0, len(record) - 1))
     record[index] ^= data.draw(st.integers(1, 255))
-    assert unpack(bytes(record)) is None
-    assert unpack(beat.pack()[:index]) is None
+    assert unpack_beat(bytes(record)) is None
+    assert unpack_beat(beat.pack()[:index]) is None
 
 
 def test_torn_at_any_byte_the_one_before_is_the_newest() -> None:
@@ -224,18 +220,18 @@ def test_torn_at_any_byte_the_one_before_is_the_newest() -> None:
     for end in range(size):
         torn = memory(OLDER, OLD)
         write(torn, NEW, end)
-        found = read(bytes(torn), START)
+        found = read_beats(bytes(torn), START)
         assert found in ([OLD], [OLDER, OLD]), end
     whole = memory(OLDER, OLD)
     write(whole, NEW, size)
-    assert read(bytes(whole), START) == [OLD, NEW]
+    assert read_beats(bytes(whole), START) == [OLD, NEW]
 
 
 def test_what_claims_to_be_longer_is_no_record() -> None:
     beat = Beat(number=1, job=1, attempt=1, at=0.0, details=b"x" * (MAX_DETAILS + 1))
-    assert unpack(beat.pack()) is None
+    assert unpack_beat(beat.pack()) is None
     claim = struct.pack("=IQQQdI", 0, 1, 1, 1, 0.0, 2**32 - 1)
-    assert unpack(claim + bytes(1000)) is None
+    assert unpack_beat(claim + bytes(1000)) is None
 
 
 # The page.

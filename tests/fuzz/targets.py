@@ -24,7 +24,7 @@ from asyncpool._core.map.chunks import (
 )
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
 from asyncpool._core.profile.profile_messages import MAX_CHUNK, SampleChunk
-from asyncpool._core.wire import heartbeat_records, stacks
+from asyncpool._core.wire import messages, page, stacks
 from asyncpool._core.wire.frames import (
     HEADER_SIZE,
     VERSION,
@@ -108,9 +108,9 @@ def samples(data: bytes) -> None:
 
 
 def heartbeats(data: bytes) -> None:
-    heartbeat_records.unpack(data)
-    for beat in heartbeat_records.read(data.ljust(5000, b"\0")):
-        assert len(beat.details) <= heartbeat_records.MAX_DETAILS
+    page.unpack_beat(data)
+    for beat in page.read_beats(data.ljust(5000, b"\0")):
+        assert len(beat.details) <= messages.MAX_DETAILS
 
 
 def chunk_log(data: bytes) -> None:
@@ -196,7 +196,7 @@ def _part(text: bytes) -> bytes:
 # Two bytes, and a set of a tuple of them, a list and an int.
 _IN_PARTS = b"\2\1" + (2).to_bytes(8) + b"ab" + _part(b"[9,2,0,2,5,3,6,1]") + _part(b"")
 _FAILURE = b'\1\0{"type": "ValueError", "text": "no", "traceback": "T", "notes": ["n"], "args": [1]}'
-_BEAT = heartbeat_records.Beat(1, 1, 1, 2.5, b"abc").pack()
+_BEAT = page.Beat(1, 1, 1, 2.5, b"abc").pack()
 SEEDS = [
     *(
         _seed("frames", bytes((size, 2)) + header(kind, 3, 1, 1, 7) + b"abc")

@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 import asyncpool
 from asyncpool import JobCancelled, heartbeat
 from asyncpool._core.wire.frames import FrameKind, header
-from asyncpool._core.wire.heartbeat_records import Beat, offset_of
-from asyncpool._core.wire.page import BEATS_START
+from asyncpool._core.wire.page import BEATS_START, Beat, beat_offset
 from asyncpool._system.signals import INTERRUPT
 from tests.helpers import faults
 from tests.helpers.faults import say, say_to_control
@@ -188,7 +187,7 @@ def write_on_page(what: str) -> str:
             "of nobody": _beat(number, job=2**63).pack(),
             "of another attempt": _beat(number, attempt=7).pack(),
         }[what]
-        start = BEATS_START + offset_of(number)
+        start = BEATS_START + beat_offset(number)
         page[start : start + len(record)] = record
     return ring_for_nothing(10)
 
@@ -197,7 +196,7 @@ def claim_and_sleep(gate: str, at: float) -> None:
     """Beat at that time, and then no more."""
     page = heartbeat_page()
     record = _beat()._replace(at=at).pack()
-    start = BEATS_START + offset_of(1)
+    start = BEATS_START + beat_offset(1)
     page[start : start + len(record)] = record
     ring_for_nothing(1)
     sleep(gate, "")

@@ -24,11 +24,9 @@ from zlib import crc32
 
 from asyncpool import current_job
 from asyncpool._core.map.chunks import ENTRY, LOG_HEAD
-from asyncpool._core.wire import heartbeat_records
 from asyncpool._core.wire.frames import MAX_PAYLOAD, FrameKind, header
-from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._core.wire.messages import pack_numbers
-from asyncpool._core.wire.page import BEGUN, NOTED, PageLayout
+from asyncpool._core.wire.page import BEGUN, NOTED, Beat, PageLayout, beat_offset
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from tests.helpers.faults import channels, linger, say_to_control
 from tests.helpers.inside import segments_mapped
@@ -411,7 +409,7 @@ def _in_heartbeat(it: Place, evil: bytes) -> None:
     page, at = it.page(), PageLayout(1).beats(0)
     for number in (1, 2):
         beat = Beat(number, it.job, it.attempt, 1.0, evil).pack()
-        where = at + heartbeat_records.offset_of(number)
+        where = at + beat_offset(number)
         page[where : where + len(beat)] = beat
     it.tell(FrameKind.HEARTBEAT)
 

@@ -321,13 +321,13 @@ def jobs_channel_of(pool: Pool, slot: int = 0) -> Channel:
 def spy_on_sends(pool: Pool) -> list[int]:
     """Return what is going to hold the bytes of each system call that sends to the first worker."""
     channel, sent = jobs_channel_of(pool), list[int]()
-    send = channel._send
 
-    def spied(data: Any) -> int:
-        sent.append(len(data))
-        return send(data)
+    class Spied(socket.socket):
+        def send(self, data: Any, *flags: int) -> int:
+            sent.append(len(data))
+            return super().send(data, *flags)
 
-    channel._send = spied  # type: ignore[method-assign]
+    channel._socket = Spied(fileno=channel._socket.detach())
     return sent
 
 
@@ -735,14 +735,14 @@ async def begins_frame(channel: Channel) -> None:
 
 def ask_frame_watch(channel: Channel) -> None:
     """Have a channel look whether the peer has gone on with its frame."""
-    channel._frame_watch._ask(0.0)
+    channel._look_for_rest(0.0)
 
 
 def unfinished_for_long(channel: Channel) -> None:
     """Have the peer be silent for twice as long as it may be, in the middle of a frame."""
     for _ in range(2):
-        channel._frame_watch._alarm.cancel()
-        channel._frame_watch._ask(0.0)
+        channel._patience.cancel()
+        channel._look_for_rest(0.0)
 
 
 def agent_of(pool: Pool, name: str, lease: float) -> Agent:

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.channel.segments import Segment, Segments, Use
+from asyncpool._runtime.channel.segments import Segment, SegmentOwner, Segments, Use
 from asyncpool._system import memory as _memory
 from tests.helpers import virtual_time
 from tests.helpers.guards import open_fds
@@ -53,19 +53,18 @@ class Hands:
         return function(*args)
 
 
-class Holder:
+class Holder(SegmentOwner):
     """A worker that only takes note."""
 
     def __init__(self) -> None:
-        self.closed = False
         self.announced: list[tuple[int, int]] = []
         self.dropped: list[int] = []
 
-    def announce(self, segment: Segment, fd: int, /) -> None:
+    def announce(self, segment: Segment, fd: int) -> None:
         self.announced.append((segment.number, os.fstat(fd).st_size))
         os.close(fd)
 
-    def drop(self, number: int, /) -> None:
+    def drop(self, number: int) -> None:
         self.dropped.append(number)
 
 

@@ -23,7 +23,7 @@ from asyncpool import (
 from asyncpool._core.pickling.variables import unpack_variables
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions, Options
-from asyncpool._core.wire.context import MAX_VARIABLES, JobContext
+from asyncpool._core.wire.messages import MAX_VARIABLES, JobContext
 from asyncpool._runtime.options.pool_options import (
     JOB_LIMITS,
     POOL_CHECKS,

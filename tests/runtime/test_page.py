@@ -125,7 +125,7 @@ def test_what_cannot_be_read_counts_as_begun_and_lost(
         raise MemoryError
 
     desk.begin(1, 11)
-    for name in ("copy_log", "read", "has_any", "tidy"):
+    for name in ("copy_log", "read_beats", "has_beats", "tidy"):
         monkeypatch.setattr(page, name, fail)
     assert desk.page.log(11, 1) == [LOST] * CHUNK_SIZE
     assert desk.page.beats() == []

@@ -19,18 +19,18 @@ from typing import Any
 from asyncpool._core.pickling.calls import dumps, load_value, pack_job
 from asyncpool._core.pickling.errors import load_error
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-from asyncpool._core.wire.context import JobContext
 from asyncpool._core.wire.frames import (
     Frame,
     FrameDecoder,
     FrameKind,
     header,
 )
-from asyncpool._core.wire.heartbeat_records import MAX_DETAILS, Beat, unpack
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._core.wire.messages import (
+    MAX_DETAILS,
     Failure,
     Identity,
+    JobContext,
     WorkerConfig,
     pack_numbers,
     unpack_numbers,
@@ -38,6 +38,8 @@ from asyncpool._core.wire.messages import (
 from asyncpool._core.wire.page import (
     STACKS_SIZE,
     STACKS_START,
+    Beat,
+    unpack_beat,
 )
 from asyncpool._runtime.channel.page import WorkerPage
 from asyncpool._runtime.launcher.interpreter import worker_command
@@ -215,7 +217,7 @@ class Worker:
     def last_beat(self) -> tuple[int, int, Any]:
         """Wait for the last heartbeat of a job, which comes ahead of its outcome."""
         frame = self.told(FrameKind.LAST_HEARTBEAT, self.jobs)
-        beat = unpack(frame.payload)
+        beat = unpack_beat(frame.payload)
         assert beat is not None
         assert (beat.job, beat.attempt) == (frame.job, frame.attempt)
         return beat.job, beat.attempt, pickle.loads(beat.details)

@@ -17,7 +17,7 @@ from asyncpool._core.map.chunks import (
     copy_log,
     read_log,
 )
-from asyncpool._core.wire.context import PLAIN
+from asyncpool._core.wire.messages import PLAIN
 from asyncpool._core.wire.page import LOG_START, PAGE_SIZE
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job.chunks import ChunkLog, run_chunk

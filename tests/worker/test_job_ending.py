@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool import JobCancelled
-from asyncpool._core.wire.context import PLAIN
+from asyncpool._core.wire.messages import PLAIN
 from asyncpool._system.signals import INTERRUPT, STACKS
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job.around import Hook

@@ -11,8 +11,8 @@ from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.job_traits import SessionTraits
 from asyncpool._core.base.validation import INT, SECONDS, check_types, or_none
 from asyncpool._core.policies.attempts import AttemptPolicy, CrashKindText
-from asyncpool._core.wire.context import JobContext, end_of, with_details
 from asyncpool._core.wire.frames import MAX_NUMBER
+from asyncpool._core.wire.messages import JobContext, end_of, with_details
 from asyncpool.enums import CrashKind, TimeLimit
 from asyncpool.events import Via
 

@@ -6,7 +6,7 @@ import json
 import pickle
 from typing import Any
 
-from asyncpool._core.wire.context import MAX_TRACE
+from asyncpool._core.wire.messages import MAX_TRACE
 from asyncpool.errors import ProtocolError
 
 

@@ -125,7 +125,9 @@ class FrameKind(enum.IntEnum):
     BATCH = 54  # both: what the other end gets as one piece
 
 
-_KINDS = {int(kind): kind for kind in FrameKind}
+_KINDS: list[FrameKind | None] = [None] * 256
+for _kind in FrameKind:
+    _KINDS[_kind] = _kind
 
 
 class Frame(Record):
@@ -211,18 +213,46 @@ class FrameDecoder:
                 kind of frame, or announces a payload above the limit.  Whole frames
                 before that are returned first, however the stream was cut.
         """
-        self._check()
-        if not self.rest:
-            frames, end = self._split(bytes(data))
-            self.rest += data[end:]
-        else:
-            self.rest += data
-            if len(self.rest) < self._need:
+        # Every job passes here twice, so this calls no function that it can avoid.
+        if self.error is not None:
+            raise self.error
+        rest = self.rest
+        if rest:
+            rest += data
+            if len(rest) < self._need:
                 return []
-            frames, end = self._split(bytes(self.rest))
-            del self.rest[:end]
-        if not frames:
-            self._check()
+        data = bytes(rest or data)
+        frames: list[Frame] = []
+        unpack, limit, size = _HEADER.unpack_from, self.max_payload, len(data)
+        start, body, self._need = 0, HEADER_SIZE, HEADER_SIZE
+        self.more = False
+        for _ in self._turn:
+            if body > size:
+                break
+            version, code, attempt, tag, job, length = unpack(data, start)
+            kind = _KINDS[code]
+            if version != VERSION or kind is None or length > limit:
+                self.error = self._explain(version, code, length)
+                break
+            end = body + length
+            if end > size:
+                if length <= _LONG:
+                    self._need = end - start
+                elif self._begin_long(
+                    Frame(kind, job, attempt, tag, b""), length, data[body:]
+                ):
+                    start = size
+                break
+            frames.append(_frame((kind, job, attempt, tag, data[body:end])))
+            start, body = end, end + HEADER_SIZE
+        else:
+            self.more = body <= size
+        if start < size:
+            rest[:] = data[start:]
+        elif rest:
+            rest.clear()
+        if self.error is not None and not frames:
+            raise self.error
         return frames
 
     def fill(self, size: int) -> list[Frame]:
@@ -234,41 +264,6 @@ class FrameDecoder:
         assert self._long is not None
         frames, self._long, self.target = [self._long], None, None
         return frames
-
-    def _check(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-    def _split(self, data: bytes) -> tuple[list[Frame], int]:
-        """Return the whole frames in *data*, and where they end."""
-        # Every job passes here twice, so this loop calls no function that it can avoid.
-        frames: list[Frame] = []
-        unpack, limit, size = _HEADER.unpack_from, self.max_payload, len(data)
-        start, body = 0, HEADER_SIZE
-        self.more = False
-        for _ in self._turn:
-            if body > size:
-                break
-            version, code, attempt, tag, job, length = unpack(data, start)
-            kind = _KINDS.get(code)
-            if version != VERSION or kind is None or length > limit:
-                self.error = self._explain(version, code, length)
-                break
-            end = body + length
-            if end > size:
-                if length > _LONG:
-                    frame = _frame((kind, job, attempt, tag, b""))
-                    if self._begin_long(frame, length, data[body:]):
-                        start = size
-                    break
-                self._need = end - start
-                return frames, start
-            frames.append(_frame((kind, job, attempt, tag, data[body:end])))
-            start, body = end, end + HEADER_SIZE
-        else:
-            self.more = body <= size
-        self._need = HEADER_SIZE
-        return frames, start
 
     def _begin_long(self, frame: Frame, length: int, begun: bytes) -> bool:
         try:
@@ -286,7 +281,7 @@ class FrameDecoder:
     def _explain(self, version: int, code: int, length: int) -> ProtocolError:
         if version != VERSION:
             return ProtocolError(f"the peer speaks version {version}, not {VERSION}")
-        if code not in _KINDS:
+        if _KINDS[code] is None:
             return ProtocolError(f"unknown kind of frame: {code}")
         return ProtocolError(
             f"a payload of {length} bytes exceeds the limit of {self.max_payload}"

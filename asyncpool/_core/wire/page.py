@@ -1,4 +1,4 @@
-"""The layout of the memory that a worker shares with the pool.
+"""The memory that a worker shares with the pool: its layout, and the heartbeats in it.
 
 First comes which job the worker has begun.  The newest heartbeats of its jobs follow,
 then the outcomes of the items of a chunk.  The stacks of its threads come last, since
@@ -9,13 +9,20 @@ A worker that runs several jobs at once has *lanes* before the stacks.  A table 
 which job each lane has begun last.  The rest follows for each lane, also with the stack
 of its coroutine, and with the outcome of its last job, which the worker may not have
 sent.  The parts for one job, at the beginning, are not used then.
+
+There is room for two heartbeats of each job, and the worker writes them in turn.  So one of
+them is whole whenever the worker dies.  A record begins with a checksum of the rest.  A SIGKILL
+may come in the middle of writing, and so may a reader.  Then the checksum is wrong, and the
+record before it counts.
 """
 
 from __future__ import annotations
 
 import struct
+from binascii import crc32  # a Python may have been built without zlib
 
-from asyncpool._core.wire.heartbeat_records import BEATS_SIZE
+from asyncpool._core.base.records import Record
+from asyncpool._core.wire.messages import MAX_DETAILS
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -31,6 +38,17 @@ if TYPE_CHECKING:
 
         def __setitem__(self, where: slice, data: bytes, /) -> None: ...
 
+
+# Within this many seconds a worker sends only one HEARTBEAT frame, and after them the
+# pool reads the page again.
+BEAT_INTERVAL = 0.1
+
+_BEAT_SUM = struct.Struct("=I")
+_BEAT_HEAD = struct.Struct("=QQQdI")
+_BEAT_BEGIN = _BEAT_SUM.size + _BEAT_HEAD.size
+
+_BEAT_SIZE = _BEAT_BEGIN + MAX_DETAILS
+BEATS_SIZE = 2 * _BEAT_SIZE
 
 # A job and an attempt.
 BEGUN = struct.Struct("=QQ")
@@ -102,3 +120,64 @@ class PageLayout:
 
 def _in_whole_pages(size: int) -> int:
     return -(-size // 4096) * 4096
+
+
+# Heartbeats.
+
+
+class Beat(Record):
+    """One heartbeat.
+
+    Attributes:
+        number: Which heartbeat of its worker it is, from 1.
+        job: The job.
+        attempt: The attempt at it.
+        at: When it was, on the clock that all processes of a machine share.
+        details: What the job says about itself, pickled.
+    """
+
+    number: int
+    job: int
+    attempt: int
+    at: float
+    details: bytes
+
+    def pack(self) -> bytes:
+        """Return the record, or the payload of a ``BEAT`` frame."""
+        number, job, attempt, at, details = self
+        body = _BEAT_HEAD.pack(number, job, attempt, at, len(details)) + details
+        return _BEAT_SUM.pack(crc32(body)) + body
+
+
+def beat_offset(number: int) -> int:
+    """Return where in the memory for heartbeats the one with this *number* is written."""
+    return number % 2 * _BEAT_SIZE
+
+
+def unpack_beat(memory: Readable, start: int = 0) -> Beat | None:
+    """Return the heartbeat whose record begins at *start*; ``None`` if it is not whole."""
+    head = memory[start : start + _BEAT_BEGIN]
+    if len(head) < _BEAT_BEGIN:
+        return None
+    [checksum] = _BEAT_SUM.unpack_from(head)
+    *_, size = _BEAT_HEAD.unpack_from(head, _BEAT_SUM.size)
+    if size > MAX_DETAILS:
+        return None
+    # It is copied before the checksum, since it may change at any moment.
+    body = memory[start + _BEAT_SUM.size : start + _BEAT_BEGIN + size]
+    if len(body) < _BEAT_HEAD.size + size or crc32(body) != checksum:
+        return None
+    number, job, attempt, at, _ = _BEAT_HEAD.unpack_from(body)
+    return Beat(number, job, attempt, at, body[_BEAT_HEAD.size :])
+
+
+def has_beats(memory: Readable, start: int) -> bool:
+    """Tell whether there is a heartbeat in the memory that begins at *start*."""
+    first = start + beat_offset(1)
+    return any(memory[first : first + _BEAT_BEGIN])
+
+
+def read_beats(memory: Readable, start: int = 0) -> list[Beat]:
+    """Return the heartbeats in the memory that begins at *start*, the older one first."""
+    places = (start, start + _BEAT_SIZE)
+    return sorted(beat for place in places if (beat := unpack_beat(memory, place)))

@@ -23,8 +23,8 @@ from asyncpool._core.remote_wire.remote_messages import (
     pack_parts,
     split_parts,
 )
-from asyncpool._core.wire.context import with_trace
-from asyncpool._core.wire.heartbeat_records import Beat
+from asyncpool._core.wire.messages import with_trace
+from asyncpool._core.wire.page import Beat
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub
 from asyncpool._runtime.job.job import Chunk, Job, StreamJob
 from asyncpool._runtime.pool.engine import Engine

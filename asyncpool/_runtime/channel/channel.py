@@ -19,73 +19,23 @@ import sys
 import termios
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from asyncpool._core.wire.frames import Frame, FrameDecoder
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool.errors import ProtocolError
 
-# A frame that a peer has begun and does not finish.
-
 # Seconds that a peer may be silent in the middle of a frame.  A worker that has lost its
 # processor in the middle of a write goes on within a few seconds.
 SILENCE = 60.0
-
-
-class FrameWatch:
-    """Ends a channel whose peer has begun a frame and then sends nothing.
-
-    Otherwise what comes later would be taken for the rest of that frame, and a job whose
-    outcome is in there would hang.  The watch notices it after one to two times
-    :data:`SILENCE`.
-
-    Args:
-        loop: The loop of the channel.
-        read: Reads what has arrived, if the channel reads at all now, and returns how many
-            bytes are part of an unfinished frame.
-        end: Called with what is wrong.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        read: Callable[[], int],
-        end: Callable[[ProtocolError], None],
-    ) -> None:
-        self._read = read
-        self._end = end
-        self._alarm = Alarm(loop, self._ask)
-        self._silent = False
-
-    def go_on(self) -> None:
-        """Note that something has come, and that there is an unfinished frame now."""
-        self._silent = False
-        if not self._alarm.is_set:
-            self._alarm.set_in(SILENCE)
-
-    def stop(self) -> None:
-        """Watch no more."""
-        self._alarm.cancel()
-
-    def _ask(self, _: float) -> None:
-        was_silent, self._silent = self._silent, True
-        # This process may have been stopped itself, so what has arrived meanwhile counts.
-        pending = self._read()
-        if not pending:
-            return
-        if was_silent and self._silent:
-            text = f"it began a frame, sent {pending} bytes of it, and then nothing for"
-            self._end(ProtocolError(f"{text} {SILENCE:g} s"))
-        elif not self._alarm.is_set:
-            self._alarm.set_in(SILENCE)
-
 
 # Errors that mean no more than that the peer is gone.  The reader notices that too, after it
 # has read what is left.
 _PEER_IS_GONE = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN}
 
-# The channel copies frames up to this size together, for one system call: given one by one
-# to sendmsg(), they cost the kernel 1.7 us each.
-_SMALL = 65_536
+# The channel joins frames up to this size, for one system call: given one by one to sendmsg(),
+# they cost the kernel 1.7 us each.
+SMALL = 65_536
 
 # Seconds after which the channel sends a descriptor again that the kernel has refused since
 # too many are on their way.  The kernel counts those of all processes of a user.
@@ -120,6 +70,12 @@ class Channel:
         on_frames: Called with the frames of one read, in their order.
         on_end: Called once, when the peer is gone (``None``) or has broken the
             protocol (the error).  No frame comes after it.
+
+    Attributes:
+        small: The small frames that were put last, in pieces that are joined when they are sent.
+            Whoever puts one there adds its size to *put_bytes*.
+        put_bytes: How many bytes were put in all.
+        taken: How many of them the peer has taken.
     """
 
     def __init__(
@@ -145,31 +101,33 @@ class Channel:
         )
         self._on_frames = on_frames
         self._on_end = on_end
-        self._put = 0  # how many bytes were put in all
-        self._unsent: deque[bytes | bytearray | memoryview] = deque()
-        self._small = bytearray()  # small frames, which follow those in self._unsent
-        self._never_sent = 0
-        self._flushing = self._blocked = self._sending = False
+        # What takes a system call each, ahead of the small frames: some of those are joined.
+        self._queue: deque[Any] = deque()
+        self.small: list[bytes | memoryview] = []
+        self.put_bytes = self.taken = 0
+        self._flush_is_due = self._blocked = self._sending = False
         self._half_closed = False
-        self._ended = self._paused = self._catching_up = False
-        self._retry = Alarm(loop, self._send_again)
-        self._frame_watch = FrameWatch(loop, self._read_rest, self._end)
+        self._retry = Alarm(loop, lambda _: self.flush())
+        self._ended = self._paused = self._catching_up = self._silent = False
+        self._patience = Alarm(loop, self._look_for_rest)
         sock.setblocking(False)
-        loop.add_reader(self._fd, self._read_some)
+        loop.add_reader(self._fd, self.read)
 
     def allow(self, max_payload: int) -> None:
         """Let the frames from the peer carry *max_payload* bytes from now on."""
         self._decoder.max_payload = max_payload
 
+    # To the peer.
+
     @property
     def unsent(self) -> int:
         """How many bytes the peer has not taken, including those that it never will."""
-        return self._never_sent + len(self._small) + sum(map(len, self._unsent))
+        return self.put_bytes - self.taken
 
     @property
-    def taken(self) -> int:
-        """How many bytes the peer has taken, counted as :meth:`put` does."""
-        return self._put - self.unsent
+    def unsent_descriptors(self) -> int:
+        """How many descriptors the channel has not sent yet."""
+        return sum(isinstance(piece, _WithDescriptor) for piece in self._queue)
 
     def put(self, head: bytes, payload: bytes | memoryview = b"") -> int:
         """Put a frame behind the others; the next flush sends it.
@@ -177,19 +135,18 @@ class Channel:
         Returns:
             Where the frame ends, in bytes since the first one.
         """
-        self._small += head
-        if len(payload) <= _SMALL:
-            self._small += payload
+        size = len(payload)
+        added = len(head) + size
+        if size <= SMALL and type(payload) is not bytes:
+            payload = bytes(payload)
+        # Ctrl-C may have another frame put after any call, so from here on there is none.
+        if size <= SMALL:
+            self.small += (head, payload)
         else:
-            self._close_small()
-            self._unsent.append(payload)
-        self._put = end = self._put + len(head) + len(payload)
+            self._queue += ([*self.small, head], payload)
+            self.small = []
+        self.put_bytes = end = self.put_bytes + added
         return end
-
-    @property
-    def unsent_descriptors(self) -> int:
-        """How many descriptors the channel has not sent yet."""
-        return sum(isinstance(piece, _WithDescriptor) for piece in self._unsent)
 
     def put_descriptor(self, frame: bytes, fd: int, *, keep: bool = False) -> None:
         """Put a small frame behind the others, and a descriptor that travels with it.
@@ -199,28 +156,86 @@ class Channel:
         """
         piece = _WithDescriptor(frame)
         piece.fd, piece.owned = fd, not keep
-        self._close_small()
-        self._unsent.append(piece)
-        self._put += len(frame)
+        size = len(frame)
+        self._queue += (self.small, piece) if self.small else (piece,)
+        self.small = []
+        self.put_bytes += size
 
     def flush_soon(self) -> None:
         """Flush in the next turn of the loop, together with what is put until then."""
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush_now)
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Send what was put; what the socket does not take now goes out later.
 
         If the peer is gone, ``on_end`` reports it, and this method does not.
         """
-        if self._ended or self._blocked:
+        self._flush_is_due = False
+        queue = self._queue
+        if self._ended or self._blocked or not (queue or self.small):
             return
         if self._sending:  # this call interrupts a send: Ctrl-C has cancelled a job
             self.flush_soon()
-        elif self._send_some():
+            return
+        self._sending = True
+        try:
+            piece: Any
+            if queue:
+                piece = queue.popleft()
+            else:
+                piece, self.small = self.small, []
+            if type(piece) is list:
+                piece = b"".join(piece)
+            try:
+                if type(piece) is _WithDescriptor:
+                    sent = self._send_descriptor(piece)
+                else:
+                    sent = self._socket.send(piece)
+            except OSError as error:
+                queue.appendleft(piece)
+                if not self._is_blocked_by(error):
+                    return
+            else:
+                self.taken += sent
+                # Nearly always all of it is sent now.
+                if self.taken != self.put_bytes and sent < len(piece):
+                    queue.appendleft(memoryview(piece)[sent:])
+        finally:
+            self._sending = False
+        if queue or self.small:
             self._blocked = True
-            self._loop.add_writer(self._fd, self._write_some)
+            self._loop.add_writer(self._fd, self._send_more)
+        elif self._half_closed:
+            self.half_close()
+
+    def _send_descriptor(self, piece: _WithDescriptor) -> int:
+        # The kernel sends the descriptor with the first byte: if it took any, it took both.
+        sent = socket.send_fds(self._socket, [piece], [piece.fd])
+        if piece.owned:
+            os.close(piece.fd)
+        return sent
+
+    def _is_blocked_by(self, error: OSError) -> bool:
+        """Tell whether the loop says when the socket takes more, after this error."""
+        if isinstance(error, BlockingIOError | InterruptedError):
+            return True
+        if error.errno == errno.ETOOMANYREFS:
+            if not self._retry.is_set:
+                self._retry.set_in(_TOO_MANY_PAUSE)
+            return False
+        self._give_up_sending()
+        if error.errno not in _PEER_IS_GONE:
+            trouble = ProtocolError(f"nothing can be sent to it: {error}")
+            self._loop.call_soon(self._end, trouble)
+        return False
+
+    def _send_more(self) -> None:
+        self._blocked = False
+        self.flush()
+        if not self._blocked:
+            self._loop.remove_writer(self._fd)
 
     def half_close(self) -> None:
         """Tell the peer, once all is sent, that nothing more comes."""
@@ -229,14 +244,93 @@ class Channel:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
-    def read(self) -> None:
-        """Read what has arrived, but no more than one turn of the loop may take."""
+    def _give_up_sending(self) -> None:
+        for piece in self._queue:
+            if isinstance(piece, _WithDescriptor) and piece.owned:
+                os.close(piece.fd)
+        self._queue.clear()
+        self.small.clear()
+
+    # From the peer.
+
+    def read(self) -> int:
+        """Read what has arrived, but no more than one turn of the loop may take.
+
+        Returns:
+            How many bytes came; 0 if the peer is gone or has erred.
+        """
+        if self._ended:
+            return 0
+        decoder, size = self._decoder, 0
+        frames: list[Frame] | None
+        target = decoder.target
+        try:
+            if decoder.more:  # what came in an earlier read
+                frames = decoder.feed(b"")
+            elif target is None:
+                size = self._socket.recv_into(self._buffer)
+                frames = decoder.feed(self._buffer[:size]) if size else None
+            else:
+                size = self._socket.recv_into(target, min(READ_SIZE, len(target)))
+                frames = decoder.fill(size) if size else None
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            frames = None
+        except ProtocolError as error:
+            self._end(error)
+            return 0
+        if frames is None:
+            self._end(None)
+            return 0
+        if frames:
+            self._on_frames(frames)
+        if decoder.rest or decoder.target is not None or decoder.error is not None:
+            self._see_to_rest()
+        return size if decoder.error is None else 0
+
+    def _see_to_rest(self) -> None:
+        """See to what has come and is no frame yet, no frame at all, or too much for this turn."""
         if self._ended:
             return
-        if self._decoder.more:
-            self._pass_on_more()
+        if self._decoder.error is not None:
+            self._end(self._decoder.error)
+            return
+        if self._decoder.more and not self._catching_up:
+            self._loop.remove_reader(self._fd)
+            self._catch_up_soon()
+        self._silent = False
+        if not self._patience.is_set:
+            self._patience.set_in(SILENCE)
+
+    def _catch_up_soon(self) -> None:
+        self._catching_up = True
+        self._loop.call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        self._catching_up = False
+        if self._decoder.more and not self._paused:
+            self.read()
+        if not (self._ended or self._paused or self._catching_up):
+            self._loop.add_reader(self._fd, self.read)
+
+    def _look_for_rest(self, _: float) -> None:
+        """End a channel whose peer has begun a frame and then sends nothing.
+
+        Otherwise what comes later would be taken for the rest of that frame, and a job whose
+        outcome is in there would hang.  This notices it after one to two times :data:`SILENCE`.
+        """
+        was_silent, self._silent = self._silent, True
+        if self._paused or self._catching_up:
+            self._see_to_rest()  # it is not the peer that keeps the rest back
         else:
-            self._read_some()
+            self.read()  # this process may have been stopped itself: what has arrived counts
+        pending = 0 if self._ended else self._decoder.pending
+        if pending and was_silent and self._silent:
+            text = f"it began a frame, sent {pending} bytes of it, and then nothing for"
+            self._end(ProtocolError(f"{text} {SILENCE:g} s"))
+        elif pending and not self._patience.is_set:
+            self._patience.set_in(SILENCE)
 
     def pause(self) -> None:
         """Stop reading until :meth:`resume`, so that the peer has to wait."""
@@ -252,16 +346,7 @@ class Channel:
         if self._decoder.more:
             self._catch_up_soon()
         else:
-            self._loop.add_reader(self._fd, self._read_some)
-
-    def ignore(self) -> None:
-        """Read nothing more, and pass on nothing more; the peer is not trusted any longer."""
-        if self._ended:
-            return  # another channel may have the number of this one's descriptor by now
-        self._ended = True
-        self._frame_watch.stop()
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
+            self._loop.add_reader(self._fd, self.read)
 
     def drain(self) -> None:
         """Read all that has arrived, when the peer has stopped writing.
@@ -271,11 +356,26 @@ class Channel:
         """
         self._pass_on_all()
         left = 0 if self._ended else _unread(self._socket)
-        while left > 0 and not self._ended and (size := self._read_some()):
+        while left > 0 and (size := self.read()):
             left -= size
             self._pass_on_all()
         self.read()  # this also finds the end, if there is nothing else
         self._pass_on_all()
+
+    def _pass_on_all(self) -> None:
+        while self._decoder.more and not self._ended:
+            self.read()
+
+    # Its end.
+
+    def ignore(self) -> None:
+        """Read nothing more, and pass on nothing more; the peer is not trusted any longer."""
+        if self._ended:
+            return  # another channel may have the number of this one's descriptor by now
+        self._ended = True
+        self._patience.cancel()
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
 
     def close(self) -> None:
         """Close the socket; no callback comes after this."""
@@ -284,166 +384,10 @@ class Channel:
         self._retry.cancel()
         self._socket.close()
 
-    def _read_some(self) -> int:
-        """Read once; return how many bytes came, or 0 if the peer is gone or has erred."""
-        decoder = self._decoder
-        target = decoder.target
-        try:
-            if target is None:
-                size = self._socket.recv_into(self._buffer)
-            else:
-                size = self._socket.recv_into(target, min(READ_SIZE, len(target)))
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError:
-            size = 0
-        if not size:
-            self._end(None)
-            return 0
-        try:
-            if target is None:
-                frames = decoder.feed(self._buffer[:size])
-            else:
-                frames = decoder.fill(size)
-        except ProtocolError as error:
-            self._end(error)
-            return 0
-        self._pass_on(frames)
-        return size if decoder.error is None else 0
-
-    def _pass_on(self, frames: list[Frame]) -> None:
-        decoder = self._decoder
-        if frames:
-            self._on_frames(frames)
-        if decoder.error is not None:
-            self._end(decoder.error)
-        elif decoder.rest or decoder.target is not None:
-            self._wait_for_rest()
-
-    # What has arrived, and is no frame yet, or one too many for this turn.
-
-    def _wait_for_rest(self) -> None:
-        if self._ended:
-            return
-        if self._decoder.more and not self._catching_up:
-            self._loop.remove_reader(self._fd)
-            self._catch_up_soon()
-        self._frame_watch.go_on()
-
-    def _catch_up_soon(self) -> None:
-        self._catching_up = True
-        self._loop.call_soon(self._catch_up)
-
-    def _catch_up(self) -> None:
-        self._catching_up = False
-        if not (self._ended or self._paused):
-            self._pass_on_more()
-            self._read_on()
-
-    def _read_on(self) -> None:
-        if not (self._ended or self._paused or self._catching_up):
-            self._loop.add_reader(self._fd, self._read_some)
-
-    def _pass_on_more(self) -> None:
-        """Pass on what came in an earlier read, but no more than one turn may take."""
-        if not self._decoder.more:
-            return
-        try:
-            frames = self._decoder.feed(b"")
-        except ProtocolError as error:
-            self._end(error)
-            return
-        self._pass_on(frames)
-
-    def _pass_on_all(self) -> None:
-        while self._decoder.more and not self._ended:
-            self._pass_on_more()
-
-    def _read_rest(self) -> int:
-        """Read for the watch; return how many bytes are of a frame that is not whole."""
-        if self._paused or self._catching_up:
-            self._frame_watch.go_on()  # it is not the peer that keeps the rest back
-        else:
-            self.read()
-        return 0 if self._ended else self._decoder.pending
-
     def _end(self, error: ProtocolError | None) -> None:
-        if self._ended:
-            return
-        self.ignore()
-        self._on_end(error)
-
-    def _give_up_sending(self) -> None:
-        self._never_sent = self.unsent
-        for piece in self._unsent:
-            if isinstance(piece, _WithDescriptor) and piece.owned:
-                os.close(piece.fd)
-        self._unsent.clear()
-        self._small.clear()
-
-    def _close_small(self) -> None:
-        """Close the run of small frames, so that what follows takes a system call of its own."""
-        if self._small:
-            self._unsent.append(self._small)
-            self._small = bytearray()
-
-    def _flush_now(self) -> None:
-        self._flushing = False
-        self.flush()
-
-    def _write_some(self) -> None:
-        if not self._send_some():
-            self._blocked = False
-            self._loop.remove_writer(self._fd)
-
-    def _send_some(self) -> bool:
-        """Send once; return whether there is more to send."""
-        self._sending = True
-        try:
-            return self._send_first()
-        finally:
-            self._sending = False
-
-    def _send_first(self) -> bool:
-        unsent = self._unsent
-        self._close_small()
-        if not unsent:
-            return False
-        try:
-            sent = self._send(unsent[0])
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError as error:
-            if error.errno == errno.ETOOMANYREFS:
-                if not self._retry.is_set:
-                    self._retry.set_in(_TOO_MANY_PAUSE)
-                return False
-            self._give_up_sending()
-            if error.errno not in _PEER_IS_GONE:
-                trouble = ProtocolError(f"nothing can be sent to it: {error}")
-                self._loop.call_soon(self._end, trouble)
-            return False
-        if sent < len(unsent[0]):
-            unsent[0] = memoryview(unsent[0])[sent:]
-        else:
-            unsent.popleft()
-        if unsent:
-            return True
-        if self._half_closed:
-            self.half_close()
-        return False
-
-    def _send_again(self, _: float) -> None:
-        self.flush()
-
-    def _send(self, data: bytes | bytearray | memoryview) -> int:
-        if not isinstance(data, _WithDescriptor):
-            return self._socket.send(data)
-        # The kernel sends the descriptor with the first byte: if it took any, it took both.
-        sent = socket.send_fds(self._socket, [data], [data.fd])
-        if data.owned:
-            os.close(data.fd)
-        return sent
+        if not self._ended:
+            self.ignore()
+            self._on_end(error)
 
 
 def _unread(sock: socket.socket) -> int:

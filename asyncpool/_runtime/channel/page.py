@@ -10,20 +10,22 @@ import os
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.logs import pool_messages as say
 from asyncpool._core.map.chunks import ask_to_stop, copy_log, read_log
 from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._core.wire.heartbeat_records import Beat, has_any, read
 from asyncpool._core.wire.page import (
     BEGUN,
     LANE_OUTCOME_SIZE,
     LANE_STACK_SIZE,
     NOTED,
     STACKS_SIZE,
+    Beat,
     PageLayout,
+    has_beats,
+    read_beats,
 )
 from asyncpool._core.wire.stacks import tidy
 from asyncpool._runtime.base.arguments import is_refusal, tell_once
@@ -36,15 +38,6 @@ from asyncpool._runtime.base.arguments import is_refusal, tell_once
 
 # On Linux, files in this folder are memory.
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - the file has no name
-
-
-class PageMemory(Protocol):
-    """Shared memory; its slices name both a beginning and an end."""
-
-    def __getitem__(self, where: slice, /) -> bytes: ...
-    def __setitem__(self, where: slice, data: bytes, /) -> None: ...
-    def close(self) -> None:
-        """Release it."""
 
 
 def make_memory(size: int) -> tuple[int, PageMemory]:
@@ -82,6 +75,10 @@ class _File:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+# Its slices name both a beginning and an end.
+PageMemory: TypeAlias = mmap.mmap | _File
 
 
 def _sealed_file(size: int) -> int | None:
@@ -197,10 +194,10 @@ class WorkerPage:
     @_or_else(list)
     def beats(self) -> list[Beat]:
         """Return the newest heartbeats of its jobs: two for each lane, the older one first."""
-        found: list[Beat] = []
-        for lane in range(self._layout.width):
-            found += self._beats(self._layout.beats(lane))
-        return found
+        lanes = range(self._layout.width)
+        return [
+            beat for lane in lanes for beat in self._beats(self._layout.beats(lane))
+        ]
 
     @_or_else(partial(read_log, b""))  # so that no item is begun a second time
     def log(self, job: int, attempt: int) -> list[Any] | None:
@@ -275,10 +272,10 @@ class WorkerPage:
         return self._memory[self._layout.stacks : self._layout.size]
 
     def _beats(self, start: int) -> list[Beat]:
-        if self._memory is None or not has_any(self._memory, start):
+        if self._memory is None or not has_beats(self._memory, start):
             return []
         for _ in range(_LOOKS):
-            if found := read(self._memory, start):
+            if found := read_beats(self._memory, start):
                 return found
         return []
 

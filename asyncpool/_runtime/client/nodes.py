@@ -22,7 +22,7 @@ from asyncpool._core.remote_wire.remote_messages import (
     pack_parts,
     unpack_numbers,
 )
-from asyncpool._core.wire.heartbeat_records import Beat
+from asyncpool._core.wire.page import Beat
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.client.job_ends import frame_of
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob

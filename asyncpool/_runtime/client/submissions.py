@@ -50,7 +50,9 @@ class Submissions:
         self._client = client
         self._functions, self._max_queued = functions, max_queued
         self._loop = asyncio.get_running_loop()
-        self._packer = Packer(client.threads, self, ahead=_PACKED_AHEAD)
+        self._packer = Packer(
+            client.threads, self.packed, self.refused, ahead=_PACKED_AHEAD
+        )
         self.stored: StoredArguments | None = None
 
     def are_stored(self, items: list[Any], *, star: bool) -> bool:

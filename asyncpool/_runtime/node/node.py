@@ -21,7 +21,7 @@ from asyncpool._core.remote_wire.clock_bounds import ClockBounds
 from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD, Batch, ReliableLink
 from asyncpool._core.remote_wire.remote_messages import Kind, Message, pack_head
 from asyncpool._core.remote_wire.trace_headers import pack_headers
-from asyncpool._core.wire.context import JobContext
+from asyncpool._core.wire.messages import JobContext
 from asyncpool._runtime.base.pool_hub import Attempt
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.remote.begun_page import open_page

@@ -3,7 +3,7 @@
 The arguments of a large job are pickled before the job comes into the queue.  That is done
 for a few jobs ahead only, since a pickle takes the memory of its objects a second time.  A
 large result is unpickled after its job has left the worker, which has other jobs by then.
-``large_buffers.py`` moves the pickles into the worker and out of it.
+``channel/outbox.py`` moves the pickles into the worker and out of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asyncpool._core.pickling.calls import describe
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
@@ -42,7 +42,7 @@ class LargeObjects:
         self._max_payload = engine.config.worker.max_payload
         self._sizing = engine.core.exits.sizing
         ahead = engine.config.workers[1] + 1
-        self._packer = Packer(engine.threads, self, ahead=ahead)
+        self._packer = Packer(engine.threads, self.packed, self.refused, ahead=ahead)
         self._unpacker = Unpacker(engine.threads, self.unpacked)
 
     # To the queue.
@@ -145,36 +145,26 @@ class LargeObjects:
             core.outcome_unpacked(job.id, now)
 
 
-class PackedJobs(Protocol):
-    """Hears of the calls that were pickled; it is :class:`LargeObjects`."""
-
-    def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
-        """Take the pickled call of a job."""
-        ...
-
-    def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
-        """Take the error of a job whose call cannot be pickled."""
-        ...
-
-
 class Packer:
     """Pickles the arguments of jobs, in their order.
 
     Args:
         threads: Do the pickling.
-        jobs: Hears of each pickled call.
+        packed: Called with each job whose call was pickled, and with that.
+        refused: Called with each job whose call cannot be pickled, and with the error.
         ahead: How many jobs without a worker may be pickled, or in pickling, at once.
     """
 
     def __init__(
         self,
         threads: Threads,
-        jobs: PackedJobs,
+        packed: Callable[[Job[Any], bytes | OutOfBandPickle], object],
+        refused: Callable[[Job[Any], JobNotPicklableError], object],
         *,
         ahead: int,
     ) -> None:
         self._threads = threads
-        self._jobs = jobs
+        self._packed, self._refused = packed, refused
         self._most_ahead = ahead
         self._calls: deque[tuple[Job[Any], Call]] = deque()
         self._ahead: list[Job[Any]] = []
@@ -206,11 +196,11 @@ class Packer:
                 payload = packed.result()
                 if isinstance(payload, OutOfBandPickle):
                     self._ahead.append(job)
-                self._jobs.packed(job, payload)
-            elif isinstance(error, JobNotPicklableError):
-                self._jobs.refused(job, error)
+                self._packed(job, payload)
             else:
-                self._jobs.refused(job, unpicklable(error))
+                if not isinstance(error, JobNotPicklableError):
+                    error = unpicklable(error)
+                self._refused(job, error)
         self.go_on()
 
 
@@ -226,9 +216,7 @@ class Unpacker:
     """
 
     def __init__(
-        self,
-        threads: Threads,
-        unpacked: Callable[[Job[Any], Any], None],
+        self, threads: Threads, unpacked: Callable[[Job[Any], Any], None]
     ) -> None:
         self._threads = threads
         self._unpacked = unpacked

@@ -19,8 +19,8 @@ from asyncpool._core.figures.function_figures import FunctionTotals
 from asyncpool._core.policies.attempts import begun_attempts, costs_attempt
 from asyncpool._core.policies.job_options import Keeper
 from asyncpool._core.slots.slots import Slot
-from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame
+from asyncpool._core.wire.messages import with_details
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub
 from asyncpool._runtime.job.job import Chunk, Job, StreamJob, claim
 from asyncpool._runtime.job.lease_renewals import Holder

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from asyncpool._core.base.deadlines import LATE, Deadlines, PingLedger
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat, unpack
+from asyncpool._core.wire.page import BEAT_INTERVAL, Beat, unpack_beat
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.job.job import Chunk, Job, StreamJob
 from asyncpool._runtime.pool.registry import expire
@@ -57,7 +57,7 @@ class Heartbeats:
         if alarm is None:
             alarm = Alarm(self._engine.loop, partial(self._look_again, handle))
             self._alarms[handle] = alarm
-        alarm.set_in(INTERVAL)
+        alarm.set_in(BEAT_INTERVAL)
 
     def look(self, handle: WorkerHandle) -> None:
         """Read the heartbeats on the page of a worker, which may be dead."""
@@ -70,7 +70,7 @@ class Heartbeats:
         Raises:
             ProtocolError: If it cannot be read, or the worker does not have that job.
         """
-        beat = unpack(bytes(frame.payload))
+        beat = unpack_beat(bytes(frame.payload))
         if beat is None:
             raise ProtocolError("a heartbeat cannot be read")
         job = self._engine.registry.jobs.get(

@@ -13,19 +13,18 @@ from collections.abc import Callable
 
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, lay_out
 from asyncpool._core.remote.lent_parts import LentParts
-from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.channel.segments import Segment, Segments, Use
+from asyncpool._runtime.channel.segments import Segment, SegmentOwner, Segments, Use
 
 # The most bytes that one end of a connection lends the other, and the bound that it expects.
 MOST_LENT = 1 << 30
 
-# As in channel/large_buffers.py: the loop's thread copies so much itself.
+# As in channel/outbox.py: the loop's thread copies so much itself.
 _AT_ONCE = 1 << 20
 
 
-class LentMemory:
+class LentMemory(SegmentOwner):
     """What this end has lent.
 
     Args:
@@ -40,8 +39,7 @@ class LentMemory:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, threads: Threads, channel: Channel
     ) -> None:
-        self.closed = False
-        self._threads, self._channel = threads, channel
+        self._threads, self.channel = threads, channel
         self._segments = Segments(loop, MOST_LENT, threads)
 
     def lend_at_once(self, pickled: OutOfBandPickle) -> bytes | None:
@@ -56,7 +54,7 @@ class LentMemory:
         segment = self._segments.take(self, size)
         if segment is None:
             return None
-        _fill(segment, pickled)
+        segment.fill(pickled)
         return _named(segment, pickled)
 
     async def lend(
@@ -74,7 +72,7 @@ class LentMemory:
         if segment is None:
             return None
         # If this is cancelled here, the thread writes on, so the segment stays its own.
-        await self._threads.copy(_fill, segment, pickled)
+        await self._threads.copy(segment.fill, pickled)
         if self.closed:
             return None
         if not wanted():
@@ -98,27 +96,10 @@ class LentMemory:
         """
         self._segments.forget(self._segments.find(self, number, Use.WORKER))
 
-    def announce(self, segment: Segment, fd: int) -> None:
-        """Send the descriptor of a new segment."""
-        size = segment.memory.size
-        head = header(FrameKind.SEGMENT, 0, size, tag=segment.number)
-        self._channel.put_descriptor(head, fd)
-        self._channel.flush()
-
-    def drop(self, number: int) -> None:
-        """Tell the other end to forget a segment."""
-        if not self.closed:
-            self._channel.put(header(FrameKind.DROP, 0, tag=number))
-            self._channel.flush_soon()
-
     def close(self) -> None:
         """Lend nothing more."""
         self.closed = True
         self._segments.close()
-
-
-def _fill(segment: Segment, pickled: OutOfBandPickle) -> None:
-    segment.fill(lay_out(pickled.sizes)[0], pickled.areas)
 
 
 def _named(segment: Segment, pickled: OutOfBandPickle) -> bytes:

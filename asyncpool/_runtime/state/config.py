@@ -18,12 +18,12 @@ from asyncpool._runtime.options.worker_options import WorkerOptions
 from asyncpool._runtime.preparation.handover import Handover, packed_hook
 from asyncpool._runtime.preparation.propagation import Propagation
 from asyncpool._runtime.preparation.script import main_script
-from asyncpool._runtime.worker.serving import Serving
 
 if TYPE_CHECKING:  # few pools have a codec or a sandbox
     from asyncpool._core.codec.data_only import DataOnly
     from asyncpool._runtime.pool.engine import Engine
     from asyncpool._runtime.sandbox.confinement import Confinement
+    from asyncpool._runtime.worker.handle import Serving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,12 +24,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
-
-import anyio
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from asyncpool._core.base.text import printable, printable_lines
-from asyncpool._core.policies.worker_env import WorkerEnv
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import (
     MAX_REASON,
@@ -40,7 +37,6 @@ from asyncpool._core.wire.messages import (
     unpack_numbers,
 )
 from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.channel.large_buffers import LargeBuffers
 from asyncpool._runtime.channel.outbox import Outbox
 from asyncpool._runtime.channel.page import WorkerPage
 from asyncpool._runtime.launcher.launcher_process import LaunchError, Process
@@ -53,72 +49,12 @@ from asyncpool.errors import ProtocolError
 if TYPE_CHECKING:
     from asyncpool._runtime.pool.engine import Engine
     from asyncpool._runtime.sandbox.places import Place
-    from asyncpool._runtime.worker.serving import ServingLink
-
-# The environment variables of a worker that is started now.
-
-
-def environment_of(
-    worker_env: WorkerEnv | None, rank: int, *, forked: bool
-) -> Variables:
-    """Return the variables that the worker with this *rank* alone has.
-
-    Raises:
-        LaunchError: If the user's function fails, or returns what cannot be had.
-    """
-    if worker_env is None:
-        return ()
-    try:
-        return worker_env.of(rank, forked=forked)
-    except Exception as error:
-        text = str(error)
-        if not text.startswith("worker_env("):
-            text = f"worker_env({rank}) raised {type(error).__name__}: {text}"
-        failure = LaunchError(text)
-        failure.trace = traceback.format_exc()
-        raise failure from error
-
-
-# What workers are to :mod:`multiprocessing`: children of this process.
 
 # Processes that have this key let each other in, so workers in a sandbox have another one.
 _OTHER_KEY = os.urandom(32)
 
 # A worker does not know that of a library which it has not imported, such as loky.
 _START_METHODS = {"fork", "forkserver", "spawn"}
-
-
-def identity_of(
-    pool: str, slot: int, rank: int = 0, environment: Variables = ()
-) -> Identity:
-    """Return the identity of a worker that is started now; see :class:`Identity`.
-
-    Its key must not be on a command line or in an environment, where others could see it.
-    """
-    this = multiprocessing.current_process()
-    arguments: list[object] = [*sys.argv]
-    method: str | None = multiprocessing.get_start_method(allow_none=True)
-    return Identity(
-        name=f"{pool}-worker-{slot}",
-        number=slot + 1,
-        parent=(os.getpid(), this.name),
-        authkey=bytes(this.authkey),
-        start_method=method if method in _START_METHODS else None,
-        argv=tuple(text for text in arguments if isinstance(text, str)),
-        rank=rank,
-        environment=environment,
-    )
-
-
-def confined(identity: Identity, place: Place) -> Identity:
-    """Return the identity of a worker in a sandbox, which is told nothing of the service."""
-    return identity._replace(
-        authkey=_OTHER_KEY,
-        argv=("",),
-        folder=place.folder,
-        cgroup="" if place.cgroup is None else str(place.cgroup.folder),
-    )
-
 
 # Seconds that a process has to end by itself after its channel has ended.
 _EXIT_GRACE = 1.0
@@ -132,6 +68,71 @@ _ANSWERS = frozenset(
 
 # How many cancelled jobs of a worker the log can name.
 _CANCELLED_KEPT = 64
+
+
+# A member of an enum costs 60 ns each time that it is looked up there.
+_VALUE, _ERROR = FrameKind.VALUE, FrameKind.ERROR
+
+
+class ServingLink(Protocol):
+    """Reads and writes the job channel of a worker that serves."""
+
+    def on_frames(self, frames: list[Frame]) -> None:
+        """Take the frames that the worker has sent.
+
+        Raises:
+            ProtocolError: If a frame breaks the protocol.
+        """
+        ...
+
+    def shut(self) -> None:
+        """Send nothing more: the worker leaves, or is gone."""
+        ...
+
+
+class Serving(Protocol):
+    """What workers do instead of jobs, if they serve; hears when they come and go.
+
+    The pool knows no more about a cluster, which hands this to the supervisor.
+    """
+
+    def config(self, handle: WorkerHandle) -> bytes:
+        """Return the configuration of a worker that is being started, packed."""
+        ...
+
+    def open_link(
+        self,
+        handle: WorkerHandle,
+        sock: socket.socket,
+        make_channel: Callable[[socket.socket], Channel],
+    ) -> ServingLink:
+        """Return the link of a worker that is being started.
+
+        Args:
+            handle: The worker.
+            sock: The pool's end of the job channel; the link may wrap it in another socket.
+            make_channel: Makes a channel of a socket; the handle closes it.
+
+        Raises:
+            OSError: If this process lacks the means.
+        """
+        ...
+
+    def ready(self, handle: WorkerHandle) -> None:
+        """Note that a worker is ready."""
+        ...
+
+    def ended(self, handle: WorkerHandle) -> bool:
+        """Note that a worker is dead; return whether it has served anybody."""
+        ...
+
+    def stop(self) -> None:
+        """Accept no more connections: the end has begun."""
+        ...
+
+    def close(self) -> None:
+        """Close everything; there are no workers any more."""
+        ...
 
 
 class CancelledJob(NamedTuple):
@@ -149,11 +150,10 @@ class WorkerHandle:
         slot: The slot.
         generation: Which worker of the slot it is, counting from 1.
         rank: The number by which its jobs know it; see ``_core/slots/lifecycle.py``.
-        environment: The environment variables that it alone has.
         process: Its process; ``None`` until there is one.
+        pid: The pid of its process; ``None`` until there is one.
         page: The worker page: what the worker has noted.
-        large_buffers: Moves large objects through shared memory.
-        outbox: Puts jobs on the job channel.
+        outbox: Puts jobs on the job channel, and moves large objects through shared memory.
         jobs: The job channel; ``None`` until it is open.
         control: The control channel; ``None`` until it is open.
         link: Reads and writes in place of the job channel if the worker serves.
@@ -185,8 +185,8 @@ class WorkerHandle:
         self.slot = slot
         self.generation = generation
         self.rank = rank
-        self.environment: Variables = ()
         self.process: Process | None = None
+        self.pid: int | None = None
         self.status: int | None = None
         self.detail = self.traceback = self.silence = self.late_stacks = ""
         self.broke_protocol = self.final = False
@@ -197,14 +197,7 @@ class WorkerHandle:
         self.began_at = self._heard_at = loop.time()
         self.started_at = self.since = monotonic()
         self.page = WorkerPage(self._config.worker.concurrency)
-        self.large_buffers = LargeBuffers(
-            spawn=supervisor.tasks.create_task,
-            segments=supervisor.segments,
-            threads=supervisor.threads,
-            max_payload=self._config.worker.max_payload,
-            untrusted=self._config.untrusted,
-        )
-        self.outbox = Outbox(self.large_buffers)
+        self.outbox = Outbox(supervisor)
         self.jobs: Channel | None = None
         self.control: Channel | None = None
         self.link: ServingLink | None = None
@@ -221,7 +214,7 @@ class WorkerHandle:
         self.ignored = False
         self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
         self._wanted: signal.Signals | None = None
-        self._launching: anyio.CancelScope | None = None
+        self._launching: asyncio.Timeout | None = None
 
     async def run(self) -> None:
         """Start the worker; return when it has ended and all that it sent has been read.
@@ -235,22 +228,16 @@ class WorkerHandle:
         """
         try:
             await self._start()
-            async with anyio.create_task_group() as watchers:
-                whose = (
-                    f"of worker {self.pid} in slot {self.slot} of {self._config.name}"
+            whose = f"of worker {self.pid} in slot {self.slot} of {self._config.name}"
+            async with asyncio.TaskGroup() as watchers:
+                watchers.create_task(self._watch_exit(), name=f"asyncpool end {whose}")
+                watchers.create_task(
+                    self._watch_errors(), name=f"asyncpool errors {whose}"
                 )
-                end, trouble = f"asyncpool end {whose}", f"asyncpool errors {whose}"
-                watchers.start_soon(self._watch_exit, name=end)
-                watchers.start_soon(self._watch_errors, name=trouble)
         finally:
             self.close()
 
     # What the pool does with it.
-
-    @property
-    def pid(self) -> int | None:
-        """The pid of its process."""
-        return self.process.pid if self.process is not None else None
 
     @property
     def stderr_tail(self) -> tuple[str, ...]:
@@ -310,25 +297,23 @@ class WorkerHandle:
 
     def stop(self) -> None:
         """Tell it that no more jobs will come."""
-        self.ignored = True
-        self._shut_link()
+        self._ignore()
         if self.jobs is not None:
             self.jobs.half_close()
 
     def terminate(self) -> None:
         """Send it SIGTERM."""
-        self.ignored = True
-        self._shut_link()
+        self._ignore()
         self._signal(signal.SIGTERM)
 
     def kill(self, reason: str = "") -> None:
         """Send it SIGKILL; the launcher kills all processes that it has started."""
         self.detail = self.detail or reason
-        self.ignored = self.killed = True
-        self._shut_link()
+        self.killed = True
+        self._ignore()
         self._signal(signal.SIGKILL)
-        if self.process is None and self._launching is not None:
-            self._launching.cancel()
+        if self._launching is not None and not self._launching.expired():
+            self._launching.reschedule(self._loop.time())  # ends the wait
 
     def abandon(self) -> None:
         """Stop waiting for the end of its process."""
@@ -338,7 +323,7 @@ class WorkerHandle:
     def close(self) -> None:
         """Kill it if it still runs, and close everything but the page."""
         self.ignored = True
-        self.large_buffers.close()
+        self.outbox.close()
         if self.process is not None:
             self.process.signal(signal.SIGKILL)
             self.process.close()
@@ -359,8 +344,12 @@ class WorkerHandle:
         if self.stderr is not None:
             self.stderr.release_report()
 
+    def _ignore(self) -> None:
+        """Heed its requests and answers no more; send nothing more to it if it serves."""
+        self.ignored = True
+        self._shut_link()
+
     def _shut_link(self) -> None:
-        """Send nothing more to a worker that serves."""
         if self.link is not None:
             self.link.shut()
 
@@ -374,18 +363,21 @@ class WorkerHandle:
     # Its start.
 
     async def _start(self) -> None:
-        config = self._config
-        self.environment = environment_of(
-            config.worker_env, self.rank, forked=config.fork
-        )
-        self._launching = anyio.CancelScope()
-        if self.killed:
-            self._launching.cancel()
-        with contextlib.ExitStack() as theirs, self._launching:
-            fds = self._open(theirs)
-            self.process = await self._pool.launcher.launch(fds, self.environment)
-        if self.process is None:
-            raise LaunchError("the launcher did not answer within start_timeout")
+        variables = self._environment()
+        with contextlib.ExitStack() as theirs:
+            fds = self._open(theirs, variables)
+            delay = 0 if self.killed else None
+            try:
+                async with asyncio.timeout(delay) as self._launching:
+                    self.process = await self._pool.launcher.launch(fds, variables)
+            except TimeoutError:
+                if self._launching is None or not self._launching.expired():
+                    raise
+                text = "the launcher did not answer within start_timeout"
+                raise LaunchError(text) from None
+            finally:
+                self._launching = None
+        self.pid = self.process.pid
         self._label_output()
         if self._wanted is not None:  # the signal was asked for while it was starting
             self.process.signal(self._wanted)
@@ -393,7 +385,56 @@ class WorkerHandle:
         if self.said_hello:
             self._pool.on_ready(self)
 
-    def _open(self, theirs: contextlib.ExitStack) -> list[int]:
+    def _environment(self) -> Variables:
+        """Return the environment variables that it alone has.
+
+        Raises:
+            LaunchError: If the user's function fails, or returns what cannot be had.
+        """
+        worker_env = self._config.worker_env
+        if worker_env is None:
+            return ()
+        try:
+            return worker_env.of(self.rank, forked=self._config.fork)
+        except Exception as error:
+            text = str(error)
+            if not text.startswith("worker_env("):
+                kind = type(error).__name__
+                text = f"worker_env({self.rank}) raised {kind}: {text}"
+            failure = LaunchError(text)
+            failure.trace = traceback.format_exc()
+            raise failure from error
+
+    def _identity(self, variables: Variables) -> Identity:
+        """Return what it is to :mod:`multiprocessing`: a child of this process.
+
+        Its key must not be on a command line or in an environment, where others could see it.
+        """
+        this = multiprocessing.current_process()
+        arguments: list[object] = [*sys.argv]
+        method: str | None = multiprocessing.get_start_method(allow_none=True)
+        identity = Identity(
+            name=f"{self._config.name}-worker-{self.slot}",
+            number=self.slot + 1,
+            parent=(os.getpid(), this.name),
+            authkey=bytes(this.authkey),
+            start_method=method if method in _START_METHODS else None,
+            argv=tuple(text for text in arguments if isinstance(text, str)),
+            rank=self.rank,
+            environment=variables,
+        )
+        if self._place is None:
+            return identity
+        # In a sandbox it is told nothing of the service.
+        cgroup = self._place.cgroup
+        return identity._replace(
+            authkey=_OTHER_KEY,
+            argv=("",),
+            folder=self._place.folder,
+            cgroup="" if cgroup is None else str(cgroup.folder),
+        )
+
+    def _open(self, theirs: contextlib.ExitStack, variables: Variables) -> list[int]:
         """Open everything, and send the worker its configuration; *theirs* closes its ends here.
 
         Returns:
@@ -418,8 +459,7 @@ class WorkerHandle:
             ours, _MAX_CONTROL, self._on_control_frames
         )
         assert self.jobs is not None
-        self.outbox.connect(self.jobs)
-        self.large_buffers.connect(self.jobs, control)
+        self.outbox.connect(self.jobs, control)
         self.logs = LogNotes(self._pool.worker_logs, self, control)
         page = self.page.open()
         theirs.callback(os.close, page)
@@ -431,17 +471,11 @@ class WorkerHandle:
         if self._config.handover is not None:
             for fd in self._config.handover.fds:
                 control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
-        identity = identity_of(
-            self._config.name, self.slot, self.rank, self.environment
-        )
         if self._pool.places is not None:
             self._place = self._pool.places.open()
-            identity = confined(identity, self._place)
-        packed = identity.pack()
+        packed = self._identity(variables).pack()
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
-        packed = self._pool.config_for(self)
-        control.put(header(FrameKind.CONFIG, len(packed)), packed)
-        control.flush()
+        self.ask(FrameKind.CONFIG, self._pool.config_for(self))
         return [job_end, control_end, page, out_end, err_end]
 
     def _lend_tracker(self) -> None:
@@ -460,15 +494,12 @@ class WorkerHandle:
 
         def lend(tracker: asyncio.Future[int | None]) -> None:
             failed = tracker.cancelled() or tracker.exception() is not None
-            fd, frame = (
-                None if failed else tracker.result(),
-                header(FrameKind.TRACKER, 0),
-            )
-            if fd is None:
-                control.put(frame)
+            fd = None if failed else tracker.result()
+            if fd is not None:
+                control.put_descriptor(header(FrameKind.TRACKER, 0), fd, keep=True)
+                control.flush()
             else:
-                control.put_descriptor(frame, fd, keep=True)
-            control.flush()
+                self.ask(FrameKind.TRACKER)
 
         self._pool.threads.copy(_descriptor_of_tracker).add_done_callback(lend)
 
@@ -518,9 +549,10 @@ class WorkerHandle:
         await self._trouble.wait()
         if self.broke_protocol:
             self.kill()
-        with anyio.move_on_after(_EXIT_GRACE):
-            await self._exited.wait()
-        if not self._exited.is_set():
+        try:
+            async with asyncio.timeout(_EXIT_GRACE):
+                await self._exited.wait()
+        except TimeoutError:
             self.broke_protocol = True
             self.detail = self.detail or "it closed its channel and went on"
             self.kill()
@@ -541,39 +573,36 @@ class WorkerHandle:
         # Also if the worker has been killed: what it has done must not be done again.
         if self.broke_protocol:
             return
+        outbox, trouble = self.outbox, ""
         for frame in frames:
-            if frame.kind is not FrameKind.VALUE and frame.kind is not FrameKind.ERROR:
+            if frame.kind is not _VALUE and frame.kind is not _ERROR:
                 break
         else:
-            if not self.large_buffers.pending:
+            if not outbox.areas:  # nearly always
                 self._pool.on_outcomes(self, frames)
                 return
-        frames, bad_beat = self._take_beats(frames)
-        frames, trouble = self.large_buffers.unload(frames)
-        items = [frame for frame in frames if frame.kind is FrameKind.ITEM]
+        outcomes: list[Frame] = []
+        items: list[Frame] = []
+        try:
+            for frame in frames:
+                if frame.kind is FrameKind.LAST_HEARTBEAT:
+                    self._pool.on_last_beat(self, frame)
+                elif frame.kind is _VALUE or frame.kind is _ERROR:
+                    outcomes.append(outbox.complete(frame))
+                elif frame.kind is FrameKind.ITEM:
+                    items.append(outbox.complete(frame))
+                else:
+                    outbox.take(frame)
+        except ProtocolError as error:
+            trouble = str(error)
+        # Items before outcomes: a stream's outcome comes after its items, and the outcomes of
+        # other jobs have nothing to do with these items.
         if items:
-            # Items before outcomes: a stream's outcome comes after its items, and the outcomes
-            # of other jobs have nothing to do with these items.
             self._pool.on_items(self, items)
-            frames = [frame for frame in frames if frame.kind is not FrameKind.ITEM]
-        if frames and not self.broke_protocol:
-            self._pool.on_outcomes(self, frames)
-        trouble = trouble or bad_beat
-        if trouble is not None:
+        if outcomes and not self.broke_protocol:
+            self._pool.on_outcomes(self, outcomes)
+        if trouble:
             self.distrust(trouble)
-
-    def _take_beats(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
-        """Return the frames that are no heartbeats; and what was wrong, if anything was."""
-        others: list[Frame] = []
-        for frame in frames:
-            if frame.kind is not FrameKind.LAST_HEARTBEAT:
-                others.append(frame)
-                continue
-            try:
-                self._pool.on_last_beat(self, frame)
-            except ProtocolError as error:
-                return others, str(error)
-        return others, None
 
     def _on_link_frames(self, frames: list[Frame]) -> None:
         """Hand the frames of a worker that serves to its link."""
@@ -609,26 +638,38 @@ class WorkerHandle:
             self._pool.on_heartbeat(self)
 
     def _on_control_frame(self, frame: Frame) -> None:
-        if frame.kind in _ANSWERS:
+        pool, kind = self._pool, frame.kind
+        if kind in _ANSWERS and self.ignored:
             # The pool may ask a worker that drains for its stacks too, so that answer counts.
             drains = self.link is not None and not self.broke_protocol
-            if not self.ignored or (frame.kind is FrameKind.STACKS and drains):
-                self._on_answer(frame)
-        elif frame.kind is FrameKind.SAMPLES:
-            self._pool.on_samples(self, frame)
-        elif frame.kind is FrameKind.WHERE:
-            self._pool.on_where(self, frame.job, frame.payload)
-        elif frame.kind is FrameKind.HELLO and not self.said_hello:
-            self.said_hello = True
-            # If a worker is quick, its hello may come before the launcher's answer.
-            if self.process is not None:
-                self._pool.on_ready(self)
-        elif frame.kind is FrameKind.FAILED:
-            self._on_failure(frame)
-        elif frame.kind is FrameKind.TRACKER:
-            self._lend_tracker()
-        else:
-            raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
+            if not (kind is FrameKind.STACKS and drains):
+                return
+        match kind:
+            case FrameKind.REVOKED:
+                pool.on_revoked(self, unpack_numbers(frame.payload))
+            case FrameKind.STACKS:
+                pool.on_stacks(self, frame.job or None)
+            case FrameKind.RETIRE:
+                reason = bytes(frame.payload[:MAX_REASON]).decode(errors="replace")
+                retire = pool.on_worn if frame.number else pool.on_retire
+                retire(self, printable(reason))
+            case FrameKind.PONG:
+                pool.on_pong(self)
+            case FrameKind.SAMPLES:
+                pool.on_samples(self, frame)
+            case FrameKind.WHERE:
+                pool.on_where(self, frame.job, frame.payload)
+            case FrameKind.HELLO if not self.said_hello:
+                self.said_hello = True
+                # If a worker is quick, its hello may come before the launcher's answer.
+                if self.process is not None:
+                    pool.on_ready(self)
+            case FrameKind.FAILED:
+                self._on_failure(frame)
+            case FrameKind.TRACKER:
+                self._lend_tracker()
+            case _:
+                raise ProtocolError(f"it sent {kind.name} on its control channel")
 
     def _on_failure(self, frame: Frame) -> None:
         if self.detail:
@@ -639,18 +680,6 @@ class WorkerHandle:
         self.final = failure.final
         if failure.stage == "thread" or (failure.stage == "serve" and self.said_hello):
             self._pool.on_fault(self)
-
-    def _on_answer(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.REVOKED:
-            self._pool.on_revoked(self, unpack_numbers(frame.payload))
-        elif frame.kind is FrameKind.STACKS:
-            self._pool.on_stacks(self, frame.job or None)
-        elif frame.kind is FrameKind.RETIRE and frame.number:
-            self._pool.on_worn(self, _reason_in(frame))
-        elif frame.kind is FrameKind.RETIRE:
-            self._pool.on_retire(self, _reason_in(frame))
-        else:
-            self._pool.on_pong(self)
 
     # How its channels end.
 
@@ -668,16 +697,11 @@ class WorkerHandle:
         if not self.broke_protocol:
             self.taken_in_trust = self.outbox.taken
         self.broke_protocol = True
-        self.ignored = True
-        self._shut_link()
+        self._ignore()
         for channel in (self.jobs, self.control):
             if channel is not None:
                 channel.ignore()
         self._trouble.set()
-
-
-def _reason_in(frame: Frame) -> str:
-    return printable(bytes(frame.payload[:MAX_REASON]).decode(errors="replace"))
 
 
 def _descriptor_of_tracker() -> int | None:

@@ -16,9 +16,8 @@ from asyncpool._core.pickling.functions import FunctionCache
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
 from asyncpool._core.policies.misplaced_option import note_on_misplaced
-from asyncpool._core.wire.context import PLAIN, JobContext
 from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
-from asyncpool._core.wire.messages import WorkerConfig
+from asyncpool._core.wire.messages import PLAIN, JobContext, WorkerConfig
 from asyncpool._worker.api.context import running, set_variables
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines

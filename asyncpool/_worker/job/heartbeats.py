@@ -13,13 +13,14 @@ from time import monotonic
 
 from asyncpool._core.pickling.calls import describe, dumps
 from asyncpool._core.wire.frames import Frame, FrameKind, header
-from asyncpool._core.wire.heartbeat_records import (
-    INTERVAL,
-    MAX_DETAILS,
+from asyncpool._core.wire.messages import MAX_DETAILS
+from asyncpool._core.wire.page import (
+    BEAT_INTERVAL,
+    BEATS_START,
+    BEGUN,
     Beat,
-    offset_of,
+    beat_offset,
 )
-from asyncpool._core.wire.page import BEATS_START, BEGUN
 from asyncpool._worker.api.context import running
 from asyncpool.errors import JobNotPicklableError
 
@@ -97,13 +98,13 @@ class HeartbeatWriter:
         record = Beat(number, job[0], job[1], now, packed).pack()
         self._note(BEATS_START, number, record)
         self._number, self.latest = number, record
-        if job != self._job or now - self._rung_at >= INTERVAL:
+        if job != self._job or now - self._rung_at >= BEAT_INTERVAL:
             self._job, self._rung_at = job, now
             self._ring()
 
     def _note(self, where: int, number: int, record: bytes) -> None:
         """Write a record down, among those that begin at *where*."""
-        start = where + offset_of(number)
+        start = where + beat_offset(number)
         # In one step, between two bytecodes.
         self.page[start : start + len(record)] = record
 

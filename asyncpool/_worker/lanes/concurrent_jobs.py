@@ -20,10 +20,9 @@ from types import CoroutineType
 from asyncpool._core.map import chunks
 from asyncpool._core.map.chunks import LOG_HEAD, ChunkResult
 from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
-from asyncpool._core.wire.context import MAX_CONTEXT
 from asyncpool._core.wire.frames import Frame, FrameKind, header
-from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat
-from asyncpool._core.wire.page import LOG_SIZE, PageLayout
+from asyncpool._core.wire.messages import MAX_CONTEXT
+from asyncpool._core.wire.page import BEAT_INTERVAL, LOG_SIZE, Beat, PageLayout
 from asyncpool._worker.api.context import running
 from asyncpool._worker.channel.frames_io import decoder, receive, receive_some, send
 from asyncpool._worker.job.chunks import Chunk, ChunkLog
@@ -317,7 +316,7 @@ class LaneHeartbeats(HeartbeatWriter):
         self._numbers[index] = number
         first = job not in self._records
         self._records[job] = record
-        if first or now - self._rung_at >= INTERVAL:
+        if first or now - self._rung_at >= BEAT_INTERVAL:
             self._rung_at = now
             self._ring()
 
