@@ -7,6 +7,7 @@ from asyncio import isfuture
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
+from types import FunctionType
 from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar, TypeVarTuple, overload
 
 from asyncpool._core.policies.job_options import OPTIONS, JobOptions
@@ -460,7 +461,8 @@ class Caller(MapCaller):
             see *on_cancel* in :meth:`Pool.options`.
         """
         options = self._options
-        if options.lease is None and callable(fn):  # as _submit() does, at once
+        # As _submit() does, at once.
+        if options.lease is None and (type(fn) is FunctionType or callable(fn)):
             return self._running_supervisor().traffic.submit(fn, args, kwargs, options)
         return self._submit(fn, args, kwargs, options)
 

@@ -185,17 +185,13 @@ class Slot:
         """
         self.state = next_state(self.state, event)
 
-    # The two steps that each call takes, without a look into the table.
-
     def assign(self) -> None:
-        """Record that its worker has a job in flight."""
+        """Record that its worker has a job in flight.
+
+        The table does not have this, nor the way back, since each call takes both.
+        """
         if self.state is SlotState.IDLE:
             self.state = SlotState.BUSY
-
-    def release(self, now: float) -> None:
-        """Record that its worker, which was busy, has nothing in flight any more."""
-        self.state = SlotState.IDLE
-        self.idle_since = now
 
     def renew(self) -> None:
         """Begin the next generation."""

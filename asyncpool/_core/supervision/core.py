@@ -220,7 +220,7 @@ class Core:
             self.endings.end_worker(slot, now)
         elif in_flight.wants_more and not (endings and endings.by_itself):
             if not in_flight.jobs:
-                slot.release(now)
+                slot.state, slot.idle_since = SlotState.IDLE, now
             self._feed(slot, now)
             exhausted = in_flight.sent >= in_flight.most
             if exhausted and not in_flight.jobs and slot.session is None:

@@ -496,60 +496,6 @@ class Engine:
         with self.turn as now:
             self.core.replace_faulty(handle.slot, now)
 
-    def on_exit(self, handle: WorkerHandle) -> None:
-        """Settle the jobs whose outcomes a dead worker has noted, and not sent."""
-        self.traffic.on_exit(handle)
-        self.profiles.lose(handle)
-
-    # Their jobs.
-
-    def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
-        """Settle jobs, and give their worker the next ones."""
-        self.deciding += 1  # as in Traffic.submit()
-        try:
-            self.traffic.on_outcomes(handle, frames)
-        finally:
-            self.deciding -= 1
-
-    def on_items(self, handle: WorkerHandle, frames: list[Frame]) -> None:
-        """Hand over what streams have yielded."""
-        self.traffic.on_items(handle, frames)
-
-    def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
-        """Give jobs to others that a worker will not begin."""
-        self.traffic.on_revoked(handle, sequences)
-
-    def on_heartbeat(self, handle: WorkerHandle) -> None:
-        """Look for heartbeats on a worker's page."""
-        self.heartbeats.on_notice(handle)
-
-    def on_last_beat(self, handle: WorkerHandle, frame: Frame) -> None:
-        """Hear the last heartbeat of a job."""
-        self.heartbeats.on_last_heartbeat(handle, frame)
-
-    # What they ask for, and answer.
-
-    def on_retire(self, handle: WorkerHandle, reason: str) -> None:
-        """Have a worker end after the job that asks for it."""
-        self.replacement.retire(handle, reason)
-
-    def on_worn(self, handle: WorkerHandle, reason: str) -> None:
-        """Have a worker replaced that asks for it."""
-        self.replacement.replace(handle, reason)
-
-    def on_stacks(self, handle: WorkerHandle, job: int | None) -> None:
-        """Read where a worker's threads are, which may be what its end waits for."""
-        with self.turn as now:
-            self.core.endings.stacks_written(handle.slot, now, job)
-
-    def on_samples(self, handle: WorkerHandle, frame: Frame) -> None:
-        """Count what a worker's sampler has found."""
-        self.profiles.hear(handle, frame)
-
-    def on_where(self, handle: WorkerHandle, job: int, payload: bytes) -> None:
-        """Tell those who have asked where a worker's jobs are."""
-        self.stacks.answered(handle, job, payload)
-
     def on_pong(self, handle: WorkerHandle) -> None:
         """Take a worker for healthy that has answered a ping."""
         if self._pings is None:

@@ -140,6 +140,11 @@ class Stacks:
 
     # Of workers that are about to be killed.
 
+    def written(self, handle: WorkerHandle, job: int | None) -> None:
+        """Note that a worker has written where its threads are, which its end may wait for."""
+        with self._engine.turn as now:
+            self._engine.core.endings.stacks_written(handle.slot, now, job)
+
     def ask_late(self, slot: int, due: float) -> None:
         """Ask the worker in *slot* for its stacks, whose time to end is over at *due*."""
         handle = self._engine.handles[slot]

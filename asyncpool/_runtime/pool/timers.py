@@ -330,35 +330,33 @@ class StallWatch:
 
     Args:
         engine: The pool's engine.
+
+    Attributes:
+        alarm: Set for the next round.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._core = engine.core
-        self._alarm = Alarm(engine.loop, lambda _: self._check_for_stalls())
+        self.alarm = Alarm(engine.loop, lambda _: self._check_for_stalls())
         self._soon = False
-
-    @property
-    def active(self) -> bool:
-        """Whether a next round is set."""
-        return self._alarm.is_set
 
     def go(self) -> None:
         """Set the next round, if none is set."""
-        if not self.active:
+        if not self.alarm.is_set:
             self._soon = self._core.unbalanced
-            self._alarm.set_in(SOON if self._soon else EVERY)
+            self.alarm.set_in(SOON if self._soon else EVERY)
 
     def look_soon(self) -> None:
         """Move the next round forward, if a worker has become idle meanwhile."""
-        if not self._alarm.is_set or self._soon or not self._core.unbalanced:
+        if self._soon or not self._core.unbalanced:
             return
-        self._alarm.cancel()
+        self.alarm.cancel()
         self.go()
 
     def stop(self) -> None:
         """Make no more rounds."""
-        self._alarm.cancel()
+        self.alarm.cancel()
 
     def _check_for_stalls(self) -> None:
         with self._engine.turn:

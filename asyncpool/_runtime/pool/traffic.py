@@ -72,6 +72,7 @@ class Traffic:
         config = engine.config
         self._propagation = config.propagation
         self._max_payload = config.worker.max_payload
+        self._tight = self._max_payload < HEAVY  # which other calls never reach
         self._bounded = config.max_queued is not None
         self._leases = engine.leases
         self._sizing = engine.core.exits.sizing
@@ -134,7 +135,9 @@ class Traffic:
                 return self._submit_large(job, (function, args, kwargs))
             except BaseException as error:  # noqa: BLE001 - an argument's
                 return self._refuse(job, error)
-            if len(payload) > self._max_payload:
+            if (type(payload) is not bytes or self._tight) and (
+                len(payload) > self._max_payload
+            ):
                 return self._refuse(job, too_large(len(payload), self._max_payload))
             if options.limits.timed or self._leases.coming or engine.hub.on_new:
                 registry.enter(job)
@@ -274,7 +277,7 @@ class Traffic:
             self._tell_begun(slot, now)
         # There is at least one job.
         long = in_flight > self._concurrency or isinstance(job, Chunk)  # pyright: ignore[reportPossiblyUnboundVariable]
-        if long and not self._engine.stalls.active:
+        if long and not self._engine.stalls.alarm.is_set:
             self._engine.stalls.go()
 
     def _fence(self, job: Job[Any], slot: int, until: float) -> None:
@@ -294,38 +297,44 @@ class Traffic:
     # The way of a job back to its caller.
 
     def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
-        """Settle jobs, and give their worker the next ones; part of a decision."""
+        """Settle jobs, and give their worker the next ones."""
         engine, index = self._engine, handle.slot
         core, registry = engine.core, engine.registry
         handle.since = at = monotonic()
-        to_settle = self._take_outcomes(handle, frames, at)
-        # The worker gets its next jobs before the pool looks at these outcomes.
-        now = engine.loop.time()
-        core.refill(index, now)
-        # Others may have waited for this worker, if it is idle now.
-        if core.todo or self._engine.admission.saturated:
-            engine.act()
-        self._engine.stalls.look_soon()
-        if registry.timed:
-            self._engine.timers.begin_first(index)
-        if engine.hub.listened:
-            self._tell_begun(index, at)
-        for job, frame in to_settle:
-            if (
-                frame.kind is _VALUE
-                and job._function.serializer is PICKLE
-                and job._exceeded is None
-                and type(frame.payload) is bytes
-            ):
-                try:
-                    value = pickle.loads(frame.payload)  # noqa: S301 - of a worker without a codec
-                except BaseException as error:  # noqa: BLE001 - what is unpickled may raise anything
-                    registry.settle(job, Failed(unloadable(error), may_retry=False))
-                else:
-                    registry.returned(job, value)
-            elif registry.settle(job, registry.outcome_of(job, handle, frame)):
-                core.requeue({job.id: job._traits}, now)
+        engine.deciding += 1  # as in submit()
+        try:
+            to_settle = self._take_outcomes(handle, frames, at)
+            # The worker gets its next jobs before the pool looks at these outcomes.
+            now = engine.loop.time()
+            core.refill(index, now)
+            # Others may have waited for this worker, if it is idle now.
+            if core.todo or engine.admission.saturated:
                 engine.act()
+            if engine.stalls.alarm.is_set:
+                engine.stalls.look_soon()
+            if registry.timed:
+                engine.timers.begin_first(index)
+            if engine.hub.listened:
+                self._tell_begun(index, at)
+            for job, frame in to_settle:
+                if (
+                    frame.kind is _VALUE
+                    and job._function.serializer is PICKLE
+                    and job._exceeded is None
+                    and type(frame.payload) is bytes
+                ):
+                    try:
+                        value = pickle.loads(frame.payload)  # noqa: S301 - as load_value()
+                    except BaseException as error:  # noqa: BLE001 - what is unpickled may raise anything
+                        failed = Failed(unloadable(error), may_retry=False)
+                        registry.settle(job, failed)
+                    else:
+                        registry.returned(job, value)
+                elif registry.settle(job, registry.outcome_of(job, handle, frame)):
+                    core.requeue({job.id: job._traits}, now)
+                    engine.act()
+        finally:
+            engine.deciding -= 1
 
     def _tell_begun(self, slot: int, at: float) -> None:
         """Tell those who listen which jobs of a worker have begun by now."""

@@ -541,7 +541,8 @@ class WorkerHandle:
         for channel in (self.jobs, self.control):
             if channel is not None:
                 channel.drain()
-        self._pool.on_exit(self)
+        self._pool.traffic.on_exit(self)
+        self._pool.profiles.lose(self)
         self._exited.set()
         self._trouble.set()
 
@@ -579,14 +580,14 @@ class WorkerHandle:
                 break
         else:
             if not outbox.areas:  # nearly always
-                self._pool.on_outcomes(self, frames)
+                self._pool.traffic.on_outcomes(self, frames)
                 return
         outcomes: list[Frame] = []
         items: list[Frame] = []
         try:
             for frame in frames:
                 if frame.kind is FrameKind.LAST_HEARTBEAT:
-                    self._pool.on_last_beat(self, frame)
+                    self._pool.heartbeats.on_last_heartbeat(self, frame)
                 elif frame.kind is _VALUE or frame.kind is _ERROR:
                     outcomes.append(outbox.complete(frame))
                 elif frame.kind is FrameKind.ITEM:
@@ -598,9 +599,9 @@ class WorkerHandle:
         # Items before outcomes: a stream's outcome comes after its items, and the outcomes of
         # other jobs have nothing to do with these items.
         if items:
-            self._pool.on_items(self, items)
+            self._pool.traffic.on_items(self, items)
         if outcomes and not self.broke_protocol:
-            self._pool.on_outcomes(self, outcomes)
+            self._pool.traffic.on_outcomes(self, outcomes)
         if trouble:
             self.distrust(trouble)
 
@@ -635,7 +636,7 @@ class WorkerHandle:
                 self.distrust(str(error))
                 return
         if has_heartbeats and not self.ignored:
-            self._pool.on_heartbeat(self)
+            self._pool.heartbeats.on_notice(self)
 
     def _on_control_frame(self, frame: Frame) -> None:
         pool, kind = self._pool, frame.kind
@@ -646,19 +647,20 @@ class WorkerHandle:
                 return
         match kind:
             case FrameKind.REVOKED:
-                pool.on_revoked(self, unpack_numbers(frame.payload))
+                pool.traffic.on_revoked(self, unpack_numbers(frame.payload))
             case FrameKind.STACKS:
-                pool.on_stacks(self, frame.job or None)
+                pool.stacks.written(self, frame.job or None)
             case FrameKind.RETIRE:
                 reason = bytes(frame.payload[:MAX_REASON]).decode(errors="replace")
-                retire = pool.on_worn if frame.number else pool.on_retire
+                asked = pool.replacement
+                retire = asked.replace if frame.number else asked.retire
                 retire(self, printable(reason))
             case FrameKind.PONG:
                 pool.on_pong(self)
             case FrameKind.SAMPLES:
-                pool.on_samples(self, frame)
+                pool.profiles.hear(self, frame)
             case FrameKind.WHERE:
-                pool.on_where(self, frame.job, frame.payload)
+                pool.stacks.answered(self, frame.job, frame.payload)
             case FrameKind.HELLO if not self.said_hello:
                 self.said_hello = True
                 # If a worker is quick, its hello may come before the launcher's answer.
