@@ -111,10 +111,10 @@ class TraceFile:
             os.close(self._file)
 
     def _write(self, data: bytes) -> None:
-        written, view = 0, memoryview(data)
+        written = 0
         try:
             while written < len(data):
-                written += os.write(self._file, view[written:])
+                written += os.write(self._file, memoryview(data)[written:])
         finally:
             # What a full disk has taken, up to its last whole line.
             self._size += data.rfind(b"\n", 0, written) + 1

@@ -121,19 +121,19 @@ class Operation:
         Cancellation:
             Ends the cluster at once.
         """
-        orders: dict[str, Callable[..., object]] = {
-            "stop": self.stop,
-            "reload": lambda: self.reload_soon("SIGHUP"),
-            "resize": self._resize_by,
-            "dump": lambda: self._soon(self._dump),
-            "quit": lambda: self._stop_now("SIGQUIT"),
-            "refuse": self._refuse,
-        }
-        orders = {name: self._heeded(order) for name, order in orders.items()}
         self._notifier = Notifier()
         control = None
         try:
-            with obeyed(orders, is_last=self._is_last):
+            with obeyed(
+                stop=self.stop,
+                reload=lambda: self.reload_soon("SIGHUP"),
+                resize=self._resize_by,
+                dump=lambda: self._soon(self._dump),
+                end_now=lambda: self._stop_now("SIGQUIT"),
+                refuse=self._refuse,
+                is_over=lambda: self._is_over,
+                is_last=self._is_last,
+            ):
                 control = await self._open_control()
                 await self._serve()
         except BaseException:
@@ -150,10 +150,6 @@ class Operation:
         # A command that cut the drain short, unlike a signal, is no failure: it got what it wanted.
         cut = self._stops[-1] if len(self._stops) > 1 else 0
         return 128 + cut if cut else STOPPED
-
-    def _heeded(self, order: Callable[..., object]) -> Callable[..., object]:
-        """Return what gives an order, unless it comes when the cluster has ended."""
-        return lambda *args: None if self._is_over else order(*args)
 
     def stop(self, number: int = 0, why: str = "") -> None:
         """Drain and end; when it is asked for again, end at once.

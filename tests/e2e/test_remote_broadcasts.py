@@ -352,7 +352,7 @@ async def test_a_node_that_comes_later_and_cannot_make_the_call_gets_no_job(
         assert record.getMessage().endswith(
             " has lost the agent node-1: the broadcast of "
             "tests.helpers.jobs.configure_unless has failed in 1 of 1 workers; in slot "
-            "10000: LookupError: there is 'a'; it had 0 jobs, 0 of them begun"
+            "10000: LookupError: there is 'a'; it had 0 jobs (none), 0 of them begun"
         )
         visitor.release()
         await held

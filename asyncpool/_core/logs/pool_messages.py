@@ -37,7 +37,8 @@ CLOSE_IS_SLOW = LogMessage(
 JOBS_UNHEARD = LogMessage(
     "jobs-unheard",
     WARNING,
-    "%(title)s was closed before %(which)s done, and nobody waited for %(them)s (%(names)s)",
+    "%(title)s was closed before %(jobs)d of its jobs were done, and nobody waited for them "
+    "(%(names)s)",
     "pool jobs",
 )
 POOL_CLOSED = LogMessage(
@@ -286,9 +287,9 @@ CONTROL_REFUSED = LogMessage(
 NODE_LOST = LogMessage(
     "node-lost",
     WARNING,
-    "%(title)s has lost the agent %(node)s: %(reason)s; it had %(jobs)d jobs, %(begun)d of them "
-    "begun",
-    "pool node reason jobs begun",
+    "%(title)s has lost the agent %(node)s: %(reason)s; it had %(jobs)d jobs (%(functions)s), "
+    "%(begun)d of them begun",
+    "pool node reason jobs functions begun",
 )
 NODE_REFUSED = LogMessage(
     "node-refused",
@@ -299,14 +300,16 @@ NODE_REFUSED = LogMessage(
 CLIENT_REFUSED = LogMessage(
     "client-refused",
     WARNING,
-    "%(title)s: a client (process %(pid)s) is cut off: %(reason)s; it had %(jobs)d jobs here",
-    "pool pid reason jobs",
+    "%(title)s: a client (process %(pid)s) is cut off: %(reason)s; it had %(jobs)d jobs here "
+    "(%(functions)s)",
+    "pool pid reason jobs functions",
 )
 CLIENT_LOST = LogMessage(
     "client-lost",
     WARNING,
-    "%(title)s: a client (process %(pid)s) is gone: %(reason)s; its %(jobs)d jobs are given up",
-    "pool pid reason jobs",
+    "%(title)s: a client (process %(pid)s) is gone: %(reason)s; its %(jobs)d jobs are given up "
+    "(%(functions)s)",
+    "pool pid reason jobs functions",
 )
 CLIENT_NOT_ACCEPTED = LogMessage(
     "client-not-accepted",

@@ -45,10 +45,6 @@ from asyncpool._core.main.main_module import (
 )
 
 TYPE_CHECKING = False  # see _core/base/records.py
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
@@ -371,6 +367,8 @@ class _Calls(_Base):
         return path
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
+        if type(func) is not FunctionType:  # it is Nuitka's, whose code is no bytecode
+            raise pickle.PicklingError("it is compiled: put it at the top of a module")
         reduced = super()._dynamic_function_reduce(func)
         if func.__globals__ is not self._main:
             return reduced

@@ -11,6 +11,7 @@ import json
 import math
 import struct
 from enum import IntEnum
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
@@ -197,10 +198,9 @@ def split_parts(data: bytes) -> tuple[bytes, list[memoryview]]:
     if at + sum(sizes) != len(data):
         raise ProtocolError("the parts of a call or a value do not fit together")
     # Writable, as the buffers of a local pool are.
-    view, parts = memoryview(bytearray(data)), list[memoryview]()
-    for size in sizes:
-        parts.append(view[at : at + size])
-        at += size
+    view = memoryview(bytearray(data))
+    ends = accumulate(sizes, initial=at)
+    parts = [view[begin:end] for begin, end in pairwise(ends)]
     return bytes(parts[0]), parts[1:]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from asyncpool._core.logs import pool_messages as say
@@ -15,6 +17,7 @@ from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.agent_client import AgentClient
 from asyncpool._runtime.agent.relay import Relay
 from asyncpool._runtime.base.alarm import Alarm
+from asyncpool._runtime.pool.admission import list_functions
 from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.remote.begun_page import make_page
 from asyncpool._runtime.remote.carrier import (
@@ -110,7 +113,6 @@ class Agent:
             relay=self._relay,
             answers=self._answers,
             turns=self,
-            end=self._end,
             page=None if page is None else page[1],
         )
         self._clients[number] = client
@@ -150,24 +152,25 @@ class Agent:
             self._jobs.close(client.number)
             client.close()
 
-    def refuse(self, why: str, process: int | None, jobs: int = 0) -> None:
-        """Count and log that a client does not come in, or is cut off."""
+    def refuse(self, why: str, process: int | None, jobs: Sequence[str] = ()) -> None:
+        """Count and log that a client does not come in, or is cut off, with the names of its jobs."""
         self._supervisor.figures.refused_clients += 1
         self._tell(say.CLIENT_REFUSED, why, process, jobs)
 
     def _tell(
-        self, record: LogMessage, why: str, process: int | None, jobs: int
+        self, record: LogMessage, why: str, process: int | None, jobs: Sequence[str]
     ) -> None:
-        about = {"pool": self._pool.name, "pid": process, "reason": why, "jobs": jobs}
+        about = {"pool": self._pool.name, "pid": process, "reason": why}
+        about |= {"jobs": len(jobs), "functions": list_functions(Counter(jobs))}
         record.log(_LOGGER, about, title=f"pool {self._pool.name}")
 
-    def _end(
+    def end(
         self, client: AgentClient, why: Exception | str, *, is_silent: bool = False
     ) -> None:
         """Give up the jobs of a client that is gone, has broken the rules, or is not heard."""
         if self._clients.pop(client.number, None) is None:
             return
-        jobs = client.open_jobs
+        jobs = client.functions()
         if isinstance(why, Exception):
             kind = "" if isinstance(why, ProtocolError) else f"{type(why).__name__}: "
             self.refuse(f"{kind}{why}", client.process, jobs)
@@ -183,7 +186,7 @@ class Agent:
             self._jobs.held_up(now)
         for number in self._jobs.lapsed(now):
             why = f"nothing was heard of it for {self._lease:g} s (client_timeout)"
-            self._end(self._clients[number], why, is_silent=True)
+            self.end(self._clients[number], why, is_silent=True)
         self._tell_lanes()
         for client in self._clients.values():
             client.beat(now)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from asyncpool._core.base.names import MAX_NAME
+from asyncpool._core.base.text import printable_name
 from asyncpool._core.pickling.functions import Function, FunctionCache
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.policies.job_options import JobOptions
@@ -27,7 +29,7 @@ from asyncpool._runtime.agent.relay import JOB_TYPES, Call, Payload, Relay, trai
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.job.lease_renewals import Holder
 from asyncpool._runtime.remote.begun_page import BegunPage
-from asyncpool._runtime.remote.carrier import Carrier, send_beat, send_new
+from asyncpool._runtime.remote.carrier import Carrier, ignore, send_beat, send_new
 from asyncpool._runtime.remote.stored_calls import STORED, StoredPayloads
 from asyncpool.errors import ProtocolError
 
@@ -83,6 +85,9 @@ class ComingCalls:
     Args:
         stored: The calls that the engine brings, if it has a store.
         accept: Called with a call that has come.
+
+    Attributes:
+        calls: What is known of those that have not come.
     """
 
     def __init__(
@@ -91,10 +96,8 @@ class ComingCalls:
         self._stored = stored
         self._accept = accept
         self._loop = asyncio.get_running_loop()
-        self._coming: dict[int, tuple[Call, asyncio.Task[None]]] = {}
-
-    def __len__(self) -> int:
-        return len(self._coming)
+        self.calls: dict[int, Call] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def wait_for(self, call: Call) -> None:
         """Wait for the call of a job.
@@ -103,36 +106,29 @@ class ComingCalls:
             ProtocolError: If nobody brings it, or the job is here already.
         """
         number = call.message.job
-        if self._stored is None or number in self._coming:
+        if self._stored is None or number in self.calls:
             raise ProtocolError(
                 f"the client sent job {number}, whose call nobody brings"
             )
-        self._coming[number] = (
-            call,
-            self._loop.create_task(
-                self._bring(call, self._stored), name="asyncpool stored call"
-            ),
+        self.calls[number] = call
+        self._tasks[number] = self._loop.create_task(
+            self._bring(call, self._stored), name="asyncpool stored call"
         )
 
     async def _bring(self, call: Call, stored: StoredPayloads) -> None:
         message, since = call.message, self._loop.time()
         payload = await stored.get(message.job)
-        del self._coming[message.job]
+        del self.calls[message.job], self._tasks[message.job]
         waited = self._loop.time() - since
         deadline, wait = message.deadline - waited, message.wait - waited
         message = message._replace(deadline=max(0.0, deadline), wait=max(0.0, wait))
         self._accept(call._replace(message=message, payload=payload))
 
-    def get(self, number: int) -> Call | None:
-        """Return what is known of a job whose call has not come."""
-        found = self._coming.get(number)
-        return None if found is None else found[0]
-
     def cancel(self, number: int) -> Call | None:
         """Wait no more for the call of a job; return what is known of it, if it was awaited."""
-        call, task = self._coming.pop(number, (None, None))
-        if task is not None:
-            task.cancel()
+        call = self.calls.pop(number, None)
+        if call is not None:
+            self._tasks.pop(number).cancel()
         return call
 
     def forget(self, number: int) -> None:
@@ -142,9 +138,8 @@ class ComingCalls:
 
     def close(self) -> None:
         """Wait for nothing more."""
-        for _, task in self._coming.values():
-            task.cancel()
-        self._coming.clear()
+        for number in [*self.calls]:
+            self.cancel(number)
 
 
 class ClientCalls:
@@ -168,7 +163,9 @@ class ClientCalls:
     def on_function(self, message: Message) -> None:
         """Remember a function."""
         name, _, reference = message.payload.partition(b"\0")
-        function = self._relay.functions.named(name.decode(), reference)
+        # A client that is none may call it anything, and logs and figures show it.
+        shown = printable_name(name.decode())[:MAX_NAME]
+        function = self._relay.functions.named(shown, reference)
         self._functions.add(message.function, function)
 
     def on_options(self, message: Message) -> None:
@@ -229,8 +226,7 @@ class AgentClient:
         jobs: Whose job is next.
         relay: Brings jobs to the pool, and outcomes back.
         answers: Answers questions.
-        turns: Hears when there is something to do.
-        end: Called when the client is gone, or is to go, with the reason.
+        turns: Hears when there is something to do, and that the client is gone or is to go.
         page: Where it may see which jobs begin.
 
     Attributes:
@@ -251,7 +247,6 @@ class AgentClient:
         relay: Relay,
         answers: Answers,
         turns: Agent,
-        end: Callable[[AgentClient, Exception | str], None],
         page: BegunPage | None,
     ) -> None:
         self.number = number
@@ -260,7 +255,6 @@ class AgentClient:
         self._jobs = jobs
         self._relay = relay
         self._turns = turns
-        self._end = end
         self._loop = asyncio.get_running_loop()
         self._link = ReliableLink(number, gapless=not carrier.loses)
         self._calls: dict[int, Call] = {}  # of jobs that the pool has not got
@@ -306,12 +300,13 @@ class AgentClient:
     @property
     def busy(self) -> bool:
         """Whether jobs of the client are here."""
-        return bool(self.open_jobs)
+        return bool(self.jobs or self._calls or self._coming.calls)
 
-    @property
-    def open_jobs(self) -> int:
-        """How many jobs of the client are here."""
-        return len(self.jobs) + len(self._calls) + len(self._coming)
+    def functions(self) -> list[str]:
+        """Return the name of the function of each job of the client that is here."""
+        waiting = *self._calls.values(), *self._coming.calls.values()
+        names = [call.function.name for call in waiting]
+        return names + [job._title for job in self.jobs.values()]
 
     # What goes to the client.
 
@@ -351,7 +346,7 @@ class AgentClient:
         self._coming.close()
         for job in [*self.jobs.values()]:
             job.cancel()
-        self._carrier.on_gone = _nothing
+        self._carrier.on_gone = ignore
         self._carrier.close()
 
     # What the client says.
@@ -371,12 +366,12 @@ class AgentClient:
                 self._on_message(Message.unpack(packed))
             self._begin_pending()
         except _MISTAKES as error:
-            self._end(self, error)
+            self._turns.end(self, error)
             return
         self._turns.turn()
 
     def _on_gone(self, error: Exception | None) -> None:
-        self._end(self, error or "its process has ended, or it has left")
+        self._turns.end(self, error or "its process has ended, or it has left")
 
     def _on_message(self, message: Message) -> None:
         handler = self._handlers.get(message.kind)
@@ -417,7 +412,7 @@ class AgentClient:
         try:
             self._accept(call)
         except _MISTAKES as error:
-            self._end(self, error)
+            self._turns.end(self, error)
         else:
             self._turns.turn()
 
@@ -546,11 +541,7 @@ class AgentClient:
 
     def _on_fence(self, message: Message) -> None:
         number = message.job
-        call = self._calls.get(number) or self._coming.get(number)
+        call = self._calls.get(number) or self._coming.calls.get(number)
         # It may come when no worker has the job any more, and is for nothing then.
         if self.keeper.keeps(number) or (call and call.options.lease):
             self.keeper.extend(number, message.priority / _MICRO + message.deadline)
-
-
-def _nothing(_: Exception | None) -> None:
-    """Do nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -28,8 +29,9 @@ from asyncpool._runtime.client.job_ends import frame_of
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
 from asyncpool._runtime.node.node import Node
 from asyncpool._runtime.node.questions import Questions
+from asyncpool._runtime.pool.admission import list_functions
 from asyncpool._runtime.remote import found_items
-from asyncpool._runtime.remote.carrier import Carrier, beat_every, node_timeout
+from asyncpool._runtime.remote.carrier import Carrier, beat_every, ignore, node_timeout
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool._runtime.remote.own_objects import kind_of, load_own
 from asyncpool._runtime.remote.stored_calls import STORED, StoredCall, StoringCarrier
@@ -410,7 +412,7 @@ class Nodes:
 
     def _leave(self, node: Node) -> None:
         del self._nodes[node.number]
-        node.carrier.on_gone = _nothing
+        node.carrier.on_gone = ignore
         node.carrier.abort()  # what is not sent by now is about jobs that are over
 
     def lose(self, node: Node, why: Exception | str | None = None) -> None:
@@ -429,9 +431,11 @@ class Nodes:
         losses, pairs = self._jobs.lose(node.number)
         self._client.sessions.lost(node)
         self._client.on_lost(node)
+        names = Counter[str]()
         for loss in losses:
             job = self._registry.jobs.get(loss.job)
             if job is not None:
+                names[job._title] += 1
                 self._on_loss(job, node, silence, loss.delivery)
         for other, number in pairs:
             self.send(other, [number])
@@ -445,7 +449,6 @@ class Nodes:
         self._turned.set()
         if losses or not self._client.agent_closes:
             self.lost += 1
-            begun = [one.delivery for one in losses].count(Delivery.STARTED)
             say.NODE_LOST.log(
                 _LOGGER,
                 {
@@ -453,7 +456,8 @@ class Nodes:
                     "node": node.name,
                     "reason": str(silence),
                     "jobs": len(losses),
-                    "begun": begun,
+                    "functions": list_functions(names),
+                    "begun": [one.delivery for one in losses].count(Delivery.STARTED),
                 },
                 title=self._client.title,
             )
@@ -607,7 +611,3 @@ class Nodes:
         if not self._turned.is_set():
             self._turned.set()
         self._client.draining.look()
-
-
-def _nothing(_: Exception | None) -> None:
-    """Do nothing."""

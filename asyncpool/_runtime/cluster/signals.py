@@ -5,32 +5,19 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-# Signals that a cluster obeys; then those that it leaves alone: nobody can handle them, they report
-# a fault in this process, they stop or continue it, or they are ignored by default.  Not every
-# system has all of them.
-_OBEYED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGTTIN", "SIGTTOU", "SIGUSR1", "SIGQUIT")
+# Signals that a cluster leaves alone: nobody can handle them, they report a fault in this process,
+# they stop or continue it, or they are ignored by default.  Not every system has all of them.
 _LEFT_ALONE = (
     *("SIGKILL", "SIGSTOP"),
     *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"),
     *("SIGTSTP", "SIGCONT"),
     *("SIGCHLD", "SIGWINCH", "SIGURG", "SIGINFO"),
 )
-
-
-def meaningless() -> list[int]:
-    """Return the signals that mean nothing to a cluster, and would end it by default."""
-    every: set[int] = {*signal.valid_signals()}
-    known = {getattr(signal, name, None) for name in (*_OBEYED, *_LEFT_ALONE)}
-    # A signal without a name that is not real-time is for the system's libraries.
-    return [
-        number
-        for number in sorted(every - known)
-        if isinstance(number, signal.Signals) or _is_real_time(number)
-    ]
 
 
 def name_of(number: int) -> str:
@@ -50,8 +37,14 @@ def _is_real_time(number: int) -> bool:
 
 @contextmanager
 def obeyed(
-    orders: Mapping[str, Callable[..., object]],
     *,
+    stop: Callable[[int], object],
+    reload: Callable[[], object],
+    resize: Callable[[int], object],
+    dump: Callable[[], object],
+    end_now: Callable[[], object],
+    refuse: Callable[[int], object],
+    is_over: Callable[[], bool] = lambda: False,
     is_last: Callable[[], bool] = lambda: False,
 ) -> Generator[None]:
     """Obey signals while the context lasts.
@@ -59,12 +52,18 @@ def obeyed(
     A signal stays ignored if it was ignored when this process was started.  A shell does
     that with ``SIGINT`` for what runs in the background, and nohup with ``SIGHUP``.
 
+    All orders are given in the loop.
+
     Args:
-        orders: What to call in the loop: *stop* with the number of ``SIGTERM`` or ``SIGINT``, of
-            which the first one asks for a drain and the next one for an end at once; *reload* at
-            ``SIGHUP``; *resize* with 1 at ``SIGTTIN`` and with -1 at ``SIGTTOU``; *dump* at
-            ``SIGUSR1``; *quit* at ``SIGQUIT``; and *refuse* with the number of a signal that
-            means nothing here, and that would end the process without a word by default.
+        stop: Called with the number of ``SIGTERM`` or ``SIGINT``, of which the first one asks for a
+            drain and the next one for an end at once.
+        reload: Called at ``SIGHUP``.
+        resize: Called with 1 at ``SIGTTIN`` and with -1 at ``SIGTTOU``.
+        dump: Called at ``SIGUSR1``.
+        end_now: Called at ``SIGQUIT``.
+        refuse: Called with the number of a signal that means nothing here, and that would end the
+            process without a word by default.
+        is_over: Returns whether an order comes too late, and is not given.
         is_last: Called at the end, unless an exception ends the context; returns whether
             this process ends now as well.  Then signals are ignored, so that none of them
             changes how it ends.
@@ -75,28 +74,35 @@ def obeyed(
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("signals reach the main thread only: run the cluster there")
     loop = asyncio.get_running_loop()
-    actions: list[tuple[int, Callable[..., object], tuple[int, ...]]] = [
-        (signal.SIGTERM, orders["stop"], (signal.SIGTERM,)),
-        (signal.SIGINT, orders["stop"], (signal.SIGINT,)),
-        (signal.SIGHUP, orders["reload"], ()),
-        (signal.SIGTTIN, orders["resize"], (1,)),
-        (signal.SIGTTOU, orders["resize"], (-1,)),
-        (signal.SIGUSR1, orders["dump"], ()),
-        (signal.SIGQUIT, orders["quit"], ()),
-    ]
+    orders: dict[int, Callable[[], object]] = {
+        signal.SIGTERM: partial(stop, signal.SIGTERM),
+        signal.SIGINT: partial(stop, signal.SIGINT),
+        signal.SIGHUP: reload,
+        signal.SIGTTIN: partial(resize, 1),
+        signal.SIGTTOU: partial(resize, -1),
+        signal.SIGUSR1: dump,
+        signal.SIGQUIT: end_now,
+    }
     # A signal with a handler means something to the program that the cluster is a part of.
-    actions += [
-        (number, orders["refuse"], (number,))
-        for number in meaningless()
-        if signal.getsignal(number) is signal.SIG_DFL
-    ]
+    every: set[int] = {*signal.valid_signals()}
+    left_alone = {getattr(signal, name, None) for name in _LEFT_ALONE}
+    for number in every - left_alone - orders.keys():
+        # One without a name that is not real-time is for the system's libraries.
+        is_known = isinstance(number, signal.Signals) or _is_real_time(number)
+        if is_known and signal.getsignal(number) is signal.SIG_DFL:
+            orders[number] = partial(refuse, number)
+
+    def give(order: Callable[[], object]) -> None:
+        if not is_over():
+            order()
+
     before: list[tuple[int, Any]] = []
     ignore = False
     try:
-        for number, action, arguments in actions:
+        for number, order in orders.items():
             handler = signal.getsignal(number)
             if handler is not signal.SIG_IGN:
-                loop.add_signal_handler(number, action, *arguments)
+                loop.add_signal_handler(number, give, order)
                 before.append((number, handler))
         yield
         ignore = is_last()

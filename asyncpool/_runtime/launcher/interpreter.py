@@ -171,7 +171,9 @@ def worker_command() -> tuple[str, ...]:
 
 def program() -> tuple[str, bool]:
     """Return what to start, empty if nobody knows, and whether it is a frozen program."""
-    is_frozen = hasattr(sys, "frozen") or "__compiled__" in globals()
+    # Nuitka compiles the main module in any case, and this one not always.
+    main = sys.modules["__main__"]
+    is_frozen = hasattr(sys, "frozen") or hasattr(main, "__compiled__")
     if is_frozen:
         # With this, programs of Nuitka get the right sys.executable.
         importlib.import_module("multiprocessing.spawn")

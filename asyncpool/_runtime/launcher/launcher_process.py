@@ -281,7 +281,8 @@ class LauncherProcess:
             failure.final = True
             raise failure
         # Linux takes about a thousand directories at once, macOS 8 KB.
-        self._unsent, self._begun = memoryview(data), False
+        self._unsent = memoryview(data)
+        self._begun = False
         loop.add_writer(self._socket.fileno(), self._send_config)
         self._send_config()
 

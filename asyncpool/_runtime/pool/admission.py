@@ -199,7 +199,7 @@ def list_functions(names: Counter[str]) -> str:
     """Return the names of functions, the most frequent first, with how many jobs call each."""
     parts = [f"{count} x {name}" for name, count in names.most_common(_MOST)]
     others = names.total() - sum(count for _, count in names.most_common(_MOST))
-    return ", ".join([*parts, f"{others} of others"] if others else parts)
+    return ", ".join([*parts, f"{others} of others"] if others else parts) or "none"
 
 
 def _count(jobs: int) -> str:
@@ -325,15 +325,10 @@ class Draining:
         self._alarm.cancel()
         unheard = self._engine.registry.unheard
         if unheard:
-            count = unheard.total()
             say.JOBS_UNHEARD.log(
                 _LOGGER,
-                {"pool": self._engine.config.name, "jobs": count},
+                {"pool": self._engine.config.name, "jobs": unheard.total()},
                 title=self._engine.config.title,
-                which=f"{count} of its jobs were"
-                if count > 1
-                else "one of its jobs was",
-                them="them" if count > 1 else "it",
                 names=list_functions(unheard),
             )
 

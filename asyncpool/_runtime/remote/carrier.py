@@ -42,6 +42,10 @@ def node_timeout(lease: float) -> float:
     return lease * _PATIENCE
 
 
+def ignore(_: Exception | None = None) -> None:
+    """Do nothing, in place of who hears that the other end is gone."""
+
+
 class Carrier(Protocol):
     """One end of a way between a client and an agent; it moves bytes and reads none.
 

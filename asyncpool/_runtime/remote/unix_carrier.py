@@ -14,7 +14,7 @@ from asyncpool._runtime.channel.channel import READ_SIZE, Channel
 from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
 from asyncpool._runtime.control.paths import peer_pid, peer_uid
 from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
-from asyncpool._runtime.remote.carrier import MAX_GREETING
+from asyncpool._runtime.remote.carrier import MAX_GREETING, ignore
 from asyncpool._runtime.remote.lent_memory import LentMemory
 from asyncpool.errors import ProtocolError
 
@@ -46,7 +46,7 @@ class UnixCarrier:
         self.process: int | None = peer_pid(sock)
         # Whoever uses the carrier sets these.
         self.on_bytes: Callable[[bytes], None] = _drop
-        self.on_gone: Callable[[Exception | None], object] = _nothing
+        self.on_gone: Callable[[Exception | None], object] = ignore
         self._socket = DescriptorSocket(sock)
         self._open = True
         self._late = Alarm(loop, lambda _: self._cut())
@@ -99,7 +99,7 @@ class UnixCarrier:
 
     def _stop(self) -> None:
         self._open = False
-        self.on_bytes, self.on_gone = _drop, _nothing
+        self.on_bytes, self.on_gone = _drop, ignore
         self._lent.close()
         self._borrowed.close()
 
@@ -166,7 +166,3 @@ def is_same_user(sock: socket.socket) -> bool:
 def _drop(data: bytes) -> None:
     """Drop what nobody expects."""
     del data
-
-
-def _nothing(_: Exception | None) -> None:
-    """Do nothing."""

@@ -405,7 +405,8 @@ class _HttptoolsBounds(_Bounds):
 
     def read_on(self) -> None:
         """Read what has come, piece by piece, until many requests wait."""
-        rest, self._unread = self._unread, memoryview(b"")
+        rest = self._unread
+        self._unread = memoryview(b"")
         # A WebSocket is none of the connections any more, and has nothing more to read yet.
         while rest and self in self.connections:
             if len(self.pipeline) >= _MOST_WAITING:
