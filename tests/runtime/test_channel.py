@@ -7,17 +7,14 @@ import errno
 import mmap
 import os
 import socket
+import sys
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any, Self
 
 import pytest
 
-from asyncpool._core.wire.frames import (
-    HEADER_SIZE,
-    Frame,
-    FrameKind,
-    header,
-)
+from asyncpool._core.wire.frames import HEADER_SIZE, Frame, FrameKind, header
 from asyncpool._runtime.channel.channel import MOST_FRAMES, READ_SIZE, Channel
 from asyncpool.errors import ProtocolError
 from tests.helpers.inside import ask_frame_watch, unfinished_for_long
@@ -350,6 +347,32 @@ async def test_half_closing_comes_after_what_is_still_to_be_sent() -> None:
             await line.write(encode(5, b"bye"))
             await line.heard(1)
         assert line.frames[0].payload == b"bye"
+
+
+async def test_a_frame_that_interrupts_another_one_does_not_cut_it() -> None:
+    """Ctrl-C may cancel a job, and so ask its worker, between any two calls."""
+    with Line() as line:
+        sizes = {number: number % 4 * 30_000 for number in range(90)}
+        waiting = list(sizes)
+
+        def put() -> None:
+            number = waiting.pop()
+            data = encode(number, bytes(sizes[number]))
+            line.channel.put(data[:HEADER_SIZE], data[HEADER_SIZE:])
+            line.channel.flush()
+
+        def interrupt(frame: FrameType, *_: object) -> None:
+            if frame.f_locals.get("self") is line.channel and waiting:
+                put()
+
+        while waiting:
+            sys.setprofile(interrupt if len(waiting) % 2 else None)
+            put()
+        sys.setprofile(None)
+        async with patience():
+            data = await line.read_exactly(line.channel.put_bytes)
+        frames = line.channel._decoder.feed(data)
+        assert {frame.job: len(frame.payload) for frame in frames} == sizes
 
 
 # Descriptors.

@@ -19,12 +19,7 @@ from typing import Any
 from asyncpool._core.pickling.calls import dumps, load_value, pack_job
 from asyncpool._core.pickling.errors import load_error
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-from asyncpool._core.wire.frames import (
-    Frame,
-    FrameDecoder,
-    FrameKind,
-    header,
-)
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._core.wire.messages import (
     MAX_DETAILS,
@@ -35,12 +30,7 @@ from asyncpool._core.wire.messages import (
     pack_numbers,
     unpack_numbers,
 )
-from asyncpool._core.wire.page import (
-    STACKS_SIZE,
-    STACKS_START,
-    Beat,
-    unpack_beat,
-)
+from asyncpool._core.wire.page import STACKS_SIZE, STACKS_START, Beat, unpack_beat
 from asyncpool._runtime.channel.page import WorkerPage
 from asyncpool._runtime.launcher.interpreter import worker_command
 from asyncpool._system.descriptors import Handed, receive_fds
