@@ -22,16 +22,19 @@ from asyncpool._core.base.names import function_name
 from asyncpool._core.map.chunks import Failure
 from asyncpool._runtime.base.iteration import Demand, HomeIterator, Iteration
 from asyncpool._runtime.map.batch_runner import (
+    AsyncSource,
     Batch,
     BatchRunner,
-    MapBackend,
     Part,
-    Source,
+    SyncSource,
     Task,
     TimeSlice,
     open_source,
 )
 from asyncpool._runtime.pool.admission import MapHold
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.pool.engine import Engine
 
 __all__ = ["Map", "Outcome", "Plan"]
 
@@ -54,9 +57,9 @@ class MapRun:
 
     def __init__(
         self,
-        backend: MapBackend,
+        backend: Engine,
         task: Task,
-        source: Source,
+        source: SyncSource | AsyncSource,
         news: asyncio.Event,
         *,
         chunksize: int | None,
@@ -207,7 +210,7 @@ class Outcome(Generic[R]):
 class Plan:
     """All that a map needs to begin."""
 
-    backend: MapBackend
+    backend: Engine
     task: Task
     iterables: tuple[Any, ...]
     chunk: int | None

@@ -7,7 +7,7 @@ import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -178,7 +178,7 @@ def map_of(
 ) -> Map[Any]:
     options = JobOptions(attempts=AttemptPolicy(max_attempts=attempts))
     task = Task(identity, False, options, pool.submit)
-    return Map(Plan(pool, task, (inputs,), chunksize, buffersize))
+    return Map(Plan(cast("Any", pool), task, (inputs,), chunksize, buffersize))
 
 
 # None ever ends, or each at once: what is in between would depend on the machine's speed.

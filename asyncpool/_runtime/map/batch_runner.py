@@ -16,7 +16,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.base.deadlines import RecentCount
 from asyncpool._core.base.job_traits import BUDGET, UNKNOWN
@@ -39,6 +39,9 @@ from asyncpool.errors import (
     PoolFullError,
     WorkerCrashedError,
 )
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.pool.engine import Engine
 
 # The items of a map that follow one another, and their outcomes.
 #
@@ -266,7 +269,7 @@ class BatchRunner:
 
     def __init__(
         self,
-        backend: MapBackend,
+        backend: Engine,
         task: Task,
         *,
         chunksize: int | None,
@@ -540,106 +543,18 @@ def _is_of_all(error: BaseException) -> bool:
 
 # Where the items of a map come from: sync and async iterables, drawn step by step.
 
-# What a map needs of its pool, local or remote.
-
-
-class Room(Protocol):
-    """What a map needs of its pool's ``Admission``."""
-
-    async def room(self) -> None:
-        """Wait until the queue, which was full, is empty; or until the pool is closed."""
-
-
-class Holds(Protocol):
-    """What a map needs of its pool's ``Draining``."""
-
-    def hold(self, hold: MapHold, /) -> None:
-        """Keep the pool open: while it drains, it takes jobs with this *hold*."""
-
-
-class MapBackend(Protocol):
-    """What a map needs of its pool."""
-
-    @property
-    def most_workers(self) -> int:
-        """How many workers there may be."""
-        ...
-
-    @property
-    def concurrency(self) -> int:
-        """How many jobs each worker runs at once."""
-        ...
-
-    @property
-    def counts_jobs(self) -> bool:
-        """Whether a worker begins a limited number of jobs (``max_jobs``)."""
-        ...
-
-    @property
-    def fresh(self) -> bool:
-        """Whether each job has a new worker."""
-        ...
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether workers belong to another program, which does not tell how long jobs take."""
-        ...
-
-    @property
-    def max_payload(self) -> int:
-        """The most bytes of a result."""
-        ...
-
-    @property
-    def admission(self) -> Room:
-        """The pool's admission, which knows when the queue has room."""
-        ...
-
-    @property
-    def draining(self) -> Holds:
-        """The pool's holds, which keep it open."""
-        ...
-
-    def are_stored(self, items: list[Any], *, star: bool) -> bool:
-        """Tell whether an engine, and not the pool, brings arguments of *items*."""
-        ...
-
-    def check_home(self) -> None:
-        """Check that this is the pool's event loop."""
-        ...
-
-
 # How many items of a plain iterator are drawn between two looks at the clock.
 _AT_ONCE = 256
 
 
-class Source(Protocol):
-    """Items, in their order.
+class SyncSource:
+    """Items of a plain iterator, in their order.
 
     Attributes:
         error: The exception that has ended the items, if there was one.
         exhausted: Whether there are no more items to draw.
-        drawn: How many items the source has drawn from the iterables, and has not given out.
+        drawn: How many items it has drawn from the iterables, and has not given out.
     """
-
-    error: BaseException | None
-
-    @property
-    def exhausted(self) -> bool: ...
-
-    @property
-    def drawn(self) -> int: ...
-
-    def draw(self, count: int, room: int) -> list[Any]:
-        """Return up to *count* items; draw no more than *room* items ahead."""
-        ...
-
-    async def aclose(self) -> None:
-        """Draw no more, and close the iterables."""
-
-
-class SyncSource:
-    """Items of a plain iterator; see :class:`Source`."""
 
     drawn = 0
 
@@ -649,7 +564,7 @@ class SyncSource:
         self.exhausted = False
 
     def draw(self, count: int, room: int) -> list[Any]:
-        """See :class:`Source`."""
+        """Return up to *count* items; draw no more than *room* items ahead."""
         del room  # this source draws nothing ahead
         found: list[Any] = []
         turn = TimeSlice()
@@ -671,11 +586,11 @@ class SyncSource:
         return found
 
     async def aclose(self) -> None:
-        """See :class:`Source`."""
+        """Draw no more, and close the iterables."""
 
 
 class AsyncSource:
-    """Items of an async iterator, drawn by a task of its own; see :class:`Source`.
+    """Items of an async iterator, drawn by a task of its own; as :class:`SyncSource` else.
 
     Args:
         items: The iterator.
@@ -695,16 +610,16 @@ class AsyncSource:
 
     @property
     def exhausted(self) -> bool:
-        """See :class:`Source`."""
+        """See :class:`SyncSource`."""
         return self._ended and not self._found
 
     @property
     def drawn(self) -> int:
-        """See :class:`Source`."""
+        """See :class:`SyncSource`."""
         return len(self._found)
 
     def draw(self, count: int, room: int) -> list[Any]:
-        """See :class:`Source`."""
+        """See :class:`SyncSource`."""
         found = [self._found.popleft() for _ in range(min(count, len(self._found)))]
         self._room = room - len(found)
         if self._room > len(self._found):
@@ -712,7 +627,7 @@ class AsyncSource:
         return found
 
     async def aclose(self) -> None:
-        """See :class:`Source`."""
+        """See :class:`SyncSource`."""
         self._closing = True
         self._task.cancel()
         try:
@@ -750,7 +665,9 @@ class AsyncSource:
                 self._on_news()
 
 
-def open_source(iterables: tuple[Any, ...], on_news: Callable[[], None]) -> Source:
+def open_source(
+    iterables: tuple[Any, ...], on_news: Callable[[], None]
+) -> SyncSource | AsyncSource:
     """Return a source of the items of *iterables*; of tuples, if there are several.
 
     Raises:

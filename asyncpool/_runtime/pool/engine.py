@@ -264,6 +264,10 @@ class Engine:
         config: As above.
         hub: As above.
         loop: Its event loop.
+        concurrency: How many jobs each worker runs at once.
+        max_payload: The most bytes that an outcome may have.
+        counts_jobs: Whether no worker may begin more than so many jobs.
+        fresh: Whether each job has a new worker.
         thread: The thread that made it; its loop runs there.
         core: The pure part, which decides what happens.
         registry: The open jobs.
@@ -305,6 +309,9 @@ class Engine:
         loop, worker = asyncio.get_running_loop(), _first_config(config)
         self.loop, self.thread, self.config, self.hub = loop, get_ident(), config, hub
         self.core = _core_of(config)
+        self.concurrency = config.worker.concurrency
+        self.max_payload = config.worker.max_payload
+        self.counts_jobs, self.fresh = config.worker_limits.exact, config.fresh
         self.log = LifeLog(loop, config)
         self.registry = JobRegistry(JobWatch(hub))
         self.leases, self.figures = self.registry.leases, self.registry.figures
@@ -624,34 +631,14 @@ class Engine:
         return self.core.exits.sizing.most
 
     @property
-    def concurrency(self) -> int:
-        """How many jobs each worker runs at once."""
-        return self.config.worker.concurrency
-
-    @property
     def unserved(self) -> int:
         """How many jobs wait that more workers could serve."""
         return self.core.dispatcher.unserved
-
-    @property
-    def counts_jobs(self) -> bool:
-        """Whether no worker may begin more than so many jobs."""
-        return self.config.worker_limits.exact
-
-    @property
-    def fresh(self) -> bool:
-        """Whether each job has a new worker."""
-        return self.config.fresh
 
     def are_stored(self, items: list[Any], *, star: bool) -> bool:
         """Tell that no engine brings arguments."""
         del items, star
         return False
-
-    @property
-    def max_payload(self) -> int:
-        """The most bytes that an outcome may have."""
-        return self.config.worker.max_payload
 
     def check_home(self) -> None:
         """Check that this is the pool's event loop.
