@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool import events
+from asyncpool._core.policies.attempts import costs_attempt
 from asyncpool._core.slots.reasons import (
     CRASH,
     exit_cause,
@@ -20,11 +21,16 @@ from asyncpool._core.slots.slots import Slot
 from asyncpool._core.supervision.lifecycle import Aftermath
 from asyncpool._runtime.base.callbacks import Reporter
 from asyncpool._runtime.base.machine import OomKills
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.pool.registry import Loss, crash_error, stacks_of
+from asyncpool._runtime.job.job import Chunk, Job, StreamJob
+from asyncpool._runtime.pool.registry import (
+    crash_error,
+    delivery_of,
+    overdue,
+    stacks_of,
+)
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool._system.signals import signal_name
-from asyncpool.enums import CrashKind, NextStep
+from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import JobTimeoutError
 from asyncpool.events import Crash
 
@@ -78,6 +84,78 @@ class OomLedger:
         return True
 
 
+# What a death means for the jobs of the worker.
+
+
+class Loss(NamedTuple):
+    """What the death of a worker means for one of its jobs.
+
+    Attributes:
+        job: The job.
+        delivery: How far it had got on its way.
+        blamed: Whether it may be the cause, or its time was over.
+        costs: Whether it has lost an attempt.
+        again: Whether it goes back to the queue.
+        error: What its caller gets if its time was over before the death.
+    """
+
+    job: Job[Any]
+    delivery: Delivery
+    blamed: bool
+    costs: bool
+    again: bool
+    error: BaseException | None
+
+    @property
+    def begun(self) -> bool:
+        """Whether it had begun."""
+        return self.delivery is Delivery.STARTED
+
+
+def judge(
+    jobs: Iterable[Job[Any]], handle: WorkerHandle, slot: Slot, kind: CrashKind
+) -> list[Loss]:
+    """Return what the death of a worker means for *jobs*, which it had in flight."""
+    losses: list[Loss] = []
+    # The job that it would have begun next, if it had room for that, may be the cause as well;
+    # but it cannot have begun a large call that was still on its way.
+    suspects = not slot.exit_planned and not handle.outbox.loading
+    for job in jobs:
+        delivery = _delivery_despite_lies(job, handle, slot)
+        policy, returned = job._attempt_policy, job._times_returned
+        blamed = delivery is Delivery.STARTED
+        if not blamed and suspects:
+            blamed, suspects = slot.in_flight.runs(job.id), False
+        over = job._exceeded is not None
+        blamed = blamed or over  # its time is over, whether it had begun or not
+        costs = blamed and costs_attempt(delivery=delivery, times_returned=returned)
+        error: BaseException | None = None
+        again = True
+        if over:
+            costs = costs or job._exceeded is TimeLimit.TIMEOUT
+            error, may_retry, _ = overdue(job, handle)
+            again = may_retry and policy.after_exception(error, attempt=job.attempt)
+        elif blamed:
+            again = policy.after_crash(
+                kind=kind,
+                delivery=delivery,
+                attempt=job.attempt,
+                times_returned=returned,
+            )
+        losses.append(Loss(job, delivery, blamed, costs, again, error))
+    return losses
+
+
+def _delivery_despite_lies(job: Job[Any], handle: WorkerHandle, slot: Slot) -> Delivery:
+    delivery = delivery_of(job, handle)
+    # A worker that broke the protocol may have erased its page, so that its jobs run twice.  If
+    # it had the job before that, and it was the job's turn, then the job has begun.
+    had_before = job._frame_end <= handle.taken_in_trust
+    if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
+        return Delivery.STARTED
+    return delivery
+
+
 class Deaths:
     """Does what the end of a worker requires: for its jobs, its slot, the log and listeners.
 
@@ -120,7 +198,10 @@ class Deaths:
         slot.hopeless = handle.final and not was_ready
         silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
         # 3. What that means for its jobs, which are with no worker from now on.
-        losses = registry.losses(handle, slot, kind)
+        found = (registry.jobs.get(number) for number in slot.in_flight.jobs)
+        losses = judge([job for job in found if job is not None], handle, slot, kind)
+        for loss in losses:
+            self._take_off(loss, handle, slot)
         begun = [loss.job for loss in losses if loss.begun]
         if slot.is_overdue:
             handle.read_requested_stacks()
@@ -271,6 +352,23 @@ class Deaths:
         return with_job(job, crash, tuple(other.id for other in jobs[1:]))
 
     # Who is told of it.
+
+    def _take_off(self, loss: Loss, handle: WorkerHandle, slot: Slot) -> None:
+        """Note that a job is with no worker any more, since its worker has died."""
+        job, registry = loss.job, self._engine.registry
+        if loss.begun and isinstance(job, Chunk):
+            has_begun = job.find_in_log(handle.page)
+            if not has_begun and handle.broke_protocol:
+                job.find_nothing()
+        if loss.again and isinstance(job, StreamJob):
+            job.begin_again()
+        if loss.begun:
+            registry.watch.lost(job, slot, handle.since)
+            registry.await_attempt(job)
+            return
+        job._times_returned += loss.blamed
+        job.attempt += loss.costs  # else a worker that dies so would get it for ever
+        registry.unassign(job)
 
     def _tell_exit(self, end: Crash, reason: str) -> None:
         self._engine.figures.exits[exit_cause(reason)] += 1

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base.deadlines import Deadlines
 from asyncpool._core.figures.durations import Durations
 from asyncpool._core.figures.function_figures import FunctionTotals
-from asyncpool._core.policies.attempts import begun_attempts, costs_attempt
+from asyncpool._core.policies.attempts import begun_attempts
 from asyncpool._core.policies.job_options import Keeper
 from asyncpool._core.slots.slots import Slot
 from asyncpool._core.wire.frames import Frame
@@ -46,107 +46,10 @@ if TYPE_CHECKING:
     from asyncpool._runtime.pool.engine import Engine
 
 
-# Decide what becomes of the jobs of a dead worker.
-
-
 def overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
     """Return the error of a job that has exceeded a time limit, whatever has ended it since."""
     error = timeout_error(job, stacks_of(job, handle))
     return Failed(error, may_retry=job._exceeded is not TimeLimit.DEADLINE)
-
-
-def _delivery_despite_lies(job: Job[Any], handle: WorkerHandle, slot: Slot) -> Delivery:
-    delivery = delivery_of(job, handle)
-    # A worker that broke the protocol may have erased its page, so that its jobs run twice.  If
-    # it had the job before that, and it was the job's turn, then the job has begun.
-    had_before = job._frame_end <= handle.taken_in_trust
-    if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
-        return Delivery.STARTED
-    return delivery
-
-
-class Loss(NamedTuple):
-    """What the death of a worker means for one of its jobs.
-
-    Attributes:
-        job: The job.
-        delivery: How far it had got on its way.
-        begun: Whether it had begun.
-        blamed: Whether it may be the cause, or its time was over.
-        costs: Whether it has lost an attempt.
-        again: Whether it goes back to the queue.
-        error: What its caller gets if its time was over before the death.
-    """
-
-    job: Job[Any]
-    delivery: Delivery
-    begun: bool
-    blamed: bool
-    costs: bool
-    again: bool
-    error: BaseException | None
-
-
-def _about_to_begin(
-    found: list[tuple[Job[Any], Delivery]], handle: WorkerHandle, slot: Slot
-) -> Job[Any] | None:
-    """Return the job that a dead worker would have begun next, if it had room for that.
-
-    That one may be the cause of the death, but not those behind it.
-    """
-    waiting = (job for job, delivery in found if delivery is not Delivery.STARTED)
-    first = next(waiting, None)
-    # The worker cannot have begun a large call that was still on its way.
-    if first is None or handle.outbox.loading or not slot.in_flight.runs(first.id):
-        return None
-    return first
-
-
-def _judge_one(
-    job: Job[Any],
-    delivery: Delivery,
-    handle: WorkerHandle,
-    kind: CrashKind,
-    *,
-    suspected: bool,
-) -> Loss:
-    """Return what the death of its worker means for *job*.
-
-    Args:
-        job: The job.
-        delivery: How far it had got.
-        handle: The worker.
-        kind: What the worker died of.
-        suspected: Whether the job may be the cause although it had not begun.
-    """
-    policy, returned = job._attempt_policy, job._times_returned
-    begun = delivery is Delivery.STARTED
-    over = job._exceeded is not None
-    blamed = begun or suspected or over  # its time is over, whether it had begun or not
-    costs = blamed and costs_attempt(delivery=delivery, times_returned=returned)
-    error: BaseException | None = None
-    again = True
-    if over:
-        costs = costs or job._exceeded is TimeLimit.TIMEOUT
-        error, may_retry, _ = overdue(job, handle)
-        again = may_retry and policy.after_exception(error, attempt=job.attempt)
-    elif blamed:
-        again = policy.after_crash(
-            kind=kind, delivery=delivery, attempt=job.attempt, times_returned=returned
-        )
-    return Loss(job, delivery, begun, blamed, costs, again, error)
-
-
-def judge(
-    jobs: list[Job[Any]], handle: WorkerHandle, slot: Slot, kind: CrashKind
-) -> list[Loss]:
-    """Return what the death of a worker means for *jobs*, which it had in flight."""
-    found = [(job, _delivery_despite_lies(job, handle, slot)) for job in jobs]
-    suspect = None if slot.exit_planned else _about_to_begin(found, handle, slot)
-    return [
-        _judge_one(job, delivery, handle, kind, suspected=job is suspect)
-        for job, delivery in found
-    ]
 
 
 # What is told of jobs to those who listen to them, or trace them; nothing is done if nobody does.
@@ -580,34 +483,9 @@ class JobRegistry:
             self.watch.ended(job, JobOutcome.OK)
         job.set_result(value)
 
-    def losses(self, handle: WorkerHandle, slot: Slot, kind: CrashKind) -> list[Loss]:
-        """Take the jobs that a dead worker had in flight off it; return what becomes of each."""
-        jobs = [self.jobs[n] for n in slot.in_flight.jobs if n in self.jobs]
-        losses = judge(jobs, handle, slot, kind)
-        for loss in losses:
-            self._take_off(loss, handle, slot)
-        return losses
-
-    def _take_off(self, loss: Loss, handle: WorkerHandle, slot: Slot) -> None:
-        """Note that a job is with no worker any more, since its worker has died."""
-        job = loss.job
-        if loss.begun and isinstance(job, Chunk):
-            has_begun = job.find_in_log(handle.page)
-            if not has_begun and handle.broke_protocol:
-                job.find_nothing()
-        if loss.again and isinstance(job, StreamJob):
-            job.begin_again()
-        if loss.begun:
-            self.watch.lost(job, slot, handle.since)
-            self._await_attempt(job)
-            return
-        job._times_returned += loss.blamed
-        job.attempt += loss.costs  # else a worker that dies so would get it for ever
-        self.unassign(job)
-
     def lose_attempt(self, job: Job[Any]) -> None:
         """Note that an attempt of an open job is lost, and that it waits for the next one."""
-        self._await_attempt(job)
+        self.await_attempt(job)
         if isinstance(job, StreamJob):
             job.begin_again()
 
@@ -674,7 +552,7 @@ class JobRegistry:
             killed=kills - kills_before,
         )
 
-    def _await_attempt(self, job: Job[Any]) -> None:
+    def await_attempt(self, job: Job[Any]) -> None:
         """Note that the worker of a job is gone, and that it waits from now on for another one."""
         job.worker_pid = job._slot = None
         job._queued_at = monotonic()
