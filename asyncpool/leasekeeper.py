@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-import anyio
-
 from asyncpool._core.base.validation import NUMBER, SECONDS, check_type, or_none
 from asyncpool._core.leases.lease_ledger import (
     GIVE_UP,
@@ -26,7 +24,7 @@ from asyncpool._core.leases.lease_ledger import (
 )
 from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.arguments import check_callable, check_int
-from asyncpool._runtime.base.event_loop import check_home
+from asyncpool._runtime.base.event_loop import anyio_shield, check_home
 from asyncpool._runtime.base.pool_hub import EventHub, EventStream
 from asyncpool._runtime.job.lease_renewals import Holder, LeaseRenewals, Problem
 from asyncpool.events import (
@@ -520,7 +518,7 @@ async def _ended(task: asyncio.Task[None]) -> None:
     """Wait for the end of a task, even if the waiting task is cancelled."""
     cancelled: asyncio.CancelledError | None = None
     # A cancelled scope of anyio cancels in every turn of the loop, hence the shield.
-    with anyio.CancelScope(shield=True):
+    with anyio_shield():
         while not task.done():
             try:
                 await asyncio.wait({task})

@@ -15,8 +15,6 @@ from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-import anyio
-
 from asyncpool import events
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.figures.durations import Durations
@@ -26,7 +24,7 @@ from asyncpool._core.supervision.core import Core
 from asyncpool._core.wire.frames import Frame
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.base.event_loop import check_home
+from asyncpool._runtime.base.event_loop import anyio_shield, check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import READ_SIZE
@@ -396,7 +394,7 @@ class Engine:
         """
         try:
             self._stop(reason)
-            with anyio.CancelScope(shield=True):
+            with anyio_shield():
                 try:
                     await self.threads.close()
                 finally:

@@ -10,10 +10,12 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable
 
-import anyio
-
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._runtime.base.event_loop import check_home, shielded
+from asyncpool._runtime.base.event_loop import (
+    anyio_shield,
+    check_home,
+    shielded,
+)
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.preparation.script import check_not_imported
@@ -162,7 +164,7 @@ class SupervisorRunner:
         supervisor = self.supervisor
         if supervisor is not None:
             supervisor.give_up()
-            with anyio.CancelScope(shield=True):
+            with anyio_shield():
                 await shielded(supervisor.status.ended)
 
     async def end_now(self) -> None:
@@ -174,7 +176,7 @@ class SupervisorRunner:
         cancelled: asyncio.CancelledError | None = None
         # A cancelled scope of anyio's cancels this task in every turn of the loop, so a
         # shield is needed.  A cancellation of asyncio's is kept until nothing is left.
-        with anyio.CancelScope(shield=True):
+        with anyio_shield():
             while not supervisor.status.ended.done():
                 try:
                     await shielded(supervisor.status.ended)
