@@ -623,7 +623,7 @@ class Assembly:
         return array if beside and not self._copy else array.copy("A")
 
 
-def hash_long(values: list[Any]) -> None:
+def hash_long(values: Sequence[Any]) -> None:
     """Have each long text keep its hash, so that no later step computes all of them."""
     for value in values:
         if type(value) is str and len(value) > _CHARACTERS:
