@@ -12,14 +12,14 @@ import pytest
 
 from asyncpool import Pool, UnsupportedPlatformError
 from asyncpool._runtime.base import machine
-from asyncpool._runtime.sandbox import cgroups
-from asyncpool._runtime.sandbox.cgroups import (
+from asyncpool._runtime.sandbox import places
+from asyncpool._runtime.sandbox.places import (
+    PrivateFolders,
     WorkerCgroup,
     delegated_folder,
     delegated_limits,
-    limit_texts,
+    remove_tree,
 )
-from asyncpool._runtime.sandbox.folders import PrivateFolders, remove_tree
 
 UNIFIED = "0::/a/b\n"
 LEGACY = "12:cpu,cpuacct:/a\n3:memory:/a\n1:name=systemd:/\n"
@@ -209,7 +209,7 @@ def test_workers_go_beside_the_service_or_below_it(
     assert delegated_folder(other) is None
     assert delegated_folder(tmp_path / "no" / "such") is None
     for folder, limits in ((delegated, ("memory", "pids", "cpu")), (None, ())):
-        monkeypatch.setattr(cgroups, "_own_folder", lambda found=folder: found)
+        monkeypatch.setattr(places, "_own_folder", lambda found=folder: found)
         assert set(delegated_limits()) == set(limits)
 
 
@@ -234,6 +234,8 @@ def test_root_takes_only_what_is_marked_as_delegated(
 
 def test_a_worker_has_its_limits_and_leaves_nothing(tmp_path: Path) -> None:
     cgroup = WorkerCgroup(tmp_path / "worker")
+    cgroup.limit({"cpu": 0.0001})
+    assert (cgroup.folder / "cpu.max").read_text() == "1000 100000"
     cgroup.limit({"memory": 1 << 30, "pids": 300, "cpu": 0.5})
     found = {path.name: path.read_text() for path in cgroup.folder.iterdir()}
     assert found == {
@@ -242,7 +244,6 @@ def test_a_worker_has_its_limits_and_leaves_nothing(tmp_path: Path) -> None:
         "pids.max": "300",
         "cpu.max": "50000 100000",
     }
-    assert limit_texts({"cpu": 0.0001}) == {"cpu.max": "1000 100000"}
     for name in found:
         (cgroup.folder / name).unlink()  # the kernel's files do not keep a folder
     assert not cgroup.lacked_memory()
