@@ -23,7 +23,7 @@ from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub
 from asyncpool._runtime.job.chunk_job import Chunk
 from asyncpool._runtime.job.job import Job, claim
-from asyncpool._runtime.job.lease_renewals import Holder
+from asyncpool._runtime.job.lease_holder import Holder
 from asyncpool._runtime.job.outcomes import Failed, load_outcome
 from asyncpool._runtime.job.stream_job import StreamJob
 from asyncpool._runtime.state.job_errors import delivery_of, stacks_of, timeout_error
