@@ -10,14 +10,12 @@ carries its text.
 
 from __future__ import annotations
 
-import io
 import pickle
 import traceback
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.main.by_value_loading import pickler_of_results
-from asyncpool._core.pickling import reducers
-from asyncpool._core.pickling.calls import describe, dumps, text_of
+from asyncpool._core.pickling.calls import describe, dumps, dumps_with, text_of
 from asyncpool._core.pickling.out_of_band import MAIN, ReceivedPickle, loads
 from asyncpool.errors import (
     HookError,
@@ -146,7 +144,7 @@ class _ErrorPickler(pickle.Pickler):
 
 def _dumps_rebuilt(error: BaseException) -> bytes:
     try:
-        data = _dumps_with(_ErrorPickler, error)
+        data = dumps_with(_ErrorPickler, error)
         if MAIN not in data:
             return data
     except Exception:  # noqa: S110 - by value, then
@@ -161,15 +159,7 @@ def _dumps_rebuilt(error: BaseException) -> bytes:
                 return base.reducer_override(self, obj)
             return reduced
 
-    return _dumps_with(ByValue, error)
-
-
-def _dumps_with(cls: type[pickle.Pickler], error: BaseException) -> bytes:
-    buffer = io.BytesIO()
-    pickler = cls(buffer, 5)
-    reducers.teach(pickler)
-    pickler.dump(error)
-    return buffer.getvalue()
+    return dumps_with(ByValue, error)
 
 
 def _reduce(value: object) -> Any:

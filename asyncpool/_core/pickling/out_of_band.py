@@ -157,20 +157,30 @@ def dump(
         StreamTooLongError: If the stream gets longer than *limit*.
         Exception: Any that the value's own methods raise, or the serializer.
     """
-    fast = pickle.Pickler if watch is None else _Watched
+
+    def write(pickler: Any, value: object) -> tuple[list[bytes], list[memoryview]]:
+        writer = _Writer(limit, pause, without=without)
+        buffers: list[memoryview] = []
+        keep = None if in_band else keep_large(buffers)
+        made = pickler(writer, 5, buffer_callback=keep)
+        if watch is not None and pickler is not pickle.Pickler:
+            made.watch = watch
+        reducers.teach(made, taught)
+        made.dump(value)
+        return writer.pieces, buffers
+
     try:
         if not main_module.is_local(value):
-            writer = _Writer(limit, pause, without=MAIN)
-            return _dump(
-                fast, value, writer, watch, in_band=in_band, others=others and others()
-            )
+            taught, without = others and others(), MAIN
+            fast = pickle.Pickler if watch is None else _Watched
+            return OutOfBandPickle(*write(fast, value))
     except StreamTooLongError:
         raise
     except Exception:  # noqa: BLE001, S110 - by value, then
         pass
-    return _dump_by_value(
-        value, limit, pause, watch, in_band=in_band, others=others and others()
-    )
+    taught, without = others and others(), b""
+    by_globals = by_value.GlobalsPickler(write, StreamTooLongError)
+    return OutOfBandPickle(*by_globals.pack(value))
 
 
 def dumps_call(
@@ -216,44 +226,6 @@ def loads(
     return pickle.Unpickler(reader, buffers=received.buffers).load()
 
 
-def _dump(
-    pickler: Any,
-    value: object,
-    writer: _Writer,
-    watch: Callable[[Any], None] | None,
-    *,
-    in_band: bool,
-    others: reducers.Reducers | None,
-) -> OutOfBandPickle:
-    buffers: list[memoryview] = []
-    keep = None if in_band else keep_large(buffers)
-    made = pickler(writer, 5, buffer_callback=keep)
-    if watch is not None and pickler is not pickle.Pickler:
-        made.watch = watch
-    reducers.teach(made, others)
-    made.dump(value)
-    return OutOfBandPickle(writer.pieces, buffers)
-
-
-def _dump_by_value(
-    value: object,
-    limit: int | None,
-    pause: Callable[[], None] | None,
-    watch: Callable[[Any], None] | None,
-    *,
-    in_band: bool,
-    others: reducers.Reducers | None,
-) -> OutOfBandPickle:
-    def write(pickler: Any, value: object) -> tuple[list[bytes], list[memoryview]]:
-        writer = _Writer(limit, pause)
-        pickled = _dump(pickler, value, writer, watch, in_band=in_band, others=others)
-        return writer.pieces, pickled.buffers
-
-    return OutOfBandPickle(
-        *by_value.GlobalsPickler(write, StreamTooLongError).pack(value)
-    )
-
-
 class _Watched(pickle.Pickler):
     """Calls ``watch`` with each object of a user's class, which takes 0.2 us."""
 
@@ -279,7 +251,7 @@ class _Writer:
         limit: int | None,
         pause: Callable[[], None] | None,
         *,
-        without: bytes | None = None,
+        without: bytes,
     ) -> None:
         self.pieces: list[bytes] = []
         self._room = limit
