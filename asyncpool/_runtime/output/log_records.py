@@ -139,13 +139,8 @@ class LogNotes:
         except ProtocolError as error:
             self._author.distrust(str(error))
             return
-        # A handler or filter of the user's may raise anything.
-        with contextlib.suppress(Exception, asyncio.CancelledError):
-            _hand_over(entry, self._of_worker(entry))
-
-    def _of_worker(self, entry: LogEntry) -> dict[str, object]:
         author = self._author
-        return {
+        ours: dict[str, object] = {
             "pool": self._worker_logs.pool,
             "slot": author.slot,
             "generation": author.generation,
@@ -153,6 +148,9 @@ class LogNotes:
             "job_id": entry.job,
             "attempt": entry.attempt,
         }
+        # A handler or filter of the user's may raise anything.
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            _hand_over(entry, ours)
 
 
 def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
@@ -190,22 +188,6 @@ def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
         logger.callHandlers(_record_of(entry, ours))
 
 
-def _harmless(entry: LogEntry) -> LogEntry:
-    """Return the entry without what controls a terminal, begins a line in a name, or hides in its own."""
-    return entry._replace(
-        name=printable_name(entry.name),
-        level_name=printable(entry.level_name),
-        message=printable_lines(entry.message),
-        path=printable(entry.path),
-        function=printable(entry.function),
-        process_name=printable(entry.process_name),
-        thread_name=printable(entry.thread_name),
-        task_name=printable(entry.task_name),
-        trace=printable_lines(entry.trace),
-        stack=printable_lines(entry.stack),
-    )
-
-
 def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
     record = logging.makeLogRecord(entry.fields)
     for name in ours.keys() & entry.fields.keys():
@@ -216,31 +198,31 @@ def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
     message_id = vars(record).get("message_id")
     if message_id is not None and message_id not in worker_messages.IDS:
         vars(record)["extra_message_id"] = vars(record).pop("message_id")
-    entry = _harmless(entry)
-    path = PurePath(entry.path)
+    path = PurePath(printable(entry.path))
     age = record.created - entry.created
+    # Nothing in it controls a terminal, begins a line in a name, or hides in its own.
     vars(record).update(
-        name=entry.name,
+        name=printable_name(entry.name),
         levelno=entry.level,
-        levelname=entry.level_name,
-        msg=entry.message,
+        levelname=printable(entry.level_name),
+        msg=printable_lines(entry.message),
         args=None,
-        pathname=entry.path,
+        pathname=printable(entry.path),
         filename=path.name,
         module=path.stem,
         lineno=entry.line,
-        funcName=entry.function,
+        funcName=printable(entry.function),
         created=entry.created,
         msecs=entry.created % 1 * 1000,
         relativeCreated=record.relativeCreated - age * 1000,
         process=entry.process,
-        processName=entry.process_name,
+        processName=printable(entry.process_name),
         thread=entry.thread,
-        threadName=entry.thread_name,
-        taskName=entry.task_name or None,
+        threadName=printable(entry.thread_name),
+        taskName=printable(entry.task_name) or None,
         exc_info=None,
-        exc_text=entry.trace or None,
-        stack_info=entry.stack or None,
+        exc_text=printable_lines(entry.trace) or None,
+        stack_info=printable_lines(entry.stack) or None,
         **ours,
     )
     return record

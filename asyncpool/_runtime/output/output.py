@@ -180,14 +180,17 @@ class Output:
             lines.append(rest)
             rest = b""
         self._rest = rest
-        if self._err:
-            self._tail.extend(lines)
-            lines = self._keep_report(lines)
-        self._lines.extend(lines)
+        self._take(lines)
         if self._emit_some():
             self._loop.remove_reader(self._fd)
             self._go_on_later()
         return True
+
+    def _take(self, lines: list[bytes]) -> None:
+        if self._err:
+            self._tail.extend(lines)
+            lines = self._keep_report(lines)
+        self._lines.extend(lines)
 
     def _keep_report(self, lines: list[bytes]) -> list[bytes]:
         """Keep the lines of a fatal error, and return the others.
@@ -197,7 +200,11 @@ class Output:
         if self._report is None:
             starts = (n for n, line in enumerate(lines) if line.startswith(FATAL))
             start = next(starts, None)
-            if start is None or self._no_report or not self._to_record():
+            if (
+                start is None
+                or self._no_report
+                or not (self._to_log() and _CRASHES.isEnabledFor(logging.WARNING))
+            ):
                 return lines
             self._report = lines[start:]
             self._loop.call_later(_REPORT_TIME, self._expire_report)
@@ -214,9 +221,6 @@ class Output:
         if self._fd >= 0 and self._report is not None:
             self._no_report = True
             self.release_report()
-
-    def _to_record(self) -> bool:
-        return self._to_log() and _CRASHES.isEnabledFor(logging.WARNING)
 
     def _go_on_later(self) -> None:
         if self._can_emit():
@@ -254,11 +258,8 @@ class Output:
         os.close(self._fd)
         self._fd = -1
         if self._rest:
-            lines, self._rest = [self._rest], b""
-            if self._err:
-                self._tail.extend(lines)
-                lines = self._keep_report(lines)
-            self._lines.extend(lines)
+            self._take([self._rest])
+            self._rest = b""
         dropped = len(self._lines) - _LINES_AT_THE_END
         if dropped > 0 and self._can_emit():
             self._emit(f"({dropped} lines are left out here)")
