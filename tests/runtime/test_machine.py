@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -11,15 +12,19 @@ from pathlib import Path
 import pytest
 
 from asyncpool import Pool, UnsupportedPlatformError
+from asyncpool._core.sandbox.plan import SandboxPlan
 from asyncpool._runtime.base import machine
+from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.sandbox import places
+from asyncpool._runtime.sandbox.confinement import Confinement
 from asyncpool._runtime.sandbox.places import (
-    PrivateFolders,
+    Places,
     WorkerCgroup,
     delegated_folder,
     delegated_limits,
     remove_tree,
 )
+from tests.helpers.loops import BOTH_LOOPS
 
 UNIFIED = "0::/a/b\n"
 LEGACY = "12:cpu,cpuacct:/a\n3:memory:/a\n1:name=systemd:/\n"
@@ -272,21 +277,28 @@ def test_a_worker_has_its_limits_and_leaves_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_only_its_owner_enters_a_folder_and_it_goes_with_the_rest(
+@BOTH_LOOPS
+async def test_only_its_owner_enters_a_folder_and_it_goes_with_the_rest(
     user: tuple[int, int] | None,
 ) -> None:
-    folders = PrivateFolders(user)
-    one, other = Path(folders.make("1")), Path(folders.make("2"))
+    threads = Threads(asyncio.get_running_loop())
+    plan = SandboxPlan(user=user)
+    mine = Places(Confinement(plan, (), {}, None, script_first=False), threads)
+    opened = [mine.open() for _ in range(3)]
+    one, used, other = (Path(place.folder) for place in opened)
     assert one.parent == other.parent
     assert one.stat().st_mode & 0o777 == 0o700
     # Another user cannot list those of others.
     assert one.parent.stat().st_mode & 0o777 == (0o711 if user else 0o700)
     assert one.stat().st_uid == (user[0] if user else os.geteuid())
+    (used / "file").touch()
+    mine.release(opened[0])
+    assert (one.exists(), used.exists(), other.exists()) == (False, True, True)
+    mine.release(opened[1])
+    await threads.close()
+    assert (used.exists(), other.exists()) == (False, True)
     for _ in range(2):  # again, which does no harm
-        folders.remove("1")
-        assert (one.exists(), other.exists()) == (False, True)
-    for _ in range(2):
-        folders.close()
+        await mine.close()
         assert not other.parent.exists()
 
 

@@ -162,18 +162,12 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
             name=name,
         ) from error
     if limit is not None and len(data) > limit:
-        raise _too_large(len(data), limit)
+        raise JobNotPicklableError(
+            f"the job's result has {len(data)} bytes when pickled, and max_message_size is {limit}",
+            direction="result",
+            name="",
+        )
     return data
-
-
-def _too_large(size: int, max_payload: int) -> JobNotPicklableError:
-    """Return the error for a result of *size* bytes."""
-    return JobNotPicklableError(
-        f"the job's result has {size} bytes when pickled, and max_message_size is "
-        f"{max_payload}",
-        direction="result",
-        name="",
-    )
 
 
 def load_value(

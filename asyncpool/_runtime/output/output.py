@@ -200,11 +200,8 @@ class Output:
         if self._report is None:
             starts = (n for n, line in enumerate(lines) if line.startswith(FATAL))
             start = next(starts, None)
-            if (
-                start is None
-                or self._no_report
-                or not (self._to_log() and _CRASHES.isEnabledFor(logging.WARNING))
-            ):
+            recorded = self._to_log() and _CRASHES.isEnabledFor(logging.WARNING)
+            if start is None or self._no_report or not recorded:
                 return lines
             self._report = lines[start:]
             self._loop.call_later(_REPORT_TIME, self._expire_report)

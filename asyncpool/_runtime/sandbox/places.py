@@ -135,63 +135,6 @@ def _offered(folder: Path) -> tuple[str, ...]:
     return tuple(name for name in _WANTED if name in names)
 
 
-class PrivateFolders:
-    """Makes folders that only one worker can enter, and removes them.
-
-    Args:
-        user: The numbers of the user and the group that workers are, if not this process's.
-        apart: Whether they have real users of their own, but the group of this process.
-    """
-
-    def __init__(self, user: tuple[int, int] | None, *, apart: bool = False) -> None:
-        self._user = user
-        self._apart = apart
-        self._base: str | None = None
-        self._removing = Lock()  # two threads would take each other's folders away
-
-    def make(self, name: str) -> str:
-        """Return a new folder.
-
-        Raises:
-            OSError: If it cannot be made.
-        """
-        if self._base is None:
-            # Workers of another user pass through here; nobody can list it.
-            self._base = tempfile.mkdtemp(prefix="asyncpool-")
-            if self._user is not None or self._apart:
-                Path(self._base).chmod(0o711)
-        folder = f"{self._base}/{name}"
-        Path(folder).mkdir(0o700)
-        if self._apart:
-            Path(folder).chmod(0o770)
-        if self._user is not None:
-            os.chown(folder, *self._user)
-        return folder
-
-    def remove_empty(self, name: str) -> bool:
-        """Remove a folder if nothing is in it; return whether it is gone."""
-        try:
-            Path(f"{self._base}/{name}").rmdir()
-        except OSError:
-            return False
-        return True
-
-    def remove(self, name: str) -> None:
-        """Remove a folder; what cannot be removed now goes with the rest."""
-        with self._removing, contextlib.suppress(OSError):
-            if self._base is not None:
-                remove_tree(self._base, name)
-
-    def close(self) -> None:
-        """Remove all that is left."""
-        with self._removing, contextlib.suppress(OSError):
-            base, self._base = self._base, None
-            if base is not None:
-                for path in Path(base).iterdir():
-                    remove_tree(base, path.name)
-                Path(base).rmdir()
-
-
 def remove_tree(parent: str, name: str) -> None:
     """Remove the folder *name* of *parent*, whatever hostile code has put there.
 
@@ -273,35 +216,59 @@ class Places:
     def __init__(self, confinement: Confinement, threads: Threads) -> None:
         self._threads = threads
         self._limits = confinement.limits
-        plan = confinement.plan
-        self._folders = PrivateFolders(plan.user, apart=plan.apart)
+        self._user, self._apart = confinement.plan.user, confinement.plan.apart
         self._parent = delegated_folder() if self._limits else None
         self._left: list[WorkerCgroup] = []
+        self._base: str | None = None
+        self._removing = Lock()  # two threads would take each other's folders away
 
     def open(self) -> Place:
-        """Return what a new worker has for itself.
+        """Return what a new worker has for itself; only it can enter its folder.
 
         Raises:
             OSError: If it cannot be made.
         """
-        name = f"{next(_numbers)}"
-        folder = self._folders.make(name)
-        cgroup = None
+        name, cgroup = f"{next(_numbers)}", None
+        if self._base is None:
+            # Workers of another user pass through here; nobody can list it.
+            self._base = tempfile.mkdtemp(prefix="asyncpool-")
+            if self._user is not None or self._apart:
+                Path(self._base).chmod(0o711)
+        folder = Path(self._base, name)
+        folder.mkdir(0o700)
+        if self._apart:
+            folder.chmod(0o770)
+        if self._user is not None:
+            os.chown(folder, *self._user)
         if self._parent is not None:
             cgroup = WorkerCgroup(self._parent / f"asyncpool-{os.getpid()}-{name}")
             cgroup.limit(self._limits)
-        return Place(name, folder, cgroup)
+        return Place(name, str(folder), cgroup)
 
     def release(self, place: Place) -> None:
         """Remove what a worker had, which has ended; in a thread, if there is much of it."""
         # Most jobs leave nothing, and a thread would get in the way of the worker that follows.
-        if place.cgroup is not None or not self._folders.remove_empty(place.name):
-            self._threads.copy(self._remove, place)
+        if place.cgroup is None:
+            with contextlib.suppress(OSError):
+                Path(place.folder).rmdir()
+                return
+        self._threads.copy(self._remove, place)
 
     def _remove(self, place: Place) -> None:
-        self._folders.remove(place.name)
+        # What cannot be removed now goes with the rest.
+        with self._removing, contextlib.suppress(OSError):
+            if self._base is not None:
+                remove_tree(self._base, place.name)
         if place.cgroup is not None and not place.cgroup.remove():
             self._left.append(place.cgroup)
+
+    def _remove_rest(self) -> None:
+        with self._removing, contextlib.suppress(OSError):
+            base, self._base = self._base, None
+            if base is not None:
+                for path in Path(base).iterdir():
+                    remove_tree(base, path.name)
+                Path(base).rmdir()
 
     async def close(self) -> None:
         """Remove what is left, once nothing is left of any worker.
@@ -311,7 +278,7 @@ class Places:
         """
         threads = Threads(asyncio.get_running_loop())
         try:
-            await threads.copy(self._folders.close)
+            await threads.copy(self._remove_rest)
             for cgroup in self._left:
                 cgroup.remove()
         finally:
