@@ -51,14 +51,10 @@ _ERRORS: dict[str, type[BaseException]] = {
     "ValueError": ValueError,
     "E": UnicodeDecodeError,
 }
-_JSON, _MSGSPEC = format_of("json"), format_of("msgspec")
+_JSON, _MSGSPEC = map(format_of, ("json", "msgspec"))
 _SCHEMAS = [
-    Schema(_JSON),
-    Schema(_MSGSPEC),
-    Schema(_JSON, None, bytes),
-    Schema(_MSGSPEC, None, bytes),
-    Schema(_JSON),
-    Schema(_MSGSPEC, list[int]),
+    *(Schema(how, None, cls) for cls in (None, bytes) for how in (_JSON, _MSGSPEC)),
+    *(Schema(_JSON), Schema(_MSGSPEC, list[int])),
 ]
 
 
