@@ -15,7 +15,7 @@ import anyio
 
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.validation import NUMBER, SECONDS, check_type, or_none
-from asyncpool._core.leases.lease_ledger import (
+from asyncpool._core.leases import (
     GIVE_UP,
     LeaseLedger,
     Lost,
