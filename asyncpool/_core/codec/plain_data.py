@@ -19,8 +19,7 @@ import time
 from io import BytesIO
 from itertools import chain
 
-from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
-from asyncpool._core.pickling.reducers import LARGE
+from asyncpool._core.pickling.out_of_band import HEAVY, LARGE, StreamTooLongError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -18,9 +18,11 @@ from sys import modules
 
 from asyncpool._core.main.by_value import GlobalError
 from asyncpool._core.main.by_value_loading import pickler_of_results
-from asyncpool._core.pickling import reducers
 from asyncpool._core.pickling.out_of_band import (
+    ARRAYS,
+    CONNECTIONS,
     HEAVY,
+    LARGE,
     MAIN,
     OutOfBandPickle,
     ReceivedPickle,
@@ -29,8 +31,9 @@ from asyncpool._core.pickling.out_of_band import (
     dumps_call,
     keep_large,
     loads,
+    needs_teaching,
+    teach,
 )
-from asyncpool._core.pickling.reducers import LARGE
 from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -60,8 +63,8 @@ def dumps(value: object) -> bytes:
         Exception: Any that the value's own methods raise, or the serializer.
     """
     try:
-        # The same as reducers.possible(), whose call would cost 35 ns for each job.
-        if reducers.ARRAYS in modules or reducers.CONNECTIONS in modules:
+        # The same as needs_teaching(), whose call would cost 35 ns for each job.
+        if ARRAYS in modules or CONNECTIONS in modules:
             data = dumps_with(pickle.Pickler, value)
         else:
             data = pickle.dumps(value, 5)
@@ -248,7 +251,7 @@ def _pack(value: object) -> bytes | OutOfBandPickle:
     buffers: list[memoryview] = []
     keep = keep_large(buffers)
     try:
-        if reducers.possible():
+        if needs_teaching():
             data = dumps_with(pickle.Pickler, value, keep)
         else:
             data = pickle.dumps(value, 5, buffer_callback=keep)  # faster by 1.5 us
@@ -272,7 +275,7 @@ def dumps_with(
     """Return *value* as a pickler of this class writes it, taught to reduce what pickle gets wrong."""
     file = BytesIO()
     made = pickler(file, 5, buffer_callback=keep)
-    reducers.teach(made)
+    teach(made)
     made.dump(value)
     return file.getvalue()
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from asyncpool._core.pickling.out_of_band import (
+    LARGE,
     OutOfBandPickle,
     ReceivedPickle,
     cut,
     lay_out,
 )
-from asyncpool._core.pickling.reducers import LARGE
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
 from asyncpool._runtime.base.threads import Threads
