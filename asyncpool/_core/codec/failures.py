@@ -9,7 +9,7 @@ from __future__ import annotations
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.codec.schemas import in_one_piece, json_schema
 from asyncpool._core.pickling.calls import describe, text_of
-from asyncpool._core.pickling.errors import format_error
+from asyncpool._core.pickling.errors import traceback_of, type_name
 from asyncpool.errors import (
     HookError,
     JobCancelled,
@@ -48,7 +48,7 @@ def registered(errors: Iterable[type[BaseException]]) -> dict[str, type[BaseExce
         cls: object = one
         if not (isinstance(cls, type) and issubclass(cls, BaseException)):
             raise TypeError(f"errors takes classes of exceptions, not {one!r}")
-        found[_name(one)] = one
+        found[f"{one.__module__}.{one.__qualname__}"] = one
     return found
 
 
@@ -73,13 +73,10 @@ def _text(value: str) -> str:
 
 
 def _fields(error: BaseException, skip: int) -> dict[str, Any]:
-    tb = error.__traceback__
-    for _ in range(skip):
-        tb = tb.tb_next if tb is not None else None
     fields: dict[str, Any] = {
-        "type": _name(type(error)),
+        "type": type_name(error),
         "text": _text(text_of(error)),
-        "traceback": _text(format_error(error, tb)),
+        "traceback": _text(traceback_of(error, skip)),
         "notes": _notes(error),
         "args": _plain_args(error),
     }
@@ -146,9 +143,8 @@ def _error_of(found: Any, errors: Errors) -> BaseException:
         )
     for note in fields["notes"]:
         error.add_note(note)
-    first = error.exception if isinstance(error, HookError) else error
-    if first is error:
-        first.__cause__ = RemoteTraceback(fields["traceback"])
+    if not isinstance(error, HookError):
+        error.__cause__ = RemoteTraceback(fields["traceback"])
     return error
 
 
@@ -193,7 +189,3 @@ def _own(fields: dict[str, Any], errors: Errors) -> BaseException | None:
             return HookError(_shown(hook), stage=stage, exception=cause)
         case _:
             return None
-
-
-def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"

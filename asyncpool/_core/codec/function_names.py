@@ -131,17 +131,13 @@ def check_name(option: str, function: object) -> None:
     try:
         name_of(function)
     except LookupError as why:
-        raise JobNotPicklableError(
-            f"{option} cannot be sent by its name, as this pool does: {why}",
-            direction="arguments",
-            name=option,
-        ) from why
+        raise unnamed(why, option) from why
 
 
-def unnamed(why: Exception) -> JobNotPicklableError:
+def unnamed(why: Exception, what: str = "fn") -> JobNotPicklableError:
     """Return the error for a function that has no name."""
     return JobNotPicklableError(
-        f"fn cannot be sent by its name, as this pool does: {why}",
+        f"{what} cannot be sent by its name, as this pool does: {why}",
         direction="arguments",
-        name="fn",
+        name=what,
     )

@@ -39,10 +39,7 @@ def pack_error(error: BaseException, *, skip: int) -> bytes:
         skip: How many of the outermost frames of its traceback belong to the
             worker, and interest nobody.
     """
-    tb = error.__traceback__
-    for _ in range(skip):
-        tb = tb.tb_next if tb is not None else None
-    texts = format_error(error, tb), _name(error), text_of(error)
+    texts = traceback_of(error, skip), type_name(error), text_of(error)
     remote, name, text = map(printable_lines, texts)
     for attempt, is_good in ((dumps, _is_faithful), (_dumps_rebuilt, _is_alike)):
         try:
@@ -195,8 +192,17 @@ def _set(error: BaseException, name: str, value: object) -> None:
     object.__setattr__(error, name, value)
 
 
-def _name(error: BaseException) -> str:
+def type_name(error: BaseException) -> str:
+    """Return the full name of the type of *error*."""
     return f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def traceback_of(error: BaseException, skip: int) -> str:
+    """Return the traceback of *error* and its text, without the *skip* outermost frames."""
+    tb = error.__traceback__
+    for _ in range(skip):
+        tb = tb.tb_next if tb is not None else None
+    return format_error(error, tb)
 
 
 def format_error(error: BaseException, tb: TracebackType | None) -> str:
