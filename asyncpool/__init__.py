@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     # Tools that freeze programs look for imports, and other processes begin with this one.
     import asyncpool._worker.bootstrap  # noqa: F401 # pyright: ignore[reportUnusedImport]
     from asyncpool import to_process
-    from asyncpool._core.codec.codec import Codec
+    from asyncpool._core.codec.formats import Codec
     from asyncpool._core.policies.restart import RestartPolicy
     from asyncpool._core.policies.worker_limits import WorkerLimits
     from asyncpool._runtime.base.pool_hub import EventStream
@@ -77,7 +77,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "asyncpool": ("to_process",),  # a module
-    "asyncpool._core.codec.codec": ("Codec",),
+    "asyncpool._core.codec.formats": ("Codec",),
     "asyncpool._core.policies.restart": ("RestartPolicy",),
     "asyncpool._core.policies.worker_limits": ("WorkerLimits",),
     "asyncpool._runtime.base.pool_hub": ("EventStream",),

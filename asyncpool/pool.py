@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from asyncpool._api.caller import Caller, JobsListened, Supervised
 from asyncpool._core.base.names import function_name
 from asyncpool._core.base.validation import NUMBER, check_type
-from asyncpool._core.codec.codec import Codec
 from asyncpool._core.policies.job_options import JobOptions, OnCancel, Options
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
@@ -39,11 +38,12 @@ from asyncpool._worker.api.context import CurrentJob
 from asyncpool.boundpool import BoundPool
 from asyncpool.enums import RunState
 from asyncpool.events import CloseSummary, RollResult
-from asyncpool.sandbox import Sandbox
 from asyncpool.stats import PoolStats
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # few pools have these
+    from asyncpool._core.codec.formats import Codec
     from asyncpool.profile import Profile
+    from asyncpool.sandbox import Sandbox
 
 __all__ = ["Pool"]
 

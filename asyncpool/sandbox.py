@@ -17,7 +17,6 @@ from asyncpool._core.base.validation import (
     or_none,
     several,
 )
-from asyncpool._core.sandbox.checks import check_together, environment_of, ports_of
 
 if TYPE_CHECKING:
     from asyncpool._core.sandbox.plan import Settings
@@ -34,6 +33,10 @@ _TYPES = {
     "user": ((str, int, type(None)), "the name or the number of a user, or None"),
     "strict": SWITCH,
 }
+_AS_THEY_ARE = (
+    *("read", "write", "workdir", "imports"),
+    *("processes", "memory", "cpu_seconds", "cpus"),
+)
 _GIB = 1 << 30
 
 Path = str | os.PathLike[str]
@@ -99,6 +102,8 @@ class Sandbox:
     strict: bool = True
 
     def __post_init__(self) -> None:
+        from asyncpool._core.sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
+
         check_types(self, _TYPES)
         for name in ("read", "write"):
             paths = several(
@@ -107,8 +112,8 @@ class Sandbox:
             self._set(name, tuple(_absolute(name, path) for path in paths))
         if self.workdir is not None:
             self._set("workdir", _absolute("workdir", self.workdir))
-        self._set("env", dict(environment_of(self.env)))
-        ports = ports_of(self.network)
+        self._set("env", dict(plan.environment_of(self.env)))
+        ports = plan.ports_of(self.network)
         self._set("network", True if ports is None else ports or False)
         for name in ("memory", "cpu_seconds", "cpus"):
             value = getattr(self, name)
@@ -116,7 +121,7 @@ class Sandbox:
                 raise ValueError(f"{name} must be > 0 and finite, or None, not {value}")
         if self.processes is not None and self.processes < 0:
             raise ValueError(f"processes must be at least 0, not {self.processes}")
-        check_together(settings_of(self, None))
+        plan.check_together(settings_of(self, None))
 
     @classmethod
     def parser(cls) -> Sandbox:
@@ -150,21 +155,12 @@ def settings_of(sandbox: Sandbox, user: tuple[int, int] | None) -> Settings:
         sandbox: The sandbox.
         user: The numbers of the user and the group that its *user* names.
     """
-    from asyncpool._core.sandbox.plan import Settings  # noqa: PLC0415 - few pools have a sandbox
+    from asyncpool._core.sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
 
-    return Settings(
-        read=tuple(os.fspath(path) for path in sandbox.read),
-        write=tuple(os.fspath(path) for path in sandbox.write),
-        workdir=None if sandbox.workdir is None else os.fspath(sandbox.workdir),
-        imports=sandbox.imports,
-        ports=ports_of(sandbox.network),
-        env=tuple(sandbox.env.items()),
-        processes=sandbox.processes,
-        memory=sandbox.memory,
-        cpu_seconds=sandbox.cpu_seconds,
-        cpus=sandbox.cpus,
-        user=user,
-    )
+    # The others it has made what the plan takes.
+    others = {name: getattr(sandbox, name) for name in _AS_THEY_ARE}
+    ports, env = plan.ports_of(sandbox.network), tuple(sandbox.env.items())
+    return plan.Settings(ports=ports, env=env, user=user, **others)
 
 
 def _absolute(name: str, path: object) -> str:

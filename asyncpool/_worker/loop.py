@@ -168,9 +168,9 @@ def _serializer(config: WorkerConfig, beats: HeartbeatWriter) -> WorkerSerialize
     """Return how this worker's calls and outcomes travel."""
     if not config.codec:
         return PICKLE_WORKER
-    from asyncpool._worker.job.data import serializer_of  # noqa: PLC0415 - most need none
+    from asyncpool._worker.job.data import DataWorkerSerializer  # noqa: PLC0415 - most need none
 
-    serializer = serializer_of(config.codec)
+    serializer = DataWorkerSerializer(config.codec)
     beats.use(serializer.pack_details)
     load_details_by(serializer.load_details)
     return serializer

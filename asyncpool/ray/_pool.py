@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from asyncpool._core.base.names import function_name
 from asyncpool._core.base.validation import TEXT, check_type
-from asyncpool._core.codec.codec import Codec
 from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.codec.formats import format_of
+from asyncpool._core.codec.formats import Codec, format_of
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.base.arguments import check_int, check_seconds, least_and_most
 from asyncpool._runtime.client.client import Client

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 import asyncpool
 from asyncpool._core.logs import worker_messages
 from asyncpool._core.logs.log_message import INFO, LogMessage
-from asyncpool._runtime.output.output import StderrTail
+from asyncpool._runtime.output import StderrTail
 
 SOLD = LogMessage("sold", INFO, "%(pool)s has sold %(count)d %(what)s", "pool count")
 LOGGER = logging.getLogger("tests.log_message")

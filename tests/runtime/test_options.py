@@ -20,7 +20,7 @@ from asyncpool import (
     Pool,
     ProcessPoolExecutor,
 )
-from asyncpool._core.pickling.variables import unpack_variables
+from asyncpool._core.pickling.calls import unpack_variables
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_options import JobLimits, JobOptions, Options
 from asyncpool._core.wire.messages import MAX_VARIABLES, JobContext

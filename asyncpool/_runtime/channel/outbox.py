@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from asyncpool._core.pickling.functions import Function, FunctionCache
 from asyncpool._core.pickling.out_of_band import (
+    LARGE,
     OutOfBandPickle,
     ReceivedPickle,
     cut,
     lay_out,
 )
-from asyncpool._core.pickling.reducers import LARGE
 from asyncpool._core.wire.frames import (
     HEADER_SIZE,
     VERSION,

@@ -30,11 +30,11 @@ from asyncpool._runtime.options.worker_options import (
     seconds,
     switch,
 )
-from asyncpool.sandbox import Sandbox
 
-if TYPE_CHECKING:  # few pools have a codec
+if TYPE_CHECKING:  # few pools have a codec or a sandbox
     from asyncpool._core.codec.data_only import DataOnly
     from asyncpool._core.codec.formats import Format
+    from asyncpool.sandbox import Sandbox
 
 # The limits that the jobs of a pool have by default; JobLimits checks them.
 JOB_LIMITS = (
@@ -114,8 +114,12 @@ def _functions(name: str, value: object) -> tuple[Any, ...] | None:
 
 
 def _sandbox(name: str, value: object) -> Sandbox | None:
+    if value is None:
+        return None
+    from asyncpool.sandbox import Sandbox  # noqa: PLC0415 - few pools have one
+
     check_type(name, value, or_none(((Sandbox,), "a Sandbox")))
-    assert value is None or isinstance(value, Sandbox)
+    assert isinstance(value, Sandbox)
     return value
 
 

@@ -33,7 +33,7 @@ from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.outcomes import unreadable
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError
-from asyncpool._runtime.output.log_records import WorkerLogs, explicit_levels
+from asyncpool._runtime.output import WorkerLogs, explicit_levels
 from asyncpool._runtime.pool.admission import Admission, Draining
 from asyncpool._runtime.pool.broadcasts import Broadcaster
 from asyncpool._runtime.pool.deaths import Deaths

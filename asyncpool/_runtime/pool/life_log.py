@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from asyncpool._core.logs.log_message import LogMessage
-    from asyncpool._core.sandbox.requirements import Missing
+    from asyncpool._core.sandbox.plan import Missing
     from asyncpool._runtime.state.config import SupervisorConfig
     from asyncpool._runtime.worker.handle import WorkerHandle
 

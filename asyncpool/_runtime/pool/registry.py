@@ -23,7 +23,7 @@ from asyncpool._core.wire.frames import Frame
 from asyncpool._core.wire.messages import with_details
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub
 from asyncpool._runtime.job.job import Chunk, Job, StreamJob, claim
-from asyncpool._runtime.job.lease_renewals import Holder
+from asyncpool._runtime.job.lease_holder import Holder
 from asyncpool._runtime.job.outcomes import Failed, load_outcome
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit

@@ -24,7 +24,7 @@ from asyncpool._system.descriptors import Handed
 from asyncpool.errors import JobNotPicklableError
 
 if TYPE_CHECKING:
-    from asyncpool._core.pickling.reducers import Reducers
+    from asyncpool._core.pickling.out_of_band import Reducers
     from asyncpool._system.semaphores import Mappings
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncpool._core.base.validation import several
 from asyncpool._core.main import main_module
-from asyncpool._core.pickling.variables import pack_variables
+from asyncpool._core.pickling.calls import pack_variables
 from asyncpool._core.wire.messages import MAX_VARIABLES, with_variables
 from asyncpool.errors import JobNotPicklableError
 

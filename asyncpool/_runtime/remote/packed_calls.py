@@ -46,14 +46,16 @@ def _is_light(payload: object) -> bool:
     return False  # it is passed on as it is
 
 
-PACKED = Serializer(
-    pack_job=_pack,
-    load_value=_keep,
-    load_item=_keep,
-    load_error=_error,
-    load_details=_keep,
-    is_heavy=_is_light,
-)
+class PackedSerializer(Serializer):
+    """Leaves all as it is."""
+
+    pack_job = staticmethod(_pack)
+    load_value = load_item = load_details = staticmethod(_keep)
+    load_error: Callable[..., BaseException] = staticmethod(_error)
+    is_heavy = staticmethod(_is_light)
+
+
+PACKED = PackedSerializer()
 
 
 class PackedFunctions(FunctionTable):

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from asyncpool._core.base.names import JOB_LOGGER, function_name
 from asyncpool._core.base.records import Record
-from asyncpool._core.pickling.variables import unpack_variables
+from asyncpool._core.pickling.calls import unpack_variables
 from asyncpool._core.wire.messages import JobContext
 
 TYPE_CHECKING = False  # see _core/base/records.py

@@ -1,4 +1,9 @@
-"""What workers print: line by line into ``logging``, with a tail for crash reports."""
+"""What workers print and what their loggers record, passed on to loggers of the service.
+
+Lines go to the logger ``asyncpool.worker``, with a tail for crash reports; records go to the loggers of the
+same names here.  In one turn of the loop the pool spends at most 0.25 ms on records.  If a worker has sent
+too many, the pool stops reading its control channel until they are passed on.  So that worker waits.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,20 @@ import select
 import sys
 from collections import deque
 from collections.abc import Iterable
-from typing import TextIO
+from pathlib import PurePath
+from time import perf_counter
+from typing import Protocol, TextIO
 
-from asyncpool._core.base.text import printable
-from asyncpool._core.logs import pool_messages as say
+from asyncpool._core.base.names import JOB_LOGGER
+from asyncpool._core.base.text import printable, printable_lines, printable_name
+from asyncpool._core.logs import pool_messages as say, worker_messages
+from asyncpool._core.wire.log_records import LogEntry
+from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.options.worker_options import OutputMode
+from asyncpool.errors import ProtocolError
+
+_LOGGER = logging.getLogger("asyncpool")
+_LINES = logging.getLogger("asyncpool.worker")
 
 # What the pool keeps of a worker's stderr for the report of its death.
 #
@@ -87,9 +101,6 @@ def text(line: bytes) -> str:
     """Return a line without its end, whatever bytes it has."""
     return line.decode(errors="replace").rstrip("\r")
 
-
-_LOGGER = logging.getLogger("asyncpool.worker")
-_CRASHES = logging.getLogger("asyncpool")
 
 # A longer line is cut into several.  A turn of the loop reads no more than this either, so a
 # worker that floods its stderr slows down nobody but itself.
@@ -180,14 +191,17 @@ class Output:
             lines.append(rest)
             rest = b""
         self._rest = rest
-        if self._err:
-            self._tail.extend(lines)
-            lines = self._keep_report(lines)
-        self._lines.extend(lines)
+        self._take(lines)
         if self._emit_some():
             self._loop.remove_reader(self._fd)
             self._go_on_later()
         return True
+
+    def _take(self, lines: list[bytes]) -> None:
+        if self._err:
+            self._tail.extend(lines)
+            lines = self._keep_report(lines)
+        self._lines.extend(lines)
 
     def _keep_report(self, lines: list[bytes]) -> list[bytes]:
         """Keep the lines of a fatal error, and return the others.
@@ -197,7 +211,8 @@ class Output:
         if self._report is None:
             starts = (n for n, line in enumerate(lines) if line.startswith(FATAL))
             start = next(starts, None)
-            if start is None or self._no_report or not self._to_record():
+            recorded = self._to_log() and _LOGGER.isEnabledFor(logging.WARNING)
+            if start is None or self._no_report or not recorded:
                 return lines
             self._report = lines[start:]
             self._loop.call_later(_REPORT_TIME, self._expire_report)
@@ -214,9 +229,6 @@ class Output:
         if self._fd >= 0 and self._report is not None:
             self._no_report = True
             self.release_report()
-
-    def _to_record(self) -> bool:
-        return self._to_log() and _CRASHES.isEnabledFor(logging.WARNING)
 
     def _go_on_later(self) -> None:
         if self._can_emit():
@@ -244,7 +256,7 @@ class Output:
         return self._to_log() or _is_writable(self._stream())
 
     def _to_log(self) -> bool:
-        return self._mode == "log" and _LOGGER.hasHandlers()
+        return self._mode == "log" and _LINES.hasHandlers()
 
     def _stream(self) -> TextIO | None:
         return sys.stderr if self._err else sys.stdout
@@ -254,11 +266,8 @@ class Output:
         os.close(self._fd)
         self._fd = -1
         if self._rest:
-            lines, self._rest = [self._rest], b""
-            if self._err:
-                self._tail.extend(lines)
-                lines = self._keep_report(lines)
-            self._lines.extend(lines)
+            self._take([self._rest])
+            self._rest = b""
         dropped = len(self._lines) - _LINES_AT_THE_END
         if dropped > 0 and self._can_emit():
             self._emit(f"({dropped} lines are left out here)")
@@ -272,7 +281,7 @@ class Output:
             message = say.ERROR_LINE if self._err else say.LINE
             line = printable(text)
             message.log(
-                _LOGGER,
+                _LINES,
                 self._extra,
                 label=self._label,
                 line=line,
@@ -298,3 +307,211 @@ def _is_writable(stream: TextIO | None) -> bool:
     except (OSError, ValueError, AttributeError, OverflowError):
         return True  # it is no real file, so it does not block as a pipe does
     return bool(poll.poll(0))
+
+
+# What loggers of workers record.
+
+_OURS = "asyncpool."  # how the names of the service's other loggers begin
+
+_TURN = 0.00025  # s
+_AHEAD = 64
+
+# Seconds that the pool spends on the remaining records when it closes.
+_LAST_TURNS = 1.0
+
+
+class Author(Protocol):
+    """The worker, as far as this module needs to know it."""
+
+    slot: int
+    generation: int
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of its process."""
+
+    def distrust(self, detail: str) -> None:
+        """Trust the worker no more, since it has done what *detail* says."""
+
+
+class WorkerLogs:
+    """The records of all workers of a pool, in the order in which they came.
+
+    Args:
+        loop: The pool's loop.
+        pool: Its name.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: str) -> None:
+        self.pool = pool
+        self._loop = loop
+        self._waiting: deque[tuple[LogNotes, bytes]] = deque()
+        self._emptied: asyncio.Future[None] | None = None
+
+    async def finish(self) -> None:
+        """Wait until all records are passed on, if that does not take too long.
+
+        Cancellation:
+            Safe: the records are still passed on.
+        """
+        if self._emptied is not None:
+            await asyncio.wait((self._emptied,), timeout=_LAST_TURNS)
+
+    def close(self) -> None:
+        """Drop the records that are left."""
+        left = len(self._waiting)
+        self._waiting.clear()
+        if left:
+            extra = {"pool": self.pool, "records": left}
+            say.RECORDS_DROPPED.log(_LOGGER, extra)
+
+    def add(self, notes: LogNotes, payload: bytes) -> None:
+        """Pass a record on in one of the next turns of the loop."""
+        self._waiting.append((notes, payload))
+        if self._emptied is None:
+            self._emptied = self._loop.create_future()
+            self._loop.call_soon(self._pass_on)
+
+    def _pass_on(self) -> None:
+        until = perf_counter() + _TURN
+        try:
+            while self._waiting:
+                notes, payload = self._waiting.popleft()
+                notes.pass_on(payload)
+                if perf_counter() >= until:
+                    break
+        finally:
+            if self._waiting:
+                self._loop.call_soon(self._pass_on)
+            elif self._emptied is not None:
+                self._emptied.set_result(None)
+                self._emptied = None
+
+
+class LogNotes:
+    """The records of one worker.
+
+    Args:
+        worker_logs: Passes them on.
+        author: The worker.
+        channel: The channel that they come from.
+
+    Attributes:
+        paused: Whether the worker has to wait, since it has sent too many.
+    """
+
+    def __init__(
+        self, worker_logs: WorkerLogs, author: Author, channel: Channel
+    ) -> None:
+        self._worker_logs = worker_logs
+        self._author = author
+        self._channel = channel
+        self._waiting = 0
+        self.paused = False
+
+    def add(self, payload: bytes) -> None:
+        """Take the payload of a ``RECORD`` frame."""
+        self._worker_logs.add(self, payload)
+        self._waiting += 1
+        if self._waiting == _AHEAD:
+            self.paused = True
+            self._channel.pause()
+
+    def pass_on(self, payload: bytes) -> None:
+        """Give a record to its logger, and survive whatever its handlers do."""
+        self._waiting -= 1
+        if not self._waiting and self.paused:
+            self.paused = False
+            self._channel.resume()
+        try:
+            entry = LogEntry.unpack(payload)
+        except ProtocolError as error:
+            self._author.distrust(str(error))
+            return
+        author = self._author
+        ours: dict[str, object] = {
+            "pool": self._worker_logs.pool,
+            "slot": author.slot,
+            "generation": author.generation,
+            "pid": author.pid or entry.process,
+            "job_id": entry.job,
+            "attempt": entry.attempt,
+        }
+        # A handler or filter of the user's may raise anything.
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            _hand_over(entry, ours)
+
+
+def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
+    """Return the levels that this process has set for loggers, and the disabled level."""
+    root = logging.getLogger()
+    levels = [("", root.level)]
+    for name, logger in list(root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and logger.level != logging.NOTSET:
+            levels.append((name, logger.level))
+    return tuple(levels), root.manager.disable
+
+
+def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
+    if entry.name == _LOGGER.name or entry.name.startswith(_OURS):
+        # What is under this name was said by the service.  A pool in a worker says it too, and
+        # so may a worker that lies.
+        entry = entry._replace(name=JOB_LOGGER)
+    root = logging.getLogger()
+    found: object = root
+    if entry.name != root.name:
+        found = root.manager.loggerDict.get(entry.name)
+    if isinstance(found, logging.Logger):
+        if found.isEnabledFor(entry.level):
+            found.handle(_record_of(entry, ours))
+        return
+    # If there is no such logger, take the next one above it, which would get the record too.
+    # None is created, since loggers stay for ever, and a worker may invent any number of names.
+    logger, name = root, entry.name
+    while logger is root and "." in name:
+        name = name.rpartition(".")[0]
+        above = root.manager.loggerDict.get(name)
+        logger = above if isinstance(above, logging.Logger) else root
+    least = max(logger.getEffectiveLevel(), root.manager.disable + 1)
+    if entry.level >= least:
+        logger.callHandlers(_record_of(entry, ours))
+
+
+def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
+    record = logging.makeLogRecord(entry.fields)
+    for name in ours.keys() & entry.fields.keys():
+        # A job's own logger may have set the same field.
+        if (given := entry.fields[name]) != ours[name]:
+            vars(record)[f"extra_{name}"] = given
+    # Filters and alerts take it for the service's word, unless only workers say this.
+    message_id = vars(record).get("message_id")
+    if message_id is not None and message_id not in worker_messages.IDS:
+        vars(record)["extra_message_id"] = vars(record).pop("message_id")
+    path = PurePath(printable(entry.path))
+    age = record.created - entry.created
+    # Nothing in it controls a terminal, begins a line in a name, or hides in its own.
+    vars(record).update(
+        name=printable_name(entry.name),
+        levelno=entry.level,
+        levelname=printable(entry.level_name),
+        msg=printable_lines(entry.message),
+        args=None,
+        pathname=printable(entry.path),
+        filename=path.name,
+        module=path.stem,
+        lineno=entry.line,
+        funcName=printable(entry.function),
+        created=entry.created,
+        msecs=entry.created % 1 * 1000,
+        relativeCreated=record.relativeCreated - age * 1000,
+        process=entry.process,
+        processName=printable(entry.process_name),
+        thread=entry.thread,
+        threadName=printable(entry.thread_name),
+        taskName=printable(entry.task_name) or None,
+        exc_info=None,
+        exc_text=printable_lines(entry.trace) or None,
+        stack_info=printable_lines(entry.stack) or None,
+        **ours,
+    )
+    return record

@@ -1,7 +1,7 @@
 """Decide which lease gets the next renewal, and which leases are given up.
 
 A lease that is held in an outside system lapses unless it is extended in time.  So each lease
-has one turn in each *interval*.  ``LeaseQueues`` says which lease has the next turn, and
+has one turn in each *interval*.  The ledger's queues say which lease has the next turn, and
 ``RenewalPace`` when its renewal may begin.
 
 If it is known how long a lease lasts after an extension, its *ttl*, the ledger also says
@@ -16,7 +16,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from asyncpool._core.base.deadlines import Deadlines, earliest
 from asyncpool.events import LeaseRelieved, LeaseSaturated
@@ -219,6 +219,7 @@ NEVER = _AT_ONCE = float("-inf")
 L = TypeVar("L", bound=Hashable)
 
 
+@dataclass(eq=False, slots=True)
 class LeaseRecord(Generic[L]):
     """What is known of one lease.
 
@@ -234,127 +235,17 @@ class LeaseRecord(Generic[L]):
         told: When the keeper was last told that renewals of it fail.
     """
 
-    __slots__ = (
-        "begun",
-        "due",
-        "extended",
-        "failures",
-        "lease",
-        "number",
-        "throttles",
-        "told",
-    )
-
-    def __init__(self, lease: L, number: int, now: float) -> None:
-        self.lease = lease
-        self.number = number
-        self.due = self.extended = self.begun = now
-        self.failures = self.throttles = 0
-        self.told = NEVER
+    lease: L
+    number: int
+    due: float
+    extended: float
+    begun: float
+    failures: int = 0
+    throttles: int = 0
+    told: float = NEVER
 
 
-class LeaseQueues(Generic[L]):
-    """Every lease that waits for a renewal, in the order of the turns.
-
-    Args:
-        pace: What says when a renewal may begin.
-        interval: Seconds in which each lease has a turn.
-
-    Attributes:
-        main: The leases that wait for their turn of this interval.
-        backup: The leases that had their turn.
-        arrivals: The leases that came in this interval.
-        repeats: The leases whose failed renewal is to be repeated now.
-    """
-
-    def __init__(self, pace: RenewalPace, interval: float) -> None:
-        self._pace, self._interval = pace, interval
-        # Dicts, since a lease leaves from the middle at the end of its job.
-        self.main: OrderedDict[L, LeaseRecord[L]] = OrderedDict()
-        self.backup: OrderedDict[L, LeaseRecord[L]] = OrderedDict()
-        self.arrivals: OrderedDict[L, LeaseRecord[L]] = OrderedDict()
-        self.repeats: OrderedDict[L, LeaseRecord[L]] = OrderedDict()
-        self._repeated = False  # whether the latest renewal was a repeat
-
-    @property
-    def any_waits(self) -> bool:
-        """Whether a lease waits for a renewal in this interval."""
-        return bool(self.main or self.arrivals or self.repeats)
-
-    def take(self) -> LeaseRecord[L] | None:
-        """Take the lease with the next renewal out of its queue, if one waits."""
-        queue = self._next_queue()
-        if not queue:
-            return None
-        self._repeated = queue is self.repeats
-        _, record = queue.popitem(last=False)
-        return record
-
-    def discard(self, lease: L) -> None:
-        """Take a lease out of its queue, if it is in one."""
-        for queue in (self.main, self.backup, self.arrivals, self.repeats):
-            queue.pop(lease, None)
-
-    def join_front(self, record: LeaseRecord[L], now: float) -> None:
-        """Put a lease before all others."""
-        self._rouse(now)
-        record.due = _AT_ONCE
-        self.main[record.lease] = record
-        self.main.move_to_end(record.lease, last=False)
-
-    def join_arrivals(self, record: LeaseRecord[L], now: float) -> None:
-        """Put a lease behind the ones that came in this interval."""
-        self._join(self.arrivals, record, now)
-
-    def join_backup(self, record: LeaseRecord[L], now: float) -> None:
-        """Put a lease behind the ones that had their turn."""
-        self._join(self.backup, record, now)
-
-    def join_repeats(self, record: LeaseRecord[L]) -> None:
-        """Put a lease whose pause is over behind the others of its kind."""
-        self._rouse(record.due)
-        self.repeats[record.lease] = record
-
-    def end_interval(self, ends: float) -> None:
-        """Have the leases of backup wait again: an interval has ended at *ends*."""
-        self._rouse(ends)
-        # What is left in main had no turn in this interval, and so is due before all that had.
-        if self.main:
-            self.main.update(self.backup)
-            self.backup.clear()
-        else:
-            self.main, self.backup = self.backup, self.main
-
-    def _next_queue(self) -> OrderedDict[L, LeaseRecord[L]]:
-        """Return the queue whose head has the next renewal."""
-        main, arrivals, repeats = self.main, self.arrivals, self.repeats
-        first = next(iter(main.values()), None)
-        second = next(iter(arrivals.values()), None)
-        if first is None and second is None:
-            return repeats
-        # A throttled lease goes before all others, and between two repeats one other goes.
-        at_once = first is not None and first.due == _AT_ONCE
-        if repeats and not self._repeated and not at_once:
-            return repeats
-        if first is None or second is None:
-            return main or arrivals
-        return main if first.due < second.due else arrivals
-
-    def _join(
-        self,
-        queue: OrderedDict[L, LeaseRecord[L]],
-        record: LeaseRecord[L],
-        now: float,
-    ) -> None:
-        self._rouse(now)
-        record.due = now + self._interval
-        queue[record.lease] = record
-
-    def _rouse(self, now: float) -> None:
-        # A tick for which no lease waited is not late, and is not made good.
-        if not self.any_waits:
-            self._pace.skip_to(now)
-
+Queue: TypeAlias = OrderedDict[L, LeaseRecord[L]]
 
 # How often in a row one lease may be throttled and keep its place at the front.  If it
 # is throttled more often, then most likely the outside system throttles that lease
@@ -439,7 +330,12 @@ class LeaseLedger(Generic[L]):
         self._by_number: dict[int, LeaseRecord[L]] = {}
         self._number = 0
         self._records: dict[L, LeaseRecord[L]] = {}
-        self._queues: LeaseQueues[L] = LeaseQueues(self._pace, interval)
+        # Dicts, since a lease leaves from the middle at the end of its job.
+        self._main: Queue[L] = OrderedDict()
+        self._backup: Queue[L] = OrderedDict()
+        self._arrivals: Queue[L] = OrderedDict()
+        self._repeats: Queue[L] = OrderedDict()
+        self._repeated = False  # whether the latest renewal was a repeat
         self._in_progress: dict[L, LeaseRecord[L]] = {}
         self._ends = now + interval
         # The number of leases that was told last, or 0, and when.
@@ -495,13 +391,13 @@ class LeaseLedger(Generic[L]):
     def add(self, lease: L, now: float) -> None:
         """Take a lease that is not here; its first renewal is within an interval from now."""
         self._number += 1
-        record = self._records[lease] = LeaseRecord(lease, self._number, now)
+        record = self._records[lease] = LeaseRecord(lease, self._number, now, now, now)
         self._by_number[record.number] = record
         self._set_lapse(record)
         # A lease of that name may have been here before, with a renewal still in progress.  Then
         # this one joins when that has ended, so that the two never overlap.
         if lease not in self._in_progress:
-            self._queues.join_arrivals(record, now)
+            self._join(self._arrivals, record, now)
 
     def discard(self, lease: L) -> None:
         """Forget a lease, if it is here; the result of a renewal in progress is ignored."""
@@ -511,7 +407,8 @@ class LeaseLedger(Generic[L]):
         del self._by_number[record.number]
         self._lapses.discard(record.number)
         self._pauses.discard(record.number)
-        self._queues.discard(lease)
+        for queue in (self._main, self._backup, self._arrivals, self._repeats):
+            queue.pop(lease, None)
 
     def lapses_at(self, lease: L) -> float | None:
         """Return when a lease lapses unless it is extended, if its *ttl* is known."""
@@ -542,9 +439,9 @@ class LeaseLedger(Generic[L]):
         """
         if len(self._in_progress) >= self._pace.max_in_progress:
             return None
-        if self._queues.any_waits:
+        if self._any_waits:
             return self._pace.next_tick
-        due = earliest(self._pauses.next(), self._ends if self._queues.backup else None)
+        due = earliest(self._pauses.next(), self._ends if self._backup else None)
         return None if due is None else max(self._pace.next_tick, due)
 
     def begin_renewal(self, now: float) -> L | None:
@@ -559,9 +456,11 @@ class LeaseLedger(Generic[L]):
         is_full = len(self._in_progress) >= self._pace.max_in_progress
         if is_full or not self._pace.may_begin(now):
             return None
-        record = self._queues.take()
-        if record is None:
+        queue = self._next_queue()
+        if not queue:
             return None
+        self._repeated = queue is self._repeats
+        _, record = queue.popitem(last=False)
         record.begun = now
         self._in_progress[record.lease] = record
         self._pace.begin(now)
@@ -578,7 +477,7 @@ class LeaseLedger(Generic[L]):
             return False
         del self._in_progress[lease]
         if current is not None:  # it came again meanwhile
-            self._queues.join_front(current, now)
+            self._join_front(current, now)
         return True
 
     def end_renewal(
@@ -600,7 +499,7 @@ class LeaseLedger(Generic[L]):
         if current is not record:
             if current is not None:
                 # The lease came again meanwhile, and has waited for long enough.
-                self._queues.join_front(current, now)
+                self._join_front(current, now)
             return Slower(pause) if pause else None
         match result:
             case RenewalResult.LOST:
@@ -613,13 +512,56 @@ class LeaseLedger(Generic[L]):
             case RenewalResult.EXTENDED:
                 return self._extended(record, now)
 
+    @property
+    def _any_waits(self) -> bool:
+        """Whether a lease waits for a renewal in this interval."""
+        return bool(self._main or self._arrivals or self._repeats)
+
+    def _next_queue(self) -> Queue[L]:
+        """Return the queue whose head has the next renewal."""
+        main, arrivals, repeats = self._main, self._arrivals, self._repeats
+        first = next(iter(main.values()), None)
+        second = next(iter(arrivals.values()), None)
+        if first is None and second is None:
+            return repeats
+        # A throttled lease goes before all others, and between two repeats one other goes.
+        at_once = first is not None and first.due == _AT_ONCE
+        if repeats and not self._repeated and not at_once:
+            return repeats
+        if first is None or second is None:
+            return main or arrivals
+        return main if first.due < second.due else arrivals
+
+    def _join(self, queue: Queue[L], record: LeaseRecord[L], now: float) -> None:
+        self._rouse(now)
+        record.due = now + self.interval
+        queue[record.lease] = record
+
+    def _join_front(self, record: LeaseRecord[L], now: float) -> None:
+        self._rouse(now)
+        record.due = _AT_ONCE
+        self._main[record.lease] = record
+        self._main.move_to_end(record.lease, last=False)
+
+    def _rouse(self, now: float) -> None:
+        # A tick for which no lease waited is not late, and is not made good.
+        if not self._any_waits:
+            self._pace.skip_to(now)
+
     def _end_pauses(self, now: float) -> None:
         for number in self._pauses.pop(now):
             record = self._by_number[number]
-            self._queues.join_repeats(record)
+            self._rouse(record.due)
+            self._repeats[record.lease] = record
 
     def _end_interval(self, now: float) -> None:
-        self._queues.end_interval(self._ends)
+        self._rouse(self._ends)
+        # What is left in main had no turn in this interval, and so is due before all that had.
+        if self._main:
+            self._main.update(self._backup)
+            self._backup.clear()
+        else:
+            self._main, self._backup = self._backup, self._main
         # The ledger does not catch up on intervals that passed during a stall.
         self._ends += self.interval * (1 + (now - self._ends) // self.interval)
 
@@ -629,9 +571,9 @@ class LeaseLedger(Generic[L]):
         record.throttles += 1
         if record.throttles > MAX_THROTTLES:
             record.throttles = 0
-            self._queues.join_arrivals(record, now)
+            self._join(self._arrivals, record, now)
         else:
-            self._queues.join_front(record, now)
+            self._join_front(record, now)
         return Slower(pause)
 
     def _failed(self, record: LeaseRecord[L], now: float) -> RenewalDecision:
@@ -641,7 +583,7 @@ class LeaseLedger(Generic[L]):
         is_last = record.failures > self._max_retries
         if is_last:
             record.failures = 0
-            self._queues.join_backup(record, now)
+            self._join(self._backup, record, now)
         else:
             pause = pause_before(record.failures, self._max_retries, self.interval)
             record.due = now + pause
@@ -662,10 +604,7 @@ class LeaseLedger(Generic[L]):
         # lease joins arrivals, and not main: at the end of the interval the rest of main goes
         # before backup, which may hold leases that are due before this one.
         had = record.begun >= self._ends - self.interval
-        if had:
-            self._queues.join_backup(record, now)
-        else:
-            self._queues.join_arrivals(record, now)
+        self._join(self._backup if had else self._arrivals, record, now)
         return Missed(gap) if gap > self.interval * _TOO_LONG else None
 
     def _set_lapse(self, record: LeaseRecord[L]) -> None:
