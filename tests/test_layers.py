@@ -55,8 +55,8 @@ HEAVY = [
     "module",
     [
         "asyncpool",
-        "asyncpool._worker.bootstrap",
-        "asyncpool._worker.launcher.launcher_process",
+        "asyncpool._worker.process",
+        "asyncpool._worker.launcher",
     ],
 )
 def test_workers_start_light(module: str) -> None:

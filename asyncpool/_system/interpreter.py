@@ -55,7 +55,7 @@ def command_line(
     # Two pickles, as spawn_main reads them: an empty dictionary, and the object that it is to
     # call, by its name, since not both sides may import it.
     numbers = "".join(f"I{fd}\n" for fd in fds)
-    start = f"casyncpool._worker.bootstrap\nStart\n(V{role}\n{numbers}tR."
+    start = f"casyncpool._worker.process\nStart\n(V{role}\n{numbers}tR."
     os.write(writing, b"}." + start.encode())
     os.close(writing)
     return [*program, f"pipe_handle={reading}"]

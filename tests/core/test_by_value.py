@@ -12,7 +12,7 @@ import pytest
 
 from asyncpool._core.main import by_value, by_value_loading as arrivals, main_module
 from asyncpool._core.main.class_reduction import make_without_hooks
-from asyncpool._core.main.scripts import Origin, Script, recognise
+from asyncpool._core.main.main_module import Script
 from asyncpool._core.pickling.out_of_band import (
     ReceivedPickle,
     StreamTooLongError,
@@ -20,6 +20,7 @@ from asyncpool._core.pickling.out_of_band import (
     dumps_call,
     loads,
 )
+from asyncpool._runtime.launcher.script import Origin, recognise
 
 GUARDED = """
 def work(): pass

@@ -24,7 +24,7 @@ from asyncpool._worker.job.around import Hook
 from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.job_ending.lease_fences import LeaseFences
-from asyncpool._worker.process.threads import start_thread
+from asyncpool._worker.process import start_thread
 from tests.helpers.patience import PATIENCE
 
 # Take the next place, or revoke some.

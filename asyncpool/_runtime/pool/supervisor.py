@@ -32,8 +32,7 @@ from asyncpool._runtime.channel.channel import READ_SIZE
 from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.outcomes import unreadable
-from asyncpool._runtime.launcher.launcher import Launcher
-from asyncpool._runtime.launcher.launcher_process import LaunchError
+from asyncpool._runtime.launcher.launcher import Launcher, LaunchError
 from asyncpool._runtime.output.log_records import WorkerLogs, explicit_levels
 from asyncpool._runtime.pool.profiles import Profiles
 from asyncpool._runtime.pool.replacement import WorkerReplacement

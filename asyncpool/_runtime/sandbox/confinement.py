@@ -18,7 +18,7 @@ from asyncpool._core.sandbox.plan import (
     most_tasks,
 )
 from asyncpool._core.sandbox.requirements import Missing, missing, refusal
-from asyncpool._runtime.preparation.script import main_script
+from asyncpool._runtime.launcher.script import main_script
 from asyncpool._runtime.sandbox.machine import (
     installation,
     least_library,

@@ -13,11 +13,11 @@ from asyncpool._core.supervision.lifecycle import STOP_GRACE
 from asyncpool._core.wire.frames import MAX_PAYLOAD
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._runtime.base.machine import module_path
+from asyncpool._runtime.launcher.script import main_script
 from asyncpool._runtime.options.pool_options import PoolOptions
 from asyncpool._runtime.options.worker_options import WorkerOptions
 from asyncpool._runtime.preparation.handover import Handover, packed_hook
 from asyncpool._runtime.preparation.propagation import Propagation
-from asyncpool._runtime.preparation.script import main_script
 from asyncpool._runtime.worker.serving import Serving
 
 if TYPE_CHECKING:  # few pools have a codec or a sandbox

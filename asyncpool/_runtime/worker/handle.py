@@ -43,7 +43,7 @@ from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.large_buffers import LargeBuffers
 from asyncpool._runtime.channel.outbox import Outbox
 from asyncpool._runtime.channel.page import WorkerPage
-from asyncpool._runtime.launcher.launcher_process import LaunchError, Process
+from asyncpool._runtime.launcher.launcher import LaunchError, Process
 from asyncpool._runtime.output.log_records import LogNotes
 from asyncpool._runtime.output.output import Output
 from asyncpool._system.signals import STACKS

@@ -1,4 +1,4 @@
-"""What ``__main__`` is: a script that workers can import, or one that only this process has.
+"""The ``__main__`` of this process: whether workers can import it, and what they then import.
 
 ``multiprocessing`` imports each script in its workers, under the name ``__mp_main__``.
 So what a script starts must be behind ``if __name__ == "__main__":``.  This module
@@ -8,8 +8,18 @@ takes that guard as the sign that a script may be imported.
 from __future__ import annotations
 
 import ast
+import contextlib
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+from types import ModuleType
 
 from asyncpool._core.base.records import Record
+from asyncpool._core.main import main_module
+from asyncpool._core.main.main_module import Script
+from asyncpool._system.interpreter import MARK, REFUSAL
 
 HERE, THERE = "__main__", "__mp_main__"
 
@@ -33,20 +43,77 @@ class Origin(Record):
     imported: bool
 
 
-class Script(Record):
-    """A script that workers can import.
+class _Seen:
+    """The ``__main__`` that ``main_script`` has looked at last."""
 
-    Attributes:
-        module: The name of the module, if ``python -m`` has started it.
-        path: Its file.
-        own: The names of globals that an import defines.
-        importable: Those of them that no other code in the script defines anew.
+    main: ModuleType | None = None
+    script: Script | None = None
+
+
+def main_script() -> tuple[str, str, tuple[str, ...]] | None:
+    """Return the script that workers import: its module's name, file and arguments.
+
+    ``None`` if what is defined in ``__main__`` travels by value.
     """
+    main = sys.modules["__main__"]
+    if _Seen.main is not main:
+        script = recognise(_look_at(main))
+        main_module.know(script)
+        _Seen.main, _Seen.script = main, script
+        if script is not None:
+            # Workers import the script under that name, so pickles from them need it here.
+            sys.modules["__mp_main__"] = main
+    found = _Seen.script
+    return None if found is None else (found.module, found.path, tuple(sys.argv))
 
-    module: str
-    path: str
-    own: frozenset[str]
-    importable: frozenset[str]
+
+def check_not_imported(what: str) -> None:
+    """Check that this process is no worker that imports the script, before it starts a *what*.
+
+    Raises:
+        RuntimeError: If it is one, or should be: then each worker would start a pool with workers.
+    """
+    if (channel := os.environ.get(MARK)) is not None:
+        if (
+            "-c" not in sys.orig_argv
+        ):  # it runs a program, and will never come to the rest
+            with contextlib.suppress(OSError, ValueError):
+                socket.socket(fileno=int(channel)).send(REFUSAL)
+        raise RuntimeError(
+            f"a {what} is started in a process that was itself started to have workers: a frozen "
+            "program must call multiprocessing.freeze_support() first under `if __name__ == "
+            "'__main__':`, and what each interpreter imports as it starts must start none"
+        )
+    path = main_module.importing()
+    if path:
+        raise RuntimeError(
+            f"a {what} is started while a worker imports the script {path}: put what "
+            "starts it under `if __name__ == '__main__':`"
+        )
+
+
+def _look_at(main: ModuleType) -> Origin:
+    path, source = "", b""
+    file: object = getattr(main, "__file__", None)
+    if isinstance(file, str):
+        try:
+            found = Path(file).absolute()
+            if stat.S_ISREG(found.stat().st_mode):
+                path, source = str(found), found.read_bytes()
+        except (
+            OSError
+        ):  # it has no file of its own: it is inside an archive, for example
+            pass
+    spec = getattr(main, "__spec__", None)
+    return Origin(
+        module=getattr(spec, "name", "") or "",
+        path=path,
+        source=source,
+        interactive=hasattr(sys, "ps1")
+        or bool(sys.flags.interactive)
+        or hasattr(sys, "frozen"),
+        imported=main.__name__ == "__mp_main__",
+    )
 
 
 def recognise(origin: Origin) -> Script | None:
