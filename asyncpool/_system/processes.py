@@ -1,8 +1,29 @@
-"""How much memory a process has to itself, as Linux tells it."""
+"""Other processes: how much memory they have to themselves, as Linux tells it, and signals to them.
+
+A worker handles two signals while it runs a job.  They are real-time signals where the system has
+them, because jobs hardly ever use these.
+"""
 
 from __future__ import annotations
 
 import mmap
+import signal
+
+_FIRST = getattr(signal, "SIGRTMIN", None)
+
+# Its handler raises JobCancelled in the main thread, if that still runs the cancelled job.
+INTERRUPT = int(signal.SIGUSR1 if _FIRST is None else _FIRST + 11)
+
+# Its handler writes the stacks of all threads to the worker page.
+STACKS = int(signal.SIGUSR2 if _FIRST is None else _FIRST + 12)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal, which has a number and no name
+        return f"signal {number}"
 
 
 def memory_at_most(pid: int) -> int:

@@ -49,10 +49,9 @@ from asyncpool._core.wire.messages import (
     pack_pid,
     unpack_environment,
 )
-from asyncpool._system.descriptors import receive_fds
+from asyncpool._system.descriptors import receive_fds, socket_of
 from asyncpool._system.interpreter import MARK, command_line
-from asyncpool._system.signals import STACKS
-from asyncpool._system.sockets import socket_of
+from asyncpool._system.processes import STACKS
 from asyncpool._worker.identity import install_script, load_script
 from asyncpool._worker.loop import work
 from asyncpool._worker.process import Preloading, forking, load_titles, prctl, show

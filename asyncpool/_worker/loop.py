@@ -21,8 +21,7 @@ from asyncpool._core.wire.context import MAX_CONTEXT, PLAIN
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
-from asyncpool._system.descriptors import HANDED
-from asyncpool._system.sockets import socket_of
+from asyncpool._system.descriptors import HANDED, socket_of
 from asyncpool._worker.api.context import (
     NO_JOB,
     know_slot,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asyncpool._core.main import by_value, by_value_loading as arrivals, main_module
-from asyncpool._core.main.class_reduction import make_without_hooks
+from asyncpool._core.main.by_value_loading import make_without_hooks
 from asyncpool._core.main.main_module import Script
 from asyncpool._core.pickling.out_of_band import (
     ReceivedPickle,

@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 
 from asyncpool import JobCancelled
 from asyncpool._core.wire.context import PLAIN
-from asyncpool._system.signals import INTERRUPT, STACKS
+from asyncpool._system.processes import INTERRUPT, STACKS
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job.around import Hook
 from asyncpool._worker.job_ending.interrupts import Interrupts

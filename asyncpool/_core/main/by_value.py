@@ -26,14 +26,16 @@ from weakref import WeakKeyDictionary
 from asyncpool._core.main.by_value_loading import (
     Unit,
     make_cached,
+    mended,
     own_object,
     space,
     unpack,
+    without_hooks,
 )
-from asyncpool._core.main.class_reduction import mended, without_hooks
 from asyncpool._core.main.main_module import (
     CACHED,
     LAZY,
+    GlobalError,
     is_abroad,
     is_at,
     is_definition,
@@ -45,10 +47,6 @@ from asyncpool._core.main.main_module import (
 )
 
 TYPE_CHECKING = False  # see _core/base/records.py
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
@@ -285,10 +283,6 @@ def _digests_of(pieces: Iterable[_Piece]) -> Iterator[int]:
         for buffer in piece.buffers:
             for start in range(0, len(buffer), _CHUNK):
                 yield hash(bytes(buffer[start : start + _CHUNK]))  # 0.1 ms
-
-
-class GlobalError(pickle.PicklingError):
-    """A global that a function needs cannot be pickled."""
 
 
 class _Packed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import pickle
 import sys
 import types
 from contextvars import ContextVar
@@ -37,6 +38,10 @@ class Script(Record):
     path: str
     own: frozenset[str]
     importable: frozenset[str]
+
+
+class GlobalError(pickle.PicklingError):
+    """A global that a function needs cannot be pickled."""
 
 
 class _Known:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pickle
 
-from asyncpool._core.main import by_value, main_module
+from asyncpool._core.main import main_module
 from asyncpool._core.pickling import reducers
 from asyncpool._core.pickling.reducers import LARGE
 
@@ -244,14 +244,14 @@ def _dump_by_value(
     in_band: bool,
     others: reducers.Reducers | None,
 ) -> OutOfBandPickle:
+    from asyncpool._core.main.by_value import GlobalsPickler  # noqa: PLC0415 - workers need none
+
     def write(pickler: Any, value: object) -> tuple[list[bytes], list[memoryview]]:
         writer = _Writer(limit, pause)
         pickled = _dump(pickler, value, writer, watch, in_band=in_band, others=others)
         return writer.pieces, pickled.buffers
 
-    return OutOfBandPickle(
-        *by_value.GlobalsPickler(write, StreamTooLongError).pack(value)
-    )
+    return OutOfBandPickle(*GlobalsPickler(write, StreamTooLongError).pack(value))
 
 
 class _Watched(pickle.Pickler):

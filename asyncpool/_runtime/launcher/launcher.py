@@ -68,9 +68,8 @@ from asyncpool._runtime.launcher.interpreter import (
     worker_command,
 )
 from asyncpool._runtime.launcher.script import main_script
-from asyncpool._system.descriptors import receive_fds
-from asyncpool._system.signals import STACKS, signal_name
-from asyncpool._system.sockets import socket_pair
+from asyncpool._system.descriptors import receive_fds, socket_pair
+from asyncpool._system.processes import STACKS, signal_name
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:  # few pools have a sandbox

@@ -25,7 +25,7 @@ from asyncpool._runtime.state.job_errors import crash_error, stacks_of
 from asyncpool._runtime.state.pool_state import decision
 from asyncpool._runtime.state.registry import Loss
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool._system.signals import signal_name
+from asyncpool._system.processes import signal_name
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.errors import JobTimeoutError
 from asyncpool.events import Crash

@@ -46,8 +46,8 @@ from asyncpool._runtime.channel.page import WorkerPage
 from asyncpool._runtime.launcher.launcher import LaunchError, Process
 from asyncpool._runtime.output.log_records import LogNotes
 from asyncpool._runtime.output.output import Output
-from asyncpool._system.signals import STACKS
-from asyncpool._system.sockets import socket_pair
+from asyncpool._system.descriptors import socket_pair
+from asyncpool._system.processes import STACKS
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
