@@ -382,15 +382,22 @@ class Reaper:
     def reap(self) -> Iterator[tuple[int, int, int]]:
         """Yield pid, exit status and microseconds of CPU of every worker that has ended."""
         ended = False
-        while (pid := self._next_zombie()) is not None:
-            if self._workers.pop(pid, 0):
+        can_look = hasattr(os, "waitid")  # not in macOS before Python 3.13
+        with contextlib.suppress(ChildProcessError):  # there are no children
+            while True:
+                if (pid := _next_zombie() if can_look else -1) in self._workers:
+                    _kill_group(pid)
+                pid, status, usage = os.wait4(pid, os.WNOHANG)
+                if not pid:
+                    break
+                if not self._workers.pop(pid, 0):
+                    self._adopted.pop(pid, 0)
+                    continue
                 ended = True
-                with contextlib.suppress(OSError):
-                    os.killpg(pid, signal.SIGKILL)
-                yield pid, *_collect(pid)
-            else:
-                self._adopted.pop(pid, 0)
-                _collect(pid)
+                if not can_look:
+                    _kill_group(pid)
+                cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
+                yield pid, os.waitstatus_to_exitcode(status), cpu
         _kill(self._left_behind(unmarked=ended))
 
     def sweep(self, report: Callable[[int, int, int], None]) -> None:
@@ -412,8 +419,7 @@ class Reaper:
     def end_all(self) -> None:
         """Kill all workers, all adopted processes and their descendants, and wait."""
         for pid in self._workers:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
+            _kill_group(pid)
         _kill({*self._workers})
         give_up_at = time.monotonic() + _PATIENCE
         while time.monotonic() < give_up_at:
@@ -444,15 +450,17 @@ class Reaper:
             if mark not in living and (unmarked or self._first < mark <= self._last)
         }
 
-    def _next_zombie(self) -> int | None:
-        """Return the pid of a child that has ended, which is not collected yet."""
-        if not hasattr(os, "waitid"):  # macOS before Python 3.13
-            return next((pid for pid in self._workers if _is_zombie(pid)), None)
-        try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return None
-        return found.si_pid if found is not None else None
+
+def _next_zombie() -> int:
+    """Return the pid of a child that has ended, and is not collected yet.
+
+    Raises:
+        ChildProcessError: If there is none.
+    """
+    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        raise ChildProcessError
+    return found.si_pid
 
 
 def _mark_self(mark: int) -> None:
@@ -482,34 +490,15 @@ def _can_mark(mark: int) -> bool:
     return False
 
 
-_collected: dict[int, tuple[int, int]] = {}
-
-
-def _is_zombie(pid: int) -> bool:
-    # Without waitid() a look also collects the child, so keep its status for the next step.
-    found, status, usage = os.wait4(pid, os.WNOHANG)
-    if found:
-        _collected[pid] = status, _cpu(usage)
-    return bool(found)
-
-
-def _collect(pid: int) -> tuple[int, int]:
-    """Return the exit status of a process that has ended, and its microseconds of CPU."""
-    known = _collected.pop(pid, None)
-    if known is None:
-        _, status, usage = os.wait4(pid, 0)
-        known = status, _cpu(usage)
-    return os.waitstatus_to_exitcode(known[0]), known[1]
-
-
-def _cpu(usage: resource.struct_rusage) -> int:
-    return int((usage.ru_utime + usage.ru_stime) * 1e6)
-
-
 def _kill(pids: set[int]) -> None:
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _kill_group(worker: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(worker, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:

@@ -297,23 +297,16 @@ class Launcher:
             coming.users -= 1
             return
         self._others.append(coming)
-        coming.ready.add_done_callback(
-            lambda ready: self._change(coming, config, ready)
-        )
+        coming.ready.add_done_callback(lambda _: self._change(coming))
 
-    def _change(
-        self,
-        coming: LauncherProcess,
-        config: LauncherConfig,
-        ready: asyncio.Future[None],
-    ) -> None:
+    def _change(self, coming: LauncherProcess) -> None:
         before = self._process
-        if ready.exception() is not None:
+        if coming.ready.exception() is not None:
             coming.abort()
         elif before is not None and not before.lost:
             self._others.remove(coming)
             self._others.append(before)
-            self._process, self._config = coming, config
+            self._process, self._config = coming, coming.config
 
 
 def _without(config: LauncherConfig, left: Collection[str]) -> LauncherConfig:

@@ -23,6 +23,12 @@ from asyncpool._system.interpreter import MARK, REFUSAL
 
 HERE, THERE = "__main__", "__mp_main__"
 
+# What a comparison of the module's name with others is made of.
+_PLAIN = (
+    *(ast.Compare, ast.Eq, ast.NotEq, ast.In, ast.NotIn, ast.Load),
+    *(ast.Constant, ast.Tuple, ast.List, ast.Set),
+)
+
 
 class Origin(Record):
     """What this process knows about its ``__main__``.
@@ -199,36 +205,18 @@ def _truth(test: ast.expr, name: str) -> bool | None:
             if decisive in truths:
                 return decisive
             return None if None in truths else not decisive
-        case ast.Compare(left=left, ops=[op], comparators=[right]):
-            return _compare(_value(left, name), op, _value(right, name))
+        case ast.Compare() if all(map(_is_plain, ast.walk(test))):
+            code = compile(ast.Expression(test), "guard", "eval")
+            try:
+                return bool(eval(code, {"__builtins__": {}, "__name__": name}))  # noqa: S307
+            except TypeError:  # it looks for a name in a number, for example
+                return None
         case _:
             return None
 
 
-def _compare(left: object, op: ast.cmpop, right: object) -> bool | None:
-    match op, left, right:
-        case ast.Eq(), str(), str():
-            return left == right
-        case ast.NotEq(), str(), str():
-            return left != right
-        case ast.In(), str(), tuple():
-            return left in right
-        case ast.NotIn(), str(), tuple():
-            return left not in right
-        case _:
-            return None
-
-
-def _value(node: ast.expr, name: str) -> str | tuple[str | None, ...] | None:
-    match node:
-        case ast.Name(id="__name__"):
-            return name
-        case ast.Constant(value=str(value)):
-            return value
-        case (
-            ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements)
-        ):
-            values = [_value(element, name) for element in elements]
-            return tuple(value if isinstance(value, str) else None for value in values)
-        case _:
-            return None
+def _is_plain(node: ast.AST) -> bool:
+    """Tell whether the value of *node* depends on ``__name__`` at most."""
+    return isinstance(node, _PLAIN) or (
+        isinstance(node, ast.Name) and node.id == "__name__"
+    )
