@@ -369,7 +369,7 @@ class LauncherProcess:
         self.users, self.shared = 0, ""
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.lost = self._useless = self._ends = self._died = False
+        self.lost = self._ends = self._died = False
         self._room = asyncio.Semaphore(_MOST_REQUESTS)
         self.asked_at: float | None = loop.time()
         self._requests: dict[int, asyncio.Future[Any]] = {}
@@ -377,7 +377,6 @@ class LauncherProcess:
         self._processes: dict[int, Process] = {}
         self.config = config
         self._known = known
-        self._unwanted: set[int] = set()
         self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
         self._stacks: bytes | None = None  # what it has written of them
         packed = config.pack()
@@ -409,20 +408,15 @@ class LauncherProcess:
     async def launch(self, fds: list[int], variables: Variables = ()) -> Process:
         """Start a worker on *fds*; see :meth:`Launcher.launch`."""
         async with self._room:
+            await shielded(self.ready)
+            answer = self._ask(FrameKind.LAUNCH, pack_environment(variables), fds)
+            if self.asked_at is None:
+                self.asked_at = self._loop.time()
             try:
-                await shielded(self.ready)
-                answer = self._ask(FrameKind.LAUNCH, pack_environment(variables), fds)
-                if self.asked_at is None:
-                    self.asked_at = self._loop.time()
-                try:
-                    process: Process = await answer
-                except asyncio.CancelledError:
-                    if answer.done() and not (answer.cancelled() or answer.exception()):
-                        self._disown(answer.result())  # both in one turn of the loop
-                    raise
-            except LaunchError:
-                if self._useless:
-                    self.abort()
+                process: Process = await answer
+            except asyncio.CancelledError:
+                if answer.done() and not (answer.cancelled() or answer.exception()):
+                    self._disown(answer.result())  # both in one turn of the loop
                 raise
             return process
 
@@ -433,7 +427,7 @@ class LauncherProcess:
             async with asyncio.timeout(_END_GRACE):
                 while not self.lost and self.ready.done():
                     await asyncio.shield(self._ask(FrameKind.SWEEP))
-                    if not self._unwanted:
+                    if not any(it.unwanted for it in self._processes.values()):
                         break
 
     def _ask(
@@ -448,16 +442,17 @@ class LauncherProcess:
             if socket.send_fds(self._socket, [data], [*fds]) < len(data):
                 raise OSError("its socket is full")  # noqa: TRY301 - as if it did not listen
         except OSError as error:
-            self._useless = True
-            raise LaunchError(f"the launcher does not listen: {error}") from error
+            failure = LaunchError(f"the launcher does not listen: {error}")
+            self.abort(failure)
+            raise failure from error
         answer = self._requests[number] = self._loop.create_future()
         answer.add_done_callback(lambda _: self._requests.pop(number, None))
         return answer
 
-    def abort(self) -> None:
-        """Kill the process."""
-        if not self.lost:
-            self._kill(LaunchError("the launcher was killed"))
+    def abort(self, error: LaunchError | None = None) -> None:
+        """Kill the process; whoever waits for it gets *error*."""
+        self._popen.kill()
+        self._lose(error or LaunchError("the launcher was killed"))
 
     async def abort_late(self) -> LaunchError:
         """Kill the process, which has not answered in time; return what it does instead.
@@ -520,9 +515,9 @@ class LauncherProcess:
                     _close_all(fds)
                 self._take(data, fds)
             except LaunchError as error:
-                self._kill(error)
+                self.abort(error)
             except ProtocolError as error:
-                self._kill(LaunchError(str(error)))
+                self.abort(LaunchError(str(error)))
             _close_all(fds)  # those that no frame has taken
 
     def _at_end(self) -> None:
@@ -573,33 +568,32 @@ class LauncherProcess:
                 pid, status, cpu = unpack_exit(frame.payload)
                 if (ended := self._processes.pop(pid, None)) is not None:
                     ended.ended(status, cpu=cpu / 1e6)
-                    if pid in self._unwanted:
-                        self._unwanted.remove(pid)
+                    if ended.unwanted:
                         ended.close()
             case FrameKind.FAILED:
-                self._failed(Failure.unpack(frame.payload), answer)
+                failure = Failure.unpack(frame.payload)
+                error = LaunchError(
+                    printable_lines(failure.summary),
+                    trace=failure.text,
+                    final=failure.final,
+                    again=failure.stage == "script",
+                )
+                if error.again:
+                    # Workers import the script themselves then, and say why it fails.
+                    self._known.add(SCRIPT)
+                if failure.stage in {"preload", "script"}:
+                    raise error
+                if answer is not None:
+                    _fail(answer, error)
             case _:
                 raise ProtocolError(f"the launcher sent {frame.kind.name}")
 
-    def _failed(self, failure: Failure, answer: asyncio.Future[Any] | None) -> None:
-        # Workers import the script themselves then, and say why it fails.
-        again = failure.stage == "script"
-        error = LaunchError(
-            printable_lines(failure.summary),
-            trace=failure.text,
-            final=failure.final,
-            again=again,
-        )
-        if again:
-            self._known.add(SCRIPT)
-        if failure.stage in {"preload", "script"}:
-            self._useless = True
-            _fail(self.ready, error)
-        elif answer is not None:
-            _fail(answer, error)
-
     def _share(self, lost: list[Thread]) -> None:
-        """Decide what becomes of a launcher in which a fork would lose threads."""
+        """Decide what becomes of a launcher in which a fork would lose threads.
+
+        Raises:
+            LaunchError: If it is of no use.
+        """
         sandboxed = self.config.namespaces is not None
         sharing = share(lost, sandboxed=sandboxed)
         modules = ", ".join(dict.fromkeys(thread.origin for thread in lost))
@@ -610,16 +604,15 @@ class LauncherProcess:
             say.NOT_SHARED.log(_LOGGER, extra, text=sharing.text)
         self._known.update(sharing.left)
         if sharing.refused or sharing.left:
-            self._useless = True
             again = not sharing.refused
-            _fail(self.ready, LaunchError(sharing.refused, final=True, again=again))
+            raise LaunchError(sharing.refused, final=True, again=again)
 
     def _disown(self, process: Process) -> None:
         """End a worker whose caller has left: it has closed the channels, but this is sooner."""
         if self._processes.get(process.pid) is not process:  # it has ended
             process.close()
             return
-        self._unwanted.add(process.pid)
+        process.unwanted = True
         process.signal(signal.SIGKILL)
 
     def _died_early(self, what: str) -> None:
@@ -627,7 +620,7 @@ class LauncherProcess:
         if self.lost:
             return
         ended = _end_of(self._popen) or what
-        self._kill(self._death(ended) if self._new is None else self._new.fault(ended))
+        self.abort(self._death(ended) if self._new is None else self._new.fault(ended))
 
     def _death(self, ended: str) -> LaunchError:
         """Return the error of a process that imported what workers share, and has *ended* so."""
@@ -650,10 +643,6 @@ class LauncherProcess:
             final=bool(module) and again,
         )
 
-    def _kill(self, error: LaunchError) -> None:
-        self._popen.kill()
-        self._lose(error)
-
     def _lose(self, error: LaunchError) -> None:
         if self.lost:
             return
@@ -664,12 +653,11 @@ class LauncherProcess:
         self._socket.close()
         for waiting in (self.ready, *self._requests.values()):
             _fail(waiting, error)
-        for pid, process in self._processes.items():
+        for process in self._processes.values():
             process.launcher_gone()
-            if pid in self._unwanted:
+            if process.unwanted:
                 process.close()
         self._processes.clear()
-        self._unwanted.clear()
         # Its channel ends when the launcher does.  So it ends at once, unless it sleeps in the
         # kernel.  And if another library has reaped it already, it has ended too.
         self._when_ended(self._is_gone)
@@ -703,6 +691,7 @@ class Process:
     Attributes:
         pid: As above.
         cpu: Seconds of CPU time that it has used, once it has ended and if it is known.
+        unwanted: Whether nobody waits for it, since its caller has left.
     """
 
     def __init__(
@@ -711,6 +700,7 @@ class Process:
         self._loop = loop
         self.pid = pid
         self.cpu = 0.0
+        self.unwanted = False
         self._has_launcher = True
         self._pidfd = pidfd
         self._end: asyncio.Future[int | None] = loop.create_future()
