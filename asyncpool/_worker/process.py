@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import os
 import select
 import signal
@@ -79,18 +78,14 @@ def _begin(role: str, fds: list[int]) -> NoReturn:
     for fd in fds:
         os.set_inheritable(fd, False)
     if role == "launcher":
-        gc.disable()  # what this imports stays, and to look for garbage in it takes 3 ms
         from asyncpool._worker.launcher import main as serve  # noqa: PLC0415
 
-        gc.enable()
         serve(*fds)
     sys.argv[:] = [""]
     faulthandler.enable()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    gc.disable()
     from asyncpool._worker.loop import work  # noqa: PLC0415
 
-    gc.enable()
     load_titles()
     work(*fds)
 

@@ -126,8 +126,9 @@ class GlobalsPickler:
             return call.stream, call.buffers
         self._join()
         units = [self._unit(piece) for piece in self._in_order()]
-        packed = _Packed(units, tuple(sorted(self._missing)), call)
-        return self._write(pickle.Pickler, packed)
+        missing, buffers = tuple(sorted(self._missing)), _wrap(call.buffers)
+        what = [*map(tuple, units)], missing, call.stream, buffers
+        return self._write(pickle.Pickler, _Made(unpack, what))
 
     def _pickle(self, value: object, names: frozenset[str]) -> _Piece:
         piece = _Piece(names)
@@ -285,31 +286,22 @@ def _digests_of(pieces: Iterable[_Piece]) -> Iterator[int]:
                 yield hash(bytes(buffer[start : start + _CHUNK]))  # 0.1 ms
 
 
-class _Packed:
-    """The object that is pickled in place of a call."""
+class _Made:
+    """Stands for what the other side makes by a call.
 
-    def __init__(
-        self, units: list[Unit], missing: tuple[str, ...], call: _Piece
-    ) -> None:
-        self._what = (units, missing, call.stream, _wrap(call.buffers))
+    Args:
+        how: The function, and its arguments.
+    """
+
+    def __init__(self, *how: Any) -> None:
+        self._how = how
 
     def __reduce__(self) -> tuple[Any, ...]:
-        units, missing, stream, buffers = self._what
-        return unpack, (list(map(tuple, units)), missing, stream, buffers)
+        return self._how
 
 
 def _wrap(buffers: Iterable[memoryview]) -> list[pickle.PickleBuffer]:
     return [pickle.PickleBuffer(buffer) for buffer in buffers]
-
-
-class _Namespace:
-    """Stands for the dictionary of the worker's ``__main__``."""
-
-    def __init__(self, *, imported: bool) -> None:
-        self._imported = imported
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return space, (self._imported,)
 
 
 class _Calls(_Base):
@@ -374,7 +366,8 @@ class _Calls(_Base):
             if name in slots["__globals__"] or name not in builtins:
                 self._piece.reads.setdefault(name, f"{func.__qualname__}()")
         slots["__globals__"] = {}
-        place = _Namespace(imported=not self._own.isdisjoint(reads))
+        # The dictionary of the worker's __main__.
+        place = _Made(space, (not self._own.isdisjoint(reads),))
         return make, (code, place, *rest), (state, slots), *others
 
 
