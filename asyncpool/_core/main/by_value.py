@@ -30,7 +30,6 @@ from asyncpool._core.main.by_value_loading import (
     own_object,
     space,
     unpack,
-    without_hooks,
 )
 from asyncpool._core.main.main_module import (
     CACHED,
@@ -345,7 +344,7 @@ class _Calls(_Base):
         if type(obj) is CACHED:
             how = obj.cache_parameters()
             return make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
-        return without_hooks(obj, mended(obj, super().reducer_override(obj)))
+        return mended(obj, super().reducer_override(obj))
 
     def _path_of(self, thing: Any) -> str:
         """Return where *thing* is in ``__main__``, unless it must be pickled now."""

@@ -156,7 +156,7 @@ def pickler_of_results() -> Any:
                     is_class = isinstance(obj, type)
                     tracker = _get_or_create_tracker_id(obj) if is_class else None
                     return own_object, (path, tracker)
-            return without_hooks(obj, mended(obj, super().reducer_override(obj)))
+            return mended(obj, super().reducer_override(obj))
 
     return Pickler
 
@@ -176,7 +176,10 @@ def mended(obj: object, reduced: Any) -> Any:
     A class keeps its ``__slots__``.  Without them its instances would have a
     ``__dict__`` in the worker, and could not come back.  A ``cached_property`` is sent
     without its lock, which it has before Python 3.12, and what ``singledispatch`` has
-    made without its cache.  Code keeps the name of its file.
+    made without its cache.  Code keeps the name of its file.  No class is made with another call of
+    ``__init_subclass__``.  That method has run when the class was defined, and what it has done comes
+    with the class and the globals.  In the worker it would do so twice, without its keywords, and
+    before the globals that it reads are there.
     """
     if reduced is NotImplemented:
         reduce = _BY_TYPE.get(type(obj))
@@ -189,30 +192,6 @@ def mended(obj: object, reduced: Any) -> Any:
         # Python 3.11 has it in each generic NamedTuple, and pickle finds a method there.
         return generic_item_getter, ()
     return reduced
-
-
-def without_hooks(cls: object, reduced: Any) -> Any:
-    """Return how to make *cls* in a worker without another call of ``__init_subclass__``.
-
-    That method has run when the class was defined.  What it has done comes with the
-    class and the globals.  In the worker it would do so twice, without its keywords,
-    and before the globals that it reads are there.
-    """
-    if not isinstance(cls, type) or reduced is NotImplemented:
-        return reduced
-    from cloudpickle import cloudpickle  # noqa: PLC0415 - it takes 20 ms
-
-    make, args, *rest = reduced
-    owners = [
-        base
-        for base in cls.__mro__[1:]
-        if "__init_subclass__" in vars(base)
-        and base.__module__ == "__main__"
-        and not is_importable(base)
-    ]
-    if make is not cloudpickle._make_skeleton_class or not owners:  # noqa: SLF001
-        return reduced
-    return make_without_hooks, (owners, *args), *rest
 
 
 def _of_cached_property(prop: Any) -> Any:
@@ -266,7 +245,17 @@ def _of_class(cls: type, reduced: Any) -> Any:
     has = {**vars(cls), "__qualname__": cls.__qualname__}
     kept = ("__qualname__", "__slots__", "__orig_bases__")
     namespace = {**namespace, **{key: has[key] for key in kept if key in has}}
-    return make, (metaclass, name, bases, namespace, *others), *rest
+    args = metaclass, name, bases, namespace, *others
+    owners = [
+        base
+        for base in cls.__mro__[1:]
+        if "__init_subclass__" in vars(base)
+        and base.__module__ == "__main__"
+        and not is_importable(base)
+    ]
+    if owners:
+        return make_without_hooks, (owners, *args), *rest
+    return make, args, *rest
 
 
 def _of_enum(cls: Any, reduced: Any) -> Any:
