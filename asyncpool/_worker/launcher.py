@@ -406,30 +406,27 @@ class Reaper:
         Args:
             report: Called with each worker that ends meanwhile, as :meth:`reap` yields it.
         """
-        give_up_at = time.monotonic() + _PATIENCE
-        while time.monotonic() < give_up_at:
-            for ended in self.reap():
-                report(*ended)
-            left = self._left_behind(unmarked=True)
-            if not left:
-                return
-            _kill(left)
-            time.sleep(0.001)
+        self._clear(lambda: self._left_behind(unmarked=True), report)
 
     def end_all(self) -> None:
         """Kill all workers, all adopted processes and their descendants, and wait."""
         for pid in self._workers:
             _kill_group(pid)
-        _kill({*self._workers})
+        self._clear(lambda: children() | self._workers.keys())
+
+    def _clear(
+        self,
+        left: Callable[[], set[int]],
+        report: Callable[[int, int, int], None] = lambda *_: None,
+    ) -> None:
         give_up_at = time.monotonic() + _PATIENCE
         while time.monotonic() < give_up_at:
-            _kill(children())
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
+            for ended in self.reap():
+                report(*ended)
+            if not (pids := left()):
                 return
-            if pid == 0:
-                time.sleep(0.001)
+            _kill(pids)
+            time.sleep(0.001)
 
     def _left_behind(self, *, unmarked: bool) -> set[int]:
         """Return the adopted processes that dead workers have left.

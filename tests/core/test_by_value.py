@@ -20,7 +20,7 @@ from asyncpool._core.pickling.out_of_band import (
     dumps_call,
     loads,
 )
-from asyncpool._runtime.launcher.script import Origin, recognise
+from asyncpool._runtime.launcher.script import recognise
 
 GUARDED = """
 def work(): pass
@@ -38,7 +38,9 @@ def look(
     imported: bool = False,
 ) -> Script | None:
     code = textwrap.dedent(source).encode()
-    return recognise(Origin(module, path, code, interactive, imported))
+    return recognise(
+        path, code, module=module, interactive=interactive, imported=imported
+    )
 
 
 def names(source: str) -> Script:

@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from asyncpool._core.base.records import Record
 from asyncpool._core.main import main_module
 from asyncpool._core.main.main_module import Script
 from asyncpool._system.interpreter import MARK, REFUSAL
@@ -28,25 +27,6 @@ _PLAIN = (
     *(ast.Compare, ast.Eq, ast.NotEq, ast.In, ast.NotIn, ast.Load),
     *(ast.Constant, ast.Tuple, ast.List, ast.Set),
 )
-
-
-class Origin(Record):
-    """What this process knows about its ``__main__``.
-
-    Attributes:
-        module: The name under which ``python -m`` has found it, or ``""``.
-        path: Its file, or ``""``.
-        source: The content of that file, or nothing.
-        interactive: Whether the user may define more in it.
-        imported: Whether it belongs to a worker, and the process that started the
-            worker had it imported.
-    """
-
-    module: str
-    path: str
-    source: bytes
-    interactive: bool
-    imported: bool
 
 
 class _Seen:
@@ -63,12 +43,19 @@ def main_script() -> tuple[str, str, tuple[str, ...]] | None:
     """
     main = sys.modules["__main__"]
     if _Seen.main is not main:
-        script = recognise(_look_at(main))
+        script = recognise(
+            *_file_of(main),
+            module=getattr(getattr(main, "__spec__", None), "name", ""),
+            interactive=hasattr(sys, "ps1")
+            or bool(sys.flags.interactive)
+            or hasattr(sys, "frozen"),
+            imported=main.__name__ == THERE,
+        )
         main_module.know(script)
         _Seen.main, _Seen.script = main, script
         if script is not None:
             # Workers import the script under that name, so pickles from them need it here.
-            sys.modules["__mp_main__"] = main
+            sys.modules[THERE] = main
     found = _Seen.script
     return None if found is None else (found.module, found.path, tuple(sys.argv))
 
@@ -80,9 +67,8 @@ def check_not_imported(what: str) -> None:
         RuntimeError: If it is one, or should be: then each worker would start a pool with workers.
     """
     if (channel := os.environ.get(MARK)) is not None:
-        if (
-            "-c" not in sys.orig_argv
-        ):  # it runs a program, and will never come to the rest
+        # If it runs a program, it will never come to the rest.
+        if "-c" not in sys.orig_argv:
             with contextlib.suppress(OSError, ValueError):
                 socket.socket(fileno=int(channel)).send(REFUSAL)
         raise RuntimeError(
@@ -98,47 +84,50 @@ def check_not_imported(what: str) -> None:
         )
 
 
-def _look_at(main: ModuleType) -> Origin:
-    path, source = "", b""
+def _file_of(main: ModuleType) -> tuple[str, bytes]:
+    """Return its path and its content; nothing if it has no file of its own."""
     file: object = getattr(main, "__file__", None)
     if isinstance(file, str):
-        try:
+        with contextlib.suppress(OSError):  # it is inside an archive, for example
             found = Path(file).absolute()
             if stat.S_ISREG(found.stat().st_mode):
-                path, source = str(found), found.read_bytes()
-        except (
-            OSError
-        ):  # it has no file of its own: it is inside an archive, for example
-            pass
-    spec = getattr(main, "__spec__", None)
-    return Origin(
-        module=getattr(spec, "name", "") or "",
-        path=path,
-        source=source,
-        interactive=hasattr(sys, "ps1")
-        or bool(sys.flags.interactive)
-        or hasattr(sys, "frozen"),
-        imported=main.__name__ == "__mp_main__",
-    )
+                return str(found), found.read_bytes()
+    return "", b""
 
 
-def recognise(origin: Origin) -> Script | None:
-    """Return the script that workers can import; ``None`` if they cannot, or must not."""
+def recognise(
+    path: str,
+    source: bytes,
+    *,
+    module: str = "",
+    interactive: bool = False,
+    imported: bool = False,
+) -> Script | None:
+    """Return the script that workers can import; ``None`` if they cannot, or must not.
+
+    Args:
+        path: The file of ``__main__``, or ``""``.
+        source: The content of that file, or nothing.
+        module: The name under which ``python -m`` has found it, or ``""``.
+        interactive: Whether the user may define more in it.
+        imported: Whether it belongs to a worker, and the process that started the
+            worker had it imported.
+    """
     # Otherwise there is no guard.
-    named = origin.imported or b"__name__" in origin.source
-    if not origin.path or origin.interactive or not named:
+    named = imported or b"__name__" in source
+    if not path or interactive or not named:
         return None
     try:
-        names = _Names(ast.parse(origin.source))
+        names = _Names(ast.parse(source))
     except (SyntaxError, ValueError, RecursionError):  # it is not Python code
         return None
-    if not (names.guarded or origin.imported):
+    if not (names.guarded or imported):
         return None
     # "__main__" is the name of what "python folder" runs.  An import of that name would
     # find another module.
-    module = "" if origin.module in {HERE, THERE} else origin.module
+    module = "" if module in {HERE, THERE} else module
     own = frozenset(names.there)
-    return Script(module, origin.path, own, own - names.elsewhere)
+    return Script(module or "", path, own, own - names.elsewhere)
 
 
 class _Names:
