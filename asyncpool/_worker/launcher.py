@@ -50,8 +50,7 @@ from asyncpool._core.wire.messages import (
     unpack_environment,
 )
 from asyncpool._system.descriptors import receive_fds, socket_of
-from asyncpool._system.interpreter import MARK, command_line
-from asyncpool._system.processes import STACKS
+from asyncpool._system.processes import MARK, STACKS, command_line
 from asyncpool._worker.identity import install_script, load_script
 from asyncpool._worker.loop import work
 from asyncpool._worker.process import Preloading, forking, load_titles, prctl, show

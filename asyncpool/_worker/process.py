@@ -1,6 +1,6 @@
 """What each process of a pool does with itself, whether it is a launcher or a worker.
 
-It begins here if it is a fresh interpreter (``_system/interpreter.py`` has its command line).  It
+It begins here if it is a fresh interpreter (``_system/processes.py`` has its command line).  It
 shows a name in ``ps``, sets its own environment and limits, starts threads, and finds out which
 threads came with its imports, and what a fork would make of them.
 """
@@ -23,7 +23,7 @@ from asyncpool._core.policies.starting import (
     Thread,
     lost_at_fork,
 )
-from asyncpool._system.interpreter import MARK, greeting
+from asyncpool._system.processes import MARK, greeting
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.wire.messages import LauncherConfig
-from asyncpool._system.interpreter import (
+from asyncpool._system.processes import (
     MARK,
     REFUSAL,
     command_line,

@@ -18,7 +18,7 @@ from types import ModuleType
 
 from asyncpool._core.main import main_module
 from asyncpool._core.main.main_module import Script
-from asyncpool._system.interpreter import MARK, REFUSAL
+from asyncpool._system.processes import MARK, REFUSAL
 
 HERE, THERE = "__main__", "__mp_main__"
 
