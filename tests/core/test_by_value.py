@@ -29,18 +29,8 @@ if __name__ == "__main__":
 """
 
 
-def look(
-    source: str,
-    *,
-    module: str = "",
-    path: str = "/a/script.py",
-    interactive: bool = False,
-    imported: bool = False,
-) -> Script | None:
-    code = textwrap.dedent(source).encode()
-    return recognise(
-        path, code, module=module, interactive=interactive, imported=imported
-    )
+def look(source: str, *, path: str = "/a/script.py", **about: Any) -> Script | None:
+    return recognise(path, textwrap.dedent(source).encode(), **about)
 
 
 def names(source: str) -> Script:

@@ -206,15 +206,25 @@ class Launcher:
             if self._process is not None:
                 self._others.append(self._process)  # it has workers to look after
                 self._process = None
-        if self._process is None or self._process.lost:
-            self._process = self._find(self._config)
-            self._config = self._process.config
         try:
-            return await self._process.launch(fds, variables)
+            return await self._present().launch(fds, variables)
         except LaunchError as error:
             if not error.again:
                 raise
             return await self.launch(fds, variables)
+
+    def begin(self) -> None:
+        """Start the launcher's process: this one has imports of its own to do meanwhile."""
+        with contextlib.suppress(
+            LaunchError, OSError
+        ):  # launch() tries again, and tells
+            self._present()
+
+    def _present(self) -> LauncherProcess:
+        if self._process is None or self._process.lost:
+            self._process = self._find(self._config)
+            self._config = self._process.config
+        return self._process
 
     async def on_start_timeout(self, error: LaunchError) -> LaunchError:
         """Kill the launcher, since a start took too long; but not one that serves other pools.

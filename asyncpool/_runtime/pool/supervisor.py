@@ -449,6 +449,8 @@ class Supervisor:
                 sandbox = state.config.confinement
                 if sandbox is not None and sandbox.missing:
                     state.log.sandbox_incomplete(sandbox.missing)
+                if state.config.workers[0]:
+                    self.launcher.begin()
                 state.core.start(state.loop.time())
                 self.act()
                 try:
