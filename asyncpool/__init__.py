@@ -11,7 +11,7 @@ import importlib
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     # Tools that freeze programs look for imports, and other processes begin with this one.
-    import asyncpool._worker.bootstrap  # noqa: F401 # pyright: ignore[reportUnusedImport]
+    import asyncpool._worker.process  # noqa: F401 # pyright: ignore[reportUnusedImport]
     from asyncpool import to_process
     from asyncpool._core.codec.formats import Codec
     from asyncpool._core.policies.restart import RestartPolicy

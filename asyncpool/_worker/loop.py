@@ -20,8 +20,7 @@ from asyncpool._core.policies.starting import SCRIPT
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import MAX_CONTEXT, PLAIN, WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
-from asyncpool._system.descriptors import HANDED
-from asyncpool._system.sockets import socket_of
+from asyncpool._system.descriptors import HANDED, socket_of
 from asyncpool._worker.api.context import (
     NO_JOB,
     know_slot,
@@ -33,6 +32,7 @@ from asyncpool._worker.api.state import on_retire, open_state
 from asyncpool._worker.channel.frames_io import SMALL, decoder, receive, send
 from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.channel.segments import Segments
+from asyncpool._worker.identity import assume, install_script, load_script
 from asyncpool._worker.job.chunks import ChunkLog, run_chunk
 from asyncpool._worker.job.control import Control
 from asyncpool._worker.job.coroutines import Coroutines
@@ -43,10 +43,7 @@ from asyncpool._worker.job.tracebacks import announce
 from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.logs.forwarding import LogForwarding
-from asyncpool._worker.process import script, titles
-from asyncpool._worker.process.identity import assume
-from asyncpool._worker.process.os_setup import apply_bounds, set_environment
-from asyncpool._worker.process.preloading import Preloading
+from asyncpool._worker.process import Preloading, apply_bounds, set_environment, show
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -118,7 +115,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             assume(identity, control.borrow_tracker if lends else _nothing)
             slot = identity.number - 1
             pool = identity.name.removesuffix(f"-worker-{slot}")
-            titles.show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
+            show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
         name = "" if identity is None else identity.name
         journal.open(config.levels, config.disabled, name)
         coroutines.kind = config.loop
@@ -201,7 +198,7 @@ def _initialize(
     control, coroutines = parts.control, parts.coroutines
     control.memory = config.memory
     sys.path[:] = config.sys_path
-    script.install(config.script)
+    install_script(config.script)
     if config.sandbox is None:
         control.start()
     stage, fixed = "limits", True
@@ -214,7 +211,7 @@ def _initialize(
                 __import__(name)
         if config.script_first:
             with preloading.step(SCRIPT):
-                script.load()
+                load_script()
         if config.sandbox is not None:
             stage = "sandbox"
             _shut_in(config, parts, preloading)

@@ -23,7 +23,7 @@ from hypothesis import given, settings, strategies as st
 from asyncpool._core.base.names import MAX_NAME, function_name
 from asyncpool._core.figures.function_figures import FunctionTotals
 from asyncpool._core.main import main_module
-from asyncpool._core.main.scripts import Script
+from asyncpool._core.main.main_module import Script
 from asyncpool._core.pickling import functions
 from asyncpool._core.pickling.functions import (
     MEMORY,

@@ -29,12 +29,12 @@ from asyncpool._runtime.options.pool_options import (
     POOL_CHECKS,
     PoolOptions,
 )
+from asyncpool._runtime.options.propagation import Propagation
 from asyncpool._runtime.options.worker_options import (
     WORKER_CHECKS,
     Check,
     WorkerOptions,
 )
-from asyncpool._runtime.preparation.propagation import Propagation
 from asyncpool.cluster import Worker
 from asyncpool.cluster._options import CLUSTER_CHECKS, ClusterOptions
 from asyncpool.executor import EXECUTOR_CHECKS, ExecutorOptions

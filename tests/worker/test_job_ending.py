@@ -18,13 +18,13 @@ from hypothesis import given, strategies as st
 
 from asyncpool import JobCancelled
 from asyncpool._core.wire.messages import PLAIN
-from asyncpool._system.signals import INTERRUPT, STACKS
+from asyncpool._system.processes import INTERRUPT, STACKS
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job.around import Hook
 from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.job_ending.lease_fences import LeaseFences
-from asyncpool._worker.process.threads import start_thread
+from asyncpool._worker.process import start_thread
 from tests.helpers.patience import PATIENCE
 
 # Take the next place, or revoke some.

@@ -16,8 +16,8 @@ from io import BytesIO
 from itertools import islice
 from sys import modules
 
-from asyncpool._core.main.by_value import GlobalError
 from asyncpool._core.main.by_value_loading import pickler_of_results
+from asyncpool._core.main.main_module import GlobalError
 from asyncpool._core.pickling.out_of_band import (
     ARRAYS,
     CONNECTIONS,

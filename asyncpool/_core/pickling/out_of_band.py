@@ -18,7 +18,7 @@ import pickle
 import sys
 from io import TextIOWrapper
 
-from asyncpool._core.main import by_value, main_module
+from asyncpool._core.main import main_module
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -185,7 +185,9 @@ def dump(
     except Exception:  # noqa: BLE001, S110 - by value, then
         pass
     taught, without = others and others(), b""
-    by_globals = by_value.GlobalsPickler(write, StreamTooLongError)
+    from asyncpool._core.main.by_value import GlobalsPickler  # noqa: PLC0415 - workers need none
+
+    by_globals = GlobalsPickler(write, StreamTooLongError)
     return OutOfBandPickle(*by_globals.pack(value))
 
 

@@ -29,7 +29,7 @@ from asyncpool._runtime.pool.registry import (
     stacks_of,
 )
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool._system.signals import signal_name
+from asyncpool._system.processes import signal_name
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import JobTimeoutError
 from asyncpool.events import Crash

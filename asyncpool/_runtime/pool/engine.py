@@ -31,8 +31,7 @@ from asyncpool._runtime.channel.channel import READ_SIZE
 from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.outcomes import unreadable
-from asyncpool._runtime.launcher.launcher import Launcher
-from asyncpool._runtime.launcher.launcher_process import LaunchError
+from asyncpool._runtime.launcher.launcher import Launcher, LaunchError
 from asyncpool._runtime.output import WorkerLogs, explicit_levels
 from asyncpool._runtime.pool.admission import Admission, Draining
 from asyncpool._runtime.pool.broadcasts import Broadcaster
@@ -370,6 +369,8 @@ class Engine:
                 sandbox = self.config.confinement
                 if sandbox is not None and sandbox.missing:
                     self.log.sandbox_incomplete(sandbox.missing)
+                if self.config.workers[0]:
+                    self.launcher.begin()
                 with self.turn as now:
                     self.core.start(now)
                 try:

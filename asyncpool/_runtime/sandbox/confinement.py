@@ -32,7 +32,7 @@ from asyncpool._core.sandbox.plan import (
     most_tasks,
     refusal,
 )
-from asyncpool._runtime.preparation.script import main_script
+from asyncpool._runtime.launcher.script import main_script
 from asyncpool._runtime.sandbox.places import delegated_limits
 from asyncpool.errors import UnsupportedPlatformError
 from asyncpool.sandbox import Sandbox, settings_of

@@ -13,14 +13,14 @@ from asyncpool._core.supervision.lifecycle import STOP_GRACE
 from asyncpool._core.wire.frames import MAX_PAYLOAD
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._runtime.base.machine import module_path
+from asyncpool._runtime.launcher.script import main_script
 from asyncpool._runtime.options.pool_options import PoolOptions
 from asyncpool._runtime.options.worker_options import WorkerOptions
-from asyncpool._runtime.preparation.handover import Handover, packed_hook
-from asyncpool._runtime.preparation.propagation import Propagation
-from asyncpool._runtime.preparation.script import main_script
 
-if TYPE_CHECKING:  # few pools have a codec or a sandbox
+if TYPE_CHECKING:  # few pools have these
     from asyncpool._core.codec.data_only import DataOnly
+    from asyncpool._runtime.launcher.handover import Handover
+    from asyncpool._runtime.options.propagation import Propagation
     from asyncpool._runtime.pool.engine import Engine
     from asyncpool._runtime.sandbox.confinement import Confinement
     from asyncpool._runtime.worker.handle import Serving
@@ -130,14 +130,24 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
             script=confinement.script,
             script_first=confinement.script_first,
         )
-    handover = Handover(options.initializer, options.initargs)
+    handover, hook, propagation = None, None, None
+    if options.initializer is not None or options.around is not None:
+        from asyncpool._runtime.launcher.handover import Handover, packed_hook  # noqa: PLC0415
+
+        if options.initializer is not None:
+            handover = Handover(options.initializer, options.initargs)
+        hook = packed_hook(options.around)
+    if options.propagate:
+        from asyncpool._runtime.options.propagation import Propagation  # noqa: PLC0415
+
+        propagation = Propagation(options.propagate)
     return SupervisorConfig(
         **shared,
         workers=options.workers,
         worker=worker._replace(
-            initializer=handover.payload,
+            initializer=None if handover is None else handover.payload,
             concurrency=options.concurrency,
-            around=packed_hook(options.around),
+            around=hook,
             codec=b"" if data is None else data.config,
             options=tuple(OPTIONS),
         ),
@@ -145,7 +155,7 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
         idle_timeout=options.idle_timeout,
         max_queued=options.max_queued,
         max_shared_memory=options.max_shared_memory,
-        propagation=Propagation(options.propagate) if options.propagate else None,
+        propagation=propagation,
         handover=handover,
         data=data,
         confinement=confinement,

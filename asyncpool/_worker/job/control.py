@@ -41,7 +41,7 @@ from asyncpool._worker.job_ending.interrupts import Interrupts
 from asyncpool._worker.job_ending.job_claims import JobClaims
 from asyncpool._worker.job_ending.lease_fences import LeaseFences
 from asyncpool._worker.job_ending.live_stacks import live_stacks
-from asyncpool._worker.process.threads import start_thread
+from asyncpool._worker.process import start_thread
 from asyncpool._worker.profile.sampler import Sampler
 from asyncpool.errors import ProtocolError
 

@@ -22,7 +22,7 @@ import os
 import sys
 from _thread import get_ident
 
-from asyncpool._system.signals import INTERRUPT, STACKS
+from asyncpool._system.processes import INTERRUPT, STACKS
 from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py

@@ -13,7 +13,7 @@ from _thread import TIMEOUT_MAX, allocate_lock
 from time import monotonic
 
 from asyncpool._worker.job_ending.job_claims import JobClaims
-from asyncpool._worker.process.threads import start_thread
+from asyncpool._worker.process import start_thread
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from asyncpool._worker.process.identity import ImportWatch
+from asyncpool._worker.identity import ImportWatch
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from asyncpool._core.profile.profile_messages import (
 )
 from asyncpool._core.profile.sampling_times import SamplingTimes
 from asyncpool._core.profile.stack_counts import NO_JOB, StackCounts
-from asyncpool._worker.process.threads import start_thread
+from asyncpool._worker.process import start_thread
 from asyncpool._worker.profile.stack_reader import StackReader
 
 TYPE_CHECKING = False  # see _core/base/records.py

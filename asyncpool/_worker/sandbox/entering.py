@@ -7,6 +7,7 @@ happens before the worker has a second thread.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import resource
 import sys
@@ -30,7 +31,6 @@ from asyncpool._system.confinement import (
     new_namespaces,
     restrict,
 )
-from asyncpool._worker.process.preloading import warm_up
 from asyncpool._worker.sandbox.leftovers import check_leftovers
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -40,7 +40,22 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from asyncpool._core.sandbox.plan import SandboxPlan
-    from asyncpool._worker.process.preloading import Preloading
+    from asyncpool._worker.process import Preloading
+
+# What is installed may be out of a sandbox's reach.  The modules of this package are not, and idna
+# is asked for by each connection.
+_NEEDED = (
+    "asyncio",
+    "cloudpickle",
+    "ctypes",
+    "encodings.idna",
+    "json",
+    "logging",
+    "resource",
+    "select",
+    "threading",
+    "typing",
+)
 
 
 def enter(
@@ -108,6 +123,13 @@ def enter(
             open_loop()
         filter_calls(plan.filter)
     sys.meta_path.insert(0, ReachableModules())
+
+
+def warm_up() -> None:
+    """Import these modules, which forked workers then share."""
+    for name in set(_NEEDED) - {*sys.modules}:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _separate(flags: int) -> bool:
