@@ -7,14 +7,13 @@ import functools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import anyio
 
 from asyncpool._core.base.validation import NUMBER, SECONDS, check_type, or_none
-from asyncpool._core.leases.lease_ledger import (
+from asyncpool._core.leases import (
     GIVE_UP,
     LeaseLedger,
     Lost,
@@ -25,6 +24,7 @@ from asyncpool._core.leases.lease_ledger import (
     longest_gap,
 )
 from asyncpool._core.logs import pool_messages as say
+from asyncpool._dataclass import dataclass
 from asyncpool._runtime.base.arguments import check_callable, check_int
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import EventHub, EventStream

@@ -14,12 +14,12 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from asyncpool._core.base.names import function_name
 from asyncpool._core.map.chunks import Failure
+from asyncpool._dataclass import dataclass
 from asyncpool._runtime.base.iteration import Demand, HomeIterator, Iteration
 from asyncpool._runtime.map.batch_runner import (
     Batch,

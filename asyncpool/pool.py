@@ -10,11 +10,10 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from asyncpool._api.caller import Caller, JobsListened, Supervised
 from asyncpool._core.base.names import function_name
 from asyncpool._core.base.validation import NUMBER, check_type
 from asyncpool._core.codec.codec import Codec
-from asyncpool._core.policies.job_options import JobOptions, OnCancel, Options
+from asyncpool._core.policies.job_options import JobOptions, OnCancel, Options, changed
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
@@ -29,14 +28,11 @@ from asyncpool._runtime.base.arguments import (
 from asyncpool._runtime.base.callbacks import CrashCallback
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
-from asyncpool._runtime.options.job_options import changed
-from asyncpool._runtime.options.pool_options import pool_options
-from asyncpool._runtime.options.worker_options import OutputMode
+from asyncpool._runtime.options import OutputMode, SupervisorConfig, pool_config
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool._runtime.state.config import SupervisorConfig, pool_config
 from asyncpool._worker.api.context import CurrentJob
-from asyncpool.boundpool import BoundPool
+from asyncpool.boundpool import BoundPool, Caller, JobsListened, Supervised
 from asyncpool.enums import RunState
 from asyncpool.events import CloseSummary, RollResult
 from asyncpool.sandbox import Sandbox
@@ -309,14 +305,10 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         control: bool | str | os.PathLike[str] | None = None,
     ) -> None:
         check_platform()
-        options = pool_options(locals())  # by the names of the signature
-        self.name: str = options.name
-        self._config = pool_config(options)
-        self._options = JobOptions(limits=options.job_limits, codec=options.codec)
-        self._close_timeout = options.close_timeout
-        self._trace = options.trace
-        self._max_traced = options.max_traced
-        self._control = options.control
+        self._config = pool_config(locals())  # by the names of the signature
+        self.name = self._config.name
+        self._options = self._config.job_options
+        self._control = self._config.control  # a command may give one
         self._life = SupervisorRunner("pool", self.name)
 
     async def start(self) -> None:
@@ -342,21 +334,22 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
     async def _begin(self) -> SupervisorConfig:
         """Return what the supervisor is told, and begin what watches it before it starts."""
         # Few pools are watched, and the pool itself knows nothing of who does.
-        if self._control is None and self._trace is None:
-            return self._config
+        config = self._config
+        if self._control is None and config.trace is None:
+            return config
         from asyncpool._observe.opening import Beside, open_beside  # noqa: PLC0415
 
         await open_beside(
             self._life,
             Beside(
                 self.name,
-                self._config.worker.concurrency,
+                config.worker.concurrency,
                 self._control,
-                self._trace,
-                self._max_traced,
+                config.trace,
+                config.max_traced,
             ),
         )
-        return self._config
+        return config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
         """Return a bound pool, whose jobs have these options.
@@ -568,7 +561,7 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
             Kills the workers that are left, and returns when they have ended.
         """
         await self._life.leave(
-            error, functools.partial(self.close, timeout=self._close_timeout)
+            error, functools.partial(self.close, timeout=self._config.close_timeout)
         )
 
     def __del__(self) -> None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from asyncpool._core.base.validation import SWITCH, check_type
-from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_options import JobOptions, Options
-from asyncpool._runtime.base.arguments import (
-    check_timeout,
-    not_callable,
+from asyncpool._core.policies.job_options import (
+    AttemptPolicy,
+    JobOptions,
+    Options,
+    changed,
 )
+from asyncpool._dataclass import dataclass
+from asyncpool._runtime.base.arguments import check_timeout, not_callable
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.stream import Stream

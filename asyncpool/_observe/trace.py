@@ -18,8 +18,7 @@ from typing import Any
 
 from asyncpool._core.base.deadlines import RateLimit
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._core.trace.trace_book import LONG, TraceBook
-from asyncpool._core.trace.trace_lines import HEAD
+from asyncpool._core.trace import HEAD, LONG, TraceBook
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub, waited_since
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.registry import job_ended, job_queued, job_started

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast
 
-from asyncpool._api.caller import Caller, JobsListened
 from asyncpool._core.base.names import function_name
 from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.policies.job_options import JobOptions, Options
+from asyncpool._core.policies.job_options import JobOptions, Options, changed
 from asyncpool._runtime.base.arguments import (
     check_choice,
     check_int,
@@ -22,9 +21,8 @@ from asyncpool._runtime.base.arguments import (
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool.boundpool import BoundPool
+from asyncpool.boundpool import BoundPool, Caller, JobsListened
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary, RollResult

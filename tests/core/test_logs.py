@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import asyncpool
-from asyncpool._core.logs import worker_messages
-from asyncpool._core.logs.log_message import INFO, LogMessage
+from asyncpool._core.logs import INFO, LogMessage, worker_messages
 from asyncpool._runtime.output.output import StderrTail
 
 SOLD = LogMessage("sold", INFO, "%(pool)s has sold %(count)d %(what)s", "pool count")

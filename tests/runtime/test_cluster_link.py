@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 import pytest
 
-from asyncpool._core.figures.request_figures import MOST_NUMBERS, RequestFigures
+from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
 from asyncpool._core.wire.frames import (
     HEADER_SIZE,
     Frame,
@@ -27,10 +27,7 @@ from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._runtime.channel.channel import READ_SIZE, Channel
 from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
 from asyncpool._runtime.cluster.balancer import ConnectionBalancer
-from asyncpool._runtime.cluster.link import (
-    MAX_MESSAGE,
-    WorkerLink,
-)
+from asyncpool._runtime.cluster.link import MAX_MESSAGE, WorkerLink
 from asyncpool._runtime.cluster.message_queues import MessageQueues
 from asyncpool.errors import ProtocolError
 from tests.helpers.clusters import come_true

@@ -15,12 +15,8 @@ from typing import Any, cast
 import pytest
 
 from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.options.worker_options import OutputMode
-from asyncpool._runtime.output.log_records import (
-    _TURN,
-    LogNotes,
-    WorkerLogs,
-)
+from asyncpool._runtime.options import OutputMode
+from asyncpool._runtime.output.log_records import _TURN, LogNotes, WorkerLogs
 from asyncpool._runtime.output.output import Output
 from tests.helpers.inside import log_entry
 from tests.helpers.logs import Kept, handled_by

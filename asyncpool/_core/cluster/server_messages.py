@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.logs.log_message import ERROR, INFO, WARNING, LogMessage
+from asyncpool._core.logs import ERROR, INFO, WARNING, LogMessage
 
 # The master.
 

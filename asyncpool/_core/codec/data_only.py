@@ -10,12 +10,7 @@ from functools import partial
 from asyncpool._core.codec.call_messages import load_value, loader, pack_call, packer
 from asyncpool._core.codec.failures import load_failure, registered
 from asyncpool._core.codec.formats import Format, PluggedFormat, json_format
-from asyncpool._core.codec.function_names import (
-    FunctionNames,
-    Place,
-    Plan,
-    unnamed,
-)
+from asyncpool._core.codec.function_names import FunctionNames, Place, Plan, unnamed
 from asyncpool._core.main.main_module import CACHED
 from asyncpool._core.pickling.functions import FunctionTable
 from asyncpool._core.pickling.out_of_band import (
@@ -33,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from asyncpool._core.figures.function_figures import FunctionTotals
+    from asyncpool._core.figures import FunctionTotals
 
 _ANY = Place()
 

@@ -6,7 +6,7 @@ two to each other.
 
 from __future__ import annotations
 
-from asyncpool._core.logs.log_message import DEBUG, ERROR, INFO, WARNING, LogMessage
+from asyncpool._core.logs import DEBUG, ERROR, INFO, WARNING, LogMessage
 
 # The life of a pool, or of a cluster.
 

@@ -6,7 +6,7 @@ The service believes a worker none of the other ids: what a job makes up rings n
 
 from __future__ import annotations
 
-from asyncpool._core.logs.log_message import DEBUG, ERROR, INFO, WARNING, LogMessage
+from asyncpool._core.logs import DEBUG, ERROR, INFO, WARNING, LogMessage
 
 # Of a pool.
 

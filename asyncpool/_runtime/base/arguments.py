@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncpool._core.base.validation import (
     INT,
@@ -25,6 +25,8 @@ _LOGGER = logging.getLogger("asyncpool")
 _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})
 
 _told: set[str] = set()
+
+T = TypeVar("T")
 
 
 def is_refusal(error: OSError) -> bool:
@@ -78,40 +80,47 @@ def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
     return least, most
 
 
-def check_callable(name: str, value: object) -> None:
-    """Check an argument that may be missing.
+def check_callable(name: str, value: T) -> T:
+    """Return an argument that is called, if it is not missing.
 
     Raises:
         TypeError: If it cannot be called.
     """
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be callable, not {value!r}")
+    return value
 
 
-def check_int(name: str, value: int, *, at_least: int) -> None:
-    """Check an argument.
+def check_int(
+    name: str, value: int | None, *, at_least: int, optional: bool = False
+) -> int | None:
+    """Return an argument that is an int with a lower bound; ``None`` passes if *optional*.
 
     Raises:
         TypeError: If it is no int.
         ValueError: If it is too small.
     """
-    check_type(name, value, INT)
-    if value < at_least:
+    check_type(name, value, or_none(INT) if optional else INT)
+    if value is not None and value < at_least:
         raise ValueError(f"{name} must be at least {at_least}, not {value}")
+    return value
 
 
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Check an argument.
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return an argument that is one of some words.
 
     Raises:
         ValueError: If it is none of *choices*.
     """
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    return value
 
 
-def check_seconds(name: str, value: float | None, *, optional: bool = False) -> None:
-    """Check a time in seconds.
+def check_seconds(
+    name: str, value: float | None, *, optional: bool = False
+) -> float | None:
+    """Return a time in seconds; ``None`` passes if *optional*.
 
     Raises:
         TypeError: If it is no number.
@@ -121,6 +130,7 @@ def check_seconds(name: str, value: float | None, *, optional: bool = False) -> 
     if value is not None and not value > 0:
         none = " or None" if optional else ""
         raise ValueError(f"{name} must be > 0 seconds{none}, not {value}")
+    return value
 
 
 def check_timeout(timeout: float | None) -> None:

@@ -14,8 +14,7 @@ from asyncpool._core.base.job_traits import (
     KeyedTraits,
 )
 from asyncpool._core.pickling.functions import Function
-from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_options import JobLimits, JobOptions
+from asyncpool._core.policies.job_options import AttemptPolicy, JobLimits, JobOptions
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool.enums import JobState, TimeLimit

@@ -7,11 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.leases.lease_ledger import (
-    LeaseLedger,
-    RenewalDecision,
-    RenewalResult,
-)
+from asyncpool._core.leases import LeaseLedger, RenewalDecision, RenewalResult
 from asyncpool.errors import LeaseLostError, ThrottledError
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 

@@ -7,8 +7,7 @@ from collections import deque
 from typing import Any
 
 from asyncpool._core.pickling.functions import Function
-from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._core.policies.job_options import AttemptPolicy, JobOptions
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.job.chunk_job import ChunkJob
 from asyncpool._runtime.job.job import Job

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from asyncpool._core.base.text import printable
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._runtime.options.worker_options import OutputMode
+from asyncpool._runtime.options import OutputMode
 
 # What the pool keeps of a worker's stderr for the report of its death.
 #

@@ -15,9 +15,9 @@ import anyio
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.base.event_loop import check_home, shielded
 from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._runtime.options import SupervisorConfig
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.preparation.script import check_not_imported
-from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary
 

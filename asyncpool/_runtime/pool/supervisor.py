@@ -34,12 +34,12 @@ from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.outcomes import unreadable
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError
+from asyncpool._runtime.options import SupervisorConfig
 from asyncpool._runtime.output.log_records import WorkerLogs, explicit_levels
 from asyncpool._runtime.pool.profiles import Profiles
 from asyncpool._runtime.pool.replacement import WorkerReplacement
 from asyncpool._runtime.pool.sessions import Sessions
 from asyncpool._runtime.state.admission import Admission
-from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.crash_report import WorkerExit
 from asyncpool._runtime.state.draining import Draining
 from asyncpool._runtime.state.job_errors import broken_errors, closed_error, expire

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from asyncpool._core.policies.attempts import begun_attempts
+from asyncpool._core.policies.job_options import begun_attempts
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery

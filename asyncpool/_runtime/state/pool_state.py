@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
-from asyncpool._core.figures.durations import Durations
+from asyncpool._core.figures import Durations
 from asyncpool._core.supervision.core import Core
 from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.state.config import SupervisorConfig
+from asyncpool._runtime.options import SupervisorConfig
 from asyncpool._runtime.state.life_log import LifeLog
 from asyncpool._runtime.state.registry import JobRegistry, JobWatch
 from asyncpool._runtime.worker.handle import WorkerHandle

@@ -13,10 +13,8 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from asyncpool._core.base.deadlines import Deadlines
-from asyncpool._core.figures.durations import Durations
-from asyncpool._core.figures.function_figures import FunctionTotals
-from asyncpool._core.policies.attempts import costs_attempt
-from asyncpool._core.policies.job_options import Keeper
+from asyncpool._core.figures import Durations, FunctionTotals
+from asyncpool._core.policies.job_options import Keeper, costs_attempt
 from asyncpool._core.slots.slots import Slot
 from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame

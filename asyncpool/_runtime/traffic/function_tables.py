@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from asyncpool._core.figures.function_figures import FunctionTotals
+from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.pickling.functions import FunctionTable
 from asyncpool._core.policies.job_options import JobOptions
 

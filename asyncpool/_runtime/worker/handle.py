@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from asyncpool._core.base.text import printable, printable_lines
-from asyncpool._core.policies.worker_env import WorkerEnv
+from asyncpool._core.policies.worker_limits import WorkerEnv
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import (
     MAX_REASON,
