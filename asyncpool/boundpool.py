@@ -8,28 +8,39 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import (
+    TYPE_CHECKING,
     Any,
     NoReturn,
     ParamSpec,
     TypeAlias,
+    TypedDict,
     TypeVar,
     TypeVarTuple,
     Unpack,
     overload,
 )
 
+from asyncpool._core.base.records import Later
 from asyncpool._core.policies.job_options import OPTIONS, JobOptions, Options, changed
 from asyncpool._dataclass import dataclass
 from asyncpool._runtime.base.arguments import check_int, not_callable, not_picklable
 from asyncpool._runtime.base.pool_hub import EventStream
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.map.batch_runner import Task
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.events import Event, JobEvent
-from asyncpool.mapping import Map, Plan
-from asyncpool.session import WorkerSession
-from asyncpool.stream import Stream
+
+if TYPE_CHECKING:
+    from asyncpool import mapping, session, stream
+    from asyncpool._runtime.map import batch_runner
+    from asyncpool.mapping import Map
+    from asyncpool.session import WorkerSession
+    from asyncpool.stream import Stream
+else:
+    batch_runner = Later("asyncpool._runtime.map.batch_runner")
+    mapping = Later("asyncpool.mapping")
+    session = Later("asyncpool.session")
+    stream = Later("asyncpool.stream")
 
 # How callers hear of what happens in a pool or a cluster.
 
@@ -141,6 +152,13 @@ Ts = TypeVarTuple("Ts")
 AnyIterable: TypeAlias = Iterable[A] | AsyncIterable[A]
 
 
+class Sizes(TypedDict, total=False):
+    """How many items a map draws ahead, and how many travel together; see :meth:`Pool.map`."""
+
+    buffersize: int | None
+    chunksize: int | None
+
+
 class MapCaller(ABC):
     """What calls functions for many items."""
 
@@ -178,20 +196,12 @@ class MapCaller(ABC):
         fn: Callable[[A], Coroutine[Any, Any, R]],
         items: AnyIterable[A],
         /,
-        *,
-        buffersize: int | None = None,
-        chunksize: int | None = None,
+        **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
     @overload
     def map(
-        self,
-        fn: Callable[[A], R],
-        items: AnyIterable[A],
-        /,
-        *,
-        buffersize: int | None = None,
-        chunksize: int | None = None,
+        self, fn: Callable[[A], R], items: AnyIterable[A], /, **sizes: Unpack[Sizes]
     ) -> Map[R]: ...
 
     @overload
@@ -201,9 +211,7 @@ class MapCaller(ABC):
         items: AnyIterable[A],
         more: AnyIterable[B],
         /,
-        *,
-        buffersize: int | None = None,
-        chunksize: int | None = None,
+        **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
     @overload
@@ -213,9 +221,7 @@ class MapCaller(ABC):
         items: AnyIterable[A],
         more: AnyIterable[B],
         /,
-        *,
-        buffersize: int | None = None,
-        chunksize: int | None = None,
+        **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
     @overload
@@ -226,9 +232,7 @@ class MapCaller(ABC):
         more: AnyIterable[B],
         still_more: AnyIterable[C],
         /,
-        *,
-        buffersize: int | None = None,
-        chunksize: int | None = None,
+        **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
     @overload
@@ -239,9 +243,7 @@ class MapCaller(ABC):
         more: AnyIterable[B],
         still_more: AnyIterable[C],
         /,
-        *,
-        buffersize: int | None = None,
-        chunksize: int | None = None,
+        **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
     @overload
@@ -254,8 +256,7 @@ class MapCaller(ABC):
         even_more: AnyIterable[Any],
         /,
         *iterables: AnyIterable[Any],
-        buffersize: int | None = None,
-        chunksize: int | None = None,
+        **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
     @overload
@@ -268,8 +269,7 @@ class MapCaller(ABC):
         even_more: AnyIterable[Any],
         /,
         *iterables: AnyIterable[Any],
-        buffersize: int | None = None,
-        chunksize: int | None = None,
+        **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
     def map(
@@ -324,9 +324,7 @@ class MapCaller(ABC):
         fn: Callable[[*Ts], Coroutine[Any, Any, R]],
         items: AnyIterable[tuple[*Ts]],
         /,
-        *,
-        buffersize: int | None = None,
-        chunksize: int | None = None,
+        **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
     @overload
@@ -335,9 +333,7 @@ class MapCaller(ABC):
         fn: Callable[[*Ts], R],
         items: AnyIterable[tuple[*Ts]],
         /,
-        *,
-        buffersize: int | None = None,
-        chunksize: int | None = None,
+        **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
     def starmap(
@@ -377,10 +373,10 @@ class MapCaller(ABC):
         for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
             if value is not None:
                 check_int(name, value, at_least=1)
-        task = Task(fn, star, self._options, self._submit)
-        return Map(
-            Plan(self._running_supervisor(), task, iterables, chunksize, buffersize)
-        )
+        task = batch_runner.Task(fn, star, self._options, self._submit)
+        supervisor = self._running_supervisor()
+        plan = mapping.Plan(supervisor, task, iterables, chunksize, buffersize)
+        return mapping.Map(plan)
 
 
 def _refuse(verb: str, others: dict[str, object]) -> None:
@@ -473,20 +469,12 @@ class Caller(MapCaller):
 
     @overload
     def stream(
-        self,
-        fn: Callable[P, Iterable[R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, Iterable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Stream[R]: ...
 
     @overload
     def stream(
-        self,
-        fn: Callable[P, AsyncIterable[R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, AsyncIterable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Stream[R]: ...
 
     def stream(
@@ -526,7 +514,7 @@ class Caller(MapCaller):
         if not callable(fn):
             raise not_callable("stream", fn)
         options = replace(self._options, via="stream")
-        return Stream(
+        return stream.Stream(
             self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)
         )
 
@@ -625,7 +613,7 @@ class Caller(MapCaller):
             While it waits: safe.  If the session has just got a worker, the pool gives it to the
             next one.  Inside the context: cancels the calls of the session.
         """
-        return WorkerSession(
+        return session.WorkerSession(
             self._running_supervisor,
             self._options,
             timeout=timeout,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from asyncpool._core.base.names import function_name
 from asyncpool._core.base.validation import NUMBER, check_type
-from asyncpool._core.codec.codec import Codec
 from asyncpool._core.policies.job_options import JobOptions, OnCancel, Options, changed
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
@@ -31,15 +30,16 @@ from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._runtime.options import OutputMode, SupervisorConfig, pool_config
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool._worker.api.context import CurrentJob
 from asyncpool.boundpool import BoundPool, Caller, JobsListened, Supervised
 from asyncpool.enums import RunState
 from asyncpool.events import CloseSummary, RollResult
-from asyncpool.sandbox import Sandbox
 from asyncpool.stats import PoolStats
 
 if TYPE_CHECKING:
+    from asyncpool._core.codec.codec import Codec
+    from asyncpool._worker.api.context import CurrentJob
     from asyncpool.profile import Profile
+    from asyncpool.sandbox import Sandbox
 
 __all__ = ["Pool"]
 

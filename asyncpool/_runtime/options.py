@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from asyncpool._core.base.names import NAMES, is_name
+from asyncpool._core.base.records import Later
 from asyncpool._core.base.validation import (
     SWITCH,
     TEXT,
@@ -44,17 +45,29 @@ from asyncpool._runtime.base.machine import (
     module_path,
     usable_cpus,
 )
-from asyncpool._runtime.preparation.handover import Handover, packed_hook
-from asyncpool._runtime.preparation.propagation import Propagation
 from asyncpool._runtime.preparation.script import main_script
-from asyncpool._runtime.worker.serving import Serving
 
-if TYPE_CHECKING:  # few pools have a codec or a sandbox
+if TYPE_CHECKING:
+    from asyncpool import sandbox
+    from asyncpool._core.codec import data_only, formats, function_names
     from asyncpool._core.codec.data_only import DataOnly
     from asyncpool._core.codec.formats import Format
+    from asyncpool._runtime.preparation import handover, propagation
+    from asyncpool._runtime.preparation.handover import Handover
+    from asyncpool._runtime.preparation.propagation import Propagation
+    from asyncpool._runtime.sandbox import confinement
     from asyncpool._runtime.sandbox.confinement import Confinement
     from asyncpool._runtime.state.pool_state import PoolState
+    from asyncpool._runtime.worker.serving import Serving
     from asyncpool.sandbox import Sandbox
+else:  # for options that few pools have
+    data_only = Later("asyncpool._core.codec.data_only")
+    formats = Later("asyncpool._core.codec.formats")
+    function_names = Later("asyncpool._core.codec.function_names")
+    handover = Later("asyncpool._runtime.preparation.handover")
+    propagation = Later("asyncpool._runtime.preparation.propagation")
+    confinement = Later("asyncpool._runtime.sandbox.confinement")
+    sandbox = Later("asyncpool.sandbox")
 
 LauncherKind = Literal["forkserver", "spawn"]
 LoopKind = Literal["asyncio", "uvloop"]
@@ -237,11 +250,7 @@ def _control(name: str, value: object) -> str | None:
 
 
 def _codec(_: str, value: object) -> Format | None:
-    if value is None:
-        return None
-    from asyncpool._core.codec.formats import format_of  # noqa: PLC0415 - few pools have a codec
-
-    return format_of(value)
+    return None if value is None else formats.format_of(value)
 
 
 def _functions(name: str, value: object) -> tuple[Any, ...] | None:
@@ -250,13 +259,9 @@ def _functions(name: str, value: object) -> tuple[Any, ...] | None:
 
 
 def _sandbox(name: str, value: object) -> Sandbox | None:
-    if value is None:
-        return None
-    from asyncpool.sandbox import Sandbox  # noqa: PLC0415 - few pools have one
-
-    check_type(name, value, or_none(((Sandbox,), "a Sandbox")))
-    assert isinstance(value, Sandbox)
-    return value
+    if value is None or isinstance(value, sandbox.Sandbox):
+        return value
+    raise TypeError(f"{name} must be a Sandbox or None, not {value!r}")
 
 
 def _worker_env(_: str, value: GivenEnv | None) -> WorkerEnv | None:
@@ -468,45 +473,44 @@ def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
         options["worker_loop"],
         max_payload=take("max_message_size") or MAX_PAYLOAD,
     )
-    initializer, around = take("initializer"), take("around")
-    codec, functions, errors = take("codec"), take("functions"), take("errors")
-    data = None
+    initializer, initargs = take("initializer"), take("initargs")
+    around, codec = take("around"), take("codec")
+    functions, errors = take("functions"), take("errors")
+    data, confined, first, hook = None, None, None, None
     if codec is not None:
-        from asyncpool._core.codec.data_only import DataOnly  # noqa: PLC0415 - few have one
-        from asyncpool._core.codec.function_names import check_name  # noqa: PLC0415
-
-        data = DataOnly(codec, functions, errors)
-        check_name("initializer", initializer)
-        check_name("around", around)
-    confinement, sandbox = None, take("sandbox")
-    if sandbox is not None:
-        from asyncpool._runtime.sandbox.confinement import confine  # noqa: PLC0415 - few have one
-
+        data = data_only.DataOnly(codec, functions, errors)
+        function_names.check_name("initializer", initializer)
+        function_names.check_name("around", around)
+    given_sandbox = take("sandbox")
+    if given_sandbox is not None:
         # What workers import for themselves, and could not import in a sandbox.
         if options["worker_loop"] == "uvloop":
             options["preload"] += ("uvloop",)
         if codec is not None and find_spec("msgspec") is not None:
             options["preload"] += ("msgspec",)
-        confinement = confine(sandbox, limits)
+        confined = confinement.confine(given_sandbox, limits)
         worker = worker._replace(
-            sandbox=confinement.plan,
-            script=confinement.script,
-            script_first=confinement.script_first,
+            sandbox=confined.plan,
+            script=confined.script,
+            script_first=confined.script_first,
         )
-    handover = Handover(initializer, take("initargs"))
-    propagate = take("propagate")
+    if initializer is not None:
+        first = handover.Handover(initializer, initargs)
+    if around is not None:
+        hook = handover.packed_hook(around)
+    variables = take("propagate")
     return SupervisorConfig(
         worker=worker._replace(
-            initializer=handover.payload,
+            initializer=None if first is None else first.payload,
             concurrency=take("concurrency"),
-            around=packed_hook(around),
+            around=hook,
             codec=b"" if data is None else data.config,
             options=tuple(OPTIONS),
         ),
-        propagation=Propagation(propagate) if propagate else None,
-        handover=handover,
+        propagation=propagation.Propagation(variables) if variables else None,
+        handover=first,
         data=data,
-        confinement=confinement,
+        confinement=confined,
         **options,
     )
 

@@ -6,6 +6,8 @@ does not import ``logging``, which costs a worker 2 MB: whoever logs has a logge
 
 from __future__ import annotations
 
+from functools import partial
+
 from asyncpool._core.base.records import Record
 
 TYPE_CHECKING = False  # see records.py
@@ -46,14 +48,14 @@ class LogMessage(Record):
     """One kind of record; ``docs/log-records.md`` has a row for each.
 
     Attributes:
-        id: What a filter or an alert finds it by, as the attribute ``message_id``.
         level: Its level.
+        id: What a filter or an alert finds it by, as the attribute ``message_id``.
         text: Its text, with the names of values, as in ``"%(pool)s is closed"``.
         keys: The names of the attributes that it has besides ``message_id``, in one string.
     """
 
-    id: str
     level: int
+    id: str
     text: str
     keys: str = ""
 
@@ -101,3 +103,9 @@ class LogMessage(Record):
             logger.handle(record)
         except Exception:  # noqa: BLE001, S110 - there is no other place to tell of it
             pass
+
+
+debug = partial(LogMessage, DEBUG)
+info = partial(LogMessage, INFO)
+warning = partial(LogMessage, WARNING)
+error = partial(LogMessage, ERROR)

@@ -32,11 +32,11 @@ class Handover:
     """An initializer with its arguments, pickled, and the descriptors that go with it.
 
     Args:
-        initializer: What each new worker calls first; ``None`` for nothing.
+        initializer: What each new worker calls first.
         initargs: Its arguments.
 
     Attributes:
-        payload: The pickled ``(initializer, initargs)``, or ``None``.
+        payload: The pickled ``(initializer, initargs)``.
         fds: The descriptors.
 
     Raises:
@@ -46,17 +46,15 @@ class Handover:
     """
 
     def __init__(
-        self, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+        self, initializer: Callable[..., object], initargs: tuple[Any, ...]
     ) -> None:
-        self.payload: bytes | None = None
         self.fds: list[int] = []
         # Kept alive, since a named semaphore loses its name when its object goes.
         self._objects: object = initargs
         self._close = weakref.finalize(self, _close_all, self.fds)
-        if initializer is not None:
-            self.payload, theirs = _pack(initializer, initargs)
-            for fd in theirs:
-                self.fds.append(os.dup(fd))
+        self.payload, theirs = _pack(initializer, initargs)
+        for fd in theirs:
+            self.fds.append(os.dup(fd))
 
     def close(self) -> None:
         """Close the descriptors and drop the objects: no more workers will start."""
@@ -64,15 +62,13 @@ class Handover:
         self._objects = None
 
 
-def packed_hook(around: Callable[..., object] | str | None) -> tuple[str, bytes] | None:
+def packed_hook(around: Callable[..., object] | str) -> tuple[str, bytes]:
     """Return the hook around jobs as :class:`WorkerConfig` has it.
 
     Raises:
         JobNotPicklableError: If it cannot be pickled.
         ValueError: If it is too large.
     """
-    if around is None:
-        return None
     if isinstance(around, str):
         return around, b""
     try:
