@@ -115,7 +115,7 @@ _PLACES = {
     "_core.control.control_protocol": ["Request"],
     "_core.map.chunks": ["CHUNK_SIZE"],
     "_core.pickling.calls": ["pack_job", "pack_value"],
-    "_core.policies.attempts": ["CrashKindText", "MAX_FREE_RETURNS"],
+    "_core.policies.job_options": ["CrashKindText", "MAX_FREE_RETURNS"],
     "_core.policies.restart": ["BURST"],
     "_core.remote.agent_jobs": ["CREDITS"],
     "_core.supervision.closing": ["Finish"],
