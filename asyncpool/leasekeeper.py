@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Hashable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-import anyio
-
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.validation import NUMBER, SECONDS, check_type, or_none
 from asyncpool._core.leases import (
@@ -26,7 +24,7 @@ from asyncpool._core.leases import (
 from asyncpool._core.logs import pool_messages as say
 from asyncpool._dataclass import dataclass
 from asyncpool._runtime.base.arguments import check_callable, check_int
-from asyncpool._runtime.base.event_loop import check_home
+from asyncpool._runtime.base.event_loop import check_home, outlast
 from asyncpool._runtime.base.pool_hub import EventHub, EventStream
 from asyncpool._runtime.job.lease_renewals import Holder
 from asyncpool.errors import LeaseLostError, ThrottledError
@@ -365,9 +363,11 @@ class LeaseKeeper(Generic[L]):
             self.remove(lease)
         task.cancel()
         try:
-            await _ended(task)
+            await outlast(task)
         finally:
             self._hub.end()
+            if not task.cancelled():
+                task.result()
 
     def __repr__(self) -> str:
         state = "running" if self._task is not None else "not running"
@@ -536,19 +536,3 @@ class LeaseKeeper(Generic[L]):
         # Another job may have taken the lease over by now.
         if hold is not None and hold.job is job:
             self.remove(lease)
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Wait for the end of a task, even if the waiting task is cancelled."""
-    cancelled: asyncio.CancelledError | None = None
-    # A cancelled scope of anyio cancels in every turn of the loop, hence the shield.
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError as error:
-                cancelled = error
-    if not task.cancelled():
-        task.result()
-    if cancelled is not None:
-        raise cancelled

@@ -6,6 +6,8 @@ Also a way to wait for something that goes on if the wait is cancelled.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from typing import Any, TypeVar
 
 
@@ -53,3 +55,24 @@ async def shielded(future: asyncio.Future[R]) -> R:
 def _ignore(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()  # marks it as retrieved
+
+
+async def outlast(future: asyncio.Future[Any]) -> None:
+    """Wait for the end of *future*, even if this task is cancelled meanwhile.
+
+    Cancellation:
+        Is raised when the future is done.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    # A cancelled scope of anyio's cancels this task in every turn of the loop, so a shield is
+    # needed.  Where anyio was not imported there is no scope; to load it takes 17 ms.
+    anyio = sys.modules.get("anyio")
+    shield = anyio.CancelScope(shield=True) if anyio else contextlib.nullcontext()
+    with shield:
+        while not future.done():
+            try:
+                await asyncio.wait((future,))
+            except asyncio.CancelledError as error:
+                cancelled = error  # of Task.cancel(); a scope's does not get here
+    if cancelled is not None:
+        raise cancelled
