@@ -26,7 +26,7 @@ from typing import (
 
 from asyncpool._core.base.validation import ArgumentType, check_type, or_none
 from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._futures.engine import Engine, EnginePool
+from asyncpool._futures.engine import Engine
 from asyncpool._runtime.base.arguments import not_picklable
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
 from asyncpool._runtime.options import (
@@ -277,7 +277,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         # dask reads this name to learn how many calls to submit at a time.
         self._max_workers: int = options["max_workers"]
         self._limit: int | None = options["max_tasks_per_child"]
-        self._pool: EnginePool = options["pool"] or self._own_pool(options)
+        self._pool: Pool | SharedPool = options["pool"] or self._own_pool(options)
         self._engine: Engine | None = None
         self._shut_down = False
 
