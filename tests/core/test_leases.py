@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.leases import (
+from asyncpool._core.leases.lease_ledger import (
     GIVE_UP,
     MAX_THROTTLES,
     SLACK,

@@ -15,10 +15,10 @@ import enum
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from asyncpool._core.base.deadlines import Deadlines, earliest
-from asyncpool._dataclass import dataclass
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 # Decide when the next renewal of a lease may begin, and how many may be in progress.
