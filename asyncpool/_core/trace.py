@@ -69,34 +69,29 @@ class LineMaker:
 
     Args:
         number: What the trace calls the pool: its ``pid``.
-        pool: The number of the pool whose jobs these are; ``None`` if it is the same.
     """
 
-    def __init__(self, number: int, pool: int | None = None) -> None:
+    def __init__(self, number: int) -> None:
         self._number = number
         self._where = f'"pid":{number},'
         # A job is known by one id, to its waiting and to its arrows: 64 bits, the pool first.
         # Its digits are decimal, and read as hexadecimal ones: that is quicker, and as unique.
-        queue = f'"pid":{number if pool is None else pool},'
-        pool = (number if pool is None else pool) & 0xFFFFFFF
+        pool = number & 0xFFFFFFF
         identity = f'"id":"0x{pool:07x}'
         self._bind = f'"bind_id":"0x{pool:07x}'
-        common = f'"cat":"queue","name":"queued",{queue}"tid":{POOL_TRACK},'
+        common = f'"cat":"queue","name":"queued",{self._where}"tid":{POOL_TRACK},'
         self._queued = f'{{"ph":"b",{common}{identity}'
         self._dequeued = f'{{"ph":"e",{common}{identity}'
         self._job = f'{{"ph":"X","cat":"job",{self._where}"tid":'
         self._begun = f'{{"ph":"B","cat":"job",{self._where}"tid":'
         self._ended = f'{{"ph":"E","cat":"job",{self._where}"tid":'
 
-    def head(self, name: str, service: int, whole: str = "the pool") -> str:
+    def head(self, name: str, service: int) -> str:
         """Return how the file begins: what the pool is called, and the track of all of it."""
         args = f'"args":{{"name":{text_of(name)},"service":{service}}}'
-        return f"{HEAD}{self._where}{args}}},\n{self.track_name(POOL_TRACK, whole)}"
-
-    def process(self, name: str) -> str:
-        """Return the line that gives a further process of the trace its name."""
-        about = f'"args":{{"name":{text_of(name)}}}'
-        return f'{{"name":"process_name","ph":"M","cat":"asyncpool",{self._where}{about}}},\n'
+        return (
+            f"{HEAD}{self._where}{args}}},\n{self.track_name(POOL_TRACK, 'the pool')}"
+        )
 
     def track_name(self, track: int, name: str) -> str:
         """Return the lines that give a track its name, and its place among the others."""
@@ -353,7 +348,7 @@ class TraceBook:
         self._lanes: dict[int, SlotLanes] = {}
         self._tracks: dict[int, tuple[int, int]] = {}  # their slots and lanes
         self._pids: dict[int, int] = {}
-        self._figures: dict[tuple[LineMaker, str], float] = {}
+        self._figures: dict[str, float] = {}
         self.lines = [self._make.head(name, service)]
 
     # Jobs: each of these is called for every job, so they are short.
@@ -406,15 +401,14 @@ class TraceBook:
         lane, begin = lanes.put(begin, run)
         if track_of(slot, lane) not in self._tracks:
             self._add_track(slot, lane)
-        make, track = self._at(slot, lane)
         details = (
             f'"attempt":{started.attempt},"outcome":"{outcome}",'
             f'"worker":{self._pids.get(slot, 0)}'
         )
         self.lines.append(
-            make.job(
+            self._make.job(
                 job,
-                track,
+                track_of(slot, lane),
                 function,
                 begin=begin,
                 run=run,
@@ -466,8 +460,8 @@ class TraceBook:
         self._shown[job] = _Shown(slot, lane, begin)
         details = f'"attempt":{started.attempt},"worker":{self._pids.get(slot, 0)}'
         function = self._names.find(started.function)
-        make, track = self._at(slot, lane)
-        self.lines.append(make.begun(job, track, function, begin, details))
+        track = track_of(slot, lane)
+        self.lines.append(self._make.begun(job, track, function, begin, details))
 
     def _end_shown(self, started: JobStarted, end: int, outcome: str) -> int:
         # Where it was shown: its slot now is another one if the end of an attempt was not heard.
@@ -475,9 +469,8 @@ class TraceBook:
         end = max(end, begin + 1)
         self._lanes[slot].give_back(lane, end)
         function = self._names.find(started.function)
-        make, track = self._at(slot, lane)
-        details = f'"outcome":"{outcome}"'
-        self.lines.append(make.ended(track, function, end, details))
+        details, track = f'"outcome":"{outcome}"', track_of(slot, lane)
+        self.lines.append(self._make.ended(track, function, end, details))
         return end
 
     def _add_lanes(self, slot: int) -> SlotLanes:
@@ -491,13 +484,8 @@ class TraceBook:
             self._name_track(slot, lane)
 
     def _name_track(self, slot: int, lane: int) -> None:
-        make, track = self._at(slot, lane)
         name = f"slot {slot}, lane {lane}" if lane else f"slot {slot}"
-        self.lines.append(make.track_name(track, name))
-
-    def _at(self, slot: int, lane: int) -> tuple[LineMaker, int]:
-        """Return what makes the lines of a lane, and the number of its track."""
-        return self._make, track_of(slot, lane)
+        self.lines.append(self._make.track_name(track_of(slot, lane), name))
 
     # The pool and its workers.
 
@@ -510,12 +498,11 @@ class TraceBook:
             self._pids[event.slot] = event.pid
         about = event.crash if isinstance(event, Crashed) else event
         slot: int | None = getattr(about, "slot", None)
-        make, track = self._make, None
         if slot is not None:
             self._add_track(slot, 0)
-            make, track = self._at(slot, 0)
         name, args = told_of(event)
-        self.lines.append(make.instant(name, int(now * _MICRO), args, track))
+        track = None if slot is None else track_of(slot, 0)
+        self.lines.append(self._make.instant(name, int(now * _MICRO), args, track))
 
     def count(
         self, now: float, *, queued: int, busy: int, memory: int, omitted: int
@@ -535,16 +522,11 @@ class TraceBook:
             ("memory of the workers", "MB", round(memory / 1e6, 1)),
             ("jobs not shown", "jobs", omitted),
         )
-        for figure in figures:
-            self._count(self._make, now, *figure)
-
-    def _count(
-        self, make: LineMaker, now: float, name: str, unit: str, value: float
-    ) -> None:
-        """Write a figure, if it has changed."""
-        if self._figures.get((make, name)) != value:
-            self._figures[make, name] = value
-            self.lines.append(make.counter(name, int(now * _MICRO), unit, value))
+        for name, unit, value in figures:
+            if self._figures.get(name) != value:
+                self._figures[name] = value
+                at = int(now * _MICRO)
+                self.lines.append(self._make.counter(name, at, unit, value))
 
     def lost(self, now: float, lines: int) -> None:
         """Write that so many lines are missing, since the disk was too slow for them."""

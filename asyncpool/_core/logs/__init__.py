@@ -13,32 +13,7 @@ from asyncpool._core.base.records import Record
 TYPE_CHECKING = False  # see records.py
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, Protocol
-
-    class Logger(Protocol):
-        """What this needs of a logger of ``logging``."""
-
-        name: str
-
-        def isEnabledFor(self, level: int) -> bool: ...  # noqa: N802 - logging's name
-        def findCaller(  # noqa: N802 - logging's name
-            self, *, stacklevel: int
-        ) -> tuple[str, int, str, Any]: ...
-        def makeRecord(  # noqa: N802 - as logging has it
-            self,
-            name: str,
-            level: int,
-            fn: str,
-            lno: int,
-            msg: object,
-            args: Any,
-            exc_info: Any,
-            func: str | None = None,
-            extra: Mapping[str, object] | None = None,
-            sinfo: str | None = None,
-        ) -> Any: ...
-        def handle(self, record: Any) -> None: ...
-
+    from typing import Any
 
 # The levels of logging.
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
@@ -61,7 +36,7 @@ class LogMessage(Record):
 
     def log(
         self,
-        logger: Logger,
+        logger: Any,
         extra: Mapping[str, object],
         *,
         error: BaseException | None = None,
@@ -74,7 +49,7 @@ class LogMessage(Record):
         Whatever a handler or a filter of the user's raises is ignored: it must not hurt the pool.
 
         Args:
-            logger: The logger.
+            logger: A logger of ``logging``, whose class workers must not have to import.
             extra: The attributes of the record: numbers, short texts, and ``None``.
             error: The exception that the record is about; its traceback is shown.
             trace: A traceback as text, in place of *error*.
