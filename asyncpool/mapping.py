@@ -47,13 +47,7 @@ class MapRun:
         ordered: Whether batches come in the order of their items.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        news: asyncio.Event,
-        *,
-        ordered: bool,
-    ) -> None:
+    def __init__(self, plan: Plan, news: asyncio.Event, *, ordered: bool) -> None:
         self._backend = plan.backend
         self._hold = MapHold(function_name(plan.task.function))
         self._source = open_source(plan.iterables, news.set)

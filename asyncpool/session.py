@@ -135,20 +135,12 @@ class WorkerSession:
 
     @overload
     def stream(
-        self,
-        fn: Callable[P, Iterable[R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, Iterable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Stream[R]: ...
 
     @overload
     def stream(
-        self,
-        fn: Callable[P, AsyncIterable[R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, AsyncIterable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Stream[R]: ...
 
     def stream(
