@@ -12,11 +12,11 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any, NoReturn
 
-__all__ = ["dataclass"]
+__all__ = ["dataclass", "replace"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from dataclasses import dataclass
+    from dataclasses import dataclass, replace
 else:
 
     def dataclass(
@@ -39,6 +39,18 @@ else:
 
         return decorated
 
+    def replace(record: Any, /, **changes: Any) -> Any:
+        """Return a copy of such a record with *changes*; quicker than the standard function."""
+        plan: _Plan = record.__plan__
+        made = object.__new__(type(record))
+        for name, put in plan.slots:
+            put(made, changes.pop(name) if name in changes else getattr(record, name))
+        if changes:
+            _standard(plan.cls)(**changes)  # raises the TypeError
+        if plan.finish is not None:
+            plan.finish(made)
+        return made
+
 
 class _Plan:
     """What the methods know of the fields of one class."""
@@ -52,7 +64,7 @@ class _Plan:
         self.compared = [field.name for field in fields if field.compare]
         self.positional = [field.name for field in taken if not field.kw_only]
         # To set an attribute by its slot takes less time than by object.__setattr__.
-        self.slots = {it.name: getattr(cls, it.name).__set__ for it in taken}
+        self.slots = [(it.name, getattr(cls, it.name).__set__) for it in taken]
         missing = dataclasses.MISSING
         self.defaults = {
             it.name: it.default for it in taken if it.default is not missing
@@ -85,18 +97,22 @@ class _Signature:
 
 def _init(self: Any, *args: Any, **given: Any) -> None:
     plan: _Plan = self.__plan__
-    named = plan.positional[: len(args)]
-    if len(args) > len(named) or not given.keys().isdisjoint(named):
-        _standard(plan.cls)(*args, **given)  # raises the TypeError
     values = {**plan.defaults, **given}
-    values.update(zip(named, args, strict=True))
+    if args:
+        named = plan.positional[: len(args)]
+        if len(args) > len(named) or not given.keys().isdisjoint(named):
+            _standard(plan.cls)(*args, **given)  # raises the TypeError
+        values.update(zip(named, args, strict=True))
     for name, make in plan.factories:
         if name not in values:
             values[name] = make()
-    if values.keys() != plan.slots.keys():
+    try:
+        for name, put in plan.slots:
+            put(self, values.pop(name))
+    except KeyError:  # one is missing
+        values[""] = None
+    if values:
         _standard(plan.cls)(*args, **given)  # raises the TypeError
-    for name, put in plan.slots.items():
-        put(self, values[name])
     if plan.finish is not None:
         plan.finish(self)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from asyncio import isfuture
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -22,7 +21,7 @@ from typing import (
 
 from asyncpool._core.base.records import Later
 from asyncpool._core.policies.job_options import OPTIONS, JobOptions, Options, changed
-from asyncpool._dataclass import dataclass
+from asyncpool._dataclass import dataclass, replace
 from asyncpool._runtime.base.arguments import check_int, not_callable, not_picklable
 from asyncpool._runtime.base.pool_hub import EventStream
 from asyncpool._runtime.job.job import Job

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
@@ -16,7 +15,7 @@ from asyncpool._core.policies.job_options import (
     Options,
     changed,
 )
-from asyncpool._dataclass import dataclass
+from asyncpool._dataclass import dataclass, replace
 from asyncpool._runtime.base.arguments import check_timeout, not_callable
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker

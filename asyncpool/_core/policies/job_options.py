@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
-from dataclasses import field, fields, replace
-from operator import attrgetter
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
 
 from asyncpool._core.base.deadlines import earliest
@@ -21,7 +20,7 @@ from asyncpool._core.base.validation import (
 from asyncpool._core.dispatch.rendezvous import hash_of
 from asyncpool._core.wire.context import JobContext, end_of, with_details
 from asyncpool._core.wire.frames import MAX_ATTEMPTS, MAX_NUMBER
-from asyncpool._dataclass import dataclass
+from asyncpool._dataclass import dataclass, replace
 from asyncpool.enums import CrashKind, Delivery, TimeLimit
 from asyncpool.events import Via
 
@@ -383,9 +382,7 @@ def _check_lease(lease: Any) -> None:
     hash(lease[1])  # raises a TypeError that says what is wrong
 
 
-# The fields that can be chosen; and for other options, the field that has them as a part.
-_FIELDS = tuple(field.name for field in fields(JobOptions) if field.init)
-_values = attrgetter(*_FIELDS)
+# For options that are no fields of JobOptions, the field that has them as a part.
 _PARTS = {
     **{field.name: "attempts" for field in fields(AttemptPolicy)},
     **{field.name: "limits" for field in fields(JobLimits)},
@@ -399,8 +396,7 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
         ValueError: If a value is out of range.
         TypeError: If there is no such option, or its value has the wrong type.
     """
-    # The same as dataclasses.replace, which takes a microsecond more.
-    chosen: dict[str, Any] = dict(zip(_FIELDS, _values(options), strict=True))
+    chosen: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     value: Any
     for name, value in changes.items():
@@ -419,8 +415,8 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
         else:
             parts.setdefault(part, {})[name] = value
     for part, values in parts.items():
-        chosen[part] = replace(chosen[part], **values)
-    return JobOptions(**chosen)
+        chosen[part] = replace(getattr(options, part), **values)
+    return replace(options, **chosen)
 
 
 def _format(options: JobOptions, codec: object) -> Format:
