@@ -22,7 +22,7 @@ from typing import (
 from asyncpool._core.base.records import Later
 from asyncpool._core.policies.job_options import OPTIONS, JobOptions, Options, changed
 from asyncpool._dataclass import dataclass, replace
-from asyncpool._runtime.base.arguments import check_int, not_callable, not_picklable
+from asyncpool._runtime.base.arguments import check_called, check_int, not_picklable
 from asyncpool._runtime.base.pool_hub import EventStream
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
@@ -83,8 +83,7 @@ class Listened:
             TypeError: If *listener* cannot be called.
             RuntimeError: If the pool or cluster was started in another event loop.
         """
-        if not callable(listener):
-            raise not_callable("add_listener", listener)
+        check_called("add_listener", listener)
         self._life.check_loop()
         self._life.hub.add_listener(listener)
         self._listening()
@@ -135,8 +134,7 @@ class JobsListened(Listened):
             TypeError: If *listener* cannot be called.
             RuntimeError: If the pool was started in another event loop.
         """
-        if not callable(listener):
-            raise not_callable("add_job_listener", listener)
+        check_called("add_job_listener", listener)
         self._life.check_loop()
         self._life.hub.add_job_listener(listener)
         self._listening()
@@ -188,8 +186,8 @@ class Caller(ABC):
         options: JobOptions,
     ) -> Job[Any]:
         """Submit a call with *options*, whatever those of this caller are."""
-        if not callable(fn):
-            raise not_callable("submit", fn)
+        if not callable(fn):  # asked here too, since a call costs each job time
+            check_called("submit", fn)
         supervisor = self._running_supervisor()
         if options.lease is None:
             return supervisor.traffic.submit(fn, args, kwargs, options)
@@ -299,8 +297,7 @@ class Caller(ABC):
         Cancellation:
             Closes the generator by ``GeneratorExit``, and so does leaving the loop.
         """
-        if not callable(fn):
-            raise not_callable("stream", fn)
+        check_called("stream", fn)
         options = replace(self._options, via="stream")
         return stream.Stream(
             self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)
@@ -577,8 +574,7 @@ class Caller(ABC):
         chunksize: int | None,
     ) -> Map[Any]:
         verb = "starmap" if star else "map"
-        if not callable(fn):
-            raise not_callable(verb, fn)
+        check_called(verb, fn)
         if not iterables:
             raise TypeError("map() takes at least one iterable")
         for items in iterables:

@@ -17,12 +17,12 @@ from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.base.arguments import (
+    check_called,
     check_choice,
     check_int,
     check_seconds,
     check_timeout,
     least_and_most,
-    not_callable,
 )
 from asyncpool._runtime.base.callbacks import CrashCallback
 from asyncpool._runtime.base.event_loop import shielded
@@ -570,8 +570,7 @@ class Pool(Caller, Supervised, JobsListened):
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> dict[int, Any]:
-        if not callable(fn):
-            raise not_callable("broadcast", fn)
+        check_called("broadcast", fn)
         return await self._life.open().broadcasts.broadcast(fn, args, kwargs, options)
 
 

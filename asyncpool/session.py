@@ -16,7 +16,7 @@ from asyncpool._core.policies.job_options import (
     changed,
 )
 from asyncpool._dataclass import dataclass, replace
-from asyncpool._runtime.base.arguments import check_timeout, not_callable
+from asyncpool._runtime.base.arguments import check_called, check_timeout
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
@@ -220,8 +220,7 @@ class WorkerSession:
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> Job[Any]:
-        if not callable(fn):
-            raise not_callable("submit", fn)
+        check_called("submit", fn)
         session_worker = self._session_worker
         if self._state.left:
             raise RuntimeError("the session is over: its context was left")
@@ -236,8 +235,7 @@ class WorkerSession:
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> Stream[Any]:
-        if not callable(fn):
-            raise not_callable("stream", fn)
+        check_called("stream", fn)
         options = replace(options, via="stream")
         return Stream(
             self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)

@@ -21,7 +21,7 @@ from asyncpool._core.pickling.functions import travels_by_name
 from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._futures.engine import with_base
-from asyncpool._runtime.base.arguments import not_callable
+from asyncpool._runtime.base.arguments import check_called
 from asyncpool._runtime.base.event_loop import outlast, shielded
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.traffic.large_jobs import unpicklable
@@ -87,8 +87,7 @@ async def run_sync(
         when a call needs it.  Otherwise the call runs to its end first; then the waiting task is
         cancelled.
     """
-    if not callable(func):
-        raise not_callable("run_sync", func)
+    check_called("run_sync", func)
     if limiter is not None and not hasattr(limiter, "__aenter__"):
         raise TypeError(f"limiter must be an anyio.CapacityLimiter, not {limiter!r}")
     await checkpoint_if_cancelled()

@@ -42,11 +42,17 @@ def tell_once(call: str, error: OSError, instead: str) -> None:
     say.CALL_REFUSED.log(_LOGGER, {"call": call}, why=error, instead=instead)
 
 
-def not_callable(verb: str, function: object) -> TypeError:
-    """Return the error for a *function* that the method named *verb* cannot call."""
+def check_called(verb: str, function: object) -> None:
+    """Check the *function* that the method named *verb* is to call.
+
+    Raises:
+        TypeError: If it cannot be called.
+    """
+    if callable(function):
+        return
     called = hasattr(function, "__await__") or hasattr(function, "__aiter__")
     hint = ": pass the function, and its arguments behind it" if called else ""
-    return TypeError(f"{verb}() takes a callable first, not {function!r}{hint}")
+    raise TypeError(f"{verb}() takes a callable first, not {function!r}{hint}")
 
 
 def not_picklable(owner: object) -> TypeError:
