@@ -23,17 +23,25 @@ else:
         *, frozen: bool = False, slots: bool, kw_only: bool = False
     ) -> Callable[[type], type]:
         """Make a dataclass of a class; the arguments are those of the standard decorator."""
-        bare = dataclasses.dataclass(
-            init=False, repr=False, eq=False, slots=slots, kw_only=kw_only
-        )
 
         def decorated(given: type) -> type:
-            made = bare(given)
+            own = set(given.__dict__)
+            # The standard decorator wants a class to be as frozen as its base.
+            inherited = getattr(given, "__dataclass_params__", None)
+            made = dataclasses.dataclass(
+                init=False,
+                repr=False,
+                eq=False,
+                frozen=inherited is not None and inherited.frozen,
+                slots=slots,
+                kw_only=kw_only,
+            )(given)
+            made.__dataclass_params__.frozen = frozen
             made.__plan__ = _Plan(made)
             made.__signature__ = _Signature()
             methods = _COMMON | (_FROZEN if frozen else {"__hash__": None})
             for name, method in methods.items():
-                if name not in given.__dict__:
+                if name not in own:
                     setattr(made, name, method)
             return made
 
@@ -82,16 +90,20 @@ def _standard(cls: type) -> type[Any]:
 
     It has the signature, and says what is wrong with a call.
     """
-    own = {"__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    own = {"__qualname__": cls.__qualname__, "__doc__": "A dataclass."}
     derived = type(cls.__name__, (cls,), own)
-    return dataclasses.dataclass(repr=False, eq=False)(derived)
+    frozen = getattr(cls, "__dataclass_params__").frozen  # noqa: B009 - checkers know none
+    return dataclasses.dataclass(repr=False, eq=False, frozen=frozen)(derived)
 
 
 class _Signature:
     """The signature of a class, made when somebody looks at it."""
 
-    def __get__(self, record: object, cls: type) -> inspect.Signature:
-        found = inspect.signature(_standard(cls).__init__)
+    def __get__(self, record: object, cls: Any) -> inspect.Signature:
+        init = cls.__init__
+        if init is _init:
+            init = _standard(cls.__plan__.cls).__init__
+        found = inspect.signature(init)
         return found.replace(parameters=list(found.parameters.values())[1:])
 
 

@@ -180,7 +180,7 @@ class Caller(ABC):
 
     def _submit(
         self,
-        fn: Callable[..., Any],
+        fn: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: JobOptions,

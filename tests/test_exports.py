@@ -95,6 +95,8 @@ def test_events_and_figures_are_frozen_dataclasses(cls: type[typing.Any]) -> Non
             setattr(one, name, 2)
     with pytest.raises(TypeError, match=f"{cls.__name__}.__init__.*'nonsense'"):
         cls(nonsense=1)
+    derived: typing.Any = type("Derived", (cls,), {})
+    assert dataclasses.dataclass(frozen=True)(derived)(**dict.fromkeys(names, 1)) != one
 
 
 def test_a_wrong_call_is_told_as_by_dataclasses() -> None:
