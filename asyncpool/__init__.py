@@ -23,53 +23,15 @@ if TYPE_CHECKING:
     from asyncpool._worker.job.heartbeats import heartbeat
     from asyncpool.boundpool import BoundPool
     from asyncpool.cluster import Cluster
-    from asyncpool.errors import (
-        AsyncPoolError,
-        BroadcastError,
-        HookError,
-        JobCancelled,
-        JobError,
-        JobNotPicklableError,
-        JobRaisedError,
-        JobTimeoutError,
-        LeaseLostError,
-        NodeLostError,
-        NoWorkerError,
-        PoolBrokenError,
-        PoolClosedError,
-        PoolFullError,
-        ProfileInProgressError,
-        ProtocolError,
-        RemoteError,
-        RemoteTraceback,
-        ResizeError,
-        RollInProgressError,
-        ThrottledError,
-        UnsupportedPlatformError,
-        WorkerCrashedError,
-        WorkerGoneError,
-        WorkerHungError,
-        WorkerOutOfMemoryError,
-        WorkerStartError,
-    )
-    from asyncpool.events import (
-        CloseSummary,
-        Crash,
-        LeaseStats,
-        RollResult,
-    )
+    from asyncpool.errors import *
+    from asyncpool.events import CloseSummary, Crash, LeaseStats, RollResult
     from asyncpool.executor import ProcessPoolExecutor
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
     from asyncpool.pool import Pool
     from asyncpool.sandbox import Sandbox
     from asyncpool.session import WorkerSession
-    from asyncpool.sharedpool import (
-        PoolServer,
-        SharedPool,
-        connect,
-        shared_pool,
-    )
+    from asyncpool.sharedpool import PoolServer, SharedPool, connect, shared_pool
     from asyncpool.stats import PoolStats, SlotStats
     from asyncpool.stream import Stream
 
@@ -87,12 +49,7 @@ _HOMES = {
     "asyncpool._worker.api.state": ("in_worker", "retire_worker", "worker_state"),
     "asyncpool.cluster": ("Cluster",),
     "asyncpool.errors": ("JobCancelled", "RemoteTraceback"),  # and what ends with Error
-    "asyncpool.events": (
-        "CloseSummary",
-        "Crash",
-        "LeaseStats",
-        "RollResult",
-    ),
+    "asyncpool.events": ("CloseSummary", "Crash", "LeaseStats", "RollResult"),
     "asyncpool.executor": ("ProcessPoolExecutor",),
     "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.mapping": ("Map", "Outcome"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from asyncpool._core.base.validation import (
@@ -17,6 +17,7 @@ from asyncpool._core.base.validation import (
     or_none,
     several,
 )
+from asyncpool._dataclass import dataclass
 
 if TYPE_CHECKING:
     from asyncpool._core.sandbox.plan import Settings

@@ -24,7 +24,7 @@ from asyncpool._core.base.text import printable, printable_lines, printable_name
 from asyncpool._core.logs import pool_messages as say, worker_messages
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.options.worker_options import OutputMode
+from asyncpool._runtime.options import OutputMode
 from asyncpool.errors import ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")

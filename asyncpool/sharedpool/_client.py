@@ -21,7 +21,7 @@ from asyncpool._runtime.control.socket_files import (
     closed_on_error,
     is_socket,
 )
-from asyncpool._runtime.options.worker_options import check_codec
+from asyncpool._runtime.options import check_codec
 from asyncpool._runtime.remote.carrier import (
     flaw,
     greeting,

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from asyncpool._core.base.names import MAX_NAME, function_name
-from asyncpool._core.figures.function_figures import FunctionTotals
+from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.main import main_module
 from asyncpool._core.main.main_module import Script
 from asyncpool._core.pickling import functions

@@ -13,7 +13,7 @@ from asyncpool._core.codec.failures import load_failure
 from asyncpool._core.codec.formats import format_of
 from asyncpool._core.codec.schemas import Schema
 from asyncpool._core.control.control_protocol import MAX_REPLY, Request, unpack_reply
-from asyncpool._core.figures.request_figures import RequestFigures
+from asyncpool._core.figures import RequestFigures
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, copy_log, note, read_log
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
 from asyncpool._core.profile.profile_messages import MAX_CHUNK, SampleChunk

@@ -38,11 +38,12 @@ if TYPE_CHECKING:
     from asyncpool._core.dispatch.dispatcher import AffinityQueues
     from asyncpool._core.map.chunks import CHUNK_SIZE
     from asyncpool._core.pickling.calls import pack_job, pack_value
-    from asyncpool._core.policies.attempts import (
+    from asyncpool._core.policies.job_options import (
         MAX_FREE_RETURNS,
         CrashKindText,
+        JobLimits,
+        JobOptions,
     )
-    from asyncpool._core.policies.job_options import JobLimits, JobOptions
     from asyncpool._core.remote.agent_jobs import CREDITS
     from asyncpool._core.slots.slots import Slot
     from asyncpool._core.supervision.closing import Finish
@@ -68,10 +69,10 @@ if TYPE_CHECKING:
         private_folder,
     )
     from asyncpool._runtime.launcher.launcher import Launcher
+    from asyncpool._runtime.options import SupervisorConfig
     from asyncpool._runtime.pool.engine import Engine as PoolEngine
     from asyncpool._runtime.pool.registry import JobRegistry
     from asyncpool._runtime.pool.timers import Pings
-    from asyncpool._runtime.state.config import SupervisorConfig
     from asyncpool._runtime.worker.handle import WorkerHandle
     from asyncpool._system.memory import Memory
     from asyncpool._system.processes import private_memory
@@ -115,7 +116,7 @@ _PLACES = {
     "_core.control.control_protocol": ["Request"],
     "_core.map.chunks": ["CHUNK_SIZE"],
     "_core.pickling.calls": ["pack_job", "pack_value"],
-    "_core.policies.attempts": ["CrashKindText", "MAX_FREE_RETURNS"],
+    "_core.policies.job_options": ["CrashKindText", "MAX_FREE_RETURNS"],
     "_core.policies.restart": ["BURST"],
     "_core.remote.agent_jobs": ["CREDITS"],
     "_core.supervision.closing": ["Finish"],

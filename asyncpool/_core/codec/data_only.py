@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from asyncpool._core.figures.function_figures import FunctionTotals
+    from asyncpool._core.figures import FunctionTotals
 
 _DETAILS = json_schema("the details of a heartbeat", "details")
 

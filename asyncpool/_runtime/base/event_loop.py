@@ -68,3 +68,20 @@ def anyio_shield() -> contextlib.AbstractContextManager[object]:
     import anyio  # noqa: PLC0415 - see above
 
     return anyio.CancelScope(shield=True)
+
+
+async def outlast(future: asyncio.Future[Any]) -> None:
+    """Wait for the end of *future*, even if this task is cancelled meanwhile.
+
+    Cancellation:
+        Is raised when the future is done.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    with anyio_shield():
+        while not future.done():
+            try:
+                await asyncio.wait((future,))
+            except asyncio.CancelledError as error:
+                cancelled = error  # of Task.cancel(); a scope's does not get here
+    if cancelled is not None:
+        raise cancelled

@@ -62,15 +62,13 @@ class Handover:
         self._objects = None
 
 
-def packed_hook(around: Callable[..., object] | str | None) -> tuple[str, bytes] | None:
+def packed_hook(around: Callable[..., object] | str) -> tuple[str, bytes]:
     """Return the hook around jobs as :class:`WorkerConfig` has it.
 
     Raises:
         JobNotPicklableError: If it cannot be pickled.
         ValueError: If it is too large.
     """
-    if around is None:
-        return None
     if isinstance(around, str):
         return around, b""
     try:

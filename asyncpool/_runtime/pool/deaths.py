@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool import events
-from asyncpool._core.policies.attempts import costs_attempt
+from asyncpool._core.policies.job_options import costs_attempt
 from asyncpool._core.slots.reasons import (
     CRASH,
     exit_cause,

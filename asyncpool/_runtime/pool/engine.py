@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from asyncpool import events
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.figures.durations import Durations
+from asyncpool._core.figures import Durations
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.core import Core
@@ -32,6 +32,7 @@ from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.outcomes import unreadable
 from asyncpool._runtime.launcher.launcher import Launcher, LaunchError
+from asyncpool._runtime.options import SupervisorConfig
 from asyncpool._runtime.output import WorkerLogs, explicit_levels
 from asyncpool._runtime.pool.admission import Admission, Draining
 from asyncpool._runtime.pool.broadcasts import Broadcaster
@@ -52,7 +53,6 @@ from asyncpool._runtime.pool.stacks import Stacks
 from asyncpool._runtime.pool.stats import pool_stats
 from asyncpool._runtime.pool.timers import Heartbeats, JobTimers, Pings, StallWatch
 from asyncpool._runtime.pool.traffic import Traffic
-from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import (
     PoolBrokenError,

@@ -18,8 +18,8 @@ from asyncpool._runtime.base.event_loop import (
 )
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.launcher.script import check_not_imported
+from asyncpool._runtime.options import SupervisorConfig
 from asyncpool._runtime.pool.engine import Engine
-from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from asyncpool._core.figures.function_figures import FunctionTotals
+from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.pickling.functions import Function, FunctionTable
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.pickling.serializers import Serializer

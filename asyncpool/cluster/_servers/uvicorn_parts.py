@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from asyncpool._core.figures.durations import Durations
-from asyncpool._core.figures.request_figures import RequestFigures, class_of
+from asyncpool._core.figures import Durations, RequestFigures, class_of
 from asyncpool._core.logs import worker_messages as say
 from asyncpool._core.pickling.calls import describe
 from asyncpool._core.policies.worker_limits import WorkerLimits

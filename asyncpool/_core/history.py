@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, TypeVar
 
+from asyncpool._dataclass import dataclass
 from asyncpool.stats import Histogram
 
 # What is shown of a crash; all of its text comes from a process that has failed.

@@ -1,23 +1,16 @@
-"""Which lines of a trace the events of a pool become.
+"""What a trace of a pool or a cluster consists of: which event becomes which lines, and on which track.
 
-A job waits on the track of the queue, from an event "queued" on.  When an attempt is over, it
-is a slice on the track of its slot, which stays the same when the worker is replaced.
-An attempt that runs for longer than :data:`LONG` is told before it is over, so that the trace
-of a killed service shows it.  Arrows lead from the waiting to the attempt, and from there to
-the next waiting if there is another attempt.
-
-All times are microseconds of CLOCK_MONOTONIC, as whole numbers: text of floats takes longer,
-and has not the same end twice.
+Nothing here opens a file, and they work the same without it.
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right, insort
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import NamedTuple
 
-from asyncpool._core.trace.trace_lines import LineMaker, Names, track_of
 from asyncpool.events import (
     Broken,
     Crash,
@@ -29,6 +22,198 @@ from asyncpool.events import (
     Ready,
     TakenOver,
 )
+
+# How a file begins.  A file that begins otherwise is no trace of a pool.
+HEAD = '[\n{"name":"process_name","ph":"M","cat":"asyncpool",'
+
+# The track of what is about the whole pool.
+POOL_TRACK = 1
+
+# How far apart the first lanes of two slots are: no worker has more lanes.
+_STRIDE = 10_000
+
+_MOST_TEXT = 8192  # characters of a text in a crash
+_MOST_NAMES = 1000
+
+
+def track_of(slot: int, lane: int) -> int:
+    """Return the number of a track, its ``tid``."""
+    return (slot + 1) * _STRIDE + lane
+
+
+def text_of(value: str) -> str:
+    """Return a text as JSON, without what is no Unicode."""
+    if len(value) > _MOST_TEXT:
+        value = f"... {value[-_MOST_TEXT:]}"  # the end says what happened
+    return json.dumps(value.encode(errors="replace").decode())
+
+
+class Names:
+    """The names of functions as JSON, each encoded once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def find(self, name: str) -> str:
+        """Return a name as JSON."""
+        found = self._known.get(name)
+        if found is None:
+            if len(self._known) >= _MOST_NAMES:  # they are made up, without end
+                self._known.clear()
+            found = self._known[name] = text_of(name)
+        return found
+
+
+class LineMaker:
+    """Makes the lines of one pool.
+
+    Args:
+        number: What the trace calls the pool: its ``pid``.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._where = f'"pid":{number},'
+        # A job is known by one id, to its waiting and to its arrows: 64 bits, the pool first.
+        # Its digits are decimal, and read as hexadecimal ones: that is quicker, and as unique.
+        pool = number & 0xFFFFFFF
+        identity = f'"id":"0x{pool:07x}'
+        self._bind = f'"bind_id":"0x{pool:07x}'
+        common = f'"cat":"queue","name":"queued",{self._where}"tid":{POOL_TRACK},'
+        self._queued = f'{{"ph":"b",{common}{identity}'
+        self._dequeued = f'{{"ph":"e",{common}{identity}'
+        self._job = f'{{"ph":"X","cat":"job",{self._where}"tid":'
+        self._begun = f'{{"ph":"B","cat":"job",{self._where}"tid":'
+        self._ended = f'{{"ph":"E","cat":"job",{self._where}"tid":'
+
+    def head(self, name: str, service: int) -> str:
+        """Return how the file begins: what the pool is called, and the track of all of it."""
+        args = f'"args":{{"name":{text_of(name)},"service":{service}}}'
+        return (
+            f"{HEAD}{self._where}{args}}},\n{self.track_name(POOL_TRACK, 'the pool')}"
+        )
+
+    def track_name(self, track: int, name: str) -> str:
+        """Return the lines that give a track its name, and its place among the others."""
+        where = f'"ph":"M",{self._where}"tid":{track},'
+        return (
+            f'{{"name":"thread_name",{where}"args":{{"name":{text_of(name)}}}}},\n'
+            f'{{"name":"thread_sort_index",{where}"args":{{"sort_index":{track}}}}},\n'
+        )
+
+    def tail(self, at: int) -> str:
+        """Return how the file ends if the pool ends."""
+        return (
+            f'{{"name":"end of the trace","ph":"i","s":"p","cat":"pool",{self._where}'
+            f'"tid":{POOL_TRACK},"ts":{at}}}\n]\n'
+        )
+
+    def queued(self, job: int, at: int, function: str, *, again: bool) -> str:
+        """Return the line with which a job begins to wait.
+
+        Args:
+            job: Its number.
+            at: When.
+            function: Its name, as JSON.
+            again: Whether there was an attempt before, whose arrow leads here.
+        """
+        flow = '"flow_in":true,"flow_out":true' if again else '"flow_out":true'
+        return (
+            f'{self._queued}{job}",{self._bind}{job}",{flow},"ts":{at},'
+            f'"args":{{"job":{job},"function":{function}}}}},\n'
+        )
+
+    def dequeued(self, job: int, at: int, why: str) -> str:
+        """Return the line with which a job waits no more: *why* is its outcome, or "begun"."""
+        return f'{self._dequeued}{job}","ts":{at},"args":{{"then":"{why}"}}}},\n'
+
+    def job(
+        self,
+        job: int,
+        track: int,
+        function: str,
+        *,
+        begin: int,
+        run: int,
+        details: str,
+        again: bool,
+    ) -> str:
+        """Return the lines of an attempt that is over, with the end of its waiting.
+
+        Args:
+            job: Its job's number.
+            track: The track that it gets.
+            function: What was called, as JSON.
+            begin: When.
+            run: How long it ran.
+            details: What else there is to tell, as the inside of a JSON object.
+            again: Whether another attempt follows, to which an arrow leads.
+        """
+        flow = '"flow_in":true,"flow_out":true' if again else '"flow_in":true'
+        return (
+            f'{self._dequeued}{job}","ts":{begin},"args":{{"then":"begun"}}}},\n'
+            f'{self._job}{track},"ts":{begin},"dur":{run},"name":{function},'
+            f'{self._bind}{job}",{flow},"args":{{"job":{job},{details}}}}},\n'
+        )
+
+    def begun(
+        self, job: int, track: int, function: str, begin: int, details: str
+    ) -> str:
+        """Return the lines of an attempt that still runs, with the end of its waiting."""
+        return (
+            f"{self.dequeued(job, begin, 'begun')}"
+            f'{self._begun}{track},"ts":{begin},"name":{function},{self._bind}{job}",'
+            f'"flow_in":true,"flow_out":true,"args":{{"job":{job},{details}}}}},\n'
+        )
+
+    def ended(self, track: int, function: str, end: int, details: str) -> str:
+        """Return the line of the end of an attempt that :meth:`begun` has told of."""
+        return (
+            f'{self._ended}{track},"ts":{end},"name":{function},'
+            f'"args":{{{details}}}}},\n'
+        )
+
+    def instant(
+        self, name: str, at: int, args: Mapping[str, object], track: int | None
+    ) -> str:
+        """Return the line of what takes no time; without a *track* it is the pool's."""
+        line = {
+            "ph": "i",
+            "s": "p" if track is None else "t",
+            "cat": "pool" if track is None else "worker",
+            "name": name,
+            "pid": self._number,
+            "tid": POOL_TRACK if track is None else track,
+            "ts": at,
+            "args": {key: _plain(value) for key, value in args.items()},
+        }
+        return f"{json.dumps(line, separators=(',', ':'))},\n"
+
+    def counter(self, name: str, at: int, unit: str, value: float) -> str:
+        """Return the line of a figure that has changed."""
+        return (
+            f'{{"ph":"C","cat":"pool","name":"{name}",{self._where}"ts":{at},'
+            f'"args":{{"{unit}":{value}}}}},\n'
+        )
+
+
+def _plain(value: object) -> object:
+    """Return *value* as something that JSON has."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return json.loads(text_of(str(value)))
+
+
+# Which lines of a trace the events of a pool become.
+#
+# A job waits on the track of the queue, from an event "queued" on.  When an attempt is over, it
+# is a slice on the track of its slot, which stays the same when the worker is replaced.
+# An attempt that runs for longer than :data:`LONG` is told before it is over, so that the trace
+# of a killed service shows it.  Arrows lead from the waiting to the attempt, and from there to
+# the next waiting if there is another attempt.
+#
+# All times are microseconds of CLOCK_MONOTONIC, as whole numbers: text of floats takes longer,
+# and has not the same end twice.
 
 # What traces tell of events that are not about one job.
 
@@ -163,7 +348,7 @@ class TraceBook:
         self._lanes: dict[int, SlotLanes] = {}
         self._tracks: dict[int, tuple[int, int]] = {}  # their slots and lanes
         self._pids: dict[int, int] = {}
-        self._figures: dict[tuple[LineMaker, str], float] = {}
+        self._figures: dict[str, float] = {}
         self.lines = [self._make.head(name, service)]
 
     # Jobs: each of these is called for every job, so they are short.
@@ -216,15 +401,14 @@ class TraceBook:
         lane, begin = lanes.put(begin, run)
         if track_of(slot, lane) not in self._tracks:
             self._add_track(slot, lane)
-        make, track = self._at(slot, lane)
         details = (
             f'"attempt":{started.attempt},"outcome":"{outcome}",'
             f'"worker":{self._pids.get(slot, 0)}'
         )
         self.lines.append(
-            make.job(
+            self._make.job(
                 job,
-                track,
+                track_of(slot, lane),
                 function,
                 begin=begin,
                 run=run,
@@ -276,8 +460,8 @@ class TraceBook:
         self._shown[job] = _Shown(slot, lane, begin)
         details = f'"attempt":{started.attempt},"worker":{self._pids.get(slot, 0)}'
         function = self._names.find(started.function)
-        make, track = self._at(slot, lane)
-        self.lines.append(make.begun(job, track, function, begin, details))
+        track = track_of(slot, lane)
+        self.lines.append(self._make.begun(job, track, function, begin, details))
 
     def _end_shown(self, started: JobStarted, end: int, outcome: str) -> int:
         # Where it was shown: its slot now is another one if the end of an attempt was not heard.
@@ -285,9 +469,8 @@ class TraceBook:
         end = max(end, begin + 1)
         self._lanes[slot].give_back(lane, end)
         function = self._names.find(started.function)
-        make, track = self._at(slot, lane)
-        details = f'"outcome":"{outcome}"'
-        self.lines.append(make.ended(track, function, end, details))
+        details, track = f'"outcome":"{outcome}"', track_of(slot, lane)
+        self.lines.append(self._make.ended(track, function, end, details))
         return end
 
     def _add_lanes(self, slot: int) -> SlotLanes:
@@ -301,13 +484,8 @@ class TraceBook:
             self._name_track(slot, lane)
 
     def _name_track(self, slot: int, lane: int) -> None:
-        make, track = self._at(slot, lane)
         name = f"slot {slot}, lane {lane}" if lane else f"slot {slot}"
-        self.lines.append(make.track_name(track, name))
-
-    def _at(self, slot: int, lane: int) -> tuple[LineMaker, int]:
-        """Return what makes the lines of a lane, and the number of its track."""
-        return self._make, track_of(slot, lane)
+        self.lines.append(self._make.track_name(track_of(slot, lane), name))
 
     # The pool and its workers.
 
@@ -320,12 +498,11 @@ class TraceBook:
             self._pids[event.slot] = event.pid
         about = event.crash if isinstance(event, Crashed) else event
         slot: int | None = getattr(about, "slot", None)
-        make, track = self._make, None
         if slot is not None:
             self._add_track(slot, 0)
-            make, track = self._at(slot, 0)
         name, args = told_of(event)
-        self.lines.append(make.instant(name, int(now * _MICRO), args, track))
+        track = None if slot is None else track_of(slot, 0)
+        self.lines.append(self._make.instant(name, int(now * _MICRO), args, track))
 
     def count(
         self, now: float, *, queued: int, busy: int, memory: int, omitted: int
@@ -345,16 +522,11 @@ class TraceBook:
             ("memory of the workers", "MB", round(memory / 1e6, 1)),
             ("jobs not shown", "jobs", omitted),
         )
-        for figure in figures:
-            self._count(self._make, now, *figure)
-
-    def _count(
-        self, make: LineMaker, now: float, name: str, unit: str, value: float
-    ) -> None:
-        """Write a figure, if it has changed."""
-        if self._figures.get((make, name)) != value:
-            self._figures[make, name] = value
-            self.lines.append(make.counter(name, int(now * _MICRO), unit, value))
+        for name, unit, value in figures:
+            if self._figures.get(name) != value:
+                self._figures[name] = value
+                at = int(now * _MICRO)
+                self.lines.append(self._make.counter(name, at, unit, value))
 
     def lost(self, now: float, lines: int) -> None:
         """Write that so many lines are missing, since the disk was too slow for them."""
