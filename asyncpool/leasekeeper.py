@@ -24,7 +24,7 @@ from asyncpool._core.leases import (
 )
 from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.arguments import check_callable, check_int
-from asyncpool._runtime.base.event_loop import anyio_shield, check_home
+from asyncpool._runtime.base.event_loop import check_home, outlast
 from asyncpool._runtime.base.pool_hub import EventHub, EventStream
 from asyncpool._runtime.job.lease_holder import Holder
 from asyncpool.errors import LeaseLostError, ThrottledError
@@ -518,15 +518,8 @@ class LeaseKeeper(Generic[L]):
 
 async def _ended(task: asyncio.Task[None]) -> None:
     """Wait for the end of a task, even if the waiting task is cancelled."""
-    cancelled: asyncio.CancelledError | None = None
-    # A cancelled scope of anyio cancels in every turn of the loop, hence the shield.
-    with anyio_shield():
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError as error:
-                cancelled = error
-    if not task.cancelled():
-        task.result()
-    if cancelled is not None:
-        raise cancelled
+    try:
+        await outlast(task)
+    finally:
+        if not task.cancelled():
+            task.result()

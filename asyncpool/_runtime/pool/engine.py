@@ -24,7 +24,7 @@ from asyncpool._core.supervision.core import Core
 from asyncpool._core.wire.frames import Frame
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.base.event_loop import anyio_shield, check_home
+from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import READ_SIZE
@@ -390,18 +390,16 @@ class Engine:
     async def _end(self, reason: PoolClosedError) -> None:
         """Close everything and report the end, even if this task is cancelled meanwhile.
 
-        asyncio.run() cancels all tasks of a loop that ends, and no shield of anyio's prevents
-        that.
+        asyncio.run() cancels all tasks of a loop that ends.
         """
         try:
             self._stop(reason)
-            with anyio_shield():
-                try:
-                    await self.threads.close()
-                finally:
-                    await self.launcher.close()
-                    if self.places is not None:
-                        await self.places.close()
+            try:
+                await self.threads.close()
+            finally:
+                await self.launcher.close()
+                if self.places is not None:
+                    await self.places.close()
         finally:
             self.leases.close()
             if (handover := self.config.handover) is not None:

@@ -14,6 +14,7 @@ from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.base.event_loop import (
     anyio_shield,
     check_home,
+    outlast,
     shielded,
 )
 from asyncpool._runtime.base.pool_hub import PoolHub
@@ -173,17 +174,7 @@ class SupervisorRunner:
         if supervisor is None:
             return
         supervisor.close(Finish.NONE, 0.0)
-        cancelled: asyncio.CancelledError | None = None
-        # A cancelled scope of anyio's cancels this task in every turn of the loop, so a
-        # shield is needed.  A cancellation of asyncio's is kept until nothing is left.
-        with anyio_shield():
-            while not supervisor.status.ended.done():
-                try:
-                    await shielded(supervisor.status.ended)
-                except asyncio.CancelledError as error:
-                    cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        await outlast(supervisor.status.ended)
 
     def dropped(
         self, face: object, *, at_the_end: Callable[[], bool] = sys.is_finalizing
