@@ -35,7 +35,7 @@ from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import SupervisorConfig, pool_config
-from asyncpool._worker.api.context import CurrentJob
+from asyncpool._worker.api import CurrentJob
 from asyncpool.boundpool import BoundPool
 from asyncpool.enums import RunState
 from asyncpool.events import CloseSummary, RollResult

@@ -25,7 +25,7 @@ from asyncpool._runtime.base.arguments import not_callable
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.traffic.large_jobs import unpicklable
-from asyncpool._worker.api.calls import call_packed
+from asyncpool._worker.api import call_packed
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,

@@ -29,7 +29,7 @@ from asyncpool._core.wire.frames import MAX_PAYLOAD, FrameKind, header
 from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._core.wire.page import BEGUN, NOTED, PageLayout
-from asyncpool._worker.channel.large_buffers import LargeBuffers
+from asyncpool._worker.channel import LargeBuffers
 from tests.helpers.faults import channels, linger, say_to_control
 from tests.helpers.inside import segments_mapped
 

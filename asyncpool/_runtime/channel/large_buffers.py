@@ -2,7 +2,7 @@
 
 They travel in segments of shared memory, or, if there is no segment, in AREA frames on the
 job channel.  Either way they go ahead of the frame that they belong to.  The worker's half
-of this is ``_worker/channel/large_buffers.py``.
+of this is ``_worker/channel.py``.
 """
 
 from __future__ import annotations
