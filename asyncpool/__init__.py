@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from asyncpool._core.policies.worker_limits import WorkerLimits
     from asyncpool._runtime.base.pool_hub import EventStream
     from asyncpool._runtime.job.job import Job
-    from asyncpool._worker.api.context import CurrentJob, current_job
-    from asyncpool._worker.api.state import in_worker, retire_worker, worker_state
-    from asyncpool._worker.job.heartbeats import heartbeat
+    from asyncpool._worker.api import (
+        CurrentJob,
+        current_job,
+        heartbeat,
+        in_worker,
+        retire_worker,
+        worker_state,
+    )
     from asyncpool.boundpool import BoundPool
     from asyncpool.cluster import Cluster
     from asyncpool.errors import *
@@ -44,9 +49,14 @@ _HOMES = {
     "asyncpool._core.policies.worker_limits": ("WorkerLimits",),
     "asyncpool._runtime.base.pool_hub": ("EventStream",),
     "asyncpool._runtime.job.job": ("Job",),
-    "asyncpool._worker.job.heartbeats": ("heartbeat",),
-    "asyncpool._worker.api.context": ("CurrentJob", "current_job"),
-    "asyncpool._worker.api.state": ("in_worker", "retire_worker", "worker_state"),
+    "asyncpool._worker.api": (
+        "CurrentJob",
+        "current_job",
+        "heartbeat",
+        "in_worker",
+        "retire_worker",
+        "worker_state",
+    ),
     "asyncpool.cluster": ("Cluster",),
     "asyncpool.errors": ("JobCancelled", "RemoteTraceback"),  # and what ends with Error
     "asyncpool.events": ("CloseSummary", "Crash", "LeaseStats", "RollResult"),

@@ -36,7 +36,7 @@ from asyncpool._runtime.options import (
     anything,
     checked,
 )
-from asyncpool._worker.api.calls import call_chunk, call_counted
+from asyncpool._worker.api import call_chunk, call_counted
 from asyncpool.pool import Pool
 
 if TYPE_CHECKING:

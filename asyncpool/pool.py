@@ -34,7 +34,7 @@ from asyncpool._runtime.options import (
 )
 from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
-from asyncpool._worker.api.context import CurrentJob
+from asyncpool._worker.api import CurrentJob
 from asyncpool.boundpool import BoundPool, Caller, JobsListened, Supervised
 from asyncpool.enums import RunState
 from asyncpool.events import CloseSummary, RollResult
@@ -42,7 +42,7 @@ from asyncpool.stats import PoolStats
 
 if TYPE_CHECKING:
     from asyncpool._core.codec.formats import Codec
-    from asyncpool._worker.api.context import CurrentJob
+    from asyncpool._worker.api import CurrentJob
     from asyncpool.profile import Profile
     from asyncpool.sandbox import Sandbox
 

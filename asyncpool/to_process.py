@@ -25,7 +25,7 @@ from asyncpool._runtime.base.arguments import check_called
 from asyncpool._runtime.base.event_loop import outlast, shielded
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.large import unpicklable
-from asyncpool._worker.api.calls import call_packed
+from asyncpool._worker.api import call_packed
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,

@@ -208,7 +208,7 @@ class LauncherProcess:
             with contextlib.suppress(Exception):  # it may be anything by now
                 stream.flush()  # else every worker would print what is left in it
         if "logging" in sys.modules:  # workers will need it, and can share it
-            importlib.import_module("asyncpool._worker.logs.log_handler")
+            importlib.import_module("asyncpool._worker.log_handler")
         self._note("")
         with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
             faulthandler.enable()

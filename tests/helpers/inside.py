@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from tests.helpers.patience import PATIENCE
 
 if TYPE_CHECKING:
-    import mmap
     from pathlib import Path
 
     import pytest
@@ -76,8 +75,7 @@ if TYPE_CHECKING:
     from asyncpool._runtime.worker.handle import WorkerHandle
     from asyncpool._system.memory import Memory
     from asyncpool._system.processes import private_memory
-    from asyncpool._worker.channel.large_buffers import LargeBuffers
-    from asyncpool._worker.lanes.lanes import Lanes
+    from asyncpool._worker.channel import LargeBuffers
     from asyncpool.cluster import Cluster
     from asyncpool.cluster._options import ClusterOptions
     from asyncpool.sharedpool import SharedPool
@@ -559,10 +557,10 @@ def socket_of(control: Any) -> socket.socket:
 
 def heartbeat_page() -> Any:
     """Return the page that a worker writes its heartbeats on."""
-    from asyncpool._worker.job import heartbeats
+    from asyncpool._worker import api
 
-    assert heartbeats._installed is not None
-    return heartbeats._installed.page
+    assert api._installed is not None
+    return api._installed.runner.page
 
 
 def chunk_page() -> Any:
@@ -571,12 +569,7 @@ def chunk_page() -> Any:
 
     run = chunks._run
     assert isinstance(run, partial)
-    return run.args[0].words.obj
-
-
-def page_of(lanes: Lanes) -> mmap.mmap:
-    """Return the page on which a worker notes how far its jobs are."""
-    return lanes._page
+    return run.args[0].page
 
 
 # The trace of a pool.
@@ -699,7 +692,7 @@ def pretend_machine(
 
 def die_before_jobs() -> None:
     """Have this worker die when it gets a job, before it notes that it begins."""
-    from asyncpool._worker.job_ending.job_claims import JobClaims
+    from asyncpool._worker.interrupts import JobClaims
 
     def claim(_: JobClaims) -> bool:
         os._exit(7)

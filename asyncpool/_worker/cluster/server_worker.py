@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from asyncpool._worker.cluster.drain_time import DrainTime
-    from asyncpool._worker.job.control import Control
+    from asyncpool._worker.control import Control
 
 # How many accepted connections wait here for the user's code.  The others wait in the backlog.
 _MOST_WAITING = 16

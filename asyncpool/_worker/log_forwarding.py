@@ -68,7 +68,7 @@ class LogForwarding:
     def _attach(self) -> None:
         import logging  # noqa: PLC0415 - here it costs nothing
 
-        from asyncpool._worker.logs.log_handler import RecordHandler  # noqa: PLC0415
+        from asyncpool._worker.log_handler import RecordHandler  # noqa: PLC0415
 
         for name, level in self._levels:
             logging.getLogger(name).setLevel(level)

@@ -16,8 +16,8 @@ from functools import partial, reduce
 from types import CoroutineType
 
 from asyncpool._core.pickling.calls import describe
-from asyncpool._worker.api.context import current_job
-from asyncpool._worker.job.coroutines import InContext
+from asyncpool._worker.api import current_job
+from asyncpool._worker.coroutines import InContext
 from asyncpool.errors import HookError, JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextvars import Context
     from typing import Any, Literal
 
-    from asyncpool._worker.api.context import CurrentJob
+    from asyncpool._worker.api import CurrentJob
 
 
 def load_hook(name: str, payload: bytes) -> Hook:
@@ -75,22 +75,6 @@ class Hook:
         except BaseException as error:
             raise self.failure(job, "enter", error) from error
         return Entered(self, job, manager)
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call *function* inside the hook, and return what that returns.
-
-        Raises:
-            HookError: If the hook fails.
-            BaseException: What *function* raises.
-        """
-        entered = self.enter()
-        try:
-            value = function(*args)
-            entered.leave(None)
-        except BaseException as error:
-            entered.leave(error)
-            raise
-        return value
 
     def around_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return what calls *function* for one item of a map, inside the hook."""

@@ -1,6 +1,6 @@
 """The logging handler of a worker, which sends records to the service.
 
-This module is imported together with ``logging``, and not before: see ``forwarding.py``.
+This module is imported together with ``logging``, and not before: see ``log_forwarding.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 
 from asyncpool._core.base.names import JOB_LOGGER
 from asyncpool._core.wire.log_records import LogEntry, plain_fields
-from asyncpool._worker.api.context import running
+from asyncpool._worker.api import running
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

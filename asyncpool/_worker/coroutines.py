@@ -7,15 +7,12 @@ continues with the next job.
 
 from __future__ import annotations
 
-from itertools import islice
 from time import perf_counter
 
 from asyncpool._core.base.names import JOB_LOGGER
 from asyncpool._core.logs import worker_messages as say
-from asyncpool._core.wire.stacks import COROUTINE
-from asyncpool._worker.api.context import NO_JOB, running
-from asyncpool._worker.job_ending.interrupts import Interrupts
-from asyncpool.errors import JobCancelled
+from asyncpool._worker.api import NO_JOB, running
+from asyncpool._worker.stacks import Stacks, waiting_frames
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -25,9 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
-# The longest stack that is reported, in frames, and its longest text.
-_DEEPEST = 100
-_LONGEST = 16_384
+    from asyncpool._worker.interrupts import Interrupts
 
 
 class Coroutines:
@@ -35,64 +30,35 @@ class Coroutines:
 
     Args:
         interrupts: End a running job.
+        stacks: Tell where a coroutine waits.
 
     Attributes:
         kind: Of the loop: ``"asyncio"`` or ``"uvloop"``.
-        shown: The coroutine that runs, or the part of it that is the user's.
+        stacks: As above.
     """
 
-    def __init__(self, interrupts: Interrupts) -> None:
+    def __init__(self, interrupts: Interrupts, stacks: Stacks) -> None:
         self.kind = "asyncio"
         self._interrupts = interrupts
+        self.stacks = stacks
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.shown: Any = None
 
-    def run(self, coroutine: Coroutine[Any, Any, Any], shown: Any = None) -> Any:
-        """Run *coroutine* to its end and return its result.
-
-        Args:
-            coroutine: The coroutine to run.
-            shown: The part of it whose stack is shown, if not the whole coroutine.
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run *coroutine*, which is no job's, to its end and return its result.
 
         Raises:
-            BaseException: Whatever it raises; the traceback begins in the coroutine.
-            JobCancelled: If the job was cancelled, and the coroutine did not catch that.
+            BaseException: Whatever it raises.
         """
         loop = self.loop()
-        interrupts, asked = self._interrupts, False
         steps: Any = CoroutineSteps(coroutine, loop)  # what passes for a coroutine
         task = loop.create_task(steps, name="asyncpool job")
-        self.shown = coroutine if shown is None else shown
-
-        def end() -> None:
-            nonlocal asked
-            if interrupts.deliver():
-                asked = task.cancel()
-
-        interrupts.stacks = self._stacks
-        interrupts.instead = lambda: loop.call_soon_threadsafe(end)
-        end()  # it may have been asked to before that
+        self.stacks.shown = coroutine
         try:
             return loop.run_until_complete(task)
-        except BaseException as error:
-            # Also break a reference cycle: the outer frames know the task, and the task knows the
-            # error.  Otherwise they, and all that the job had, would wait for the collector.
-            error.__traceback__ = inner(error.__traceback__)
-            outcome = outcome_of(error, asked=asked)
-            try:
-                if outcome is not error:
-                    raise outcome from error
-                raise
-            finally:
-                del outcome  # its traceback has this frame, and would be another cycle
         finally:
-            interrupts.instead = interrupts.stacks = self.shown = None
+            self.stacks.shown = None
             if task.done() and not task.cancelled():
                 task.exception()  # else asyncio might complain that nobody has asked
-
-    def show(self, stacks: Callable[[], str]) -> None:
-        """Have what runs now shown in another way: as *stacks* tells."""
-        self._interrupts.stacks = stacks
 
     def close(self) -> None:
         """End what is left in the loop, and the loop."""
@@ -128,11 +94,6 @@ class Coroutines:
         finally:
             self._interrupts.release()
 
-    def _stacks(self) -> str:
-        """Tell where the job waits; empty if it computes, which the thread's stack shows."""
-        text = tell_waiting(self.shown)
-        return f"\n{text[:_LONGEST]}\n" if text else ""
-
 
 class CoroutineSteps:
     """A coroutine whose steps are timed, because a long step blocks all others.
@@ -140,12 +101,16 @@ class CoroutineSteps:
     Args:
         coroutine: The coroutine to run.
         loop: The event loop; its ``slow_callback_duration`` says how long is too long.
+
+    Attributes:
+        shown: The coroutine, or the part of it that is the user's.
     """
 
     def __init__(
         self, coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop
     ) -> None:
         self._coroutine = coroutine
+        self.shown: Any = coroutine
         self._limit = loop.slow_callback_duration
 
     def send(self, value: Any) -> Any:
@@ -176,9 +141,9 @@ class CoroutineSteps:
         who = "the initializer" if job is None else f"job {job[0]}"
         if job is not None and job[0] == NO_JOB:
             who = "a broadcast"
-        where = getattr(self._coroutine, "__qualname__", "a coroutine")
+        where = getattr(self.shown, "__qualname__", "a coroutine")
         before = ""
-        for frame in waiting_frames(self._coroutine):
+        for frame in waiting_frames(self.shown):
             if "/asyncio/" in frame.f_code.co_filename:
                 break
             before = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
@@ -225,29 +190,6 @@ class InContext:
         return self._coroutine.cr_await  # type: ignore[attr-defined]
 
 
-def tell_waiting(awaited: Any) -> str:
-    """Tell where a coroutine waits, the innermost call first; nothing if it computes."""
-    lines = [
-        f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in '
-        f"{frame.f_code.co_name}"
-        for frame in islice(waiting_frames(awaited), _DEEPEST)
-    ]
-    return "\n".join([COROUTINE, *lines[::-1]]) if lines else ""
-
-
-def waiting_frames(awaited: Any) -> Iterator[FrameType]:
-    """Yield the frames in which *awaited* waits, if it does, the outermost first."""
-    while awaited is not None:
-        for frame_name, inner_name in _NAMES:
-            frame = getattr(awaited, frame_name, None)
-            if frame is not None and frame.f_back is None:  # or else it is running
-                yield frame
-                awaited = getattr(awaited, inner_name)
-                break
-        else:
-            return
-
-
 def warn(who: str, seconds: float, where: str, hint: str) -> None:
     """Warn that others had to wait for a job.  The warning cannot say why it took long.
 
@@ -262,24 +204,6 @@ def warn(who: str, seconds: float, where: str, hint: str) -> None:
     )
 
 
-def outcome_of(error: BaseException, *, asked: bool) -> BaseException:
-    """Return what a coroutine has raised, as the caller of its job is to see it.
-
-    Args:
-        error: What it has raised.
-        asked: Whether the pool has asked the job to end, and the loop has cancelled it.
-    """
-    if not asked:
-        return error
-    from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
-
-    if not isinstance(error, CancelledError):
-        return error
-    cancelled = JobCancelled()
-    cancelled.__cause__ = error
-    return cancelled
-
-
 def inner(tb: TracebackType | None) -> TracebackType | None:
     """Return the part of a traceback that is the coroutine's own."""
     found = tb
@@ -288,10 +212,3 @@ def inner(tb: TracebackType | None) -> TracebackType | None:
             return found.tb_next
         found = found.tb_next
     return tb
-
-
-_NAMES = (
-    ("cr_frame", "cr_await"),
-    ("ag_frame", "ag_await"),
-    ("gi_frame", "gi_yieldfrom"),
-)

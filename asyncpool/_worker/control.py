@@ -16,12 +16,14 @@ import socket
 import sys
 import traceback
 from collections import deque
-from types import TracebackType
 
 # Nothing is imported later, when it is needed: beside a job that computes, each of the hundred
 # system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late
 # by two seconds then.
 from asyncpool._core.base.text import in_units
+from asyncpool._core.pickling.calls import text_of
+from asyncpool._core.pickling.errors import format_error
+from asyncpool._core.policies.starting import cannot_succeed
 from asyncpool._core.profile.profile_messages import ProfileRequest
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import (
@@ -34,27 +36,26 @@ from asyncpool._core.wire.messages import (
 )
 from asyncpool._system.descriptors import HANDED, receive_fds
 from asyncpool._system.processes import memory_at_most, private_memory
-from asyncpool._worker.channel.frames_io import decoder, receive
-from asyncpool._worker.channel.segments import Segments
-from asyncpool._worker.job.coroutines import waiting_frames
-from asyncpool._worker.job_ending.interrupts import Interrupts
-from asyncpool._worker.job_ending.job_claims import JobClaims
-from asyncpool._worker.job_ending.lease_fences import LeaseFences
-from asyncpool._worker.job_ending.live_stacks import live_stacks
+from asyncpool._worker.channel import Segments, decoder, receive
+from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
 from asyncpool._worker.process import start_thread
-from asyncpool._worker.profile.sampler import Sampler
+from asyncpool._worker.profile import Sampler
+from asyncpool._worker.stacks import Stacks
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from threading import ExceptHookArgs
+    from types import TracebackType
 
-    from asyncpool._worker.job.streams import Streams
-
+    from asyncpool._worker.runner import JobRunner
 
 # Seconds after which a job is signalled again if it has not begun to end.
 _AGAIN = 0.02
+
+# The packages that call the user's code: their frames are left out of tracebacks.
+_CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
 
 
 class Control:
@@ -65,17 +66,17 @@ class Control:
         claims: Decides whether a job can still be revoked.
         segments: Receive shared memory.
         interrupts: End a job that has begun.
+        stacks: Tell where the jobs are.
 
     Attributes:
         on_thread_death: Called in a thread that ends with an error, once the pool was told.
         on_end_of_all: Called when a draining worker learns that the whole cluster ends.
-        running: Tells which job and attempt run.
         call_soon: Makes the event loop call a function, in a worker of a cluster.
         identity: The name and the parent of this worker, if the pool has sent them.
         announced: Whether the worker has told the pool which error ends it.
         memory: How much memory is too much before the first job, and the text of that limit.
         interrupts: As above.
-        streams: Are told how many items they may send.
+        runner: Runs the jobs.
     """
 
     def __init__(
@@ -84,17 +85,18 @@ class Control:
         claims: JobClaims,
         segments: Segments,
         interrupts: Interrupts,
+        stacks: Stacks,
     ) -> None:
         self._socket = sock
-        self.streams: Streams | None = None
+        self.runner: JobRunner | None = None
         self.interrupts = interrupts
         self._claims = claims
         self._segments = segments
+        self._stacks = stacks
         self._lock = _thread.RLock()
         self._records: deque[bytes] = deque()
         self.on_thread_death: Callable[[], None] | None = None
         self.on_end_of_all: Callable[[], None] | None = None
-        self.running: Callable[[], tuple[int, int] | None] = _nothing
         self.call_soon: Callable[..., object] | None = None
         self.identity: Identity | None = None
         self.announced = False
@@ -159,6 +161,17 @@ class Control:
                     "raise the limit, or have workers import and initialize less"
                 )
         self.send(FrameKind.HELLO)
+
+    def announce(
+        self, stage: str, error: BaseException, *, fixed: bool = False
+    ) -> None:
+        """Tell the pool of *error*, which ends the worker; see :func:`cannot_succeed`."""
+        text = format_error(error, _users_own(error))
+        summary = f"{type(error).__qualname__}: {text_of(error)}"
+        final = cannot_succeed(error, fixed=fixed)
+        failure = Failure(stage, summary, text)._replace(final=final)
+        self.send(FrameKind.FAILED, failure.pack())
+        self.announced = True
 
     def borrow_tracker(self) -> int | None:
         """Return the descriptor of the service's resource tracker; wait until it comes.
@@ -264,16 +277,16 @@ class Control:
         elif kind is FrameKind.FENCE:
             self._fence(frame.job, unpack_moment(frame.payload))
         elif kind is FrameKind.CREDIT:
-            if self.streams is not None:
-                self.streams.grant(frame.job, frame.attempt, frame.number)
+            if self.runner is not None:
+                self.runner.grant(frame.job, frame.attempt, frame.number)
         elif kind is FrameKind.PING:
             self._answer_ping()
         elif kind is FrameKind.STACKS:
-            self.interrupts.write_stacks(frame.job, frame.attempt)
+            self._stacks.write(frame.job, frame.attempt)
             self.send(FrameKind.STACKS, b"", frame.job, frame.attempt)
         elif kind is FrameKind.WHERE:
             try:
-                text = live_stacks(self.interrupts, self.running(), frame.job)
+                text = self._stacks.live(frame.job)
             except Exception as error:
                 # What is read here belongs to other threads, which may do anything to it.
                 text = f"The stacks cannot be read: {error!r}".encode(errors="replace")
@@ -297,8 +310,9 @@ class Control:
     def _fence(self, sequence: int, until: float) -> None:
         interrupts = self.interrupts
         if interrupts.fences is None:
+            assert self.runner is not None
             interrupts.fences = LeaseFences(
-                self._claims, interrupts.runs, self._end_lapsed
+                self._claims, self.runner.runs, self._end_lapsed
             )
         interrupts.fences.put(sequence, until)
 
@@ -328,7 +342,7 @@ class Control:
 
         try:
             request = ProfileRequest.unpack(frame.payload)
-            sampler = Sampler(request, self.interrupts.main, waiting_frames, send)
+            sampler = Sampler(request, self.interrupts.main, send)
             sampler.start()
             self._sampler = sampler
         except Exception as error:
@@ -362,13 +376,25 @@ class Control:
             on_thread_death()
 
 
-def _nothing() -> None:
-    return None
-
-
 def _format(args: ExceptHookArgs) -> str:
     tb: TracebackType | None = args.exc_traceback
     return "".join(traceback.format_exception(args.exc_type, args.exc_value, tb))
+
+
+def print_error(error: BaseException) -> None:
+    """Print the traceback to stderr, as it is in what :meth:`Control.announce` sends."""
+    sys.stderr.write(format_error(error, _users_own(error)))
+
+
+def _users_own(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the user's first frame on; all of it, if no frame is the user's."""
+    tb = error.__traceback__
+    while tb is not None:
+        module = str(tb.tb_frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in _CALLERS:
+            return tb
+        tb = tb.tb_next
+    return error.__traceback__
 
 
 def end_group() -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from itertools import starmap
+from mmap import ALLOCATIONGRANULARITY, mmap
 from time import perf_counter_ns
 from types import CoroutineType
 
@@ -23,23 +24,19 @@ from asyncpool._core.map.chunks import (
 from asyncpool._core.pickling.calls import pack_value
 from asyncpool._core.pickling.errors import pack_error
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-from asyncpool._core.wire.page import LOG_START
-from asyncpool._worker.api.context import running
-from asyncpool._worker.job.coroutines import inner
-from asyncpool._worker.job.execute import ours
+from asyncpool._core.wire.page import LOG_SIZE
+from asyncpool._worker.api import running
+from asyncpool._worker.coroutines import InContext
+from asyncpool._worker.runner import ours
 from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterator
-    from mmap import mmap
-    from typing import Any, NoReturn, Protocol
+    from typing import Any, NoReturn
 
-    from asyncpool._worker.job.around import Hook
-
-    class Pen(Protocol):
-        def write(self, data: bytes, /) -> object: ...
-        def seek(self, where: int, /) -> object: ...
+    from asyncpool._worker.hooks import Hook
+    from asyncpool._worker.runner import JobRunner, Lane
 
 
 # How many functions of maps a worker remembers.
@@ -52,9 +49,8 @@ class ChunkLog:
     """The outcomes of the items of a chunk; the same log serves one chunk after the other.
 
     Args:
-        page: The worker page.
+        page: The descriptor of the worker page.
         start: The offset of the log on the page.
-        pen: Writes there; without one the log uses the page's own position.
 
     Attributes:
         words: The head of the log, see ``_core/map/chunks.py``.
@@ -62,14 +58,15 @@ class ChunkLog:
         count: How many items there are.
     """
 
-    def __init__(
-        self, page: mmap, start: int = LOG_START, pen: Pen | None = None
-    ) -> None:
-        self._first = start + LOG_HEAD.size
-        self.words = memoryview(page)[start : self._first].cast("Q")
-        self.write: Callable[[bytes], object] = (pen or page).write
+    def __init__(self, page: int, start: int) -> None:
+        # A map of its own, which ends with the log: so it has a position, and fails at the end.
+        before = start % ALLOCATIONGRANULARITY
+        log = mmap(page, before + LOG_SIZE, offset=start - before)
+        self._first = before + LOG_HEAD.size
+        self.words = memoryview(log)[before : self._first].cast("Q")
+        self.write: Callable[[bytes], object] = log.write
         self.count = 0
-        self._seek: Callable[[int], object] = (pen or page).seek
+        self._seek: Callable[[int], object] = log.seek
 
     def begin(self, job: int, attempt: int, count: int) -> None:
         """Begin a new log for *count* items."""
@@ -80,44 +77,45 @@ class ChunkLog:
 
 
 def run_chunk(
-    log: ChunkLog,
-    await_: Callable[[Any], Any],
-    packed: bytes,
-    items: list[Any],
-    *,
-    star: bool,
-    named: bool,
-    max_payload: int,
-    hook: Hook | None = None,
-) -> ChunkResult:
+    runner: JobRunner, packed: bytes, items: list[Any], **how: Any
+) -> ChunkResult | Coroutine[Any, Any, ChunkResult]:
     """Call a function for each of *items*, until all are done or the chunk is told to stop.
 
+    The items of a plain function run one after the other, without a break.  If the function is
+    async, what is returned is a coroutine that awaits its coroutines one after the other.
+
     Args:
-        log: Where the outcomes are noted.
-        await_: Runs a coroutine to its end.
-        packed: The function, pickled.
+        runner: Runs the job that this is.
+        packed: As for :class:`Chunk`, like the rest.
         items: The arguments.
-        star: Whether each item is a tuple of several arguments.
-        named: Whether the function travels by name, so that it may be remembered.
-        max_payload: The most bytes that a result may have.
-        hook: What is entered around each item.
+        how: The rest.
     """
-    chunk = Chunk(
-        log,
-        packed,
-        items,
-        star=star,
-        named=named,
-        max_payload=max_payload,
-        hook=hook,
-    )
+    job = running.get()
+    assert job is not None
+    lane = runner.by_job[job[:2]]
+    if lane.log is None:
+        lane.log = ChunkLog(runner.page_fd, runner.layout.log(lane.index))
+    chunk = Chunk(lane.log, packed, items, hook=runner.hook, **how)
     coroutine = chunk.go_on()
+    return chunk.result if coroutine is None else _await_items(lane, chunk, coroutine)
+
+
+async def _await_items(
+    lane: Lane, chunk: Chunk, coroutine: Coroutine[Any, Any, Any] | None
+) -> ChunkResult:
+    steps = lane.steps
+    assert steps is not None
     while coroutine is not None:
+        steps.shown = coroutine
         try:
-            value = await_(coroutine)
+            value = await InContext(coroutine, copy_context())
         except BaseException as error:
-            error.__traceback__ = inner(error.__traceback__)
-            coroutine = chunk.go_on(error=error)
+            # Leave two frames out that are asyncpool's: the await, and the step.
+            tb = error.__traceback__
+            for _ in range(2):
+                tb = tb and tb.tb_next
+            error.__traceback__ = tb
+            coroutine = chunk.go_on(error=steps.seen(error))
         else:
             coroutine = chunk.go_on(value)
     return chunk.result
@@ -126,7 +124,14 @@ def run_chunk(
 class Chunk:
     """A chunk that runs, up to the next coroutine that its function returns.
 
-    The arguments are those of :func:`run_chunk`.
+    Args:
+        log: Where the outcomes are noted.
+        packed: The function, pickled.
+        items: The arguments.
+        star: Whether each item is a tuple of several arguments.
+        named: Whether the function travels by name, so that it may be remembered.
+        max_payload: The most bytes that a result may have.
+        hook: What is entered around each item.
     """
 
     def __init__(
