@@ -411,12 +411,14 @@ class Reaper:
         """Kill all workers, all adopted processes and their descendants, and wait."""
         for pid in self._workers:
             _kill_group(pid)
-        self._clear(lambda: children() | self._workers.keys())
+        self._clear(
+            lambda: children() | self._workers.keys(), lambda _pid, _end, _cpu: None
+        )
 
     def _clear(
         self,
         left: Callable[[], set[int]],
-        report: Callable[[int, int, int], None] = lambda *_: None,
+        report: Callable[[int, int, int], None],
     ) -> None:
         give_up_at = time.monotonic() + _PATIENCE
         while time.monotonic() < give_up_at:
