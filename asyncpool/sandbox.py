@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base.validation import (
     INT,
@@ -34,10 +34,6 @@ _TYPES = {
     "user": ((str, int, type(None)), "the name or the number of a user, or None"),
     "strict": SWITCH,
 }
-_AS_THEY_ARE = (
-    *("read", "write", "workdir", "imports"),
-    *("processes", "memory", "cpu_seconds", "cpus"),
-)
 _GIB = 1 << 30
 
 Path = str | os.PathLike[str]
@@ -158,10 +154,13 @@ def settings_of(sandbox: Sandbox, user: tuple[int, int] | None) -> Settings:
     """
     from asyncpool._core.sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
 
-    # The others it has made what the plan takes.
-    others = {name: getattr(sandbox, name) for name in _AS_THEY_ARE}
-    ports, env = plan.ports_of(sandbox.network), tuple(sandbox.env.items())
-    return plan.Settings(ports=ports, env=env, user=user, **others)
+    # Most are what the plan takes, since the sandbox has checked them.
+    fields = plan.Settings._fields
+    settings: dict[str, Any] = {each: getattr(sandbox, each, None) for each in fields}
+    settings["ports"] = plan.ports_of(sandbox.network)
+    settings["env"] = tuple(sandbox.env.items())
+    settings["user"] = user
+    return plan.Settings(**settings)
 
 
 def _absolute(name: str, path: object) -> str:

@@ -45,11 +45,9 @@ _ERRORS: dict[str, type[BaseException]] = {
     "ValueError": ValueError,
     "E": UnicodeDecodeError,
 }
-_JSON, _MSGSPEC = map(format_of, ("json", "msgspec"))
-_SCHEMAS = [
-    *(Schema(how, None, cls) for cls in (None, bytes) for how in (_JSON, _MSGSPEC)),
-    *(Schema(_JSON), Schema(_MSGSPEC, list[int])),
-]
+_FORMATS = [format_of("json"), format_of("msgspec")]
+_SCHEMAS = [Schema(how, None, cls) for cls in (None, bytes) for how in _FORMATS]
+_SCHEMAS += [Schema(_FORMATS[0]), Schema(_FORMATS[1], list[int])]
 
 
 def _decode(parts: list[bytes], most: int) -> tuple[list[Frame], str]:

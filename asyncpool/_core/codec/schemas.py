@@ -123,9 +123,9 @@ def in_one_piece(packed: Packed) -> bytes:
 def _read(
     how: Format,
     payload: Payload,
-    *,
     cost: Cost | None,
     pause: Callable[[], None] = go_on,
+    *,
     raw: bool = False,
 ) -> Any:
     """Return the plain data of a message; a *raw* body that is not in parts as it is."""
@@ -248,13 +248,8 @@ class Schema:
                 pass
         foreign = False
         try:
-            value = _read(
-                self._how,
-                payload,
-                cost=self._cost,
-                pause=pause or go_on,
-                raw=self._own,
-            )
+            pause = pause or go_on
+            value = _read(self._how, payload, self._cost, pause, raw=self._own)
             foreign = self._own
             return self._made(value, self._how.typed_of if foreign else self._in_steps)
         except MismatchError as error:
@@ -397,17 +392,16 @@ class Signature:
         self.result = self._schema(result)
 
     def _schema(self, hint: Any, what: str = "the job's result") -> Schema:
+        how, kind, expected, cost = self._how, None, None, PLAIN
         if hint is _NOTHING:
-            return Schema(self._how, what=what)
-        if self._how.codec is not None:
-            return Schema(self._how, hint, what=what)
-        if hint is bytes or hint is bytearray:
-            # It may be large, and travel beside the message.
-            return Schema(self._how, None, hint, what=what)
-        cost = self._how.cost(hint)
-        if cost is None:
-            return Schema(self._how, what=what)
-        return Schema(self._how, hint, cost=cost, what=what)
+            pass
+        elif how.codec is not None:
+            kind = hint
+        elif hint is bytes or hint is bytearray:
+            expected = hint  # it may be large, and travel beside the message
+        elif (known := how.cost(hint)) is not None:
+            kind, cost = hint, known
+        return Schema(how, kind, expected, cost, what=what)
 
     def pack(
         self,
@@ -467,7 +461,7 @@ class Signature:
             if type(payload) is bytes and payload[1] == 0 and not self._typed:
                 values, names = self._how.parse(payload[_HEAD:])
             else:
-                values, names = _read(self._how, payload, cost=None)
+                values, names = _read(self._how, payload, None)
             if not names and not self._typed:
                 return values, {}
             count = len(values) - len(names)
