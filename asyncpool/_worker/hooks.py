@@ -12,7 +12,7 @@ import os
 import pickle
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial, reduce
+from functools import reduce
 from types import CoroutineType
 
 from asyncpool._core.pickling.calls import describe
@@ -78,12 +78,13 @@ class Hook:
 
     def around_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return what calls *function* for one item of a map, inside the hook."""
-        return partial(self._in_own_context, function)
 
-    def _in_own_context(self, function: Callable[..., Any], *args: Any) -> Any:
-        # A coroutine goes on elsewhere, and the hook exits where it has entered.
-        context = copy_context()
-        return context.run(self._call_item, context, function, args)
+        def call(*args: Any) -> Any:
+            # A coroutine goes on elsewhere, and the hook exits where it has entered.
+            context = copy_context()
+            return context.run(self._call_item, context, function, args)
+
+        return call
 
     def _call_item(
         self, context: Context, function: Callable[..., Any], args: tuple[Any, ...]
