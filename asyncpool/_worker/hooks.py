@@ -17,12 +17,12 @@ from types import CoroutineType
 
 from asyncpool._core.pickling.calls import describe
 from asyncpool._worker.api import current_job
-from asyncpool._worker.coroutines import InContext
+from asyncpool._worker.coroutines import InContext, Pause
 from asyncpool.errors import HookError, JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import Callable, Coroutine
     from contextlib import AbstractContextManager
     from contextvars import Context
     from typing import Any, Literal
@@ -167,13 +167,6 @@ class Entered:
                     )
 
 
-class _Pause:
-    """Is awaited once."""
-
-    def __await__(self) -> Generator[None]:
-        yield
-
-
 async def _go_on(
     context: Context, entered: Entered, coroutine: Coroutine[Any, Any, Any]
 ) -> Any:
@@ -181,7 +174,7 @@ async def _go_on(
     try:
         # The first step is taken at once, up to here.  So even what is cancelled before its
         # next step leaves the hook.
-        await _Pause()
+        await Pause()
         value = await InContext(coroutine, context)
         context.run(entered.leave, None)
     except BaseException as error:
