@@ -326,6 +326,8 @@ class JobRunner:
         self._coming = False
         try:
             self._begin()
+            if self._looping and not self.by_job:
+                self._loop.stop()
         except BaseException as error:
             self._fail(error)
 
@@ -628,10 +630,10 @@ class JobRunner:
             lane.steps = None
         self._free.append(lane)
         if self._looping:
-            if not self.by_job:
+            if self._several and self._pending:
+                self._begin_soon()  # in the loop: to leave it and come back costs more
+            elif not self.by_job:
                 self._loop.stop()
-            elif self._pending:
-                self._begin_soon()
 
     def _note(
         self, lane: Lane, frame: Frame, kind: FrameKind, payload: bytes, duration: int
