@@ -382,9 +382,9 @@ class Reaper:
         """Yield pid, exit status and microseconds of CPU of every worker that has ended."""
         ended = False
         can_look = hasattr(os, "waitid")  # not in macOS before Python 3.13
-        with contextlib.suppress(ChildProcessError):  # there are no children
-            while True:
-                if (pid := _next_zombie() if can_look else -1) in self._workers:
+        try:
+            while pid := _next_zombie() if can_look else -1:
+                if pid in self._workers:
                     _kill_group(pid)
                 pid, status, usage = os.wait4(pid, os.WNOHANG)
                 if not pid:
@@ -397,6 +397,9 @@ class Reaper:
                     _kill_group(pid)
                 cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
                 yield pid, os.waitstatus_to_exitcode(status), cpu
+        except ChildProcessError:
+            # There are no children.  SIGTERM may have come between the end of one and its removal.
+            self._workers.clear()
         _kill(self._left_behind(unmarked=ended))
 
     def sweep(self, report: Callable[[int, int, int], None]) -> None:
@@ -450,15 +453,13 @@ class Reaper:
 
 
 def _next_zombie() -> int:
-    """Return the pid of a child that has ended, and is not collected yet.
+    """Return the pid of a child that has ended, and is not collected yet; 0 if none has.
 
     Raises:
-        ChildProcessError: If there is none.
+        ChildProcessError: If there are no children.
     """
     found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
-        raise ChildProcessError
-    return found.si_pid
+    return 0 if found is None else found.si_pid
 
 
 def _mark_self(mark: int) -> None:
