@@ -55,6 +55,7 @@ from asyncpool._runtime.pool.timers import Heartbeats, JobTimers, Pings, StallWa
 from asyncpool._runtime.pool.traffic import Traffic
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import (
+    JobTimeoutError,
     PoolBrokenError,
     PoolClosedError,
     ProtocolError,
@@ -579,7 +580,7 @@ class Engine:
         error_for: Callable[[Job[Any]], Exception] = {
             "closed": self._closed_error,
             "broken": broken_errors(self),
-            "expired": lambda job: expire(job, self.loop.time()),
+            "expired": self._expire,
         }[why]
 
         def fail_some() -> None:
@@ -595,6 +596,9 @@ class Engine:
         fail_some()
         if jobs:
             self.tasks.create_task(fail_rest(), name="asyncpool: fail queued jobs")
+
+    def _expire(self, job: Job[Any]) -> JobTimeoutError:
+        return expire(job, self.loop.time())
 
     def _closed_error(self, job: Job[Any]) -> PoolClosedError:
         handle = None if job._slot is None else self.handles[job._slot]
