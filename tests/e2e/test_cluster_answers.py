@@ -191,6 +191,13 @@ async def test_who_sends_no_more_gets_an_answer_from_a_thread() -> None:
 # Requests that take too long.
 
 
+async def looks(cluster: Cluster, count: int) -> None:
+    """Have a worker look at its requests some times."""
+    before = cluster.stats().worker_loop_lag.count
+    while cluster.stats().worker_loop_lag.count < before + count:
+        await get(cluster, "/told")
+
+
 def records(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
     return [it for it in caplog.records if getattr(it, "message_id", "") == name]
 
@@ -281,6 +288,7 @@ async def test_a_body_that_stops_coming_is_the_clients_fault() -> None:
 async def test_who_reads_nothing_is_cut_off(
     name: str, http: str, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "asyncpool")
     async with (
         serving(name, request_timeout=0.5, http=http) as cluster,
         Caller(cluster) as caller,
@@ -294,6 +302,9 @@ async def test_who_reads_nothing_is_cut_off(
             await told(cluster, closed=1)
         await come_true(lambda: cluster.stats().requests.timed_out == 1)
         await come_true(lambda: cluster.stats().slots[0].connections == 0)
+        await looks(cluster, 2)
+        assert cluster.stats().spawned == 1  # nobody else loses his connection
+    assert records(caplog, "replacement-called") == []
     [record] = records(caplog, "request-timed-out")
     assert "has read nothing of its response for 0.5 s" in record.getMessage()
 
@@ -307,7 +318,6 @@ async def test_who_reads_slowly_is_not_cut_off() -> None:
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, (host, int(port)))
             await loop.sock_sendall(sock, GET.format("/flood").encode())
-            # Each look of the worker at its requests is one of these.
             while cluster.stats().worker_loop_lag.count < 5:
                 assert await loop.sock_recv(sock, 1000)
                 await get(cluster, "/told")

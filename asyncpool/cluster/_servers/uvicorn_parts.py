@@ -780,13 +780,14 @@ class Requests:
 
     def _look(self, timeout: float) -> None:
         now, lost = monotonic(), 0
-        self._cut_who_read_nothing(timeout, now)
         for request in list(self.open):
             if request.answer is not None:
                 # Nothing ends a thread, and its code may ignore that it was cancelled.
                 lost += 1
             elif request.cycle is not None:
                 self._judge(request, now, timeout)
+        # Behind the count: what is given up here ends in the next turn of the loop, or is counted later.
+        self._cut_who_read_nothing(timeout, now)
         if lost:
             self._worker.request_replacement(
                 f"{lost} of its requests go on, which were given up after {timeout:g} s (request_timeout)"
