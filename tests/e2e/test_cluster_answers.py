@@ -106,8 +106,11 @@ async def serving(name: str, **options: Any) -> AsyncGenerator[Cluster]:
         await cluster.close(timeout=0)
 
 
-# Clients that leave.
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR]
 
+
+# Clients that leave.
 
 WAYS = ["closes", "resets", "leaves a pipeline", "half-closes before"]
 
@@ -133,9 +136,7 @@ async def test_who_leaves_a_stream_gives_back_what_it_held(
         if path == "/stream" and name == "raw_wsgi":
             await told(cluster, **{"close()": CLIENTS * len(WAYS)})
         await come_true(lambda: cluster.stats().requests.open == 0)
-    assert [
-        it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
-    ] == []
+    assert errors(caplog) == []
 
 
 @pytest.mark.parametrize(
@@ -220,9 +221,7 @@ async def test_a_request_without_a_response_is_given_up(
     assert (record.method, record.path, record.status) == ("GET", "/wait", 503)
     assert "has no response after 0.5 s, and is answered 503" in record.getMessage()
     assert record.stack_info.endswith("in raw_asgi")
-    assert [
-        it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
-    ] == []
+    assert errors(caplog) == []
 
 
 @pytest.mark.parametrize(
@@ -483,9 +482,7 @@ async def test_requests_of_any_kind_are_read_as_they_are_meant(
         for send in (send_large_heads, send_trailer, offer_protocol, send_pipeline):
             with case(send):
                 await send(cluster)
-    assert [
-        it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
-    ] == []
+    assert errors(caplog) == []
 
 
 async def send_large_heads(cluster: Cluster) -> None:
