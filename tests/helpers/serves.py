@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
+import logging
 import os
 import resource
 import signal
 import socket
 import sys
+import threading
 from typing import Any
 
 from asyncpool.cluster import Connection, Worker
@@ -135,8 +137,18 @@ class Talker:
         return "continued"
 
     async def block(self, gate: str) -> str:
-        """Hold up the loop at the gate."""
-        return jobs.wait_at(gate, "blocked")
+        """Hold up the loop at the gate, beside a thread that logs."""
+        released = threading.Event()
+
+        def log() -> None:
+            while not released.wait(0.05):
+                logging.getLogger("tests").warning("the loop is blocked")
+
+        threading.Thread(target=log).start()
+        try:
+            return jobs.wait_at(gate, "blocked")
+        finally:
+            released.set()
 
     async def send(self, count: str) -> str:
         for n in range(int(count)):
