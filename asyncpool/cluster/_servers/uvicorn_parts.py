@@ -20,6 +20,7 @@ from pathlib import Path
 from time import monotonic
 from traceback import clear_frames, walk_stack
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import uvicorn
 
@@ -1112,10 +1113,10 @@ class Drain:
         is_known = f"{kind.__module__}.{kind.__name__}" in _KNOWN
         self._can_move = config.ssl is None and is_known
         self._lacks = False  # descriptors
-        self._watched: set[Any] = set()
-        self._lost: set[Any] = set()
+        self._watched: WeakSet[Any] = WeakSet()
+        self._lost: WeakSet[Any] = WeakSet()
         # Since when each is at rest, and the timer that tells one rest from another.
-        self._resting: dict[Any, tuple[object, float]] = {}
+        self._resting: Any = WeakKeyDictionary()
 
     async def run(self, connecting: asyncio.Task[None]) -> None:
         """Wait until no connection and no request is left.
@@ -1126,13 +1127,6 @@ class Drain:
         while True:
             self._set_headers()
             connections = self._state.connections
-            self._watched &= connections
-            self._lost &= connections
-            self._resting = {
-                protocol: rest
-                for protocol, rest in self._resting.items()
-                if protocol in connections
-            }
             for protocol in list(connections):
                 self._visit(protocol)
             if connecting.done() and not connections and not self._state.tasks:
