@@ -22,6 +22,7 @@ from tests.helpers.clusters import Connection, all_ready, cluster_of, come_true
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import case, next_of
+from tests.helpers.tls import client_context, write_certificate
 
 pytestmark = BOTH_LOOPS
 
@@ -41,20 +42,6 @@ TRAILER = (
     "1\r\na\r\n0\r\nX-Remote-User: root\r\n\r\n"
 )
 THREADS, CLIENTS, MOST = 2, 5, 6
-
-
-def web(name: str, **options: Any) -> Cluster:
-    """Return a cluster with one worker; a WSGI application has two threads."""
-    workers = options.pop("workers", 1)
-    spread = options.pop("spread", "handoff")
-    drain = options.pop("drain_timeout", PATIENCE)
-    if name in {"raw_wsgi", "flask_app", "django_app"}:
-        make: Any = wsgi
-        options.setdefault("threads", THREADS)
-    else:
-        make = asgi
-    target = make(f"tests.helpers.leaving:{name}", **options)
-    return cluster_of(target, workers=workers, spread=spread, drain_timeout=drain)
 
 
 class Caller(Connection):
@@ -98,12 +85,23 @@ async def told(cluster: Cluster, **wanted: int) -> dict[str, int]:
 
 
 @contextlib.asynccontextmanager
-async def serving(name: str, **options: Any) -> AsyncGenerator[Cluster]:
-    """Serve with what hangs in the end released."""
-    async with patience(), web(name, **options) as cluster:
+async def serving(
+    name: str, spread: str = "handoff", drain: float = PATIENCE, **options: Any
+) -> AsyncGenerator[Cluster]:
+    """Serve, a WSGI application with two threads; in the end what hangs is released."""
+    make: Any = asgi
+    if name in {"raw_wsgi", "flask_app", "django_app"}:
+        make, options = wsgi, {"threads": THREADS, **options}
+    target = make(f"tests.helpers.leaving:{name}", **options)
+    cluster = cluster_of(target, workers=1, spread=spread, drain_timeout=drain)
+    async with patience(), cluster:
         await all_ready(cluster)
         yield cluster
         await cluster.close(timeout=0)
+
+
+def records(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
+    return [it for it in caplog.records if getattr(it, "message_id", "") == name]
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -137,6 +135,15 @@ async def test_who_leaves_a_stream_gives_back_what_it_held(
             await told(cluster, **{"close()": CLIENTS * len(WAYS)})
         await come_true(lambda: cluster.stats().requests.open == 0)
     assert errors(caplog) == []
+
+
+async def test_who_leaves_a_torrent_behind_tls_blocks_no_loop(tmp_path: Path) -> None:
+    async with serving("raw_asgi", ssl_certfile=write_certificate(tmp_path)) as cluster:
+        for _ in range(2 * CLIENTS):
+            async with Caller(cluster, tls=client_context()) as caller:
+                caller.say(GET.format("/torrent"))
+                assert "200 OK" in await caller.head()
+                caller.reset()
 
 
 @pytest.mark.parametrize(
@@ -197,10 +204,6 @@ async def looks(cluster: Cluster, count: int) -> None:
     before = cluster.stats().worker_loop_lag.count
     while cluster.stats().worker_loop_lag.count < before + count:
         await get(cluster, "/told")
-
-
-def records(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
-    return [it for it in caplog.records if getattr(it, "message_id", "") == name]
 
 
 @pytest.mark.logs("request-timed-out")
@@ -325,7 +328,7 @@ async def test_who_reads_slowly_is_not_cut_off() -> None:
 
 async def test_who_waits_for_a_thread_when_all_ends_is_told_so() -> None:
     async with (
-        serving("raw_wsgi", threads=1, drain_timeout=0.5) as cluster,
+        serving("raw_wsgi", threads=1, drain=0.5) as cluster,
         Caller(cluster) as first,
         Caller(cluster) as second,
     ):

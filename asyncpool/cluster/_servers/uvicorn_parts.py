@@ -615,6 +615,10 @@ _OVER = -1
 # not in send(), where they would be left to the garbage collector.
 _UNHEARD = 2
 
+# After so many pieces of a response the loop has a turn, though the application never waits: behind TLS
+# it is the loop that hears of a client that has left, and other clients want theirs.
+_PIECES_A_TURN = 16
+
 # Calls of a stack that tell the user nothing.
 _NOT_THEIRS = (
     f"{Path(__file__).parents[2]}/",
@@ -931,7 +935,7 @@ class _Request:
     """
 
     # Of the class, since they would cost each request some time otherwise.
-    status = refused = 0
+    status = refused = pieces = 0
     left_at = 0.0
     answer: asyncio.Task[None] | None = None
 
@@ -968,6 +972,9 @@ class _Request:
                 self.refused += 1
                 if self.refused > _UNHEARD:
                     return _refuse_more(message)
+            self.pieces += 1
+            if not self.pieces % _PIECES_A_TURN:
+                return self._send_later(message)
         elif self.status != _OVER:
             took = (monotonic() - self.began) * 1e6
             # As Durations.note() does, whose call would take as long again.
@@ -976,6 +983,10 @@ class _Request:
             durations.total += took
             self.status = _OVER
         return self._send(message)
+
+    async def _send_later(self, message: Any) -> None:
+        await asyncio.sleep(0)
+        await self._send(message)
 
     def count(self, status: int) -> None:
         """Count the response, which is over."""
