@@ -12,6 +12,7 @@ from asyncpool._core.wire.messages import Failure
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
+    from logging import Logger
     from types import TracebackType
 
     from asyncpool._worker.job.control import Control
@@ -52,3 +53,10 @@ def _users_own(error: BaseException) -> TracebackType | None:
             return tb
         tb = tb.tb_next
     return error.__traceback__
+
+
+def own_logger() -> Logger:
+    """Return the logger of asyncpool, in a worker: most workers need none."""
+    import logging  # noqa: PLC0415 - see the docstring
+
+    return logging.getLogger("asyncpool")
